@@ -1,0 +1,90 @@
+"""The columns of a staged Parquet file. Both halves take the names from here; neither spells them.
+
+A *changes* file holds row changes of one table in one version of its schema, in stream order. The
+table's own columns are named by position, never by name, so no column name can clash or escape:
+
+======================  ==================  =========================================================
+column                  Parquet type        meaning
+======================  ==================  =========================================================
+``commit_lsn``          int64               LSN of the commit record of the transaction
+``seq``                 int64               ordinal of the change in its transaction, from 0, counting
+                                            row, truncate and logical messages and nothing else
+``op``                  string              ``I`` insert, ``U`` update, ``D`` delete, ``T`` truncate
+``xid``                 int64               transaction id, unsigned 32 bit
+``commit_ts``           timestamp(us, UTC)  commit time
+``old_kind``            string, null        ``K`` key values only, ``O`` the whole old row, null: none
+``n0``, ``n1``, ...     by type             new values, by position of the column; null in D and T
+``o0``, ``o1``, ...     by type             old values; of a ``K`` tuple only key columns mean something
+``u0``, ``u1``, ...     boolean             true: the new value is unchanged TOAST, ``n`` holds null
+======================  ==================  =========================================================
+
+``o`` and ``u`` columns that would be null or false throughout a file may be left out of it; a reader
+gives them as null.  A *copy* file holds rows of the initial copy: only ``n`` columns.
+
+``(commit_lsn, seq)`` is a position in the stream and unique in it: the LSN of a row is not
+(PostgreSQL gives all rows of one COPY the same).
+
+A *rejected* file holds the raw text of values that their column could not hold, see ``REJECTED``.
+
+Source: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
+"""
+
+from __future__ import annotations
+
+COMMIT_LSN = "commit_lsn"
+SEQ = "seq"
+OP = "op"
+XID = "xid"
+COMMIT_TS = "commit_ts"
+OLD_KIND = "old_kind"
+
+#: Name and lake type (Iceberg's notation) of the leading columns of every changes file, in order.
+LEADING = (
+    (COMMIT_LSN, "long"),
+    (SEQ, "long"),
+    (OP, "string"),
+    (XID, "long"),
+    (COMMIT_TS, "timestamptz"),
+    (OLD_KIND, "string"),
+)
+
+INSERT = "I"
+UPDATE = "U"
+DELETE = "D"
+TRUNCATE = "T"
+COPIED = "C"
+OLD_KEY = "K"
+OLD_ROW = "O"
+
+
+def new(position: int) -> str:
+    """Name of the staged column that holds the new value of the column at ``position``."""
+    return f"n{position}"
+
+
+def old(position: int) -> str:
+    """Name of the staged column that holds the old value of the column at ``position``."""
+    return f"o{position}"
+
+
+def unchanged(position: int) -> str:
+    """Name of the staged column that says whether the new value is unchanged TOAST."""
+    return f"u{position}"
+
+
+#: Name and lake type of the columns of a rejected file, and of the side table that receives it.
+#: ``commit_lsn`` and ``seq`` are null for a copied row; ``key`` is a JSON object of the key columns'
+#: text; ``tuple`` is ``new`` or ``old``.
+REJECTED = (
+    ("schema_name", "string"),
+    ("table_name", "string"),
+    ("relation_oid", "long"),
+    ("commit_lsn", "long"),
+    ("seq", "long"),
+    ("op", "string"),
+    ("tuple", "string"),
+    ("column_name", "string"),
+    ("type_name", "string"),
+    ("key", "string"),
+    ("raw_value", "string"),
+)

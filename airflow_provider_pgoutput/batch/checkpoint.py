@@ -1,0 +1,44 @@
+"""Names of what apply leaves in the lake about its progress; capture and the operators read them.
+
+The truth is in the snapshot summary of each table's commits. The checkpoint table is an index of it
+that can be rebuilt. What is not here: reading and writing either.
+"""
+
+from __future__ import annotations
+
+#: Keys of the snapshot summary of every commit that apply makes on a table.
+SUMMARY_SLOT = "pgoutput.slot"
+SUMMARY_SYSTEM_IDENTIFIER = "pgoutput.system-identifier"
+SUMMARY_BATCH_ID = "pgoutput.batch-id"
+SUMMARY_START_LSN = "pgoutput.start-lsn"
+SUMMARY_END_LSN = "pgoutput.end-lsn"
+
+CHECKPOINT_TABLE = "pgoutput_checkpoint"
+REJECTED_TABLE = "pgoutput_rejected_values"
+
+#: Name and lake type of the checkpoint table's columns.  A batch writes, in one commit, a row for
+#: each table that it changed and one row with a null ``table_name`` for the batch as a whole; the
+#: slot's checkpoint is the greatest ``end_lsn`` among the latter.  ``table_name`` is the source's
+#: ``schema.table``, ``target`` the Iceberg identifier ``namespace.table``.  The LSNs are text in
+#: sixteen hexadecimal digits (``Lsn.sortable``), so that ``max()`` is right in any engine.
+CHECKPOINT = (
+    ("slot_name", "string"),
+    ("system_identifier", "string"),
+    ("batch_id", "string"),
+    ("table_name", "string"),
+    ("relation_oid", "long"),
+    ("target", "string"),
+    ("start_lsn", "string"),
+    ("end_lsn", "string"),
+    ("applied_at", "timestamptz"),
+    ("snapshot_id", "long"),
+    ("inserts", "long"),
+    ("updates", "long"),
+    ("deletes", "long"),
+    ("truncates", "long"),
+    ("copied", "long"),
+    ("rejected", "long"),
+    ("dag_id", "string"),
+    ("run_id", "string"),
+    ("manifest_uri", "string"),
+)

@@ -1,0 +1,91 @@
+"""Every path in the staging area is made here and nowhere else. It opens no file.
+
+::
+
+    <staging_uri>/<slot>/manifests/<start>-<end>-<batch id, 16 digits>.json   a batch exists when this does
+    <staging_uri>/<slot>/data/<start>-<attempt>/<relation oid>-v<version>/changes-00000.parquet
+    <staging_uri>/<slot>/data/<start>-<attempt>/<relation oid>-v<version>/copy-00000.parquet
+    <staging_uri>/<slot>/data/<start>-<attempt>/rejected/rejected-00000.parquet
+    <staging_uri>/<slot>/plans/<batch id>-<attempt>.json                      what one apply was asked to do
+
+LSNs are written as sixteen hexadecimal digits, so names sort as positions do. Tables are named by
+their OID: no identifier of the source becomes part of a path. Nothing is ever modified in place; an
+attempt writes below a folder of its own and the manifest, written last, makes it a batch.
+"""
+
+from __future__ import annotations
+
+import re
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError
+
+_SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
+_MANIFEST_NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})-([0-9a-f]{16})\.json")
+_SAFE_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+
+
+def check_slot_name(slot_name: str) -> str:
+    """Return ``slot_name`` when PostgreSQL would accept it, so that it is safe in a path too.
+
+    Source: https://www.postgresql.org/docs/current/warm-standby.html (slot names).
+
+    :raises ConfigurationError: otherwise.
+    """
+    if not _SLOT_NAME.fullmatch(slot_name):
+        raise ConfigurationError(
+            f"{slot_name!r} is not a slot name.",
+            advice="use 1 to 63 lower-case letters, digits and underscores, as PostgreSQL demands.",
+        )
+    return slot_name
+
+
+def join(root: str, relative: str) -> str:
+    """Join a path that came out of a manifest to the staging root it must stay below.
+
+    :raises BatchRefused: when a part of ``relative`` could lead elsewhere.
+    """
+    parts = relative.split("/")
+    if not all(_SAFE_PART.fullmatch(part) for part in parts):
+        raise BatchRefused(
+            "A path in the manifest leaves the staging area or has characters we never write.",
+            advice="do not apply this batch; find out who wrote the manifest.",
+        )
+    return f"{root.rstrip('/')}/{relative}"
+
+
+def manifest_folder(slot_name: str) -> str:
+    """Folder of the manifests of a slot, relative to the staging root."""
+    return f"{check_slot_name(slot_name)}/manifests"
+
+
+def manifest_path(slot_name: str, start_lsn: Lsn, end_lsn: Lsn, batch_id: str) -> str:
+    """Path of the manifest of one batch, relative to the staging root."""
+    name = f"{start_lsn.sortable}-{end_lsn.sortable}-{batch_id[:16]}.json"
+    return f"{manifest_folder(slot_name)}/{name}"
+
+
+def parse_manifest_name(name: str) -> tuple[Lsn, Lsn] | None:
+    """Start and end LSN out of a manifest's file name, or None when it is not one of ours."""
+    match = _MANIFEST_NAME.fullmatch(name)
+    return (Lsn(int(match[1], 16)), Lsn(int(match[2], 16))) if match else None
+
+
+def attempt_folder(slot_name: str, start_lsn: Lsn, attempt: str) -> str:
+    """Folder that receives all data files of one attempt to stage a batch."""
+    return f"{check_slot_name(slot_name)}/data/{start_lsn.sortable}-{attempt}"
+
+
+def table_folder(attempt_root: str, relation_oid: int, version: int) -> str:
+    """Folder of the staged files of one table in one version of its schema."""
+    return f"{attempt_root}/{relation_oid}-v{version}"
+
+
+def file_name(kind: str, number: int) -> str:
+    """Name of a staged file; ``kind`` is ``changes``, ``copy`` or ``rejected``."""
+    return f"{kind}-{number:05d}.parquet"
+
+
+def plan_path(slot_name: str, batch_id: str, attempt: str) -> str:
+    """Path of the plan that tells one apply what to do."""
+    return f"{check_slot_name(slot_name)}/plans/{batch_id[:16]}-{attempt}.json"

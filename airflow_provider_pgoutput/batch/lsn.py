@@ -1,0 +1,51 @@
+"""LSNs: parse, print, compare. The only place that knows their text form.
+
+An LSN is a byte position in the write-ahead log, a 64-bit number that PostgreSQL prints as two
+hexadecimal halves (``16/B374D848``). It is compared as a number and stored as text, because text
+compares wrongly (``0/9`` against ``0/10``) and JSON numbers lose bits past 2**53.
+
+Source: https://www.postgresql.org/docs/current/datatype-pg-lsn.html
+"""
+
+from __future__ import annotations
+
+import re
+
+from airflow_provider_pgoutput.errors import ConfigurationError
+
+_TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
+
+
+class Lsn(int):
+    """A position in the write-ahead log; an ``int`` that prints as PostgreSQL prints it."""
+
+    __slots__ = ()
+
+    def __new__(cls, value: int) -> Lsn:  # noqa: D102 - described by the class
+        if not 0 <= value < 1 << 64:
+            raise ConfigurationError("An LSN is an unsigned number of 64 bits.")
+        return super().__new__(cls, value)
+
+    @classmethod
+    def parse(cls, text: str) -> Lsn:
+        """Parse PostgreSQL's text form.
+
+        :raises ConfigurationError: when ``text`` is not two hexadecimal numbers around a slash.
+        """
+        match = _TEXT.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
+            raise ConfigurationError(
+                f"{text!r} is not an LSN.", advice="write it as PostgreSQL does: 16/B374D848."
+            )
+        high, low = match.groups()
+        return cls(int(high, 16) << 32 | int(low, 16))
+
+    def __str__(self) -> str:
+        return f"{self >> 32:X}/{self & 0xFFFFFFFF:X}"
+
+    __repr__ = __str__
+
+    @property
+    def sortable(self) -> str:
+        """Sixteen hexadecimal digits: file names made from it sort as the positions do."""
+        return f"{int(self):016X}"

@@ -1,0 +1,218 @@
+"""What a sealed batch holds. Written last by capture, checked by apply before it reads a row.
+
+A batch is all transactions with ``start_lsn <= commit LSN < end_lsn``, and it exists when its manifest
+does. The JSON holds names, counts, schemas, sizes and checksums, never a row's value and never a
+credential. Reading and writing the file itself is left to either half.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a relation, as the stream and the catalog describe it."""
+
+    name: str
+    type_oid: int
+    type_modifier: int
+    #: PostgreSQL's own spelling, ``numeric(12,2)``.
+    type_name: str
+    #: Iceberg's spelling: ``int``, ``decimal(12, 2)``, ``list<string>``, ``map<string, string>``...
+    lake_type: str
+    #: Whether the relation message flags it as part of the replica identity.
+    identity: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """One Parquet file; see ``batch/changes.py`` for its columns."""
+
+    #: ``changes``, ``copy`` or ``rejected``.
+    kind: str
+    #: Relative to the staging root.
+    path: str
+    rows: int
+    size_bytes: int
+    sha256: str
+    #: Names of its columns in order.
+    columns: tuple[str, ...]
+    min_commit_lsn: str | None = None
+    max_commit_lsn: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableVersion:
+    """A table between two changes of its schema, in the order in which the stream announced them."""
+
+    version: int
+    schema_name: str
+    table_name: str
+    #: ``d`` default, ``n`` nothing, ``f`` full, ``i`` index: ``pg_class.relreplident``.
+    replica_identity: str
+    columns: tuple[Column, ...]
+    #: Names of the columns that identify a row: the primary key, or the index of the replica
+    #: identity, or what the user configured; empty when the table has no key.
+    key_columns: tuple[str, ...]
+    files: tuple[StagedFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Row changes of one table in one batch."""
+
+    inserts: int = 0
+    updates: int = 0
+    deletes: int = 0
+    truncates: int = 0
+    copied: int = 0
+    #: Updates that carry an old tuple, so may have changed the key.
+    old_tuples: int = 0
+    #: Values left out as unchanged TOAST.
+    unchanged_toast: int = 0
+    #: Values that their column could not hold, kept as text in a rejected file.
+    rejected: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        names = [each.name for each in dataclasses.fields(self)]
+        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+    @property
+    def changes(self) -> int:
+        """Row changes of the stream: inserts, updates, deletes and truncates."""
+        return self.inserts + self.updates + self.deletes + self.truncates
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table of a batch."""
+
+    relation_oid: int
+    #: Names at the end of the batch.
+    schema_name: str
+    table_name: str
+    versions: tuple[TableVersion, ...]
+    counts: Counts = field(default_factory=Counts)
+    #: Where the rows of the ``copy`` files were read; they replace all that the table holds, and
+    #: changes with a commit LSN before it are part of them.  None: no copy in this batch.
+    copy_lsn: str | None = None
+
+    @property
+    def name(self) -> str:
+        """``schema.table``, for people; never to be parsed."""
+        return f"{self.schema_name}.{self.table_name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A sealed batch."""
+
+    slot_name: str
+    system_identifier: str
+    timeline: int
+    database: str
+    publication_names: tuple[str, ...]
+    start_lsn: Lsn
+    end_lsn: Lsn
+    tables: tuple[Table, ...]
+    transactions: int = 0
+    #: Commit time of the last transaction, ISO 8601 in UTC.
+    last_commit_time: str | None = None
+    rejected_files: tuple[StagedFile, ...] = ()
+    created_by: str = ""
+
+    @property
+    def batch_id(self) -> str:
+        """Name of the content: the same position and the same files give the same id."""
+        digest = hashlib.sha256()
+        parts = [self.system_identifier, self.slot_name, str(self.start_lsn), str(self.end_lsn)]
+        files = [
+            each for table in self.tables for version in table.versions for each in version.files
+        ]
+        parts += [each.sha256 for each in (*files, *self.rejected_files)]
+        digest.update("\n".join(parts).encode())
+        return digest.hexdigest()
+
+    @property
+    def changes(self) -> int:
+        """Row changes of all tables, copied rows not counted."""
+        return sum(table.counts.changes for table in self.tables)
+
+    def to_json(self) -> str:
+        """The manifest as the text of its file."""
+        body: dict[str, Any] = {"format_version": FORMAT_VERSION, "batch_id": self.batch_id}
+        body |= dataclasses.asdict(self)
+        body["start_lsn"], body["end_lsn"] = str(self.start_lsn), str(self.end_lsn)
+        return json.dumps(body, indent=1, ensure_ascii=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        """Parse and check a manifest.
+
+        :raises BatchRefused: when it is not a manifest, of a newer format, or altered.
+        """
+        try:
+            body = json.loads(text)
+            found = body.pop("format_version")
+            batch_id = body.pop("batch_id")
+        except (ValueError, KeyError, AttributeError) as error:
+            raise BatchRefused("This file is not a manifest of a batch.") from error
+        if found != FORMAT_VERSION:
+            raise BatchRefused(
+                f"The manifest has format {found!r}; this version reads format {FORMAT_VERSION}.",
+                advice="use the version of the package that staged the batch, or a newer one.",
+            )
+        try:
+            manifest = cls(
+                **{
+                    **body,
+                    "start_lsn": Lsn.parse(body["start_lsn"]),
+                    "end_lsn": Lsn.parse(body["end_lsn"]),
+                    "publication_names": tuple(body["publication_names"]),
+                    "tables": tuple(_table(each) for each in body["tables"]),
+                    "rejected_files": tuple(_file(each) for each in body["rejected_files"]),
+                }
+            )
+        except (KeyError, TypeError, AttributeError, ConfigurationError) as error:
+            raise BatchRefused("The manifest lacks a field or has one of another type.") from error
+        if manifest.batch_id != batch_id:
+            raise BatchRefused(
+                "The manifest was altered: its batch id does not follow from its content.",
+                slot=manifest.slot_name,
+            )
+        return manifest
+
+
+def _file(body: dict[str, Any]) -> StagedFile:
+    return StagedFile(**{**body, "columns": tuple(body["columns"])})
+
+
+def _version(body: dict[str, Any]) -> TableVersion:
+    return TableVersion(
+        **{
+            **body,
+            "columns": tuple(Column(**each) for each in body["columns"]),
+            "key_columns": tuple(body["key_columns"]),
+            "files": tuple(_file(each) for each in body["files"]),
+        }
+    )
+
+
+def _table(body: dict[str, Any]) -> Table:
+    return Table(
+        **{
+            **body,
+            "versions": tuple(_version(each) for each in body["versions"]),
+            "counts": Counts(**body["counts"]),
+        }
+    )

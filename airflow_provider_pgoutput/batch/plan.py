@@ -1,0 +1,117 @@
+"""What one apply is asked to do: the file that the apply operator writes and the Spark job reads.
+
+It names the batch, the catalog and the options. No credential is in it: Spark gets those from its own
+configuration. All fields but the first four have defaults that suit most tables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_provider_pgoutput.errors import ConfigurationError
+
+UPSERT = "upsert"
+CHANGE_LOG = "change_log"
+
+#: Metadata columns that a target table can carry, with their lake types; all start alike so that no
+#: source column is hidden by them unnoticed.
+METADATA_COLUMNS = {
+    "_pgoutput_commit_lsn": "long",
+    "_pgoutput_seq": "long",
+    "_pgoutput_op": "string",
+    "_pgoutput_xid": "long",
+    "_pgoutput_commit_ts": "timestamptz",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """What the user says about one table; the key of the mapping is the source's ``schema.table``."""
+
+    #: Name of the Iceberg table in the namespace; default: see ``Plan.target_name``.
+    target: str | None = None
+    #: ``upsert`` or ``change_log``; None: the plan's.
+    mode: str | None = None
+    #: Iceberg table properties, over the defaults.
+    properties: dict[str, str] = field(default_factory=dict)
+    #: Partition transforms in Spark's notation: ``["days(created_at)", "bucket(16, id)"]``.
+    partitioned_by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One apply of one batch."""
+
+    manifest_uri: str
+    staging_uri: str
+    #: Name of the Spark catalog, as in ``spark.sql.catalog.<name>``.
+    catalog: str
+    #: Namespace of the target tables, parts joined by dots.
+    namespace: str
+    mode: str = UPSERT
+    tables: dict[str, TableOptions] = field(default_factory=dict)
+    #: Which of ``METADATA_COLUMNS`` tables in upsert mode carry; a change log carries all.
+    metadata_columns: tuple[str, ...] = ()
+    #: A deleted row stays, marked by ``_pgoutput_op`` = ``D``.
+    soft_delete: bool = False
+    #: Iceberg format version of new tables; 3 brings deletion vectors.
+    format_version: int = 3
+    #: ``merge-on-read`` or ``copy-on-write``, for new tables.
+    write_mode: str = "merge-on-read"
+    #: How long the tag of a batch is kept, in days; 0: no tags.
+    tag_retention_days: int = 7
+    #: Tables prepared at the same time.
+    parallel_tables: int = 4
+    #: Who asked, for the checkpoint table.
+    dag_id: str = ""
+    run_id: str = ""
+
+    def to_json(self) -> str:
+        """The plan as the text of its file."""
+        return json.dumps(dataclasses.asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Parse a plan.
+
+        :raises ConfigurationError: when a field is missing, unknown or of another type.
+        """
+        try:
+            body: dict[str, Any] = json.loads(text)
+            tables = {
+                name: TableOptions(**{**each, "partitioned_by": tuple(each["partitioned_by"])})
+                for name, each in body["tables"].items()
+            }
+            metadata = tuple(body["metadata_columns"])
+            plan = cls(**{**body, "tables": tables, "metadata_columns": metadata})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigurationError("This file is not a plan of an apply.") from error
+        plan.check()
+        return plan
+
+    def check(self) -> None:
+        """Raise ConfigurationError when the options do not go together."""
+        modes = {self.mode, *(each.mode for each in self.tables.values() if each.mode)}
+        if unknown := modes - {UPSERT, CHANGE_LOG}:
+            raise ConfigurationError(
+                f"Unknown mode {sorted(unknown)}.", advice=f"use {UPSERT!r} or {CHANGE_LOG!r}."
+            )
+        if unknown := set(self.metadata_columns) - set(METADATA_COLUMNS):
+            raise ConfigurationError(
+                f"Unknown metadata columns {sorted(unknown)}.",
+                advice=f"choose from {', '.join(METADATA_COLUMNS)}.",
+            )
+
+    def target_name(self, schema_name: str, table_name: str) -> str:
+        """Name of the Iceberg table for a source table, without the namespace.
+
+        A table of schema ``public`` keeps its name, any other gets its schema in front
+        (``sales__orders``), unless ``TableOptions.target`` says otherwise.
+        """
+        options = self.tables.get(f"{schema_name}.{table_name}")
+        if options and options.target:
+            return options.target
+        return table_name if schema_name == "public" else f"{schema_name}__{table_name}"

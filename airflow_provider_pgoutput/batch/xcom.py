@@ -1,0 +1,42 @@
+"""The small JSON value that carries a batch from task to task. It informs; it is never the truth."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+
+SCHEMA_VERSION = 1
+
+
+class BatchXCom(TypedDict):
+    """What ``PgoutputStageOperator`` returns."""
+
+    schema_version: int
+    slot_name: str
+    batch_id: str
+    start_lsn: str
+    end_lsn: str
+    manifest_uri: str
+    changes: int
+    #: By ``schema.table``: inserts, updates, deletes, truncates, copied, rejected.
+    tables: dict[str, dict[str, int]]
+
+
+def batch_xcom(manifest: Manifest, manifest_uri: str) -> BatchXCom:
+    """Describe a sealed batch in few bytes."""
+    shown = ("inserts", "updates", "deletes", "truncates", "copied", "rejected")
+    return BatchXCom(
+        schema_version=SCHEMA_VERSION,
+        slot_name=manifest.slot_name,
+        batch_id=manifest.batch_id,
+        start_lsn=str(manifest.start_lsn),
+        end_lsn=str(manifest.end_lsn),
+        manifest_uri=manifest_uri,
+        changes=manifest.changes,
+        tables={
+            table.name: {name: getattr(table.counts, name) for name in shown}
+            for table in manifest.tables
+        },
+    )

@@ -1,0 +1,56 @@
+"""What goes into the decoder and what comes out of it: chunks of messages, blocks of changes.
+
+Rows are never objects here. A chunk is one byte buffer with offsets; a block is a set of columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from airflow_provider_pgoutput.capture.pgoutput.messages import Relation
+
+
+@dataclass(frozen=True, slots=True)
+class MessageChunk:
+    """Some whole messages in stream order; message ``i`` is ``data[offsets[i]:offsets[i + 1]]``."""
+
+    data: NDArray[np.uint8]
+    #: One more than there are messages, ascending.
+    offsets: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeBlock:
+    """Row changes of one relation, as the relation message before them described it.
+
+    All arrays have one element per change, in stream order. Text stays as the server sent it: a raw
+    column is an Arrow ``binary`` array, null where the tuple holds NULL, where the value is unchanged
+    TOAST, and where the change has no such tuple.
+    """
+
+    relation: Relation
+    commit_lsn: NDArray[np.int64]
+    #: Ordinal in the transaction, see ``batch/changes.py``.
+    seq: NDArray[np.int64]
+    #: ``ord`` of ``I``, ``U``, ``D`` or ``T``.
+    op: NDArray[np.uint8]
+    xid: NDArray[np.int64]
+    #: Microseconds since 1970-01-01 UTC.
+    commit_ts_us: NDArray[np.int64]
+    #: ``ord`` of ``K`` or ``O``; 0: no old tuple.
+    old_kind: NDArray[np.uint8]
+    #: By position of the column; None: no change of the block has a new tuple.
+    new: tuple[pa.Array | None, ...]
+    #: By position of the column; None: no change of the block has an old tuple.
+    old: tuple[pa.Array | None, ...]
+    #: By position of the column; None: nothing is unchanged TOAST in it.
+    unchanged: tuple[NDArray[np.bool_] | None, ...]
+
+    def __len__(self) -> int:
+        return len(self.seq)

@@ -1,0 +1,1 @@
+"""The only place that talks to PostgreSQL: session, catalog, slot, stream, copy."""

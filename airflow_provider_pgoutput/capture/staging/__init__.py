@@ -1,0 +1,1 @@
+"""From decoded columns to sealed Parquet files in the staging area."""

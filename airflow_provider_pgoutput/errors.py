@@ -1,0 +1,177 @@
+"""Every error that this package raises on purpose, grouped by what the owner of the DAG should do.
+
+PgoutputError
+|__ RetryableError              trying again can help                       -> Airflow retries
+|   |__ SourceUnavailable         the source did not answer or closed the connection
+|   |__ SlotBusy                  somebody else reads the slot now
+|   |__ LakeUnavailable           the Iceberg catalog or the staging area did not answer
+|   |__ PublishRefused            the table moved while the batch was prepared: prepare it again
+|   |__ CommitStateUnknown        the catalog did not say whether it committed: look, then decide
+|__ FatalError                  trying again gives the same                 -> Airflow fails at once
+|   |__ ConfigurationError        an argument, a connection or a combination of options is wrong
+|   |__ ProtocolError             the bytes break the pgoutput protocol
+|   |__ SlotNotFound              the slot does not exist, although a checkpoint says it did
+|   |__ WrongSlot                 other database, other plugin, physical, temporary, synced
+|   |__ PublicationMissing        the publication does not exist or lacks what the pipeline needs
+|   |__ MissingPrivilege          the role lacks a right; the message names the GRANT
+|   |__ SourceChanged             other system identifier or timeline, or a source behind the lake
+|   |__ SourceError               the server refused a statement for a reason with no class here
+|   |__ BatchRefused              a manifest or staged file is missing, damaged or of another pipeline
+|   |__ BatchGap                  the batch starts past the checkpoint: something is missing between
+|   |__ TableRefused              the target table is not what the pipeline left there
+|   |__ TableRolledBack           the target table is older than the checkpoint says
+|   |__ ValueRefused              a value does not fit its column and the policy is ``fail``
+|__ CopyAgainError              the stream alone cannot repair this         -> fail; copy the tables again
+    |__ SlotLost                  the server removed WAL that the slot needed
+    |__ SlotAheadOfCheckpoint     the slot moved past the checkpoint: changes between are gone
+    |__ RowMissing                a partial update of a row that the target does not hold
+
+A message says what happened, where (slot, table, column, LSN) and what to do next; it never holds
+a row's value or a secret.
+"""
+
+from __future__ import annotations
+
+
+class PgoutputError(Exception):
+    """Base of all errors that this package raises on purpose.
+
+    :param message: what happened, in one sentence.
+    :param slot: the replication slot concerned.
+    :param table: the table concerned, as ``schema.table``.
+    :param column: the column concerned.
+    :param lsn: the position concerned, in text form (``16/B374D848``).
+    :param advice: what the reader should do next.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        slot: str | None = None,
+        table: str | None = None,
+        column: str | None = None,
+        lsn: object | None = None,
+        advice: str | None = None,
+    ) -> None:
+        self.message = message
+        self.slot = slot
+        self.table = table
+        self.column = column
+        self.lsn = None if lsn is None else str(lsn)
+        self.advice = advice
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        where = [
+            f"{name} {value}"
+            for name, value in (
+                ("slot", self.slot),
+                ("table", self.table),
+                ("column", self.column),
+                ("LSN", self.lsn),
+            )
+            if value is not None
+        ]
+        text = self.message
+        if where:
+            text += f" ({', '.join(where)})"
+        if self.advice:
+            text += f" What to do: {self.advice}"
+        return text
+
+
+class RetryableError(PgoutputError):
+    """Trying again, unchanged and later, can succeed."""
+
+
+class SourceUnavailable(RetryableError):
+    """The source did not answer, or it closed the connection."""
+
+
+class SlotBusy(RetryableError):
+    """Another session reads the slot (SQLSTATE 55006)."""
+
+
+class LakeUnavailable(RetryableError):
+    """The Iceberg catalog or the staging area did not answer."""
+
+
+class PublishRefused(RetryableError):
+    """Main moved since the branch was made; nothing was published and the batch is prepared again."""
+
+
+class CommitStateUnknown(RetryableError):
+    """The catalog did not say whether it committed; the next attempt looks before it writes."""
+
+
+class FatalError(PgoutputError):
+    """Trying again gives the same result: somebody has to act first."""
+
+
+class ConfigurationError(FatalError):
+    """An argument, a connection or a combination of options is wrong."""
+
+
+class ProtocolError(FatalError):
+    """The bytes break the pgoutput protocol; reading them again would give the same bytes."""
+
+
+class SlotNotFound(FatalError):
+    """The slot does not exist, although a checkpoint says that it did."""
+
+
+class WrongSlot(FatalError):
+    """The slot is of another database or plugin, physical, temporary or synced."""
+
+
+class PublicationMissing(FatalError):
+    """A publication does not exist, or lacks an operation that the pipeline needs."""
+
+
+class MissingPrivilege(FatalError):
+    """The role lacks a right; the message names the GRANT that helps."""
+
+
+class SourceChanged(FatalError):
+    """The source is another system, on another timeline, or behind what the lake holds."""
+
+
+class SourceError(FatalError):
+    """The server refused a statement for a reason that has no class of its own here."""
+
+
+class BatchRefused(FatalError):
+    """A manifest or a staged file is missing, damaged, too new, or of another pipeline."""
+
+
+class BatchGap(FatalError):
+    """The batch starts past the checkpoint: a batch between them was never applied."""
+
+
+class TableRefused(FatalError):
+    """The target table is not what the pipeline left there, and it was not touched."""
+
+
+class TableRolledBack(FatalError):
+    """The target table's applied LSN is older than the checkpoint says."""
+
+
+class ValueRefused(FatalError):
+    """A value cannot be held by its column, and the policy for its type is ``fail``."""
+
+
+class CopyAgainError(PgoutputError):
+    """The stream alone cannot repair this: the tables concerned have to be copied again."""
+
+
+class SlotLost(CopyAgainError):
+    """The server removed WAL that the slot still needed (``wal_status`` is ``lost``)."""
+
+
+class SlotAheadOfCheckpoint(CopyAgainError):
+    """The slot's confirmed position is past the checkpoint: the changes between them are gone."""
+
+
+class RowMissing(CopyAgainError):
+    """An update without all values concerns a row that the target table does not hold."""

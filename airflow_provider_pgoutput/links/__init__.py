@@ -1,0 +1,1 @@
+"""Links that operators show in Airflow's user interface."""

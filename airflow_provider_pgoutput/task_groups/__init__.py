@@ -1,0 +1,1 @@
+"""Airflow task groups of the provider."""
