@@ -1,0 +1,30 @@
+"""Named points between two durable steps, at which a test can kill the process as ``kill -9`` would.
+
+Both halves call ``reach`` with a name; in production that compares one environment variable and
+returns.  What is not here: any clean-up, which a killed process would not do either.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+
+#: Environment variable that names the point, optionally with the occurrence that counts, from 1:
+#: ``stage.after_files`` or ``publish.after_table:2``.
+VARIABLE = "PGOUTPUT_CRASH_AT"
+
+_reached: Counter[str] = Counter()
+
+
+def reach(name: str) -> None:
+    """Kill this process with SIGKILL when the environment names this point; else do nothing."""
+    wanted = os.environ.get(VARIABLE)
+    if not wanted:
+        return
+    point, _, occurrence = wanted.partition(":")
+    if point != name:
+        return
+    _reached[name] += 1
+    if _reached[name] == int(occurrence or 1):
+        os.kill(os.getpid(), signal.SIGKILL)
