@@ -133,15 +133,22 @@ class Manifest:
 
     @property
     def batch_id(self) -> str:
-        """Name of the content: the same position and the same files give the same id."""
-        digest = hashlib.sha256()
-        parts = [self.system_identifier, self.slot_name, str(self.start_lsn), str(self.end_lsn)]
-        files = [
-            each for table in self.tables for version in table.versions for each in version.files
-        ]
-        parts += [each.sha256 for each in (*files, *self.rejected_files)]
-        digest.update("\n".join(parts).encode())
-        return digest.hexdigest()
+        """Name of the content: the same range with the same files and schemas gives the same id.
+
+        Where the files lie, and who staged them, is no part of it.
+        """
+        body = dataclasses.asdict(self)
+        named = (
+            "system_identifier",
+            "slot_name",
+            "start_lsn",
+            "end_lsn",
+            "tables",
+            "rejected_files",
+        )
+        content = _without_paths({name: body[name] for name in named})
+        text = json.dumps(content, sort_keys=True, ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def changes(self) -> int:
@@ -165,7 +172,7 @@ class Manifest:
             body = json.loads(text)
             found = body.pop("format_version")
             batch_id = body.pop("batch_id")
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise BatchRefused("This file is not a manifest of a batch.") from error
         if found != FORMAT_VERSION:
             raise BatchRefused(
@@ -191,6 +198,14 @@ class Manifest:
                 slot=manifest.slot_name,
             )
         return manifest
+
+
+def _without_paths(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_paths(each) for name, each in value.items() if name != "path"}
+    if isinstance(value, list | tuple):
+        return [_without_paths(each) for each in value]
+    return value
 
 
 def _file(body: dict[str, Any]) -> StagedFile:

@@ -1,0 +1,52 @@
+"""LSNs: every legal text form parses to the number PostgreSQL means; everything else is refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.errors import ConfigurationError
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_an_lsn_survives_its_text_form(value: int) -> None:
+    assert Lsn.parse(str(Lsn(value))) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0/0", 0),
+        ("0/9", 9),
+        ("0/10", 16),
+        ("16/B374D848", 0x16B374D848),
+        ("16/b374d848", 0x16B374D848),
+        ("00000016/0000000A", 0x160000000A),
+        ("FFFFFFFF/FFFFFFFF", 2**64 - 1),
+    ],
+)
+def test_text_forms_of_postgresql_are_parsed(text: str, value: int) -> None:
+    assert Lsn.parse(text) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "/", "0", "0/", "/0", "-0/1", "0/-1", "0x1/2", "0/1 ", " 0/1", "0/1\n", "0//1", "0/1/2",
+     "100000000/0", "0/100000000", "g/0", "0-1", "\u0661/0"],
+)  # fmt: skip
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not an LSN"):
+        Lsn.parse(text)
+
+
+@pytest.mark.parametrize("value", [-1, 2**64])
+def test_a_number_outside_64_bits_is_refused(value: int) -> None:
+    with pytest.raises(ConfigurationError, match="64 bits"):
+        Lsn(value)
+
+
+def test_lsns_compare_as_numbers_and_their_sortable_form_sorts_alike() -> None:
+    nine, ten = Lsn.parse("0/9"), Lsn.parse("0/10")
+    assert nine < ten
+    assert nine.sortable < ten.sortable
+    assert f"{ten}" == "0/10"

@@ -1,0 +1,133 @@
+"""A manifest survives its JSON, and one that was altered, damaged or too new is refused."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.manifest import (
+    Column,
+    Counts,
+    Manifest,
+    StagedFile,
+    Table,
+    TableVersion,
+)
+from airflow_provider_pgoutput.batch.plan import Plan, TableOptions
+from airflow_provider_pgoutput.batch.xcom import batch_xcom
+from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError
+
+
+def make_manifest(**changes: Any) -> Manifest:
+    file = StagedFile(
+        kind="changes",
+        path="cdc/data/0000000000000010-a/16385-v1/changes-00000.parquet",
+        rows=3,
+        size_bytes=1000,
+        sha256="ab" * 32,
+        columns=("commit_lsn", "seq", "n0"),
+        min_commit_lsn="0/10",
+        max_commit_lsn="0/18",
+    )
+    version = TableVersion(
+        version=1,
+        schema_name='Sch."é',
+        table_name="T'; DROP TABLE x;--",
+        replica_identity="d",
+        columns=(Column("日本", 23, -1, "integer", "int", identity=True),),
+        key_columns=("日本",),
+        files=(file,),
+    )
+    counts = Counts(inserts=2, deletes=1, rejected=1)
+    table = Table(16385, version.schema_name, version.table_name, (version,), counts)
+    values: dict[str, Any] = {
+        "slot_name": "cdc",
+        "system_identifier": "7000000000000000001",
+        "timeline": 1,
+        "database": "app",
+        "publication_names": ("p", "a,b"),
+        "start_lsn": Lsn(0x10),
+        "end_lsn": Lsn(0x20),
+        "tables": (table,),
+        "transactions": 2,
+    }
+    return Manifest(**{**values, **changes})
+
+
+def test_a_manifest_survives_its_json() -> None:
+    manifest = make_manifest()
+    assert Manifest.from_json(manifest.to_json()) == manifest
+
+
+@pytest.mark.parametrize("change", [{"end_lsn": Lsn(0x21)}, {"slot_name": "b"}, {"tables": ()}])
+def test_the_batch_id_names_position_and_content(change: dict[str, Any]) -> None:
+    assert make_manifest().batch_id == make_manifest(transactions=9).batch_id
+    assert make_manifest().batch_id != make_manifest(**change).batch_id
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null", '{"format_version": 1}'])
+def test_a_file_that_is_no_manifest_is_refused(text: str) -> None:
+    with pytest.raises(BatchRefused):
+        Manifest.from_json(text)
+
+
+def test_a_manifest_of_a_newer_format_is_refused() -> None:
+    body = json.loads(make_manifest().to_json()) | {"format_version": 2}
+    with pytest.raises(BatchRefused, match="reads format 1"):
+        Manifest.from_json(json.dumps(body))
+
+
+@pytest.mark.parametrize("field", ["start_lsn", "tables", "slot_name", "rejected_files"])
+def test_a_manifest_without_a_field_is_refused(field: str) -> None:
+    body = json.loads(make_manifest().to_json())
+    del body[field]
+    with pytest.raises(BatchRefused, match="lacks a field"):
+        Manifest.from_json(json.dumps(body))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table: table["versions"][0]["files"][0].update(sha256="cd" * 32),
+        lambda table: table["versions"][0]["columns"][0].update(lake_type="long"),
+        lambda table: table["counts"].update(deletes=0),
+        lambda table: table.update(copy_lsn="0/10"),
+    ],
+)
+def test_an_altered_manifest_is_refused(change: Callable[[dict[str, Any]], None]) -> None:
+    body = json.loads(make_manifest().to_json())
+    change(body["tables"][0])
+    with pytest.raises(BatchRefused, match="was altered"):
+        Manifest.from_json(json.dumps(body))
+
+
+def test_xcom_of_a_batch_is_small_json_with_counts_by_table() -> None:
+    value = batch_xcom(make_manifest(), "file:///staging/m.json")
+    assert json.loads(json.dumps(value)) == value
+    assert value["changes"] == 3
+    assert value["tables"]["Sch.\"é.T'; DROP TABLE x;--"]["rejected"] == 1
+
+
+def test_a_plan_survives_its_json() -> None:
+    options = TableOptions(target="x", partitioned_by=("days(c)",), properties={"a": "b"})
+    plan = Plan("file:///m.json", "file:///s", "lake", "ns", tables={"public.t": options})
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"mode": "merge"}, "Unknown mode"), ({"metadata_columns": ["_x"]}, "metadata columns")],
+)
+def test_a_plan_with_unknown_options_is_refused(change: dict[str, Any], said: str) -> None:
+    body = json.loads(Plan("m", "s", "lake", "ns").to_json()) | change
+    with pytest.raises(ConfigurationError, match=said):
+        Plan.from_json(json.dumps(body))
+
+
+def test_target_names_come_from_schema_and_table() -> None:
+    plan = Plan("m", "s", "lake", "ns", tables={"b.t": TableOptions(target="own")})
+    assert plan.target_name("public", "orders") == "orders"
+    assert plan.target_name("sales", "orders") == "sales__orders"
+    assert plan.target_name("b", "t") == "own"
