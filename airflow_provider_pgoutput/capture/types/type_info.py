@@ -1,0 +1,72 @@
+"""What a PostgreSQL type is, as far as casting needs it: the rows of ``pg_type`` reduced to a few fields.
+
+Types of the server itself (OID below 10000, the same in PostgreSQL 15 to 18) are known without asking;
+pgoutput announces only the others by Type messages. User types come from the catalog of the source,
+``CATALOG_QUERY``. What is not here: running that query.
+
+Source: https://www.postgresql.org/docs/current/catalog-pg-type.html
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.capture.types.builtin_types import BUILTIN_ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+#: First OID that is not the same on every server (``FirstGenbkiObjectId``).
+FIRST_USER_OID = 10000
+
+#: Its rows are the arguments of ``TypeInfo`` in order.  An array type is recognised by its element
+#: naming it (``typarray``): ``typelem`` alone is also set for ``point``, ``name`` or ``int2vector``,
+#: whose text is no array literal.
+CATALOG_QUERY = """
+SELECT t.oid::pg_catalog.int8, n.nspname::pg_catalog.text, t.typname::pg_catalog.text,
+       t.typtype::pg_catalog.text, COALESCE(e.oid, 0)::pg_catalog.int8,
+       t.typbasetype::pg_catalog.int8, t.typtypmod, t.typdelim::pg_catalog.text
+  FROM pg_catalog.pg_type t
+  JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
+  LEFT JOIN pg_catalog.pg_type e ON e.typarray = t.oid
+ WHERE t.oid >= 10000
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TypeInfo:
+    """One type of the source."""
+
+    oid: int
+    schema_name: str
+    name: str
+    #: ``b`` base, ``c`` composite, ``d`` domain, ``e`` enum, ``m`` multirange, ``p`` pseudo, ``r`` range.
+    typtype: str
+    #: OID of the element type; 0: not an array.
+    element_oid: int = 0
+    #: OID of the type under a domain; 0: not a domain.
+    base_oid: int = 0
+    #: Type modifier that a domain gives to its base type; -1: none.
+    base_type_modifier: int = -1
+    #: What separates elements of this type in an array literal; ``;`` for ``box`` alone.
+    delimiter: str = ","
+
+
+#: The types of the server itself by OID.
+BUILTIN_TYPES: Mapping[int, TypeInfo] = {
+    oid: TypeInfo(oid, "pg_catalog", name, typtype, element_oid, delimiter=delimiter)
+    for oid, name, typtype, element_oid, delimiter in BUILTIN_ROWS
+}
+
+
+def type_catalog(
+    rows: Iterable[tuple[int, str, str, str, int, int, int, str]],
+) -> dict[int, TypeInfo]:
+    """Turn the rows of ``CATALOG_QUERY`` into the catalog that ``lake_type`` and ``type_name`` take."""
+    return {row[0]: TypeInfo(*row) for row in rows}
+
+
+def find_type(type_oid: int, catalog: Mapping[int, TypeInfo]) -> TypeInfo | None:
+    """The type of this OID; None when it was dropped since the change was written."""
+    return BUILTIN_TYPES.get(type_oid) or catalog.get(type_oid)
