@@ -219,10 +219,10 @@ class EmbeddedPostgres:
     def _prepare_home(self) -> None:
         self.home.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.home.chmod(0o755)
-        if not can_enter(self.home, self._account):
+        if self._account is not None and not can_enter(self.home, self._account):
             raise ConfigurationError(
-                f"PostgreSQL cannot run as root, and the account {self._account} that would run it "
-                f"may not enter {self.home}.",
+                f"PostgreSQL cannot run as root, and the account {self._account.name} that would "
+                f"run it may not enter {self.home}.",
                 advice="choose a folder whose parents every user may enter, such as /var/tmp.",
             )
         if not (self.data_directory / "PG_VERSION").is_file():

@@ -1,0 +1,134 @@
+"""What every test may ask for: a PostgreSQL server, a fresh database, a Spark session, an Airflow.
+
+Each is started once per test run, on first use, from packages; nothing on the machine is used or
+changed. Airflow reads its configuration when it is imported, so its environment is set here, before
+any test module is; nothing here imports Airflow for a test that does not ask for ``airflow_home``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from airflow_provider_pgoutput.quickstart.binaries import find_installation
+from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+from airflow_provider_pgoutput.quickstart.spark import LocalLake, local_conf, spark_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+_AIRFLOW_HOME = Path(tempfile.mkdtemp(prefix="pgoutput-tests-airflow-"))
+os.environ.update(
+    {
+        "AIRFLOW_HOME": str(_AIRFLOW_HOME),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__DAGS_FOLDER": str(_AIRFLOW_HOME / "dags"),
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{_AIRFLOW_HOME / 'airflow.db'}",
+        "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+    }
+)
+
+# Lost with the machine, not with the process: a crash of the server alone keeps every commit.
+_SERVER_SETTINGS = {"fsync": "off", "max_prepared_transactions": "10", "max_connections": "60"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--postgres-version",
+        type=int,
+        default=18,
+        choices=(15, 16, 17, 18),
+        help="the major version of the PostgreSQL server that the tests use (default: 18)",
+    )
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    shutil.rmtree(_AIRFLOW_HOME, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres_server(request: pytest.FixtureRequest) -> Iterator[EmbeddedPostgres]:
+    """A server of its own with logical replication, on a free port of 127.0.0.1."""
+    # Not below pytest's own folder: only root may enter that, and the server is not root.
+    home = Path(tempfile.mkdtemp(prefix="pgoutput-tests-postgres-"))
+    installation = find_installation(request.config.getoption("--postgres-version"))
+    server = EmbeddedPostgres(home, installation=installation, settings=_SERVER_SETTINGS)
+    try:
+        yield server.start()
+    finally:
+        server.destroy()
+
+
+_database_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def postgres_database(postgres_server: EmbeddedPostgres) -> Iterator[str]:
+    """The libpq URI of an empty database; it and its slots are dropped after the test."""
+    name = f"test_{next(_database_numbers)}"
+    with psycopg.connect(postgres_server.conninfo(), autocommit=True) as session:
+        session.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    yield postgres_server.conninfo(name)
+    postgres_server.start()  # A test may have stopped it.
+    with psycopg.connect(postgres_server.conninfo(), autocommit=True) as session:
+        session.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = %s",
+            (name,),
+        )
+        session.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+            " WHERE database = %s AND NOT temporary",
+            (name,),
+        )
+        session.execute(
+            sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
+        )
+
+
+@pytest.fixture(scope="session")
+def local_lake() -> Iterator[LocalLake]:
+    """An Iceberg warehouse in a temporary folder, in a catalog named ``lake``."""
+    home = Path(tempfile.mkdtemp(prefix="pgoutput-tests-lake-"))
+    yield LocalLake(home).create()
+    shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def lake_catalog_properties(local_lake: LocalLake) -> dict[str, str]:
+    """What ``pyiceberg.catalog.load_catalog("lake", **properties)`` takes."""
+    return local_lake.pyiceberg_properties()
+
+
+@pytest.fixture(scope="session")
+def spark(local_lake: LocalLake) -> Iterator[SparkSession]:
+    """A Spark session with two cores and the Iceberg catalog ``lake``."""
+    os.environ.update(spark_environment())
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]").appName("pgoutput-tests")
+    for name, value in {**local_conf(driver_memory="2g"), **local_lake.spark_conf()}.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def airflow_home() -> Path:
+    """The folder of an Airflow with an empty metadata database (SQLite) and no example DAGs."""
+    (_AIRFLOW_HOME / "dags").mkdir(exist_ok=True)
+    from airflow.utils.db import initdb
+
+    initdb()
+    return _AIRFLOW_HOME
