@@ -32,6 +32,9 @@ class Column:
     lake_type: str
     #: Whether the relation message flags it as part of the replica identity.
     identity: bool = False
+    #: What rows that are older than the column show in it, as text: PostgreSQL fills a constant
+    #: default in without row events (``pg_attribute.attmissingval``).  None: NULL.
+    missing_value: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
