@@ -1,0 +1,165 @@
+"""Raw columns cast to the lake's types, and what is done with values that do not fit.
+
+Start here: ``column_caster``. The session that produced the text must have DateStyle ISO,
+IntervalStyle postgres, TimeZone UTC, extra_float_digits 1 or more, bytea_output hex and
+client_encoding UTF8; under other settings a caster says that the text is malformed.
+What is not here: where rejected values go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from airflow_provider_pgoutput.capture.types.arrow import STRING_MAP, arrow_type, list_element
+from airflow_provider_pgoutput.capture.types.dates import date_caster
+from airflow_provider_pgoutput.capture.types.lists import cast_map, list_caster
+from airflow_provider_pgoutput.capture.types.literals import ARRAY, BOX_ARRAY
+from airflow_provider_pgoutput.capture.types.mapping import BOX_ARRAY_OID
+from airflow_provider_pgoutput.capture.types.numeric import decimal_caster, exact_caster
+from airflow_provider_pgoutput.capture.types.scalars import cast_binary, cast_boolean, cast_string
+from airflow_provider_pgoutput.capture.types.values import (
+    Caster,
+    CastResult,
+    InvalidEncoding,
+    MalformedText,
+)
+from airflow_provider_pgoutput.errors import ConfigurationError, ProtocolError, ValueRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from airflow_provider_pgoutput.batch.manifest import Column
+
+__all__ = [
+    "FAIL",
+    "FAMILIES",
+    "NULL_AND_KEEP",
+    "CastResult",
+    "ColumnCaster",
+    "ValuePolicy",
+    "column_caster",
+]
+
+#: The row gets NULL, and the caller is told so that it keeps the raw text beside the table.
+NULL_AND_KEEP = "null_and_keep"
+#: The batch is refused.
+FAIL = "fail"
+
+#: What can be rejected at all, by the first word of the column's lake type (timestamptz counts as
+#: timestamp): decimals (NaN, infinity), dates and timestamps (infinity, BC, years past 9999), and
+#: lists (several dimensions, lower bounds other than 1, elements that do not fit).
+FAMILIES = ("decimal", "date", "timestamp", "list")
+
+
+@dataclass(frozen=True, slots=True)
+class ValuePolicy:
+    """What becomes of a value that its column cannot hold. It is never changed to one that fits."""
+
+    default: str = NULL_AND_KEEP
+    #: Exceptions by family, see ``FAMILIES``.
+    by_family: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if unknown := {self.default, *self.by_family.values()} - {NULL_AND_KEEP, FAIL}:
+            raise ConfigurationError(
+                f"Unknown value policy {sorted(unknown)}.",
+                advice=f"use {NULL_AND_KEEP!r} or {FAIL!r}.",
+            )
+        if unknown := set(self.by_family) - set(FAMILIES):
+            raise ConfigurationError(
+                f"Unknown type family {sorted(unknown)}.",
+                advice=f"choose from {', '.join(FAMILIES)}.",
+            )
+
+    def fails(self, lake_type: str) -> bool:
+        """Whether a rejected value of a column of this lake type refuses the batch."""
+        family = lake_type.partition("<")[0].partition("(")[0].removesuffix("tz")
+        return self.by_family.get(family, self.default) == FAIL
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnCaster:
+    """Casts one column of one table."""
+
+    column: Column
+    policy: ValuePolicy
+    #: ``schema.table``, for errors.
+    table: str | None
+    _cast: Caster
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """The type of ``CastResult.values``."""
+        return arrow_type(self.column.lake_type)
+
+    def cast(self, raw: pa.Array) -> CastResult:
+        """Cast a raw column: an Arrow ``binary`` array of PostgreSQL's text, null for NULL.
+
+        :raises ValueRefused: when a value does not fit and the policy says fail, or is not UTF-8.
+        :raises ProtocolError: when a value is not what the type's output function prints.
+        """
+        try:
+            result = self._cast(raw)
+        except InvalidEncoding:
+            raise ValueRefused(
+                f"A value of type {self.column.type_name} is not valid UTF-8.",
+                table=self.table,
+                column=self.column.name,
+                advice="the database's encoding is probably SQL_ASCII, which checks nothing: repair the "
+                "value at the source, or leave the column out with a column list of the publication.",
+            ) from None
+        except MalformedText:
+            raise ProtocolError(
+                f"A value is not in the text form of type {self.column.type_name}.",
+                table=self.table,
+                column=self.column.name,
+                advice="check that the session's DateStyle, TimeZone, bytea_output and "
+                "client_encoding are the pinned ones, and that the column's type is current.",
+            ) from None
+        if len(result.rejected) and self.policy.fails(self.column.lake_type):
+            raise ValueRefused(
+                f"{len(result.rejected)} value(s) of type {self.column.type_name} do not fit "
+                f"{self.column.lake_type}.",
+                table=self.table,
+                column=self.column.name,
+                advice=f"change the value at the source, or set the value policy to {NULL_AND_KEEP!r}.",
+            )
+        return result
+
+
+def column_caster(column: Column, policy: ValuePolicy, *, table: str | None = None) -> ColumnCaster:
+    """The caster of a column, by its lake type.
+
+    :param table: ``schema.table``, for errors.
+    :raises ConfigurationError: when the column's lake type is unknown.
+    """
+    brackets = BOX_ARRAY if column.type_oid == BOX_ARRAY_OID else ARRAY
+    if (element := list_element(column.lake_type)) is not None:
+        cast = list_caster(arrow_type(column.lake_type), brackets, _caster(element))
+    else:
+        cast = _caster(column.lake_type)
+    return ColumnCaster(column, policy, table, cast)
+
+
+_FIXED: Mapping[str, Caster] = {
+    "string": cast_string,
+    "boolean": cast_boolean,
+    "binary": cast_binary,
+    STRING_MAP: cast_map,
+}
+
+
+def _caster(lake_type: str) -> Caster:
+    if lake_type in _FIXED:
+        return _FIXED[lake_type]
+    target = arrow_type(lake_type)
+    if (element := list_element(lake_type)) is not None:
+        return list_caster(target, ARRAY, _caster(element))
+    if pa.types.is_decimal(target):
+        return decimal_caster(target)
+    if pa.types.is_temporal(target):
+        return date_caster(target)
+    return exact_caster(target)

@@ -1,0 +1,98 @@
+"""Casters of arrays, pgvector's vectors and hstore.
+
+``literals.py`` cuts the literals; their parts are cast by the caster of the element's type. A list
+holds arrays of one dimension that start at 1; others are rejected, and so is an array with an element
+that its type cannot hold.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_pgoutput.capture.types.literals import (
+    VECTOR,
+    Brackets,
+    not_one_dimensional,
+    split_hstores,
+    split_lists,
+)
+from airflow_provider_pgoutput.capture.types.scalars import cast_string
+from airflow_provider_pgoutput.capture.types.values import (
+    ByteRuns,
+    Caster,
+    CastResult,
+    accepted,
+    null_mask,
+    valid_rows,
+    without,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def list_caster(target: pa.DataType, brackets: Brackets, element_caster: Caster) -> Caster:
+    """A caster of array literals, or of vectors, which only look different."""
+
+    def cast(raw: pa.Array) -> CastResult:
+        dense = raw.drop_null() if raw.null_count else raw
+        marks = VECTOR if _are_vectors(dense) else brackets
+        rejected = valid_rows(raw)[not_one_dimensional(dense, marks)]
+        if len(rejected):
+            return _without_rejected(raw, rejected)
+        counts, elements = split_lists(dense, marks)
+        offsets = _offsets(raw, counts)
+        result = element_caster(elements)
+        if len(result.rejected):
+            rows = np.searchsorted(offsets[1:], result.rejected, side="right")
+            return _without_rejected(raw, np.unique(rows))
+        mask = null_mask(raw)
+        return accepted(
+            pa.ListArray.from_arrays(
+                pa.array(offsets),
+                result.values,
+                type=target,
+                mask=None if mask is None else pa.array(mask),
+            )
+        )
+
+    def _without_rejected(raw: pa.Array, rejected: NDArray[np.int64]) -> CastResult:
+        rest = cast(without(raw, rejected))
+        return CastResult(rest.values, np.union1d(rejected, rest.rejected))
+
+    return cast
+
+
+def cast_map(raw: pa.Array) -> CastResult:
+    """An hstore literal as a map of strings; hstore keeps no order and no duplicate keys."""
+    dense = raw.drop_null() if raw.null_count else raw
+    counts, keys, values = split_hstores(dense)
+    mask = null_mask(raw)
+    return accepted(
+        pa.MapArray.from_arrays(
+            pa.array(_offsets(raw, counts)),
+            cast_string(keys).values,
+            cast_string(values).values,
+            mask=None if mask is None else pa.array(mask),
+        )
+    )
+
+
+def _are_vectors(dense: pa.Array) -> bool:
+    """Whether a column holds ``[1,2]`` and not ``{1,2}``; an array with bounds ends in ``}`` too."""
+    if len(dense) == 0:
+        return False
+    runs = ByteRuns.of(dense[:1])
+    return len(runs.data) > 0 and int(runs.data[-1]) == VECTOR.closing
+
+
+def _offsets(raw: pa.Array, counts: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Where the parts of each row start, from the number of parts of each row that is not null."""
+    sizes = np.zeros(len(raw), dtype=np.int64)
+    sizes[valid_rows(raw)] = counts
+    offsets = np.zeros(len(raw) + 1, dtype=np.int32)
+    np.cumsum(sizes, out=offsets[1:])
+    return offsets

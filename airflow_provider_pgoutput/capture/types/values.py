@@ -1,0 +1,148 @@
+"""What all casters share: what a cast gives, how it fails, and an Arrow column seen as bytes.
+
+A caster is a function from a raw column (Arrow ``binary``: the text that PostgreSQL sent) to typed
+values and the positions of the rows that the type cannot hold, whose values are null. It knows
+neither the column's name nor the policy; ``cast.py`` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_NOTHING: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+
+class MalformedText(Exception):
+    """Text that PostgreSQL does not print for this type under the pinned settings; holds no value.
+
+    ``cast.py`` turns it into a ``ProtocolError`` that names the column.
+    """
+
+
+class InvalidEncoding(Exception):
+    """Bytes that are not UTF-8; ``cast.py`` turns it into a ``ValueRefused``."""
+
+
+@dataclass(frozen=True, slots=True)
+class CastResult:
+    """A raw column as typed values."""
+
+    #: As long as the raw column; null where that is null, and at ``rejected``.
+    values: pa.Array
+    #: Ascending positions of the rows whose value the type cannot hold.
+    rejected: NDArray[np.int64]
+
+
+Caster = Callable[[pa.Array], CastResult]
+
+
+def accepted(values: pa.Array) -> CastResult:
+    """The result of a cast that rejected nothing."""
+    return CastResult(values, _NOTHING)
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRuns:
+    """The bytes of a binary column: row ``i`` is ``data[starts[i]:ends[i]]``. Nothing is copied."""
+
+    data: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, raw: pa.Array) -> ByteRuns:
+        """View a ``binary`` array; its first row starts at byte 0. Null rows may have any length."""
+        _, offset_buffer, data_buffer = raw.buffers()
+        if len(raw) == 0:
+            return cls(np.empty(0, dtype=np.uint8), _NOTHING, _NOTHING)
+        stored = np.frombuffer(offset_buffer, dtype=np.int32)
+        offsets = stored[raw.offset : raw.offset + len(raw) + 1].astype(np.int64)
+        first, last = int(offsets[0]), int(offsets[-1])
+        if data_buffer is None:
+            data = np.empty(0, dtype=np.uint8)
+        else:
+            data = np.frombuffer(data_buffer, dtype=np.uint8)[first:last]
+        offsets -= first
+        return cls(data, offsets[:-1], offsets[1:])
+
+    def byte(self, rows: NDArray[np.int64], index: int) -> NDArray[np.uint8]:
+        """Byte ``index`` of each of ``rows``, counted from the row's end when negative.
+
+        Zero for a row that is too short.
+        """
+        starts, ends = self.starts[rows], self.ends[rows]
+        positions = starts + index if index >= 0 else ends + index
+        inside = (positions >= starts) & (positions < ends)
+        found = np.zeros(len(rows), dtype=np.uint8)
+        found[inside] = self.data[positions[inside]]
+        return found
+
+    def equal(self, rows: NDArray[np.int64], text: bytes) -> NDArray[np.bool_]:
+        """Which of ``rows`` are exactly ``text``."""
+        same: NDArray[np.bool_] = self.ends[rows] - self.starts[rows] == len(text)
+        for index, wanted in enumerate(text):
+            same &= self.byte(rows, index) == wanted
+        return same
+
+
+def valid_rows(raw: pa.Array) -> NDArray[np.int64]:
+    """Positions of the rows that are not null."""
+    if raw.null_count == 0:
+        return np.arange(len(raw), dtype=np.int64)
+    return np.flatnonzero(raw.is_valid().to_numpy(zero_copy_only=False))
+
+
+def null_mask(raw: pa.Array) -> NDArray[np.bool_] | None:
+    """True where null; None when nothing is."""
+    if raw.null_count == 0:
+        return None
+    mask: NDArray[np.bool_] = raw.is_null().to_numpy(zero_copy_only=False)
+    return mask
+
+
+def without(raw: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
+    """``raw`` with null at ``rows``."""
+    keep = np.ones(len(raw), dtype=np.bool_)
+    keep[rows] = False
+    return pc.if_else(pa.array(keep), raw, pa.scalar(None, raw.type))
+
+
+def cast_text(raw: pa.Array, target: pa.DataType) -> pa.Array:
+    """Parse ASCII text with Arrow's own parser of ``target``; zero-copy up to there.
+
+    :raises MalformedText: when a row is not in that parser's language.
+    """
+    try:
+        return raw.view(pa.string()).cast(target)
+    except pa.ArrowInvalid:
+        # Arrow's message holds the value, so it must not become part of ours.
+        raise MalformedText from None
+
+
+def cast_mostly(
+    raw: pa.Array,
+    target: pa.DataType,
+    unholdable: Callable[[ByteRuns, NDArray[np.int64]], NDArray[np.bool_]],
+) -> CastResult:
+    """Parse a column in one go; only when that fails, look for the rows that cannot be held.
+
+    :param unholdable: says for each of the given (not null) rows whether the type cannot hold it.
+    :raises MalformedText: when other rows do not parse either.
+    """
+    try:
+        return accepted(cast_text(raw, target))
+    except MalformedText:
+        rows = valid_rows(raw)
+        rejected = rows[unholdable(ByteRuns.of(raw), rows)]
+        if len(rejected) == 0:
+            raise
+    return CastResult(cast_text(without(raw, rejected), target), rejected)
