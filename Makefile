@@ -1,0 +1,39 @@
+# Every target prepares what it needs. On a fresh machine Python 3.11 to 3.13 and a package index are
+# enough: no Java, no PostgreSQL, no Docker.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+PYTHON ?=
+PYTEST_ARGS ?=
+export PYTHON
+
+.PHONY: help setup test lint types demo airflow bench clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Install uv, the locked packages and the jars (the others do it by themselves)
+	@sh scripts/setup
+
+demo: setup ## PostgreSQL under load -> Airflow -> Spark -> Iceberg, then compare every row
+	@$(BIN)/python -m airflow_provider_pgoutput.quickstart demo
+
+test: setup ## Run the tests (PYTEST_ARGS="-k name" for some of them)
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+airflow: setup ## Airflow's web page with the DAG loaded and the demo's database up
+	@$(BIN)/python -m airflow_provider_pgoutput.quickstart airflow
+
+lint: setup ## Check style and formatting
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+types: setup ## Check the types
+	@$(BIN)/mypy
+
+bench: setup ## Measure against pg_recvlogical and a bare MERGE
+	@$(BIN)/python -m benchmarks
+
+clean: ## Remove what the demo and the tools left (not .venv, not the caches)
+	@if [ -x $(BIN)/python ]; then $(BIN)/python -m airflow_provider_pgoutput.quickstart clean; fi
+	@rm -rf .quickstart .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
