@@ -1,10 +1,19 @@
-"""What Airflow asks a provider about itself. Imports nothing heavy: it runs at every start of Airflow."""
+"""What Airflow asks a provider about itself. Imports nothing heavy: it runs at every start of Airflow.
+
+One field of the wrong shape would stop ``airflow providers list`` for all providers, so a test holds
+this against Airflow's own ``provider_info.schema.json``. No connection type is declared: the source is
+a ``postgres`` connection, the lake an ``iceberg`` one and the cluster a ``spark`` one, each of which
+has a provider already.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from airflow_provider_pgoutput import __version__
+
+_INTEGRATION = "PostgreSQL logical replication"
+_PACKAGE = "airflow_provider_pgoutput"
 
 
 def get_provider_info() -> dict[str, Any]:
@@ -17,4 +26,30 @@ def get_provider_info() -> dict[str, Any]:
             "exactly once."
         ),
         "versions": [__version__],
+        "integrations": [
+            {
+                "integration-name": _INTEGRATION,
+                "external-doc-url": "https://www.postgresql.org/docs/current/logical-replication.html",
+                "tags": ["software"],
+            }
+        ],
+        "hooks": [
+            {"integration-name": _INTEGRATION, "python-modules": [f"{_PACKAGE}.hooks.pgoutput"]}
+        ],
+        "operators": [
+            {
+                "integration-name": _INTEGRATION,
+                "python-modules": [
+                    f"{_PACKAGE}.operators.stage",
+                    f"{_PACKAGE}.operators.apply",
+                    f"{_PACKAGE}.operators.advance",
+                ],
+            }
+        ],
+        "sensors": [
+            {"integration-name": _INTEGRATION, "python-modules": [f"{_PACKAGE}.sensors.changes"]}
+        ],
+        "triggers": [
+            {"integration-name": _INTEGRATION, "python-modules": [f"{_PACKAGE}.triggers.changes"]}
+        ],
     }

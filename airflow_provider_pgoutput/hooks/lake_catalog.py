@@ -1,0 +1,224 @@
+"""One Airflow connection of type ``iceberg``, as pyiceberg and as Spark want to have it.
+
+The properties of pyiceberg are taken as ``IcebergHook`` takes them, so the same connection works with
+the whole apache-iceberg provider. For Spark they become ``spark.sql.catalog.<name>.*``; whatever is not
+known to be harmless goes into ``spark_secrets``, which must reach Spark by a file, never by a command
+line. What is not here: opening a catalog, and writing that file.
+
+Sources: https://py.iceberg.apache.org/configuration/ and
+https://iceberg.apache.org/docs/latest/spark-configuration/#catalog-configuration
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+from airflow_provider_pgoutput.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from airflow.sdk import Connection
+
+_SPARK_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
+_SPARK_EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+_RESOLVING_FILE_IO = "org.apache.iceberg.io.ResolvingFileIO"
+
+#: pyiceberg's catalog types that Iceberg's own Java catalogs share, with Java's name for them.
+_JAVA_TYPES = {"sql": "jdbc", "rest": "rest", "glue": "glue", "hive": "hive"}
+
+#: Extra of the connection that names the catalog when it is not named like the connection.
+CATALOG_NAME_EXTRA = "catalog-name"
+
+#: What may be seen on a command line and in a log.  Anything else may hold a secret under any name
+#: (``header.Authorization``), so it is treated as one.
+_HARMLESS = frozenset(
+    {
+        "type",
+        "warehouse",
+        "io-impl",
+        "jdbc.schema-version",
+        "prefix",
+        "rest.sigv4-enabled",
+        "rest.signing-region",
+        "rest.signing-name",
+        "client.region",
+        "glue.id",
+        "glue.endpoint",
+        "s3.endpoint",
+        "s3.region",
+        "s3.path-style-access",
+    }
+)
+
+#: pyiceberg's names for what Java reads under another one.
+_RENAMED = {
+    "s3.region": ("s3.region", "client.region"),
+    "glue.region": ("client.region",),
+    "client.region": ("client.region",),
+}
+
+#: Static AWS keys: Java's Glue client has no property for them, the AWS SDK takes them from here.
+_AWS_ENVIRONMENT = {
+    "access-key-id": "AWS_ACCESS_KEY_ID",
+    "secret-access-key": "AWS_SECRET_ACCESS_KEY",
+    "session-token": "AWS_SESSION_TOKEN",
+}
+
+_CATALOG_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SQL_SCHEME = re.compile(r"(sqlite|postgresql|postgres|mysql)(\+[a-z0-9_]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class LakeCatalog:
+    """A catalog of Iceberg tables, as each engine names its properties."""
+
+    #: The same for both engines: a SQL catalog keeps it in every row.
+    name: str
+    #: For ``pyiceberg.catalog.load_catalog(name, **properties)``; holds secrets.
+    pyiceberg_properties: dict[str, str] = field(repr=False)
+    #: Spark configuration without secrets.
+    spark_conf: dict[str, str]
+    #: Spark configuration with secrets.
+    spark_secrets: dict[str, str] = field(repr=False)
+    #: Environment of the Spark driver, with secrets.
+    environment: dict[str, str] = field(repr=False)
+
+
+def lake_catalog(
+    connection: Connection, extra: dict[str, Any], catalog_name: str | None = None
+) -> LakeCatalog:
+    """Read a connection of type ``iceberg``.
+
+    :param extra: its extras, already parsed.
+    :param catalog_name: name of the catalog; default: the extra ``catalog-name``, then the connection's
+        id, which is the name ``IcebergHook`` uses.
+    :raises ConfigurationError: when Spark could not use this catalog, or the name is not one.
+    """
+    properties = _pyiceberg_properties(connection, extra)
+    name = catalog_name or extra.get(CATALOG_NAME_EXTRA) or connection.conn_id
+    if not _CATALOG_NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"{name!r} cannot be the name of a catalog in Spark.",
+            advice="give catalog_name: letters, digits and underscores, not starting with a digit.",
+        )
+    java = _java_properties(properties)
+    prefix = f"spark.sql.catalog.{name}"
+    conf = {"spark.sql.extensions": _SPARK_EXTENSIONS, prefix: _SPARK_CATALOG}
+    secrets: dict[str, str] = {}
+    for key, value in java.items():
+        harmless = key in _HARMLESS or (key == "uri" and not _may_hold_secret(value))
+        (conf if harmless else secrets)[f"{prefix}.{key}"] = value
+    return LakeCatalog(
+        name=name,
+        pyiceberg_properties=properties,
+        spark_conf=conf,
+        spark_secrets=secrets,
+        environment=_environment(properties),
+    )
+
+
+def _pyiceberg_properties(connection: Connection, extra: dict[str, Any]) -> dict[str, str]:
+    if connection.conn_type != "iceberg":
+        raise ConfigurationError(
+            f"The connection {connection.conn_id!r} has type {connection.conn_type!r}.",
+            advice="use a connection of type iceberg (provider apache-iceberg).",
+        )
+    properties = {key: _text(value) for key, value in extra.items() if key != CATALOG_NAME_EXTRA}
+    if connection.host:
+        properties["uri"] = connection.host.rstrip("/")
+    properties.setdefault("type", "rest")
+    properties["type"] = properties["type"].lower()
+    if properties["type"] not in _JAVA_TYPES:
+        raise ConfigurationError(
+            f"The catalog type {properties['type']!r} has no counterpart in Spark.",
+            advice=f"use one of {', '.join(_JAVA_TYPES)}; most other catalogs speak rest.",
+        )
+    if properties["type"] == "rest" and connection.login and connection.password:
+        properties["credential"] = f"{connection.login}:{connection.password}"
+    if properties["type"] != "glue" and not properties.get("uri"):
+        raise ConfigurationError(
+            f"The connection {connection.conn_id!r} has no host: it is the catalog's URI.",
+            advice="set the host, or uri in the extras.",
+        )
+    return properties
+
+
+def _java_properties(properties: dict[str, str]) -> dict[str, str]:
+    kind = properties["type"]
+    java: dict[str, str] = {}
+    for key, value in properties.items():
+        if key in ("type", "uri", "s3.force-virtual-addressing") or key.startswith("py-"):
+            continue
+        if kind == "glue" and key.partition(".")[2] in _AWS_ENVIRONMENT and _is_client_key(key):
+            continue
+        for name in _RENAMED.get(key, (key,)):
+            java.setdefault(name, value)
+    java["type"] = _JAVA_TYPES[kind]
+    if kind == "sql":
+        java |= _jdbc(properties["uri"])
+        # pyiceberg's tables have the column that Iceberg's Java calls V1; V0 would not see the type.
+        java.setdefault("jdbc.schema-version", "V1")
+    elif "uri" in properties:
+        java["uri"] = properties["uri"]
+    if "s3.endpoint" in properties or "s3.force-virtual-addressing" in properties:
+        # pyiceberg addresses buckets by path unless told otherwise, Java by host name.
+        virtual = properties.get("s3.force-virtual-addressing", "false").lower() == "true"
+        java.setdefault("s3.path-style-access", "false" if virtual else "true")
+    if kind in ("sql", "hive") and not properties.get("warehouse", "").startswith(("file:", "/")):
+        # Java's default for these two reads through Hadoop, which knows no s3:// or gs://.
+        java.setdefault("io-impl", _RESOLVING_FILE_IO)
+    return java
+
+
+def _jdbc(uri: str) -> dict[str, str]:
+    """Translate SQLAlchemy's URL of a database to JDBC's, user and password apart.
+
+    Source: https://docs.sqlalchemy.org/en/20/core/engines.html#database-urls
+    """
+    parts = urlsplit(uri)
+    scheme = _SQL_SCHEME.fullmatch(parts.scheme)
+    if scheme is None:
+        raise ConfigurationError(
+            f"A SQL catalog on {parts.scheme!r} cannot be given to Spark.",
+            advice="use sqlite, postgresql or mysql.",
+        )
+    if scheme[1] == "sqlite":
+        # sqlite:////absolute/path and sqlite:///relative/path: everything after the third slash.
+        return {"uri": f"jdbc:sqlite:{unquote(parts.path[1:])}"}
+    query = dict(parse_qsl(parts.query))
+    user = unquote(parts.username) if parts.username else query.pop("user", None)
+    password = unquote(parts.password) if parts.password else query.pop("password", None)
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or "localhost"
+    where = host if parts.port is None else f"{host}:{parts.port}"
+    database = "postgresql" if scheme[1].startswith("postgres") else "mysql"
+    tail = f"?{urlencode(query)}" if query else ""
+    jdbc = {"uri": f"jdbc:{database}://{where}{parts.path}{tail}"}
+    if user:
+        jdbc["jdbc.user"] = user
+    if password:
+        jdbc["jdbc.password"] = password
+    return jdbc
+
+
+def _environment(properties: dict[str, str]) -> dict[str, str]:
+    if properties["type"] != "glue":
+        return {}
+    return {
+        _AWS_ENVIRONMENT[key.partition(".")[2]]: value
+        for key, value in sorted(properties.items())
+        if _is_client_key(key) and key.partition(".")[2] in _AWS_ENVIRONMENT
+    }
+
+
+def _is_client_key(key: str) -> bool:
+    return key.startswith(("client.", "glue."))
+
+
+def _may_hold_secret(uri: str) -> bool:
+    return "@" in uri or "?" in uri or ";" in uri
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,191 @@
+"""Airflow's door to the source database: connection parameters and facts about slot and publication.
+
+It stands on the user's ``postgres`` connection and on ``PostgresHook``, which knows its extras and its
+IAM tokens. It reads catalogs only; reading and moving the slot is the work of ``capture``.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseHook
+from airflow.sdk.log import mask_secret
+
+from airflow_provider_pgoutput.batch.layout import check_slot_name
+from airflow_provider_pgoutput.errors import (
+    MissingPrivilege,
+    PgoutputError,
+    PublicationMissing,
+    SourceError,
+    SourceUnavailable,
+)
+from airflow_provider_pgoutput.hooks.connections import get_connection, libpq_parameters
+from airflow_provider_pgoutput.hooks.slot_facts import SLOT_FACTS_SQL, SlotFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from psycopg import Connection as PsycopgConnection
+
+log = logging.getLogger(__name__)
+
+_PUBLICATION_SQL = """
+SELECT p.pubname, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot,
+       coalesce((SELECT pg_catalog.array_agg(t.schemaname || '.' || t.tablename
+                                             ORDER BY t.schemaname, t.tablename)
+                   FROM pg_catalog.pg_publication_tables AS t WHERE t.pubname = p.pubname), '{}')
+  FROM pg_catalog.pg_publication AS p WHERE p.pubname = ANY(%s) ORDER BY p.pubname
+"""
+
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+_VERIFIED = ("verify-ca", "verify-full")
+
+
+@dataclass(frozen=True, slots=True)
+class PublicationFacts:
+    """A publication as ``pg_publication`` and ``pg_publication_tables`` show it."""
+
+    name: str
+    all_tables: bool
+    inserts: bool
+    updates: bool
+    deletes: bool
+    truncates: bool
+    via_partition_root: bool
+    #: ``schema.table``, sorted.
+    tables: Sequence[str]
+
+
+class PgoutputHook(BaseHook):
+    """Connect to the source and say how slot and publications stand there.
+
+    :param postgres_conn_id: a connection of type ``postgres``; its extras are libpq parameters
+        (``{"sslmode": "verify-full"}``), ``{"iam": true}`` asks AWS or Azure for a token.
+    :param database: another database of the same server than the connection's.
+    """
+
+    conn_name_attr = "postgres_conn_id"
+    default_conn_name = "postgres_default"
+    conn_type = "postgres"
+    hook_name = "PostgreSQL logical replication"
+
+    def __init__(
+        self, postgres_conn_id: str = default_conn_name, *, database: str | None = None
+    ) -> None:
+        super().__init__()
+        self.postgres_conn_id = postgres_conn_id
+        self.database = database
+
+    def conninfo(self) -> str:
+        """Connection parameters as one libpq string, for psycopg and ADBC alike; it is a secret.
+
+        :raises ConfigurationError: when the connection does not exist or has another type.
+
+        Source: https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING
+        """
+        from airflow.providers.postgres.hooks.postgres import PostgresHook
+        from psycopg.conninfo import make_conninfo
+
+        connection = get_connection(self.postgres_conn_id)
+        extra = connection.extra_dejson
+        parameters = libpq_parameters(connection, extra)
+        if extra.get("iam"):
+            login, token, port = PostgresHook(connection=connection).get_iam_token(connection)
+            parameters |= {"user": login, "password": token, "port": str(port)}
+        if self.database:
+            parameters["dbname"] = self.database
+        if password := parameters.get("password"):
+            mask_secret(password)
+        self._warn_when_unverified(parameters)
+        conninfo = make_conninfo("", **parameters)
+        mask_secret(conninfo)
+        return conninfo
+
+    def _warn_when_unverified(self, parameters: dict[str, str]) -> None:
+        host = parameters.get("host", "")
+        remote = host and not host.startswith("/") and host not in _LOCAL_HOSTS
+        if remote and parameters.get("sslmode") not in _VERIFIED:
+            log.warning(
+                "The connection %s does not verify its server: anyone on the way could read along."
+                ' Set {"sslmode": "verify-full"} in its extras.',
+                self.postgres_conn_id,
+            )
+
+    @contextmanager
+    def get_conn(self) -> Iterator[PsycopgConnection[tuple[Any, ...]]]:
+        """Open a session in autocommit mode and close it at the end of the ``with`` block.
+
+        :raises SourceUnavailable: when the server cannot be reached or refuses the login.
+        :raises MissingPrivilege: when the role may not see what is asked for.
+        :raises SourceError: when it refuses a statement.
+        """
+        import psycopg
+
+        try:
+            with psycopg.connect(self.conninfo(), autocommit=True) as connection:
+                yield connection
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise MissingPrivilege(
+                f"The role may not do this: {error.diag.message_primary}.",
+                advice="GRANT what is missing to the role of the connection"
+                f" {self.postgres_conn_id!r}.",
+            ) from error
+        except psycopg.OperationalError as error:
+            raise SourceUnavailable(
+                f"The source did not answer: {str(error).strip()}",
+                advice=f"check the connection {self.postgres_conn_id!r} and the server.",
+            ) from error
+        except psycopg.Error as error:
+            raise SourceError(
+                f"The source refused a statement: {error.diag.message_primary} ({error.sqlstate})."
+            ) from error
+
+    def slot(self, slot_name: str) -> SlotFacts:
+        """Say how the slot stands now; it need not exist.
+
+        :raises ConfigurationError: when ``slot_name`` cannot be a slot's name.
+        """
+        check_slot_name(slot_name)
+        with self.get_conn() as connection:
+            row = connection.execute(SLOT_FACTS_SQL, (slot_name,)).fetchone()
+        assert row is not None, "the query starts from a row of its own"
+        return SlotFacts.from_row(slot_name, row)
+
+    def publications(self, names: Sequence[str]) -> tuple[PublicationFacts, ...]:
+        """Say what the publications publish.
+
+        :raises PublicationMissing: when one of them does not exist. PostgreSQL 18 itself only warns,
+            and sends nothing.
+
+        Source: https://www.postgresql.org/docs/current/catalog-pg-publication.html
+        """
+        with self.get_conn() as connection:
+            rows = connection.execute(_PUBLICATION_SQL, (list(names),)).fetchall()
+        if missing := sorted(set(names) - {row[0] for row in rows}):
+            raise PublicationMissing(
+                f"The source has no publication {', '.join(missing)}.",
+                advice="CREATE PUBLICATION, or correct publication_names.",
+            )
+        return tuple(PublicationFacts(*row) for row in rows)
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Say whether this source can be captured with this connection."""
+        try:
+            with self.get_conn() as connection:
+                row = connection.execute(
+                    "SELECT pg_catalog.current_setting('server_version'),"
+                    " pg_catalog.current_setting('wal_level'), r.rolreplication OR r.rolsuper"
+                    " FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user"
+                ).fetchone()
+        except PgoutputError as error:
+            return False, str(error)
+        assert row is not None, "a session has a role"
+        version, wal_level, may_replicate = row
+        if wal_level != "logical":
+            return False, f"PostgreSQL {version} has wal_level={wal_level}; set it to logical."
+        if not may_replicate:
+            return False, "The role lacks REPLICATION: ALTER ROLE ... REPLICATION."
+        return True, f"PostgreSQL {version}, wal_level=logical, the role may replicate."

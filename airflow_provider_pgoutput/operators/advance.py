@@ -1,0 +1,99 @@
+"""Airflow's door to the last step: let PostgreSQL recycle the WAL that the lake no longer needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from airflow_provider_pgoutput.errors import BatchRefused
+from airflow_provider_pgoutput.operators import arguments
+from airflow_provider_pgoutput.operators.batches import ReceivedBatch
+from airflow_provider_pgoutput.operators.outcome import airflow_outcome
+from airflow_provider_pgoutput.operators.progress import Lake
+from airflow_provider_pgoutput.operators.runs import refuse_backfill
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from airflow.sdk import Context
+
+
+class PgoutputAdvanceSlotOperator(BaseOperator):
+    """Move the slot's ``confirmed_flush_lsn`` to the lake's checkpoint, never past it.
+
+    The checkpoint alone decides. The batch that arrives by XCom is only compared with it: one that ends
+    past the checkpoint was never applied, and the task fails and says so; an older one, or none, is
+    harmless.
+
+    :param slot_name: the replication slot to move. (templated)
+    :param namespace: namespace of the Iceberg tables; it holds the checkpoint. (templated)
+    :param batch: the batch as ``PgoutputStageOperator`` returned it. (templated)
+    :param postgres_conn_id: the source, a connection of type ``postgres``. (templated)
+    :param iceberg_conn_id: the lake's catalog, a connection of type ``iceberg``. (templated)
+    :param catalog_name: name of the catalog, when it is not named like its connection. (templated)
+    """
+
+    template_fields: Sequence[str] = (
+        "slot_name",
+        "namespace",
+        "batch",
+        "postgres_conn_id",
+        "iceberg_conn_id",
+        "catalog_name",
+    )
+    template_fields_renderers = {"batch": "json"}  # noqa: RUF012
+    ui_color = "#f5ead0"
+
+    def __init__(
+        self,
+        *,
+        slot_name: str,
+        namespace: str,
+        batch: Any = None,
+        postgres_conn_id: str = "postgres_default",
+        iceberg_conn_id: str = "iceberg_default",
+        catalog_name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.slot_name = slot_name
+        self.namespace = namespace
+        self.batch = batch
+        self.postgres_conn_id = postgres_conn_id
+        self.iceberg_conn_id = iceberg_conn_id
+        self.catalog_name = catalog_name
+
+    def execute(self, context: Context) -> dict[str, str]:
+        """Move the slot."""
+        with airflow_outcome():
+            refuse_backfill(context)
+            from airflow_provider_pgoutput.capture.advance import advance_slot
+            from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
+
+            slot_name = arguments.required_text(self.slot_name, "slot_name")
+            lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
+            checkpoint = lake.checkpoint(slot_name)
+            batch = ReceivedBatch.optional(self.batch, slot_name)
+            if batch is not None and (checkpoint is None or batch.end_lsn > checkpoint.end_lsn):
+                raise BatchRefused(
+                    "The batch was not applied: the lake's checkpoint is"
+                    f" {'missing' if checkpoint is None else checkpoint.end_lsn}, the batch ends at"
+                    f" {batch.end_lsn}. The slot was not moved.",
+                    slot=slot_name,
+                    lsn=batch.end_lsn,
+                    advice="run the apply task before this one (PgoutputApplyOperator, same slot_name,"
+                    " namespace and iceberg_conn_id); if it did run, the XCom of the stage task was"
+                    " altered: clear the stage task.",
+                )
+            if checkpoint is None:
+                raise BatchRefused(
+                    "The lake has no checkpoint for this slot, so nothing may be forgotten yet.",
+                    slot=slot_name,
+                    advice="run the stage and apply tasks first, with the same slot_name and namespace.",
+                )
+            confirmed = advance_slot(
+                PgoutputHook(self.postgres_conn_id).conninfo(), slot_name, checkpoint.end_lsn
+            )
+        self.log.info("Slot %s is confirmed up to %s.", slot_name, confirmed)
+        return {"slot_name": slot_name, "confirmed_flush_lsn": str(confirmed)}

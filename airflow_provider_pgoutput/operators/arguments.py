@@ -1,0 +1,101 @@
+"""Templated arguments arrive as text; this turns them into what they mean, or says what is wrong.
+
+A Jinja template renders to a string unless the DAG asks for native objects. So a list or a mapping may
+come as JSON (``{{ params.publication_names | tojson }}``), a number as its digits, and nothing at all as
+``None`` or the empty string. Nothing is ever evaluated as Python.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from airflow_provider_pgoutput.errors import ConfigurationError
+
+_EMPTY = ("", "None", "null")
+
+
+def required_text(value: Any, name: str) -> str:
+    """Return ``value`` when it is a text that is not empty.
+
+    :raises ConfigurationError: otherwise.
+    """
+    if not isinstance(value, str) or value.strip() in _EMPTY:
+        raise ConfigurationError(f"The argument {name} is missing.", advice=f"give {name}.")
+    return value.strip()
+
+
+def optional_text(value: Any) -> str | None:
+    """Return the text, or None when there is none."""
+    return None if value is None or str(value).strip() in _EMPTY else str(value).strip()
+
+
+def text_list(value: Any, name: str) -> tuple[str, ...]:
+    """Return a list given as a list, as JSON, or as text with commas.
+
+    :raises ConfigurationError: when it is empty or holds something else than texts.
+    """
+    found = value
+    if isinstance(value, str):
+        found = _json(value, name) if value.lstrip().startswith("[") else value.split(",")
+    if not isinstance(found, (list, tuple)) or not all(isinstance(each, str) for each in found):
+        raise ConfigurationError(f"The argument {name} is not a list of texts.")
+    names = tuple(each.strip() for each in found if each.strip())
+    if not names:
+        raise ConfigurationError(f"The argument {name} is empty.", advice=f"give {name}.")
+    return names
+
+
+def optional_text_list(value: Any, name: str) -> tuple[str, ...]:
+    """Return a list as ``text_list`` does, or an empty one when nothing was given."""
+    if value is None or value in (*_EMPTY, "[]", [], ()):
+        return ()
+    return text_list(value, name)
+
+
+def whole_number(value: Any, name: str) -> int | None:
+    """Return a whole number that is not negative, or None when there is none.
+
+    :raises ConfigurationError: when it is something else.
+    """
+    if value is None or (isinstance(value, str) and value.strip() in _EMPTY):
+        return None
+    try:
+        number = int(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"The argument {name} is not a whole number.") from error
+    if number < 0 or isinstance(value, bool):
+        raise ConfigurationError(f"The argument {name} is not a whole number from 0 up.")
+    return number
+
+
+def flag(value: Any, name: str) -> bool:
+    """Return a yes or no.
+
+    :raises ConfigurationError: when it is neither.
+    """
+    known = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    try:
+        return known[str(value).strip().lower()]
+    except KeyError as error:
+        raise ConfigurationError(f"The argument {name} is neither true nor false.") from error
+
+
+def mapping(value: Any, name: str) -> dict[str, Any]:
+    """Return a mapping given as such or as JSON; nothing is an empty mapping.
+
+    :raises ConfigurationError: when it is something else.
+    """
+    if value is None or (isinstance(value, str) and value.strip() in _EMPTY):
+        return {}
+    found = _json(value, name) if isinstance(value, str) else value
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise ConfigurationError(f"The argument {name} is not a mapping with texts as keys.")
+    return found
+
+
+def _json(text: str, name: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigurationError(f"The argument {name} is not JSON.") from error

@@ -1,0 +1,43 @@
+"""How far the lake is, as the operators ask for it. The checkpoint itself is read in ``capture``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.hooks.iceberg import resolve_lake_catalog
+from airflow_provider_pgoutput.operators.arguments import optional_text, required_text
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
+    from airflow_provider_pgoutput.hooks.lake_catalog import LakeCatalog
+
+
+@dataclass(frozen=True, slots=True)
+class Lake:
+    """The namespace of one pipeline in one catalog."""
+
+    catalog: LakeCatalog
+    namespace: str
+
+    @classmethod
+    def open(cls, iceberg_conn_id: str, catalog_name: Any, namespace: Any) -> Lake:
+        """Resolve the arguments that name it.
+
+        :raises ConfigurationError: when one of them is missing or wrong.
+        """
+        catalog = resolve_lake_catalog(
+            required_text(iceberg_conn_id, "iceberg_conn_id"), optional_text(catalog_name)
+        )
+        return cls(catalog, required_text(namespace, "namespace"))
+
+    def checkpoint(self, slot_name: str) -> Checkpoint | None:
+        """How far the lake is for this slot; None: no batch was ever applied.
+
+        :raises LakeUnavailable: when the catalog or the table cannot be read.
+        """
+        from airflow_provider_pgoutput.capture.checkpoint import read_checkpoint
+
+        return read_checkpoint(
+            self.catalog.name, self.catalog.pyiceberg_properties, self.namespace, slot_name
+        )

@@ -1,0 +1,142 @@
+"""The files that one spark-submit needs, made for it in a private folder and removed after it.
+
+The application and the part of this package that it imports travel with the job, so Spark's side need
+not have the package installed. Secrets travel in a properties file that only this user can read, because
+a command line can be read by everyone on the machine and is logged by Airflow.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import zipfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import airflow_provider_pgoutput
+from airflow_provider_pgoutput.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_PACKAGE = "airflow_provider_pgoutput"
+#: What apply imports: itself, the contract, the errors. Nothing of Airflow's side is shipped.
+_SHIPPED = ("__init__.py", "errors.py", "batch", "apply")
+
+#: Spark's default lacks ``credential``, the key of REST catalogs, and the like.
+#: https://spark.apache.org/docs/latest/configuration.html#runtime-environment
+_REDACTION = (
+    "(?i)secret|password|passwd|token|access.?key|credential|sas|private.?key|authorization"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SparkFiles:
+    """Paths of what was written for one job."""
+
+    application: str
+    package_zip: str
+    properties_file: str
+
+
+@contextmanager
+def spark_files(secrets: Mapping[str, str], properties_file: str | None) -> Iterator[SparkFiles]:
+    """Write the files of one job and remove them when it is over.
+
+    :param secrets: Spark configuration that must not be seen.
+    :param properties_file: a file whose properties the new one starts with; None: ``spark-defaults.conf``,
+        which spark-submit no longer reads once it is given a properties file.
+    :raises ConfigurationError: when ``properties_file`` cannot be read.
+    """
+    # mkdtemp makes the folder for this user only (0700).
+    folder = Path(tempfile.mkdtemp(prefix="pgoutput-apply-"))
+    try:
+        application = folder / "pgoutput_apply.py"
+        package_zip = folder / "airflow_provider_pgoutput.zip"
+        properties = folder / "spark.properties"
+        root = Path(airflow_provider_pgoutput.__file__).parent
+        # A copy, because Python puts the folder of the script first in its search path: a module
+        # there would hide any other of its name.
+        shutil.copyfile(root / "apply" / "main.py", application)
+        _zip_package(root, package_zip)
+        _write_private(properties, _properties_text(secrets, properties_file))
+        yield SparkFiles(str(application), str(package_zip), str(properties))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _zip_package(root: Path, target: Path) -> None:
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in _SHIPPED:
+            path = root / name
+            files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+            for file in files:
+                archive.write(file, f"{_PACKAGE}/{file.relative_to(root)}")
+
+
+def _write_private(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _properties_text(secrets: Mapping[str, str], properties_file: str | None) -> str:
+    lines = []
+    if base := properties_file or _spark_defaults():
+        try:
+            lines.append(Path(base).read_text(encoding="utf-8").rstrip("\n"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"The properties file {base} cannot be read.") from error
+    if "spark.redaction.regex" not in "".join(lines):
+        lines.append(_property("spark.redaction.regex", _REDACTION))
+    lines += [_property(key, value) for key, value in sorted(secrets.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _property(key: str, value: str) -> str:
+    """One line of a Java properties file.
+
+    Source: https://docs.oracle.com/en/java/javase/21/docs/api/java.base/java/util/Properties.html#load(java.io.Reader)
+    """
+    return f"{_escaped(key)}={_escaped(value)}"
+
+
+def _escaped(text: str) -> str:
+    special = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
+    special |= {character: f"\\{character}" for character in " =:#!"}
+    return "".join(
+        special.get(character, character)
+        if character.isascii()
+        else "".join(f"\\u{unit:04x}" for unit in _utf16(character))
+        for character in text
+    )
+
+
+def _utf16(character: str) -> list[int]:
+    encoded = character.encode("utf-16-be")
+    return [int.from_bytes(encoded[at : at + 2], "big") for at in range(0, len(encoded), 2)]
+
+
+def _spark_defaults() -> str | None:
+    folder = os.environ.get("SPARK_CONF_DIR")
+    if folder is None and (home := os.environ.get("SPARK_HOME")):
+        folder = f"{home}/conf"
+    if folder is None:
+        return None
+    path = Path(folder) / "spark-defaults.conf"
+    return str(path) if path.is_file() else None
+
+
+def own_spark_submit() -> str | None:
+    """Path of the spark-submit in Airflow's own environment, or None when there is none.
+
+    A worker started by an absolute path does not have its environment's ``bin`` in ``PATH``.
+    """
+    if os.environ.get("SPARK_HOME"):
+        return None
+    path = Path(sys.prefix) / "bin" / "spark-submit"
+    return str(path) if path.is_file() else None

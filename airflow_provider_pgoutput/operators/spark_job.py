@@ -1,0 +1,125 @@
+"""What one spark-submit is started with: where, with which binary, configuration and environment.
+
+Building the command line and following the job stays with ``SparkSubmitHook``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.operators.spark_files import own_spark_submit, spark_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from contextlib import AbstractContextManager
+
+    import psutil  # type: ignore[import-untyped]
+    from airflow.sdk import Connection
+
+    from airflow_provider_pgoutput.operators.spark_files import SparkFiles
+
+_EXTENSIONS = "spark.sql.extensions"
+_PYTHON = "PYSPARK_PYTHON"
+
+
+@dataclass(frozen=True, slots=True)
+class SparkJob:
+    """Where a job runs, as far as it decides what may be handed to it."""
+
+    #: None: what ``SparkSubmitHook`` chooses.
+    spark_binary: str | None
+    #: The driver is a child of this process, so the environment is not written on a command line.
+    driver_is_here: bool
+    #: The spark-submit of Airflow's own environment is used.
+    uses_own_spark: bool
+
+    @classmethod
+    def prepare(
+        cls, connection: Connection, deploy_mode: str | None, spark_binary: str | None
+    ) -> SparkJob:
+        """Look at the connection as ``SparkSubmitHook`` will.
+
+        :param connection: the connection of type ``spark``.
+        :param deploy_mode: the operator's argument, which goes before the connection's.
+        :param spark_binary: the operator's argument, which goes before the connection's.
+        """
+        extra = connection.extra_dejson
+        own = None if spark_binary or extra.get("spark-binary") else own_spark_submit()
+        master = (
+            (connection.host or "") if connection.conn_type == "spark" else connection.conn_type
+        )
+        remote = str(master).startswith(("yarn", "k8s"))
+        mode = deploy_mode or extra.get("deploy-mode") or "client"
+        return cls(
+            spark_binary=spark_binary or own,
+            driver_is_here=not remote and mode == "client",
+            uses_own_spark=own is not None,
+        )
+
+    def files(
+        self, secrets: Mapping[str, str], properties_file: str | None
+    ) -> AbstractContextManager[SparkFiles]:
+        """Write the files of the job, see ``spark_files``."""
+        return spark_files(secrets, properties_file)
+
+    def merged_conf(self, catalog: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Lay the user's configuration over the catalog's; extensions of both are kept."""
+        merged = {**catalog, **given}
+        extensions = [
+            each for conf in (catalog, given) for each in str(conf.get(_EXTENSIONS, "")).split(",")
+        ]
+        merged[_EXTENSIONS] = ",".join(dict.fromkeys(filter(None, extensions)))
+        return merged
+
+    def environment(
+        self, secrets: Mapping[str, str], given: Mapping[str, Any] | None
+    ) -> dict[str, Any] | None:
+        """Environment for spark-submit, beyond its own.
+
+        On YARN and Kubernetes the environment travels on the command line, so secrets are left out and
+        the cluster's own identity must do.
+        """
+        environment = dict(given or {})
+        if self.driver_is_here:
+            environment = {**secrets, **environment}
+            if self.uses_own_spark and _PYTHON not in environment and _PYTHON not in os.environ:
+                # Without it spark-submit looks for a python3 in PATH, which may lack pyspark.
+                environment[_PYTHON] = sys.executable
+        return environment or None
+
+
+def submit_process(hook: Any) -> psutil.Process | None:
+    """Return the running spark-submit of ``hook``, or None."""
+    import psutil  # type: ignore[import-untyped]
+
+    started = getattr(hook, "_submit_sp", None)
+    if started is None or started.poll() is not None:
+        return None
+    try:
+        return psutil.Process(started.pid)
+    except psutil.NoSuchProcess:
+        return None
+
+
+@contextmanager
+def kill_descendants(process: psutil.Process | None) -> Iterator[None]:
+    """Remember the processes below ``process`` and kill what is left of them after the block."""
+    import psutil  # type: ignore[import-untyped]
+
+    try:
+        below = process.children(recursive=True) if process else []
+    except psutil.NoSuchProcess:
+        below = []
+    try:
+        yield
+    finally:
+        for child in below:
+            try:
+                child.kill()
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(below, timeout=5)

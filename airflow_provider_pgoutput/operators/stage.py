@@ -1,0 +1,169 @@
+"""Airflow's door to capture: one batch of a slot, staged. The work itself is in ``capture/``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from airflow_provider_pgoutput.batch.xcom import batch_xcom
+from airflow_provider_pgoutput.operators import arguments
+from airflow_provider_pgoutput.operators.outcome import airflow_outcome
+from airflow_provider_pgoutput.operators.progress import Lake
+from airflow_provider_pgoutput.operators.runs import (
+    log_group,
+    log_tables,
+    new_attempt,
+    refuse_backfill,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from airflow.sdk import Context
+
+    from airflow_provider_pgoutput.batch.xcom import BatchXCom
+    from airflow_provider_pgoutput.capture.pipeline import CaptureRequest
+
+
+class PgoutputStageOperator(BaseOperator):
+    """Stage what is new in a slot as Parquet files; return the batch.
+
+    The first run creates the slot and stages every published table as it was at the slot's start. Each
+    later run stages one batch: from where the lake is to where the server was when the run began, or to
+    an earlier commit when a limit is reached. The slot is read, never moved.
+
+    All arguments are templated; lists and mappings may be given as JSON text.
+
+    :param slot_name: the replication slot, created by the first run.
+    :param publication_names: the publications to read.
+    :param staging_uri: folder of the staging area (``s3://bucket/path``, ``file:///path``).
+    :param namespace: namespace of the Iceberg tables; it holds the checkpoint.
+    :param postgres_conn_id: the source, a connection of type ``postgres``.
+    :param iceberg_conn_id: the lake's catalog, a connection of type ``iceberg``.
+    :param catalog_name: name of the catalog, when it is not named like its connection.
+    :param transport: ``sql`` reads through the SQL function, which is faster and needs temporary space
+        on the server; ``walsender`` reads through the replication protocol, which does not.
+    :param max_changes: end the batch at the first commit past so many row changes.
+    :param max_bytes: end the batch at the first commit past so many bytes of messages.
+    :param max_seconds: end the batch at the first commit past so many seconds of reading.
+    :param initial_copy: whether the first run copies the tables; False: only changes from now on.
+    :param value_policy: what to do with values that their column cannot hold, see ``docs/types.md``.
+    :param key_columns: key columns of tables, ``{"schema.table": ["column"]}``, over the catalog's.
+    :param memory_mib: memory for decoding and writing, in MiB.
+    :param copy_connections: tables or parts of tables copied at the same time.
+    """
+
+    template_fields: Sequence[str] = (
+        "slot_name",
+        "publication_names",
+        "staging_uri",
+        "namespace",
+        "postgres_conn_id",
+        "iceberg_conn_id",
+        "catalog_name",
+        "transport",
+        "max_changes",
+        "max_bytes",
+        "max_seconds",
+        "initial_copy",
+        "value_policy",
+        "key_columns",
+        "memory_mib",
+        "copy_connections",
+    )
+    template_fields_renderers = {"value_policy": "json", "key_columns": "json"}  # noqa: RUF012
+    ui_color = "#d6ecd2"
+
+    def __init__(
+        self,
+        *,
+        slot_name: str,
+        publication_names: Sequence[str] | str,
+        staging_uri: str,
+        namespace: str,
+        postgres_conn_id: str = "postgres_default",
+        iceberg_conn_id: str = "iceberg_default",
+        catalog_name: str | None = None,
+        transport: str = "sql",
+        max_changes: int | str | None = None,
+        max_bytes: int | str | None = None,
+        max_seconds: int | str | None = None,
+        initial_copy: bool | str = True,
+        value_policy: Mapping[str, str] | str | None = None,
+        key_columns: Mapping[str, Sequence[str]] | str | None = None,
+        memory_mib: int | str | None = None,
+        copy_connections: int | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.slot_name = slot_name
+        self.publication_names = publication_names
+        self.staging_uri = staging_uri
+        self.namespace = namespace
+        self.postgres_conn_id = postgres_conn_id
+        self.iceberg_conn_id = iceberg_conn_id
+        self.catalog_name = catalog_name
+        self.transport = transport
+        self.max_changes = max_changes
+        self.max_bytes = max_bytes
+        self.max_seconds = max_seconds
+        self.initial_copy = initial_copy
+        self.value_policy = value_policy
+        self.key_columns = key_columns
+        self.memory_mib = memory_mib
+        self.copy_connections = copy_connections
+
+    def execute(self, context: Context) -> BatchXCom:
+        """Stage one batch."""
+        with airflow_outcome():
+            refuse_backfill(context)
+            # Imported here, so that parsing a DAG file does not load numpy and pyarrow.
+            from airflow_provider_pgoutput.capture.pipeline import stage_batch
+
+            request = self._request(context)
+            with log_group(f"Stage slot {request.slot_name}"):
+                manifest, manifest_uri = stage_batch(request)
+            batch = batch_xcom(manifest, manifest_uri)
+        log_tables(batch["tables"])
+        self.log.info(
+            "Batch %s of slot %s: %s to %s, %s changes, sealed at %s",
+            batch["batch_id"][:16],
+            batch["slot_name"],
+            batch["start_lsn"],
+            batch["end_lsn"],
+            f"{batch['changes']:,}",
+            manifest_uri,
+        )
+        return batch
+
+    def _request(self, context: Context) -> CaptureRequest:
+        from airflow_provider_pgoutput.capture.pipeline import CaptureRequest
+        from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
+
+        slot_name = arguments.required_text(self.slot_name, "slot_name")
+        lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
+        limits = {
+            name: arguments.whole_number(getattr(self, name), name)
+            for name in (
+                "max_changes",
+                "max_bytes",
+                "max_seconds",
+                "memory_mib",
+                "copy_connections",
+            )
+        }
+        return CaptureRequest(
+            conninfo=PgoutputHook(self.postgres_conn_id).conninfo(),
+            slot_name=slot_name,
+            publication_names=arguments.text_list(self.publication_names, "publication_names"),
+            staging_uri=arguments.required_text(self.staging_uri, "staging_uri"),
+            checkpoint=lake.checkpoint(slot_name),
+            transport=arguments.required_text(self.transport, "transport"),
+            initial_copy=arguments.flag(self.initial_copy, "initial_copy"),
+            value_policy=arguments.mapping(self.value_policy, "value_policy"),
+            key_columns=arguments.mapping(self.key_columns, "key_columns"),
+            attempt=new_attempt(context),
+            # A limit that was not given is capture's to choose.
+            **{name: value for name, value in limits.items() if value is not None},
+        )

@@ -1,0 +1,132 @@
+"""Airflow's door for waiting: succeeds when a slot has enough for a run. It never reads the slot."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseSensorOperator, conf
+
+from airflow_provider_pgoutput.errors import SlotLost
+from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
+from airflow_provider_pgoutput.hooks.slot_facts import LOST
+from airflow_provider_pgoutput.operators.arguments import required_text, whole_number
+from airflow_provider_pgoutput.operators.outcome import airflow_outcome
+from airflow_provider_pgoutput.triggers.changes import PgoutputChangesTrigger
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from airflow.sdk import Context
+
+
+class PgoutputChangesSensor(BaseSensorOperator):
+    """Wait until the slot's lag is worth a run.
+
+    Ready when at least ``min_lag_bytes`` of WAL lie between the slot and the server, when there is any
+    at all and ``max_interval`` has passed since this task began to wait, or when the slot does not exist
+    (the first run makes it). A slot that somebody reads is not ready. A slot whose WAL the server has
+    removed fails the task at once.
+
+    :param slot_name: the replication slot to look at. (templated)
+    :param postgres_conn_id: a connection of type ``postgres``. (templated)
+    :param min_lag_bytes: WAL that is worth a run; of all tables, published or not. (templated)
+    :param max_interval: the longest wait while there is any lag, in seconds or as ``timedelta``.
+    :param deferrable: wait in the triggerer instead of a worker.
+    """
+
+    template_fields: Sequence[str] = ("slot_name", "postgres_conn_id", "min_lag_bytes")
+    ui_color = "#e0f0f5"
+
+    def __init__(
+        self,
+        *,
+        slot_name: str,
+        postgres_conn_id: str = "postgres_default",
+        min_lag_bytes: int | str = 1 << 20,
+        max_interval: timedelta | float = timedelta(minutes=15),
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.slot_name = slot_name
+        self.postgres_conn_id = postgres_conn_id
+        self.min_lag_bytes = min_lag_bytes
+        self.max_interval = max_interval
+        self.deferrable = deferrable
+        self._waiting_since: float | None = None
+
+    def execute(self, context: Context) -> None:
+        """Wait here, or hand over to the triggerer."""
+        if not self.deferrable:
+            super().execute(context)
+        elif not self.poke(context):
+            self._defer(context)
+
+    def _defer(self, context: Context) -> None:
+        with airflow_outcome():
+            trigger = PgoutputChangesTrigger(
+                slot_name=required_text(self.slot_name, "slot_name"),
+                postgres_conn_id=self.postgres_conn_id,
+                min_lag_bytes=self._min_lag_bytes(),
+                max_interval_seconds=self._max_interval_seconds(),
+                poll_interval_seconds=self.poke_interval,
+                waiting_since=self._began(context),
+            )
+        self.defer(
+            trigger=trigger,
+            method_name="execute_complete",
+            timeout=timedelta(seconds=self.timeout),
+        )
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> None:
+        """Go on after the triggerer saw something."""
+        with airflow_outcome():
+            if event["status"] == LOST:
+                raise SlotLost(
+                    "The server removed WAL that the slot still needed.",
+                    slot=event["slot_name"],
+                    lsn=event["confirmed_flush_lsn"],
+                    advice="drop the slot and let the next run copy the tables again.",
+                )
+        self.log.info(
+            "Slot %s is %s: %s bytes behind %s.",
+            event["slot_name"],
+            event["status"],
+            event["lag_bytes"],
+            event["current_lsn"],
+        )
+
+    def poke(self, context: Context) -> bool:
+        """Look once."""
+        with airflow_outcome():
+            slot_name = required_text(self.slot_name, "slot_name")
+            facts = PgoutputHook(self.postgres_conn_id).slot(slot_name)
+            facts.check()
+            elapsed = time.time() - self._began(context) >= self._max_interval_seconds()
+            ready = facts.is_worth_a_run(self._min_lag_bytes(), interval_elapsed=elapsed)
+        self.log.info(
+            "Slot %s: exists=%s active=%s wal_status=%s lag=%s bytes: %s.",
+            slot_name,
+            facts.exists,
+            facts.active,
+            facts.wal_status,
+            facts.lag_bytes,
+            "ready" if ready else "not yet",
+        )
+        return ready
+
+    def _min_lag_bytes(self) -> int:
+        return whole_number(self.min_lag_bytes, "min_lag_bytes") or 0
+
+    def _max_interval_seconds(self) -> float:
+        interval = self.max_interval
+        return interval.total_seconds() if isinstance(interval, timedelta) else float(interval)
+
+    def _began(self, context: Context) -> float:
+        """Unix time when this task began to wait; in reschedule mode the first poke of the try."""
+        if self._waiting_since is None:
+            first = context["ti"].get_first_reschedule_date(context) if self.reschedule else None
+            self._waiting_since = time.time() if first is None else first.timestamp()
+        return self._waiting_since

@@ -1,0 +1,90 @@
+"""The whole pipeline as one task group: wait, stage, apply, advance. It only wires the tasks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import TaskGroup
+
+from airflow_provider_pgoutput.operators.advance import PgoutputAdvanceSlotOperator
+from airflow_provider_pgoutput.operators.apply import PgoutputApplyOperator
+from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
+from airflow_provider_pgoutput.sensors.changes import PgoutputChangesSensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from airflow.sdk import Asset
+
+
+def pgoutput_to_iceberg(
+    *,
+    slot_name: str,
+    publication_names: Sequence[str] | str,
+    staging_uri: str,
+    namespace: str,
+    group_id: str = "pgoutput_to_iceberg",
+    postgres_conn_id: str = "postgres_default",
+    iceberg_conn_id: str = "iceberg_default",
+    conn_id: str = "spark_default",
+    catalog_name: str | None = None,
+    wait_for_changes: bool = False,
+    outlets: Sequence[Asset] = (),
+    sensor_options: Mapping[str, Any] | None = None,
+    stage_options: Mapping[str, Any] | None = None,
+    apply_options: Mapping[str, Any] | None = None,
+    advance_options: Mapping[str, Any] | None = None,
+) -> TaskGroup:
+    """Make the tasks ``[changes] >> stage >> apply >> advance`` in the current DAG.
+
+    Give the DAG ``max_active_runs=1``: a second run at the same time would find the slot busy.
+
+    :param slot_name: the replication slot; one pipeline has one. (templated)
+    :param publication_names: the publications to read. (templated)
+    :param staging_uri: folder of the staging area. (templated)
+    :param namespace: namespace of the Iceberg tables. (templated)
+    :param group_id: name of the task group.
+    :param postgres_conn_id: the source, a connection of type ``postgres``.
+    :param iceberg_conn_id: the lake's catalog, a connection of type ``iceberg``.
+    :param conn_id: the Spark cluster, a connection of type ``spark``.
+    :param catalog_name: name of the catalog, when it is not named like its connection. (templated)
+    :param wait_for_changes: begin with a ``PgoutputChangesSensor``.
+    :param outlets: assets that the apply task updates; their events carry ``end_lsn``.
+    :param sensor_options: further arguments of ``PgoutputChangesSensor``.
+    :param stage_options: further arguments of ``PgoutputStageOperator``.
+    :param apply_options: further arguments of ``PgoutputApplyOperator``.
+    :param advance_options: further arguments of ``PgoutputAdvanceSlotOperator``.
+    """
+    source: dict[str, Any] = {"slot_name": slot_name, "postgres_conn_id": postgres_conn_id}
+    lake: dict[str, Any] = {
+        "namespace": namespace,
+        "iceberg_conn_id": iceberg_conn_id,
+        "catalog_name": catalog_name,
+    }
+    with TaskGroup(group_id=group_id, tooltip="PostgreSQL to Iceberg") as group:
+        stage = PgoutputStageOperator(
+            task_id="stage",
+            publication_names=publication_names,
+            staging_uri=staging_uri,
+            **source,
+            **lake,
+            **(stage_options or {}),
+        )
+        apply = PgoutputApplyOperator(
+            task_id="apply",
+            batch=stage.output,
+            slot_name=slot_name,
+            staging_uri=staging_uri,
+            conn_id=conn_id,
+            outlets=list(outlets),
+            **lake,
+            **(apply_options or {}),
+        )
+        advance = PgoutputAdvanceSlotOperator(
+            task_id="advance", batch=stage.output, **source, **lake, **(advance_options or {})
+        )
+        stage >> apply >> advance
+        if wait_for_changes:
+            changes = PgoutputChangesSensor(task_id="changes", **source, **(sensor_options or {}))
+            changes >> stage
+    return group

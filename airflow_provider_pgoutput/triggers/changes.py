@@ -1,0 +1,171 @@
+"""Waits in the triggerer until a slot is worth a run. Never blocks the event loop, never reads the slot.
+
+The trigger is level-triggered: it looks at how far the slot is behind, not at what happened since it
+last looked, so an event that nobody acted on comes again. It only says that there is work; what the work
+is, the run finds out for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseHook
+from airflow.sdk.log import amask_secret
+from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+
+from airflow_provider_pgoutput.batch.layout import check_slot_name
+from airflow_provider_pgoutput.hooks.connections import libpq_parameters
+from airflow_provider_pgoutput.hooks.slot_facts import LOST, SLOT_FACTS_SQL, SlotFacts
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from psycopg import AsyncConnection
+
+READY = "ready"
+MISSING = "missing"
+
+_LONGEST_BACKOFF_SECONDS = 300.0
+
+
+class PgoutputChangesTrigger(BaseEventTrigger):
+    """Fire when the slot's lag is worth a run; for the sensor and for ``AssetWatcher`` alike.
+
+    The event is ``{"status", "slot_name", "confirmed_flush_lsn", "current_lsn", "lag_bytes",
+    "wal_status"}``; ``status`` is ``ready``, ``missing`` (no slot yet: the first run makes it) or
+    ``lost`` (the server removed WAL that the slot needed: the run will fail and say what to do).
+
+    As a watcher it fires once for each position of the slot, and again for the same position when
+    ``max_interval_seconds`` have passed, in case that run failed. A source that does not answer is
+    asked again, with growing pauses: raising would only make the triggerer start it again at once.
+
+    :param slot_name: the replication slot to look at.
+    :param postgres_conn_id: a connection of type ``postgres``.
+    :param min_lag_bytes: WAL that is worth a run. Idle servers write WAL of their own, so small values
+        fire for nothing.
+    :param max_interval_seconds: after this long any lag is worth a run, which also lets the server
+        recycle WAL that other tables wrote.
+    :param poll_interval_seconds: time between two looks.
+    :param waiting_since: Unix time since when ``max_interval_seconds`` count; None: since the trigger
+        starts to run.
+    """
+
+    def __init__(
+        self,
+        *,
+        slot_name: str,
+        postgres_conn_id: str = "postgres_default",
+        min_lag_bytes: int = 1 << 20,
+        max_interval_seconds: float = 900,
+        poll_interval_seconds: float = 30,
+        waiting_since: float | None = None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.slot_name = check_slot_name(slot_name)
+        self.postgres_conn_id = postgres_conn_id
+        self.min_lag_bytes = min_lag_bytes
+        self.max_interval_seconds = max_interval_seconds
+        self.poll_interval_seconds = poll_interval_seconds
+        self.waiting_since = waiting_since
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Say how to make this trigger again."""
+        return (
+            "airflow_provider_pgoutput.triggers.changes.PgoutputChangesTrigger",
+            {
+                "slot_name": self.slot_name,
+                "postgres_conn_id": self.postgres_conn_id,
+                "min_lag_bytes": self.min_lag_bytes,
+                "max_interval_seconds": self.max_interval_seconds,
+                "poll_interval_seconds": self.poll_interval_seconds,
+                "waiting_since": self.waiting_since,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look at the slot again and again and yield an event whenever it is worth a run."""
+        import psycopg
+        from airflow.sdk.exceptions import AirflowException
+
+        connection: AsyncConnection[tuple[Any, ...]] | None = None
+        pause = self.poll_interval_seconds
+        waiting_since = time.time() if self.waiting_since is None else self.waiting_since
+        fired_for: object = None
+        try:
+            while True:
+                try:
+                    if connection is None or connection.closed:
+                        connection = await self._connect()
+                    facts = await self._look(connection)
+                    pause = self.poll_interval_seconds
+                except (psycopg.Error, OSError, AirflowException) as error:
+                    # The class only: the text of a refused login may name more than a log should.
+                    self.log.warning(
+                        "The source of slot %s did not answer (%s); asking again in %.0f s.",
+                        self.slot_name,
+                        type(error).__name__,
+                        pause,
+                    )
+                    await _closed(connection)
+                    connection = None
+                    await asyncio.sleep(pause)
+                    pause = min(max(pause, 1.0) * 2, _LONGEST_BACKOFF_SECONDS)
+                    continue
+                elapsed = time.time() - waiting_since >= self.max_interval_seconds
+                status = self._status(facts, interval_elapsed=elapsed)
+                position = (status, facts.confirmed_flush_lsn)
+                if status is not None and (elapsed or position != fired_for):
+                    fired_for, waiting_since = position, time.time()
+                    yield TriggerEvent(_payload(status, facts))  # type: ignore[no-untyped-call]
+                await asyncio.sleep(self.poll_interval_seconds)
+        finally:
+            await _closed(connection)
+
+    def _status(self, facts: SlotFacts, *, interval_elapsed: bool) -> str | None:
+        if not facts.exists:
+            return MISSING
+        if facts.wal_status == LOST:
+            return LOST
+        worth = facts.is_worth_a_run(self.min_lag_bytes, interval_elapsed=interval_elapsed)
+        return READY if worth else None
+
+    async def _connect(self) -> AsyncConnection[tuple[Any, ...]]:
+        from airflow.providers.postgres.hooks.postgres import PostgresHook
+        from psycopg import AsyncConnection
+
+        airflow_connection = await BaseHook.aget_connection(self.postgres_conn_id)
+        extra = await airflow_connection.aextra_dejson()
+        parameters = libpq_parameters(airflow_connection, extra)
+        if extra.get("iam"):
+            # The cloud's SDK blocks, so it gets a thread.
+            hook = PostgresHook(connection=airflow_connection)
+            login, token, port = await asyncio.to_thread(hook.get_iam_token, airflow_connection)
+            parameters |= {"user": login, "password": token, "port": str(port)}
+        if password := parameters.get("password"):
+            await amask_secret(password)
+        return await AsyncConnection.connect("", autocommit=True, **parameters)  # type: ignore[arg-type]
+
+    async def _look(self, connection: AsyncConnection[tuple[Any, ...]]) -> SlotFacts:
+        cursor = await connection.execute(SLOT_FACTS_SQL, (self.slot_name,))
+        row = await cursor.fetchone()
+        assert row is not None, "the query starts from a row of its own"
+        return SlotFacts.from_row(self.slot_name, row)
+
+
+async def _closed(connection: AsyncConnection[tuple[Any, ...]] | None) -> None:
+    if connection is not None:
+        await connection.close()
+
+
+def _payload(status: str, facts: SlotFacts) -> dict[str, Any]:
+    confirmed = facts.confirmed_flush_lsn
+    return {
+        "status": status,
+        "slot_name": facts.slot_name,
+        "confirmed_flush_lsn": None if confirmed is None else str(confirmed),
+        "current_lsn": str(facts.current_lsn),
+        "lag_bytes": facts.lag_bytes,
+        "wal_status": facts.wal_status,
+    }

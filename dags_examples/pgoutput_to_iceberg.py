@@ -1,0 +1,114 @@
+"""PostgreSQL tables into Iceberg tables, exactly once: the whole pipeline, set up by its parameters.
+
+Connections: ``postgres_default`` (type postgres), ``spark_default`` (type spark) and ``iceberg_default``
+(type iceberg). Try it against any database that has ``wal_level = logical`` and a publication::
+
+    airflow dags test pgoutput_to_iceberg -c '{"slot_name": "lake", "publication_names": ["lake"],
+        "staging_uri": "file:///tmp/staging", "namespace": "shop"}'
+
+To run it by itself, give the parameters defaults of your own and set ``schedule``, for example to
+``timedelta(minutes=5)``.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from airflow.sdk import DAG, Asset, Param
+
+from airflow_provider_pgoutput.task_groups.pipeline import pgoutput_to_iceberg
+
+with DAG(
+    dag_id="pgoutput_to_iceberg",
+    description="PostgreSQL logical replication to Apache Iceberg",
+    doc_md=__doc__,
+    schedule=None,
+    catchup=False,
+    # A slot has one reader: a second run at the same time could only wait.
+    max_active_runs=1,
+    default_args={"retries": 2, "retry_delay": timedelta(seconds=30)},
+    tags=["cdc", "postgresql", "iceberg"],
+    params={
+        "slot_name": Param(
+            "pgoutput_to_iceberg",
+            type="string",
+            pattern="^[a-z0-9_]{1,63}$",
+            description="Replication slot. The first run creates it and copies the tables.",
+        ),
+        "publication_names": Param(
+            ["pgoutput_to_iceberg"],
+            type="array",
+            items={"type": "string"},
+            minItems=1,
+            description="Publications to read; CREATE PUBLICATION makes one.",
+        ),
+        "staging_uri": Param(
+            type="string",
+            minLength=1,
+            description="Folder for staged batches, s3://bucket/path or file:///path.",
+        ),
+        "namespace": Param(
+            "pgoutput",
+            type="string",
+            minLength=1,
+            description="Iceberg namespace of the tables and of the checkpoint.",
+        ),
+        "postgres_conn_id": Param("postgres_default", type="string", description="The source."),
+        "iceberg_conn_id": Param("iceberg_default", type="string", description="The catalog."),
+        "catalog_name": Param(
+            None,
+            type=["null", "string"],
+            description="Name of the catalog, when it is not named like its connection.",
+        ),
+        "transport": Param(
+            "sql",
+            type="string",
+            enum=["sql", "walsender"],
+            description="sql is faster; walsender needs no temporary space on the server.",
+        ),
+        "max_changes": Param(
+            None,
+            type=["null", "integer"],
+            minimum=1,
+            description="End a batch at the first commit past so many row changes.",
+        ),
+        "max_seconds": Param(
+            None,
+            type=["null", "integer"],
+            minimum=1,
+            description="End a batch at the first commit past so many seconds of reading.",
+        ),
+        "mode": Param(
+            "upsert",
+            type="string",
+            enum=["upsert", "change_log"],
+            description="Keep tables as at the source, or append every change.",
+        ),
+        "tables": Param(
+            {},
+            type="object",
+            description='Options by table: {"public.orders": {"partitioned_by": ["days(made_at)"]}}.',
+        ),
+        "spark_conf": Param({}, type="object", description="Spark configuration of the apply job."),
+    },
+) as dag:
+    pgoutput_to_iceberg(
+        slot_name="{{ params.slot_name }}",
+        publication_names="{{ params.publication_names | tojson }}",
+        staging_uri="{{ params.staging_uri }}",
+        namespace="{{ params.namespace }}",
+        postgres_conn_id="{{ params.postgres_conn_id }}",
+        iceberg_conn_id="{{ params.iceberg_conn_id }}",
+        catalog_name="{{ params.catalog_name or '' }}",
+        outlets=[Asset("pgoutput_to_iceberg")],
+        stage_options={
+            "transport": "{{ params.transport }}",
+            "max_changes": "{{ params.max_changes or '' }}",
+            "max_seconds": "{{ params.max_seconds or '' }}",
+        },
+        apply_options={
+            "mode": "{{ params.mode }}",
+            "tables": "{{ params.tables | tojson }}",
+            "conf": "{{ params.spark_conf | tojson }}",
+        },
+    )
