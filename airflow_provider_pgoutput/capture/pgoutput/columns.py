@@ -1,0 +1,139 @@
+"""The walk: cut many tuples of one width into Arrow columns, without an object per row or value.
+
+All tuples are walked at once, column by column: one 8-byte read at each tuple's position gives the
+value's kind and length, and the length moves the position on. A length is read without a sign, so
+positions only grow; a tuple that ends exactly where its message ends has therefore never left it, and no
+other check of bounds is needed. Bytes are copied only after that check.
+
+The copying is Arrow's: with offsets ``start 0, end 0, start 1, end 1, ...`` over the chunk itself, the
+values are every other element of a binary array, and one ``take`` collects them, in any order, with
+nulls. This is 7 to 25 times faster than gathering single bytes with numpy.
+
+What may be in which message is the decoder's matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+TEXT: Final = ord("t")
+NULL: Final = ord("n")
+UNCHANGED: Final = ord("u")
+
+
+class WalkFault(Exception):
+    """A tuple is not what it should be; ``row`` is its number in the walk."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__(row)
+        self.row = row
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Where the values of some tuples are in the chunk; the tuples are in stream order."""
+
+    data: NDArray[np.uint8]
+    #: By column: positions of the first byte of each tuple's value.
+    starts: list[NDArray[np.int64]]
+    #: By column: positions just past it.
+    ends: list[NDArray[np.int64]]
+    #: By column: the kind of each value; None: all are text.
+    kinds: list[NDArray[np.uint8] | None]
+    #: Positions just past the tuples.
+    final: NDArray[np.int64]
+
+
+def walk(
+    data: NDArray[np.uint8],
+    words: NDArray[np.uint64],
+    positions: NDArray[np.int64],
+    width: int,
+) -> Walk:
+    """Walk tuples of ``width`` columns.
+
+    :param data: the bytes of the chunk.
+    :param words: view of ``data``; element ``i`` is the ``<u8`` that starts at byte ``i``.
+    :param positions: of the first value's kind in each tuple, ascending.
+    :raises WalkFault: when a value has a kind that no tuple has, or a tuple leads out of the chunk.
+    """
+    starts: list[NDArray[np.int64]] = []
+    ends: list[NDArray[np.int64]] = []
+    kinds: list[NDArray[np.uint8] | None] = []
+    for _ in range(width):
+        try:
+            word = words[positions].byteswap()
+        except IndexError:
+            raise WalkFault(int(np.argmax(positions >= len(words)))) from None
+        kind = (word >> np.uint64(56)).astype(np.uint8)
+        lengths = ((word >> np.uint64(24)) & np.uint64(0xFFFFFFFF)).view(np.int64)
+        if (kind == TEXT).all():
+            start = positions + 5
+            positions = start + lengths
+            kinds.append(None)
+        else:
+            is_text = kind == TEXT
+            wrong = ~(is_text | (kind == NULL) | (kind == UNCHANGED))
+            if wrong.any():
+                raise WalkFault(int(np.argmax(wrong)))
+            start = positions + np.where(is_text, 5, 1)
+            positions = start + np.where(is_text, lengths, 0)
+            kinds.append(kind)
+        starts.append(start)
+        ends.append(positions)
+    return Walk(data, starts, ends, kinds, positions)
+
+
+class Collector:
+    """Makes Arrow columns of walked tuples, in the order and with the gaps of a block.
+
+    :param found: what the walk found; it must have been checked against the ends of the messages.
+    :param slots: by row of the result: the number of its tuple in the walk, -1: it has none.
+    """
+
+    def __init__(self, found: Walk, slots: NDArray[np.intp]) -> None:
+        self._found = found
+        self._slots = slots
+        self._present = slots >= 0
+        self._complete = bool(self._present.all())
+        self._elements = (np.maximum(slots, 0) * 2).astype(np.int32)
+        self._indices = self._with_gaps(self._present)
+
+    def values(self, column: int) -> pa.Array:
+        """The column as a ``binary`` array, null where there is no tuple or no text."""
+        found = self._found
+        count = len(found.final)
+        kind = found.kinds[column]
+        indices = self._indices
+        if kind is not None:
+            is_text = kind == TEXT
+            if not is_text.any():
+                return pa.nulls(len(self._slots), pa.binary())
+            indices = self._with_gaps(is_text[self._slots] & self._present)
+        offsets = np.empty(2 * count, dtype=np.int32)
+        offsets[0::2] = found.starts[column]
+        offsets[1::2] = found.ends[column]
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(found.data)]
+        values = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
+        return pc.take(values, indices, boundscheck=False)
+
+    def unchanged(self, column: int) -> NDArray[np.bool_] | None:
+        """Which values are unchanged TOAST; None: not one."""
+        kind = self._found.kinds[column]
+        if kind is None or not (is_unchanged := kind == UNCHANGED).any():
+            return None
+        marks: NDArray[np.bool_] = is_unchanged[self._slots] & self._present
+        return marks
+
+    def _with_gaps(self, valid: NDArray[np.bool_]) -> pa.Array:
+        """Indices into the array of values and gaps, null where not ``valid``."""
+        bitmap = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+        return pa.Array.from_buffers(pa.int32(), len(valid), [bitmap, pa.py_buffer(self._elements)])

@@ -1,0 +1,315 @@
+"""Which transaction each message of a chunk belongs to, and its number there; vectorised.
+
+It checks the order of the messages against the table of ``state.py`` and reads Begin and Commit; it
+looks into no other message. What it carries from chunk to chunk makes chunk boundaries invisible.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.pgoutput.messages import (
+    LAST_TIME_US,
+    POSTGRES_EPOCH_US,
+    Begin,
+    Commit,
+    parse_begin,
+    parse_commit,
+)
+from airflow_provider_pgoutput.capture.pgoutput.reference import event_of, misplaced
+from airflow_provider_pgoutput.capture.pgoutput.state import (
+    COUNTED,
+    EVENTS,
+    NEXT_STATE,
+    OUTSIDE,
+    check_begin,
+    check_commit,
+)
+from airflow_provider_pgoutput.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
+
+#: Bytes behind the last message, so that eight bytes can be read at every message's every byte.
+PADDING: Final = 8
+
+_STATES: Final = tuple(NEXT_STATE)
+_UNKNOWN: Final = len(EVENTS)
+_CODE: Final = {event: code for code, event in enumerate(EVENTS)}
+
+
+def code_mask(events: str) -> NDArray[np.bool_]:
+    """Make the lookup table from an event's code to whether it is one of ``events``."""
+    mask = np.zeros(len(EVENTS) + 1, dtype=np.bool_)
+    mask[[_CODE[event] for event in events]] = True
+    return mask
+
+
+def _setters() -> NDArray[np.int8]:
+    """Make the lookup table from an event's code to the state it leads to; -1: to where it was."""
+    setters = np.full(len(EVENTS) + 1, -1, dtype=np.int8)
+    for event, code in _CODE.items():
+        steps = {(state, row[event]) for state, row in NEXT_STATE.items() if event in row}
+        targets = {target for _, target in steps}
+        if len(targets) == 1:
+            setters[code] = _STATES.index(targets.pop())
+        else:
+            # Otherwise the state would depend on all messages before, not on the last setter alone.
+            assert all(state == target for state, target in steps), (
+                "an event must set or keep a state"
+            )
+    return setters
+
+
+def _allowed() -> NDArray[np.bool_]:
+    allowed = np.zeros((len(_STATES), len(EVENTS) + 1), dtype=np.bool_)
+    for state, row in NEXT_STATE.items():
+        for event in row:
+            allowed[_STATES.index(state), _CODE[event]] = True
+    return allowed
+
+
+_SETTERS: Final = _setters()
+_ALLOWED: Final = _allowed()
+_COUNTED: Final = code_mask(COUNTED)
+_CODE_OF_TAG: Final = np.full(256, _UNKNOWN, dtype=np.uint8)
+for _event, _code in _CODE.items():
+    if _event != "m":
+        _CODE_OF_TAG[ord(_event)] = _code
+
+
+class Messages:
+    """The messages of a chunk, cut and classified.
+
+    :raises ProtocolError: when a message is empty, or of no kind that protocol version 1 has.
+    """
+
+    __slots__ = ("data", "ends", "events", "head", "starts")
+
+    def __init__(self, chunk: MessageChunk) -> None:
+        offsets = chunk.offsets
+        if len(offsets) == 0 or offsets[0] < 0 or offsets[-1] > len(chunk.data):
+            raise ProtocolError("The offsets of a chunk lead out of its data.")
+        first, last = int(offsets[0]), int(offsets[-1])
+        if len(offsets) > 1 and (np.diff(offsets) <= 0).any():
+            raise ProtocolError("A message is empty, at byte 0.")
+        #: All bytes, and ``PADDING`` zeros behind them.
+        self.data: NDArray[np.uint8] = np.zeros(last - first + PADDING, dtype=np.uint8)
+        self.data[: last - first] = chunk.data[first:last]
+        self.starts: NDArray[np.int64] = offsets[:-1] - first
+        self.ends: NDArray[np.int64] = offsets[1:] - first
+        #: The first eight bytes of each message as a number. Those of a row message are its tag, the
+        #: relation's OID (4 bytes), the kind of the first tuple and its number of columns (2 bytes).
+        self.head: NDArray[np.uint64] = self.words("<u8")[self.starts].byteswap()
+        #: Position in ``EVENTS`` of each message's event.
+        self.events: NDArray[np.uint8] = _CODE_OF_TAG[(self.head >> np.uint64(56)).astype(np.uint8)]
+        if (self.events == _UNKNOWN).any():
+            event_of(self.body(int(np.argmax(self.events == _UNKNOWN))))
+            raise AssertionError("the reference decoder knows a message that this one does not")
+        if (logical := np.flatnonzero(self.events == _CODE["M"])).size:
+            transactional = self.data[self.starts[logical] + 1] == 1
+            # Of one byte only when cut short; then the next message's tag is no flag, and it is refused.
+            self.events[logical[~transactional]] = _CODE["m"]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def words(self, layout: str) -> NDArray[Any]:
+        """View the data as overlapping numbers: element ``i`` starts at byte ``i``."""
+        kind = np.dtype(layout)
+        size = len(self.data) - kind.itemsize + 1
+        return np.ndarray((size,), dtype=kind, buffer=self.data.data, strides=(1,))
+
+    def body(self, index: int) -> bytes:
+        """The bytes of one message."""
+        return self.data[self.starts[index] : self.ends[index]].tobytes()
+
+    def of(self, events: str) -> NDArray[np.intp]:
+        """Indexes of the messages that are one of ``events``."""
+        return np.flatnonzero(code_mask(events)[self.events])
+
+    def event(self, index: int) -> str:
+        """The event of one message."""
+        return EVENTS[int(self.events[index])]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the messages of a chunk stand. Transaction 0 is the one that the chunk before left open."""
+
+    #: By message: number of its transaction.
+    transaction: NDArray[np.int32]
+    #: By message: its ordinal in the transaction; of counted messages only.
+    seq: NDArray[np.int64]
+    #: By transaction.
+    commit_lsn: NDArray[np.int64]
+    xid: NDArray[np.int64]
+    commit_ts_us: NDArray[np.int64]
+    wanted: NDArray[np.bool_]
+
+
+class Transactions:
+    """The transaction that is open, and what is known of those before."""
+
+    def __init__(self, start_lsn: Lsn | None, end_lsn: Lsn | None) -> None:
+        self._start_lsn = start_lsn
+        self._end_lsn = end_lsn
+        self._state = OUTSIDE
+        self._next_seq = 0
+        self.begin: Begin | None = None
+        self.last_commit: Commit | None = None
+        self.count = 0
+
+    def follow(self, messages: Messages) -> Placement:
+        """Place every message of the next chunk.
+
+        :raises ProtocolError: when a message may not stand where it stands, or a Begin or Commit is wrong.
+        """
+        self._check_states(messages)
+        begins = messages.of("B")
+        transaction = np.zeros(len(messages), dtype=np.int32)
+        transaction[begins] = 1
+        np.cumsum(transaction, out=transaction)
+        lsns, times, xids = self._begins(messages, begins)
+        wanted = self._wanted(lsns)
+        self._commits(messages, begins, transaction, lsns, wanted)
+
+        counted = np.cumsum(_COUNTED[messages.events], dtype=np.int64)
+        base = np.concatenate(([-self._next_seq], counted[begins]))
+        if len(messages):
+            self._next_seq = int(counted[-1] - base[-1])
+        return Placement(
+            transaction=transaction,
+            seq=counted - 1 - base[transaction],
+            commit_lsn=lsns,
+            xid=xids,
+            commit_ts_us=times + POSTGRES_EPOCH_US,
+            wanted=wanted,
+        )
+
+    def lsn_at(self, placement: Placement, index: int) -> Lsn:
+        """Commit LSN of the transaction around a message, for the text of an error."""
+        return Lsn(int(placement.commit_lsn[placement.transaction[index]]))
+
+    def _check_states(self, messages: Messages) -> None:
+        if not len(messages):
+            return
+        setters = _SETTERS[messages.events]
+        numbers = np.arange(len(messages), dtype=np.int32)
+        last = np.maximum.accumulate(np.where(setters >= 0, numbers, -1))
+        initial = _STATES.index(self._state)
+        after = np.where(last >= 0, setters[last], initial).astype(np.int8)
+        before = np.concatenate((np.array([initial], dtype=np.int8), after[:-1]))
+        allowed = _ALLOWED[before, messages.events]
+        if not allowed.all():
+            index = int(np.argmin(allowed))
+            raise misplaced(
+                messages.event(index), _STATES[before[index]], self._lsn_before(messages, index)
+            )
+        self._state = _STATES[after[-1]]
+
+    def _lsn_before(self, messages: Messages, index: int) -> Lsn | None:
+        """Commit LSN of the transaction that is open before a message, when it can be read."""
+        begins = messages.of("BC")
+        begins = begins[begins < index]
+        if not begins.size:
+            return self.begin.final_lsn if self.begin else None
+        if messages.event(int(begins[-1])) == "C":
+            return None
+        return parse_begin(messages.body(int(begins[-1]))).final_lsn
+
+    def _begins(
+        self, messages: Messages, begins: NDArray[np.intp]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Read commit LSN, time and xid of all transactions, the open one first."""
+        starts = messages.starts[begins]
+        wrong = messages.ends[begins] - starts != 21
+        if wrong.any():
+            self._refuse_begin(messages, int(begins[np.argmax(wrong)]))
+        numbers = messages.words(">i8")
+        lsns, times = numbers[starts + 1].astype(np.int64), numbers[starts + 9].astype(np.int64)
+        xids = messages.words(">u4")[starts + 17].astype(np.int64)
+        wrong = (lsns <= 0) | (times > LAST_TIME_US)
+        if wrong.any():
+            self._refuse_begin(messages, int(begins[np.argmax(wrong)]))
+        open_one = self.begin
+        first = (
+            (open_one.final_lsn, open_one.committed_at_us, open_one.xid) if open_one else (0, 0, 0)
+        )
+        if len(begins):
+            self.begin = Begin(Lsn(int(lsns[-1])), int(times[-1]), int(xids[-1]))
+        return (
+            np.concatenate((np.array([first[0]], dtype=np.int64), lsns)),
+            np.concatenate((np.array([first[1]], dtype=np.int64), times)),
+            np.concatenate((np.array([first[2]], dtype=np.int64), xids)),
+        )
+
+    def _refuse_begin(self, messages: Messages, index: int) -> None:
+        parse_begin(messages.body(index))
+        raise AssertionError("the reference decoder accepts a Begin that this one refused")
+
+    def _wanted(self, lsns: NDArray[np.int64]) -> NDArray[np.bool_]:
+        wanted = np.ones(len(lsns), dtype=np.bool_)
+        if self._start_lsn is not None:
+            wanted &= lsns >= min(self._start_lsn, 2**63 - 1)
+        if self._end_lsn is not None and self._end_lsn < 2**63:
+            wanted &= lsns < int(self._end_lsn)
+        return wanted
+
+    def _commits(
+        self,
+        messages: Messages,
+        begins: NDArray[np.intp],
+        transaction: NDArray[np.int32],
+        lsns: NDArray[np.int64],
+        wanted: NDArray[np.bool_],
+    ) -> None:
+        """Check the commits, and that each transaction starts where the one before ended, or later."""
+        commits = messages.of("C")
+        starts = messages.starts[commits]
+        wrong = messages.ends[commits] - starts != 26
+        if wrong.any():
+            self._refuse_commit(messages, int(commits[np.argmax(wrong)]), lsns, transaction)
+        numbers = messages.words(">i8")
+        commit_lsns, end_lsns = numbers[starts + 2], numbers[starts + 10].astype(np.int64)
+        times = numbers[starts + 18]
+        wrong = (
+            (messages.data[starts + 1] != 0)
+            | (commit_lsns != lsns[transaction[commits]])
+            | (end_lsns <= commit_lsns)
+            | (times > LAST_TIME_US)
+        )
+        if wrong.any():
+            self._refuse_commit(messages, int(commits[np.argmax(wrong)]), lsns, transaction)
+
+        # The state table makes begins and commits alternate, so they can be paired by number.
+        opens_inside = len(commits) and (not len(begins) or commits[0] < begins[0])
+        last_end = self.last_commit.end_lsn if self.last_commit else 0
+        before = end_lsns if opens_inside else np.concatenate(([last_end], end_lsns))
+        wrong = lsns[1:] < before[: len(begins)]
+        if wrong.any():
+            number = int(np.argmax(wrong))
+            begin = parse_begin(messages.body(int(begins[number])))
+            check_begin(begin, Commit(Lsn(0), Lsn(int(before[number])), 0))
+        if len(commits):
+            self.count += int(wanted[transaction[commits]].sum())
+            self.last_commit = parse_commit(messages.body(int(commits[-1])))
+            if not len(begins) or commits[-1] > begins[-1]:
+                self.begin = None
+
+    def _refuse_commit(
+        self,
+        messages: Messages,
+        index: int,
+        lsns: NDArray[np.int64],
+        transaction: NDArray[np.int32],
+    ) -> None:
+        lsn = Lsn(int(lsns[transaction[index]]))
+        check_commit(parse_commit(messages.body(index), lsn), Begin(lsn, 0, 0))
+        raise AssertionError("the reference decoder accepts a Commit that this one refused")
