@@ -22,6 +22,9 @@ DISK_MIB = 3000  # The environment takes 1.4 GiB, uv's cache as much again while
 OLDEST_UV = (0, 8)  # Older ones cannot read the lock file's revision.
 INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
 
+# uv names each of the 200 packages; its last line counts them.
+_PACKAGE_LINE = re.compile(r" [+~-] \S+==")
+
 # What a tool printed -> what the reader should know, most specific first.
 DIAGNOSES = (
     (r"No space left|os error 28|Errno 28", "The disk is full: free some space and run it again."),
@@ -105,8 +108,9 @@ def run(what: str, command: list[str], environment: dict[str, str] | None = None
     assert process.stdout is not None, "it is a pipe"
     lines = []
     for line in process.stdout:
-        print(f"  {line.rstrip()}", flush=True)
         lines.append(line)
+        if not _PACKAGE_LINE.match(line):
+            print(f"  {line.rstrip()}", flush=True)
     if process.wait() != 0:
         fail(f"{diagnose(''.join(lines[-60:]))} (step: {what})")
 

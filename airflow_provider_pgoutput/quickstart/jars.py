@@ -9,6 +9,7 @@ files are in the cache folder.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import logging
 import os
 import shutil
@@ -90,15 +91,15 @@ def spark_home() -> Path:
 
     :raises ConfigurationError: pyspark is not installed, or is the client without the engine.
     """
-    import pyspark  # noqa: PLC0415 - the capture half of a deployment has no Spark
-
-    home = Path(next(iter(pyspark.__path__)))
-    if not (home / "bin" / "spark-submit").is_file():
-        raise ConfigurationError(
-            f"The pyspark in {home} has no spark-submit: it is the client, not the engine.",
-            advice='pip install "airflow-provider-pgoutput[quickstart]".',
-        )
-    return home
+    spec = importlib.util.find_spec("pyspark")
+    if spec is not None and spec.submodule_search_locations:
+        home = Path(next(iter(spec.submodule_search_locations)))
+        if (home / "bin" / "spark-submit").is_file():
+            return home
+    raise ConfigurationError(
+        "There is no pyspark in this environment, or only the client without the engine.",
+        advice='pip install "airflow-provider-pgoutput[quickstart]".',
+    )
 
 
 def fetch_jars(artifacts: Iterable[Artifact]) -> list[Path]:

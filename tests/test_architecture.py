@@ -1,0 +1,227 @@
+"""The rules of docs/architecture.md that a program can check: who imports whom, how long things are.
+
+The source is read as syntax trees, so nothing hidden in a function escapes; that the Spark half
+imports where the other half's packages are missing is tried for real.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "airflow_provider_pgoutput"
+PACKAGE_FILES = sorted((ROOT / PACKAGE).rglob("*.py"))
+SOURCE_FILES = [
+    *PACKAGE_FILES,
+    *(
+        path
+        for folder in ("benchmarks", "dags_examples", "scripts")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    ),
+]
+
+# doors -> capture -> batch <- apply. A room that is not named here is a door and may use them all.
+MAY_IMPORT = {
+    "__init__": set(),
+    "provider_info": {"__init__"},
+    "errors": {"errors"},
+    "batch": {"batch", "errors", "__init__"},
+    "capture": {"capture", "batch", "errors", "__init__"},
+    "apply": {"apply", "batch", "errors", "__init__"},
+}
+STANDARD_LIBRARY_ONLY = {"__init__", "provider_info", "errors", "batch"}
+ABSENT_IN_SPARK = ("airflow", "numpy", "psycopg", "pyarrow", "adbc_driver_postgresql", "pyiceberg")
+
+MOST_LINES_OF_A_FILE = 400
+MOST_LINES_OF_A_FUNCTION = 70
+
+
+def _room(path: Path) -> str:
+    """The part of the package that a file belongs to: a folder's name, or a top-level module's."""
+    first = path.relative_to(ROOT / PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+def _imports(path: Path) -> set[str]:
+    """Every module that a file imports, at whatever depth, in absolute form."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno} is a relative import"
+            assert node.module is not None
+            if node.module == PACKAGE:
+                # `from package import errors` names a room, `import __version__` the package.
+                found.update(
+                    PACKAGE if alias.name.startswith("__") else f"{PACKAGE}.{alias.name}"
+                    for alias in node.names
+                )
+            else:
+                found.add(node.module)
+    return found
+
+
+def _rooms_imported(path: Path) -> set[str]:
+    modules = (name.split(".") for name in _imports(path))
+    return {parts[1] if len(parts) > 1 else "__init__" for parts in modules if parts[0] == PACKAGE}
+
+
+def _outside_imported(path: Path) -> set[str]:
+    return {name.split(".")[0] for name in _imports(path)} - {PACKAGE, "__future__"}
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+package_files = pytest.mark.parametrize("path", PACKAGE_FILES, ids=_name)
+source_files = pytest.mark.parametrize("path", SOURCE_FILES, ids=_name)
+
+
+def test_there_is_something_to_check() -> None:
+    rooms = {_room(path) for path in PACKAGE_FILES}
+    assert {"batch", "capture", "apply", "errors", "hooks", "operators", "quickstart"} <= rooms
+
+
+@package_files
+def test_imports_follow_the_arrows(path: Path) -> None:
+    allowed = MAY_IMPORT.get(_room(path))
+    if allowed is not None:
+        assert _rooms_imported(path) <= allowed
+
+
+@package_files
+def test_other_packages_are_imported_only_where_they_belong(path: Path) -> None:
+    room, outside = _room(path), _outside_imported(path)
+    if room in STANDARD_LIBRARY_ONLY:
+        assert outside <= sys.stdlib_module_names
+    if room in {"capture", "apply"}:
+        assert "airflow" not in outside
+    if room == "apply":
+        assert outside.isdisjoint(ABSENT_IN_SPARK)
+    else:
+        assert "pyspark" not in outside
+        assert "py4j" not in outside
+
+
+_IMPORT_EVERYTHING = """
+import importlib, pkgutil, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+for room in {rooms!r}:
+    package = importlib.import_module(f"airflow_provider_pgoutput.{{room}}")
+    for module in pkgutil.walk_packages(package.__path__, f"{{package.__name__}}."):
+        importlib.import_module(module.name)
+        print(module.name)
+"""
+
+
+@pytest.mark.parametrize(
+    ("rooms", "absent"),
+    [
+        (("batch", "apply"), ABSENT_IN_SPARK),
+        (("batch", "capture"), ("airflow", "pyspark")),
+    ],
+)
+def test_each_half_imports_where_the_other_half_is_missing(
+    rooms: tuple[str, ...], absent: tuple[str, ...]
+) -> None:
+    code = _IMPORT_EVERYTHING.format(rooms=rooms, absent=absent)
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert set(result.stdout.split()) == {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in PACKAGE_FILES
+        if _room(path) in rooms and path.name != "__init__.py"
+    } | {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for path in PACKAGE_FILES
+        if _room(path) in rooms and path.name == "__init__.py" and path.parent.name not in rooms
+    }
+
+
+def test_the_package_itself_imports_nothing() -> None:
+    """Spark ships it with --py-files, and Airflow reads the provider metadata of every package."""
+    assert _imports(ROOT / PACKAGE / "__init__.py") <= {"__future__"}
+
+
+@source_files
+def test_a_module_says_what_it_is(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), "no docstring"
+
+
+@source_files
+def test_files_and_functions_are_short(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.count("\n") <= MOST_LINES_OF_A_FILE
+    too_long = [
+        f"{node.name} has {node.end_lineno - node.lineno + 1} lines"
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno + 1 > MOST_LINES_OF_A_FUNCTION
+    ]
+    assert not too_long
+
+
+def _is_made_of_values(node: ast.expr) -> bool:
+    """Whether an expression builds a text from values: f-string, %, + or str.format."""
+    if isinstance(node, ast.JoinedStr):
+        return any(isinstance(part, ast.FormattedValue) for part in node.values)
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.Mod | ast.Add)
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "format"
+        and isinstance(node.func.value, ast.Constant)
+    )
+
+
+def _statements_made_of_values(source: str) -> list[int]:
+    """The lines where a text made of values is run as SQL, or is declared to be safe SQL."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and node.args
+        and isinstance(node.func, ast.Attribute | ast.Name)
+        and (node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id)
+        in {"execute", "executemany", "copy", "SQL"}
+        and _is_made_of_values(node.args[0])
+    ]
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in PACKAGE_FILES if _room(p) not in {"apply", "batch"}], ids=_name
+)
+def test_names_reach_the_server_quoted_and_values_as_parameters(path: Path) -> None:
+    assert not _statements_made_of_values(path.read_text(encoding="utf-8"))
+
+
+def test_the_check_of_statements_sees_each_way_to_do_it_wrong() -> None:
+    wrong = (
+        'c.execute(f"SELECT {x}")\n'
+        'c.execute("SELECT %s" % x)\n'
+        'c.execute("SELECT " + x)\n'
+        'c.execute("SELECT {}".format(x))\n'
+        'sql.SQL(f"SELECT {x}")\n'
+    )
+    assert _statements_made_of_values(wrong) == [1, 2, 3, 4, 5]
+    right = (
+        'c.execute(sql.SQL("SELECT {}").format(sql.Identifier(x)))\nc.execute("SELECT %s", (x,))\n'
+    )
+    assert not _statements_made_of_values(right)
