@@ -1,0 +1,129 @@
+"""Turns measurements into the table on the screen, the JSON file and the targets. Measures nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.staging import TRANSPORTS, Measurement
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: Least rate of the SQL transport as a multiple of pg_recvlogical's, and of the server's alone.
+SQL_TARGETS = {"W1": (4.0, 0.65), "W2": (1.5, 0.5), "W3": (8.0, 0.55), "W4": (2.5, 0.75)}
+#: Least rate of the walsender transport as a multiple of pg_recvlogical's.
+WALSENDER_TARGET = 0.9
+PEAK_TARGET_MIB = 512
+#: Least speed of apply as a multiple of the bare MERGE's.
+APPLY_TARGETS = {"10k": 4.0, "1M": 1.5}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One target and what was measured."""
+
+    case: str
+    target: str
+    wanted: float
+    measured: float
+    met: bool
+
+
+def staging_case(rows: int, measured: dict[str, Measurement]) -> dict[str, Any]:
+    """The figures of one workload by contender, as they stand in the JSON file."""
+    rates = {name: rows / one.seconds for name, one in measured.items()}
+    case: dict[str, Any] = {"rows": rows}
+    for name, one in measured.items():
+        case[name] = {
+            "rows_per_s": rates[name],
+            "rows_per_cpu_s": rows / one.cpu_seconds if one.cpu_seconds else None,
+            "peak_mib": one.peak_mib,
+            "seconds": one.seconds,
+            "ratio_to_pg_recvlogical": ratio(rates, name, "pg_recvlogical"),
+            "ratio_to_server": ratio(rates, name, "server"),
+        }
+    return case
+
+
+def ratio(rates: dict[str, float], name: str, other: str) -> float | None:
+    """How many times as fast; None when the other did not take part."""
+    return rates[name] / rates[other] if other in rates else None
+
+
+def verdicts(result: dict[str, Any]) -> list[Verdict]:
+    """Every target that the run has a figure for."""
+    found: list[Verdict] = []
+
+    def least(case: str, target: str, wanted: float, measured: float | None) -> None:
+        if measured is not None:
+            found.append(Verdict(case, target, wanted, measured, measured >= wanted))
+
+    for name, case in result["staging"].items():
+        to_client, to_server = SQL_TARGETS[name]
+        if sql := case.get("sql"):
+            least(f"{name} sql", "x pg_recvlogical", to_client, sql["ratio_to_pg_recvlogical"])
+            least(f"{name} sql", "x server alone", to_server, sql["ratio_to_server"])
+        if walsender := case.get("walsender"):
+            measured = walsender["ratio_to_pg_recvlogical"]
+            least(f"{name} walsender", "x pg_recvlogical", WALSENDER_TARGET, measured)
+        for transport in TRANSPORTS:
+            if transport in case:
+                peak = case[transport]["peak_mib"]
+                met = peak < PEAK_TARGET_MIB
+                label = f"{name} {transport}"
+                found.append(Verdict(label, "MiB at most", PEAK_TARGET_MIB, peak, met))
+    for name, case in result["apply"].items():
+        least(f"apply {name}", "x bare MERGE", APPLY_TARGETS[name], case["ratio_to_merge"])
+    return found
+
+
+def table(result: dict[str, Any]) -> str:
+    """Everything side by side, for a terminal."""
+    lines = [
+        (
+            f"{'case':<5} {'reader':<15} {'rows/s':>11} {'rows/CPU s':>11} {'peak MiB':>9}"
+            f" {'x pg_recvlogical':>17} {'x server':>9}"
+        )
+    ]
+    for name, case in result["staging"].items():
+        for reader, one in ((key, value) for key, value in case.items() if key != "rows"):
+            lines.append(
+                f"{name:<5} {reader:<15} {number(one['rows_per_s'])} {number(one['rows_per_cpu_s'])}"
+                f" {number(one['peak_mib'], 9)} {fraction(one['ratio_to_pg_recvlogical'], 17)}"
+                f" {fraction(one['ratio_to_server'], 9)}"
+            )
+    if result["apply"]:
+        lines += ["", f"{'apply':<7} {'seconds':>9} {'bare MERGE':>11} {'times as fast':>14}"]
+    for name, one in result["apply"].items():
+        lines.append(
+            f"{name:<7} {one['seconds']:>9.2f} {one['merge_seconds']:>11.2f}"
+            f" {one['ratio_to_merge']:>14.2f}"
+        )
+    lines += ["", f"{'target':<16} {'':<17} {'wanted':>8} {'measured':>9}"]
+    for each in result["targets"]:
+        lines.append(
+            f"{each['case']:<16} {each['target']:<17} {each['wanted']:>8g} {each['measured']:>9.2f}"
+            f"  {'met' if each['met'] else 'MISSED'}"
+        )
+    return "\n".join(lines)
+
+
+def number(value: float | None, width: int = 11) -> str:
+    """A whole number with separators, or a dash."""
+    return f"{'-' if value is None else f'{value:,.0f}':>{width}}"
+
+
+def fraction(value: float | None, width: int) -> str:
+    """A ratio with two decimals, or a dash."""
+    return f"{'-' if value is None else f'{value:.2f}':>{width}}"
+
+
+def finish(result: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Add the verdicts and write the JSON file."""
+    complete = {**result, "targets": [dataclasses.asdict(each) for each in verdicts(result)]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(complete, indent=1) + "\n")
+    return complete

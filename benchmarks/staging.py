@@ -1,0 +1,129 @@
+"""Reads one backlog with every contender, in turns, and takes medians. Knows no target.
+
+The contenders, all over TCP on 127.0.0.1 and to the same end LSN:
+
+``sql``, ``walsender``  our pipeline from slot to sealed batch, in a process of its own
+``pg_recvlogical``      PostgreSQL's own client, which drops what it receives: ``--file=/dev/null``
+``server``              ``SELECT count(*)`` over the peek function: decoding without any transfer
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from benchmarks.workloads import DATABASE, PUBLICATION, Backlog, Source, copied_slot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TRANSPORTS = ("sql", "walsender")
+CONTENDERS = ("server", "sql", "pg_recvlogical", "walsender")
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One contender's way through one backlog."""
+
+    seconds: float
+    #: User and system time of the reading process; None: there is none beside the server's.
+    cpu_seconds: float | None = None
+    #: Highest resident set of the reading process.
+    peak_mib: float | None = None
+    #: Row changes staged; None: the contender does not say.
+    rows: int | None = None
+
+
+def measure(
+    source: Source,
+    backlog: Backlog,
+    contenders: tuple[str, ...],
+    repetitions: int,
+    report: Callable[[str], None],
+) -> dict[str, Measurement]:
+    """Median of each contender; the order is turned round every time, so that drift hits all alike."""
+    found: dict[str, list[Measurement]] = {name: [] for name in contenders}
+    for repetition in range(repetitions):
+        for name in contenders if repetition % 2 == 0 else reversed(contenders):
+            with copied_slot(source, backlog) as slot:
+                if name == "server":
+                    one = read_with_server(source, slot, backlog)
+                elif name == "pg_recvlogical":
+                    one = read_with_pg_recvlogical(source, slot, backlog)
+                else:
+                    one = read_with_pipeline(source.conninfo, slot, name)
+                    check_rows(name, one, backlog)
+            found[name].append(one)
+            report(f"{backlog.workload.name} {name}: {one.seconds:.2f} s")
+    return {name: median(measurements) for name, measurements in found.items()}
+
+
+def median(measurements: list[Measurement]) -> Measurement:
+    """The run with the median time; memory is the worst of all runs."""
+    middle = statistics.median_low(each.seconds for each in measurements)
+    chosen = next(each for each in measurements if each.seconds == middle)
+    peaks = [each.peak_mib for each in measurements if each.peak_mib is not None]
+    return Measurement(chosen.seconds, chosen.cpu_seconds, max(peaks, default=None), chosen.rows)
+
+
+def check_rows(name: str, one: Measurement, backlog: Backlog) -> None:
+    """A fast reader that loses rows has no speed: the tail row is the only one on top."""
+    if one.rows not in {backlog.rows, backlog.rows + 1}:
+        raise RuntimeError(f"{name} staged {one.rows} changes, the server has {backlog.rows}.")
+
+
+def read_with_server(source: Source, slot: str, backlog: Backlog) -> Measurement:
+    """Decode on the server and count there."""
+    started = time.perf_counter()
+    source.count_messages(slot, backlog.end_lsn)
+    return Measurement(time.perf_counter() - started)
+
+
+def read_with_pg_recvlogical(source: Source, slot: str, backlog: Backlog) -> Measurement:
+    """Receive and drop. The tail row, past the end LSN, makes it end without waiting."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    started = time.perf_counter()
+    source.run_program(
+        "pg_recvlogical",
+        "--start",
+        f"--slot={slot}",
+        f"--endpos={backlog.end_lsn}",
+        "--file=/dev/null",
+        "--no-loop",
+        "--option=proto_version=1",
+        f"--option=publication_names={PUBLICATION}",
+        f"--dbname={DATABASE}",
+    )
+    seconds = time.perf_counter() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Measurement(seconds, cpu)
+
+
+def read_with_pipeline(conninfo: str, slot: str, transport: str) -> Measurement:
+    """Stage one batch in a process that does nothing else; see stage_once.py."""
+    with tempfile.TemporaryDirectory(prefix="pgoutput-bench-") as folder:
+        order = {
+            "conninfo": conninfo,
+            "slot": slot,
+            "publication": PUBLICATION,
+            "transport": transport,
+            "staging_uri": folder,
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.stage_once"],
+            input=json.dumps(order),
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            raise RuntimeError(f"staging through {transport} failed:\n{done.stderr[-4000:]}")
+        return Measurement(**json.loads(done.stdout.splitlines()[-1]))
