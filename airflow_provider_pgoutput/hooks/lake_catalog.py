@@ -39,6 +39,7 @@ _HARMLESS = frozenset(
         "warehouse",
         "io-impl",
         "jdbc.schema-version",
+        "jdbc.busy_timeout",
         "prefix",
         "rest.sigv4-enabled",
         "rest.signing-region",
@@ -157,7 +158,7 @@ def _java_properties(properties: dict[str, str]) -> dict[str, str]:
             java.setdefault(name, value)
     java["type"] = _JAVA_TYPES[kind]
     if kind == "sql":
-        java |= _jdbc(properties["uri"])
+        java = {**_jdbc(properties["uri"]), **java}
         # pyiceberg's tables have the column that Iceberg's Java calls V1; V0 would not see the type.
         java.setdefault("jdbc.schema-version", "V1")
     elif "uri" in properties:
@@ -186,7 +187,11 @@ def _jdbc(uri: str) -> dict[str, str]:
         )
     if scheme[1] == "sqlite":
         # sqlite:////absolute/path and sqlite:///relative/path: everything after the third slash.
-        return {"uri": f"jdbc:sqlite:{unquote(parts.path[1:])}"}
+        return {
+            "uri": f"jdbc:sqlite:{unquote(parts.path[1:])}",
+            # Writers of several tables wait for the one lock in place of failing at once.
+            "jdbc.busy_timeout": "60000",
+        }
     query = dict(parse_qsl(parts.query))
     user = unquote(parts.username) if parts.username else query.pop("user", None)
     password = unquote(parts.password) if parts.password else query.pop("password", None)

@@ -7,7 +7,6 @@ IAM tokens. It reads catalogs only; reading and moving the slot is the work of `
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +14,13 @@ from airflow.sdk import BaseHook
 from airflow.sdk.log import mask_secret
 
 from airflow_provider_pgoutput.batch.layout import check_slot_name
-from airflow_provider_pgoutput.errors import (
-    MissingPrivilege,
-    PgoutputError,
-    PublicationMissing,
-    SourceError,
-    SourceUnavailable,
-)
+from airflow_provider_pgoutput.errors import PgoutputError, PublicationMissing
 from airflow_provider_pgoutput.hooks.connections import get_connection, libpq_parameters
-from airflow_provider_pgoutput.hooks.slot_facts import SLOT_FACTS_SQL, SlotFacts
+from airflow_provider_pgoutput.hooks.slot_status import SLOT_STATUS_SQL, SlotStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
+    from typing import LiteralString
 
     from psycopg import Connection as PsycopgConnection
 
@@ -38,6 +32,12 @@ SELECT p.pubname, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtr
                                              ORDER BY t.schemaname, t.tablename)
                    FROM pg_catalog.pg_publication_tables AS t WHERE t.pubname = p.pubname), '{}')
   FROM pg_catalog.pg_publication AS p WHERE p.pubname = ANY(%s) ORDER BY p.pubname
+"""
+
+_ABILITIES_SQL = """
+SELECT pg_catalog.current_setting('server_version'), pg_catalog.current_setting('wal_level'),
+       r.rolreplication OR r.rolsuper
+  FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user
 """
 
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
@@ -114,45 +114,31 @@ class PgoutputHook(BaseHook):
                 self.postgres_conn_id,
             )
 
-    @contextmanager
-    def get_conn(self) -> Iterator[PsycopgConnection[tuple[Any, ...]]]:
-        """Open a session in autocommit mode and close it at the end of the ``with`` block.
+    def get_conn(self, *, replication: bool = False) -> PsycopgConnection[tuple[Any, ...]]:
+        """Open a session in autocommit mode, with every setting pinned that changes bytes.
 
-        :raises SourceUnavailable: when the server cannot be reached or refuses the login.
-        :raises MissingPrivilege: when the role may not see what is asked for.
-        :raises SourceError: when it refuses a statement.
+        :param replication: open a walsender session, which takes ``START_REPLICATION``.
+        :raises SourceUnavailable: when the source does not answer.
+        :raises ConfigurationError: when it refuses the login, or the connection does not exist.
         """
-        import psycopg
+        from airflow_provider_pgoutput.capture.source.session import connect
 
-        try:
-            with psycopg.connect(self.conninfo(), autocommit=True) as connection:
-                yield connection
-        except psycopg.errors.InsufficientPrivilege as error:
-            raise MissingPrivilege(
-                f"The role may not do this: {error.diag.message_primary}.",
-                advice="GRANT what is missing to the role of the connection"
-                f" {self.postgres_conn_id!r}.",
-            ) from error
-        except psycopg.OperationalError as error:
-            raise SourceUnavailable(
-                f"The source did not answer: {str(error).strip()}",
-                advice=f"check the connection {self.postgres_conn_id!r} and the server.",
-            ) from error
-        except psycopg.Error as error:
-            raise SourceError(
-                f"The source refused a statement: {error.diag.message_primary} ({error.sqlstate})."
-            ) from error
+        return connect(self.conninfo(), replication=replication)
 
-    def slot(self, slot_name: str) -> SlotFacts:
+    def _query(self, query: LiteralString, *values: Any) -> list[tuple[Any, ...]]:
+        from airflow_provider_pgoutput.capture.source.errors import translated
+
+        with translated(), self.get_conn() as session:
+            return session.execute(query, values).fetchall()
+
+    def slot(self, slot_name: str) -> SlotStatus:
         """Say how the slot stands now; it need not exist.
 
         :raises ConfigurationError: when ``slot_name`` cannot be a slot's name.
         """
         check_slot_name(slot_name)
-        with self.get_conn() as connection:
-            row = connection.execute(SLOT_FACTS_SQL, (slot_name,)).fetchone()
-        assert row is not None, "the query starts from a row of its own"
-        return SlotFacts.from_row(slot_name, row)
+        (row,) = self._query(SLOT_STATUS_SQL, slot_name)
+        return SlotStatus.from_row(slot_name, row)
 
     def publications(self, names: Sequence[str]) -> tuple[PublicationFacts, ...]:
         """Say what the publications publish.
@@ -162,8 +148,7 @@ class PgoutputHook(BaseHook):
 
         Source: https://www.postgresql.org/docs/current/catalog-pg-publication.html
         """
-        with self.get_conn() as connection:
-            rows = connection.execute(_PUBLICATION_SQL, (list(names),)).fetchall()
+        rows = self._query(_PUBLICATION_SQL, list(names))
         if missing := sorted(set(names) - {row[0] for row in rows}):
             raise PublicationMissing(
                 f"The source has no publication {', '.join(missing)}.",
@@ -174,16 +159,9 @@ class PgoutputHook(BaseHook):
     def test_connection(self) -> tuple[bool, str]:
         """Say whether this source can be captured with this connection."""
         try:
-            with self.get_conn() as connection:
-                row = connection.execute(
-                    "SELECT pg_catalog.current_setting('server_version'),"
-                    " pg_catalog.current_setting('wal_level'), r.rolreplication OR r.rolsuper"
-                    " FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user"
-                ).fetchone()
+            ((version, wal_level, may_replicate),) = self._query(_ABILITIES_SQL)
         except PgoutputError as error:
             return False, str(error)
-        assert row is not None, "a session has a role"
-        version, wal_level, may_replicate = row
         if wal_level != "logical":
             return False, f"PostgreSQL {version} has wal_level={wal_level}; set it to logical."
         if not may_replicate:

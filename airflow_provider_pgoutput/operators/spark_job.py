@@ -94,7 +94,7 @@ class SparkJob:
 
 def submit_process(hook: Any) -> psutil.Process | None:
     """Return the running spark-submit of ``hook``, or None."""
-    import psutil  # type: ignore[import-untyped]
+    import psutil
 
     started = getattr(hook, "_submit_sp", None)
     if started is None or started.poll() is not None:
@@ -108,7 +108,7 @@ def submit_process(hook: Any) -> psutil.Process | None:
 @contextmanager
 def kill_descendants(process: psutil.Process | None) -> Iterator[None]:
     """Remember the processes below ``process`` and kill what is left of them after the block."""
-    import psutil  # type: ignore[import-untyped]
+    import psutil
 
     try:
         below = process.children(recursive=True) if process else []

@@ -17,7 +17,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.hooks.connections import libpq_parameters
-from airflow_provider_pgoutput.hooks.slot_facts import LOST, SLOT_FACTS_SQL, SlotFacts
+from airflow_provider_pgoutput.hooks.slot_status import LOST, SLOT_STATUS_SQL, SlotStatus
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -123,7 +123,7 @@ class PgoutputChangesTrigger(BaseEventTrigger):
         finally:
             await _closed(connection)
 
-    def _status(self, facts: SlotFacts, *, interval_elapsed: bool) -> str | None:
+    def _status(self, facts: SlotStatus, *, interval_elapsed: bool) -> str | None:
         if not facts.exists:
             return MISSING
         if facts.wal_status == LOST:
@@ -147,11 +147,11 @@ class PgoutputChangesTrigger(BaseEventTrigger):
             await amask_secret(password)
         return await AsyncConnection.connect("", autocommit=True, **parameters)  # type: ignore[arg-type]
 
-    async def _look(self, connection: AsyncConnection[tuple[Any, ...]]) -> SlotFacts:
-        cursor = await connection.execute(SLOT_FACTS_SQL, (self.slot_name,))
+    async def _look(self, connection: AsyncConnection[tuple[Any, ...]]) -> SlotStatus:
+        cursor = await connection.execute(SLOT_STATUS_SQL, (self.slot_name,))
         row = await cursor.fetchone()
         assert row is not None, "the query starts from a row of its own"
-        return SlotFacts.from_row(self.slot_name, row)
+        return SlotStatus.from_row(self.slot_name, row)
 
 
 async def _closed(connection: AsyncConnection[tuple[Any, ...]] | None) -> None:
@@ -159,7 +159,7 @@ async def _closed(connection: AsyncConnection[tuple[Any, ...]] | None) -> None:
         await connection.close()
 
 
-def _payload(status: str, facts: SlotFacts) -> dict[str, Any]:
+def _payload(status: str, facts: SlotStatus) -> dict[str, Any]:
     confirmed = facts.confirmed_flush_lsn
     return {
         "status": status,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: One row always: the server's position, and the slot's columns or NULLs.  On a standby, which can
 #: decode since PostgreSQL 16, the position is what was replayed.
-SLOT_FACTS_SQL = """
+SLOT_STATUS_SQL = """
 SELECT p.lsn::text,
        s.plugin, s.database, s.active, s.wal_status, s.safe_wal_size,
        s.restart_lsn::text, s.confirmed_flush_lsn::text,
@@ -34,7 +34,7 @@ LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True)
-class SlotFacts:
+class SlotStatus:
     """A slot as ``pg_replication_slots`` shows it, and how far the server is ahead of it."""
 
     slot_name: str
@@ -55,8 +55,8 @@ class SlotFacts:
     lag_bytes: int | None
 
     @classmethod
-    def from_row(cls, slot_name: str, row: Sequence[Any]) -> SlotFacts:
-        """Read the one row of ``SLOT_FACTS_SQL``."""
+    def from_row(cls, slot_name: str, row: Sequence[Any]) -> SlotStatus:
+        """Read the one row of ``SLOT_STATUS_SQL``."""
         current, plugin, database, active, wal_status, safe, restart, confirmed, lag, exists = row
         return cls(
             slot_name=slot_name,
