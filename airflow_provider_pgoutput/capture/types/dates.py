@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-_ZERO, _NINE = ord("0"), ord("9")
+_ZERO, _NINE, _DASH = ord("0"), ord("9"), ord("-")
 
 
 def date_caster(target: pa.DataType) -> Caster:
@@ -37,14 +37,22 @@ def date_caster(target: pa.DataType) -> Caster:
 
 def _unholdable(runs: ByteRuns, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Infinite, before the year 1, or of a year with five digits or more."""
-    found = runs.equal(rows, b"infinity") | runs.equal(rows, b"-infinity")
-    five_digits = np.ones(len(rows), dtype=np.bool_)
-    for index in range(5):
-        digit = runs.byte(rows, index)
-        five_digits &= (digit >= _ZERO) & (digit <= _NINE)
-        if index == 3:
-            four_digits = five_digits.copy()
-    before = four_digits.copy()
+    found = np.zeros(len(rows), dtype=np.bool_)
+    # All others have a dash after four digits and no letter at the end.
+    odd = np.flatnonzero((runs.byte(rows, 4) != _DASH) | (runs.byte(rows, -1) == ord("C")))
+    found[odd] = _is_special(runs, rows[odd])
+    return found
+
+
+def _is_special(runs: ByteRuns, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    digits = np.ones(len(rows), dtype=np.bool_)
+    for index in range(4):
+        byte = runs.byte(rows, index)
+        digits &= (byte >= _ZERO) & (byte <= _NINE)
+    fifth = runs.byte(rows, 4)
+    five_digits = digits & (fifth >= _ZERO) & (fifth <= _NINE)
+    before = digits
     for index, letter in zip((-3, -2, -1), b" BC", strict=True):
         before &= runs.byte(rows, index) == letter
-    return found | five_digits | before
+    infinite = runs.equal(rows, b"infinity") | runs.equal(rows, b"-infinity")
+    return infinite | five_digits | before

@@ -15,9 +15,8 @@ import pyarrow as pa
 from airflow_provider_pgoutput.capture.types.literals import (
     VECTOR,
     Brackets,
-    not_one_dimensional,
+    Literals,
     split_hstores,
-    split_lists,
 )
 from airflow_provider_pgoutput.capture.types.scalars import cast_string
 from airflow_provider_pgoutput.capture.types.values import (
@@ -40,10 +39,10 @@ def list_caster(target: pa.DataType, brackets: Brackets, element_caster: Caster)
     def cast(raw: pa.Array) -> CastResult:
         dense = raw.drop_null() if raw.null_count else raw
         marks = VECTOR if _are_vectors(dense) else brackets
-        rejected = valid_rows(raw)[not_one_dimensional(dense, marks)]
-        if len(rejected):
-            return _without_rejected(raw, rejected)
-        counts, elements = split_lists(dense, marks)
+        literals = Literals.of(dense, marks)
+        if len(rejected := literals.not_one_dimensional()):
+            return _without_rejected(raw, valid_rows(raw)[rejected])
+        counts, elements = literals.split()
         offsets = _offsets(raw, counts)
         result = element_caster(elements)
         if len(result.rejected):

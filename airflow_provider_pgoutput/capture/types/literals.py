@@ -1,9 +1,9 @@
 r"""Array, vector and hstore literals cut into their parts: one scan over the bytes of a whole column.
 
-Whether a byte is inside quotes is the parity of the quotes before it; whether a quote or backslash is
-itself escaped is the parity of the run of backslashes before it. Both are cumulative operations, so no
-row is looked at alone. All marks are ASCII and the text is UTF-8, where no ASCII byte is part of
-another character. What is not here: casting the parts.
+The scan finds the marks (brackets, delimiters, quotes, backslashes) of all rows at once. A mark is
+inside quotes when an odd number of quotes is before it, and escaped when an odd run of backslashes is
+before it; both are cumulative operations, so no row is looked at alone. All marks are ASCII and the
+text is UTF-8, where no ASCII byte is part of another character. What is not here: casting the parts.
 
 Sources: https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO and
 https://www.postgresql.org/docs/current/hstore.html
@@ -15,16 +15,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
-from airflow_provider_pgoutput.capture.types.values import ByteRuns, MalformedText
+from airflow_provider_pgoutput.capture.types.values import ByteRuns, MalformedText, cut
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from numpy.typing import NDArray
 
-_QUOTE, _BACKSLASH = ord('"'), ord("\\")
-_BOUNDS = ord("[")
-_NULL = np.frombuffer(b"NULL", dtype=np.uint8)
+_QUOTE, _BACKSLASH, _BOUNDS = ord('"'), ord("\\"), ord("[")
+_NULL_WORD = int.from_bytes(b"NULL", "little")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,144 +43,154 @@ VECTOR = Brackets(ord("["), ord("]"), ord(","), is_array=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
-    """Which bytes of a column are marks of quoting."""
+class Marks:
+    """The marks of a column, in order; of those inside quotes only what quoting needs."""
 
-    #: Quotes that open or close.
-    quotes: NDArray[np.bool_] | None
-    #: Backslashes that escape the byte after them.
-    escapes: NDArray[np.bool_] | None
-    #: Bytes outside of quotes, closing quotes included; None: all.
-    outside: NDArray[np.bool_] | None
+    #: Positions of brackets and delimiters outside of quotes, and which byte each is.
+    structure: NDArray[np.int64]
+    kinds: NDArray[np.uint8]
+    #: Positions of quotes that open (even places) or close (odd places).
+    quotes: NDArray[np.int64]
+    #: Positions of backslashes that escape the byte after them.
+    escapes: NDArray[np.int64]
 
 
-def scan(runs: ByteRuns) -> Scan:
-    """Find the quotes and escapes of a column without nulls.
+def find_marks(data: NDArray[np.uint8], structural: bytes) -> Marks:
+    """Find the marks of a column without nulls.
 
-    :raises MalformedText: when a row ends inside quotes.
+    :param structural: the brackets and delimiters to look for.
     """
-    quotes: NDArray[np.bool_] = runs.data == _QUOTE
-    if not quotes.any():
-        return Scan(None, None, None)
-    escapes = _escapes(runs.data)
-    if escapes is not None:
-        quotes[1:] &= ~escapes[:-1]
-    outside = ~np.logical_xor.accumulate(quotes)
-    filled = runs.ends > runs.starts
-    if not outside[runs.ends[filled] - 1].all():
-        raise MalformedText
-    return Scan(quotes, escapes, outside)
+    # Six comparisons of whole registers are faster than one look-up per byte.
+    is_mark = (data == _QUOTE) | (data == _BACKSLASH)
+    for byte in structural:
+        is_mark |= data == byte
+    positions = np.flatnonzero(is_mark)
+    kinds = data[positions]
+    is_escape = kinds == _BACKSLASH
+    if is_escape.any():
+        is_escape = _escaping(positions, is_escape)
+        escaped = np.zeros(len(positions), dtype=np.bool_)
+        escaped[1:] = is_escape[:-1] & (np.diff(positions) == 1)
+        plain = ~(escaped | is_escape)
+        escapes, positions, kinds = positions[is_escape], positions[plain], kinds[plain]
+    else:
+        escapes = positions[:0]
+    is_quote = kinds == _QUOTE
+    if not is_quote.any():
+        return Marks(positions, kinds, positions[:0], escapes)
+    outside = ~(np.logical_xor.accumulate(is_quote) | is_quote)
+    return Marks(positions[outside], kinds[outside], positions[is_quote], escapes)
 
 
-def _escapes(data: NDArray[np.uint8]) -> NDArray[np.bool_] | None:
-    """Backslashes at an even place in their run of backslashes; None: there is no backslash."""
-    backslashes = np.flatnonzero(data == _BACKSLASH)
-    if len(backslashes) == 0:
-        return None
+def _escaping(positions: NDArray[np.int64], is_backslash: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which marks are backslashes at an even place in their run of backslashes."""
+    backslashes = positions[is_backslash]
     begins_run = np.ones(len(backslashes), dtype=np.bool_)
     begins_run[1:] = np.diff(backslashes) > 1
-    run_starts = np.where(begins_run, backslashes, 0)
-    place = backslashes - np.maximum.accumulate(run_starts)
-    escapes = np.zeros(len(data), dtype=np.bool_)
-    escapes[backslashes[(place & 1) == 0]] = True
-    return escapes
+    run_starts = np.maximum.accumulate(np.where(begins_run, backslashes, 0))
+    escaping = np.zeros(len(positions), dtype=np.bool_)
+    escaping[is_backslash] = ((backslashes - run_starts) & 1) == 0
+    return escaping
 
 
-def _binary(
-    content: NDArray[np.uint8], lengths: NDArray[np.int64], is_null: NDArray[np.bool_]
+def _cut_escaped(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    is_null: NDArray[np.bool_] | None,
+    escapes: NDArray[np.int64],
 ) -> pa.Array:
-    """A binary array from its bytes, the lengths of its rows and which of them are null.
-
-    :raises MalformedText: when the lengths are not those of the content.
-    """
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    if offsets[-1] != len(content) or (lengths < 0).any():
-        raise MalformedText
-    validity = pa.array(~is_null).buffers()[1] if is_null.any() else None
-    buffers = [validity, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(content)]
-    return pa.Array.from_buffers(pa.binary(), len(lengths), buffers)
+    """``cut``, with the backslashes at ``escapes`` left out."""
+    if len(escapes):
+        keep = np.ones(len(data), dtype=np.bool_)
+        keep[escapes] = False
+        data = data[keep]
+        starts = starts - np.searchsorted(escapes, starts)
+        ends = ends - np.searchsorted(escapes, ends)
+    return cut(data, starts, ends, is_null)
 
 
-def not_one_dimensional(dense: pa.Array, brackets: Brackets) -> NDArray[np.bool_]:
-    """Which rows a list would lose something of: several dimensions, or lower bounds other than 1.
+@dataclass(frozen=True, slots=True)
+class Literals:
+    """List literals of a column without nulls."""
 
-    :param dense: literals without nulls.
-    :raises MalformedText: when a row is no literal.
-    """
-    runs = ByteRuns.of(dense)
-    if (runs.ends - runs.starts < 2).any():
-        raise MalformedText
-    if (runs.data[runs.ends - 1] != brackets.closing).any():
-        raise MalformedText
-    first = runs.data[runs.starts]
-    with_bounds: NDArray[np.bool_] = (first == _BOUNDS) & brackets.is_array
-    if ((first != brackets.opening) & ~with_bounds).any():
-        raise MalformedText
-    opening = runs.data == brackets.opening
-    if (outside := scan(runs).outside) is not None:
-        opening &= outside
-    dimensions = np.add.reduceat(opening, runs.starts, dtype=np.int64) if len(dense) else first
-    return with_bounds | (dimensions > 1)
+    runs: ByteRuns
+    marks: Marks
+    brackets: Brackets
 
+    @classmethod
+    def of(cls, dense: pa.Array, brackets: Brackets) -> Literals:
+        """Scan a column.
 
-def split_lists(dense: pa.Array, brackets: Brackets) -> tuple[NDArray[np.int64], pa.Array]:
-    """Cut one-dimensional literals into elements.
+        :raises MalformedText: when a row does not begin and end like a literal.
+        """
+        runs = ByteRuns.of(dense)
+        if (runs.ends - runs.starts < 2).any() or (
+            runs.data[runs.ends - 1] != brackets.closing
+        ).any():
+            raise MalformedText
+        structural = bytes((brackets.opening, brackets.closing, brackets.delimiter))
+        return cls(runs, find_marks(runs.data, structural), brackets)
 
-    :param dense: literals without nulls, of which ``not_one_dimensional`` is false.
-    :returns: the number of elements of each row, and the elements of all rows as raw text.
-    :raises MalformedText: when a row is no literal.
-    """
-    runs = ByteRuns.of(dense)
-    marks = scan(runs)
-    delimiters = runs.data == brackets.delimiter
-    if marks.outside is not None:
-        delimiters &= marks.outside
-    # Every delimiter ends an element and starts one; so do the ends of the row.
-    starts_at, ends_at = delimiters.copy(), delimiters.copy()
-    starts_at[runs.starts] = True
-    ends_at[runs.ends - 1] = True
-    starts, ends = np.flatnonzero(starts_at) + 1, np.flatnonzero(ends_at)
-    keep = ~(starts_at | ends_at)
-    counts = _counts(runs, delimiters)
-    # What lies between the brackets of an empty literal is no element; nothing else is empty.
-    filled = ends > starts
-    if np.count_nonzero(~filled) != np.count_nonzero(counts == 0):
-        raise MalformedText
-    starts, ends = starts[filled], ends[filled]
-    lengths = ends - starts
-    is_null = np.zeros(len(starts), dtype=np.bool_)
-    if brackets.is_array:
-        is_null = _nulls(runs.data, starts, lengths)
-        keep[starts[is_null, None] + np.arange(len(_NULL))] = False
-        lengths = np.where(is_null, 0, lengths)
-    if marks.quotes is not None:
-        keep &= ~marks.quotes
-        lengths -= 2 * (runs.data[starts] == _QUOTE)
-    if marks.escapes is not None:
-        keep &= ~marks.escapes
-        before = np.concatenate([[0], np.cumsum(marks.escapes)])
-        lengths -= before[ends] - before[starts]
-    return counts, _binary(runs.data[keep], lengths, is_null)
+    def not_one_dimensional(self) -> NDArray[np.int64]:
+        """Rows of which a list would lose something: several dimensions, or other lower bounds than 1.
 
+        :raises MalformedText: when a row begins like neither.
+        """
+        first = self.runs.data[self.runs.starts]
+        plain = first == self.brackets.opening
+        openings = self.marks.structure[self.marks.kinds == self.brackets.opening]
+        if plain.all() and len(openings) == len(plain):
+            return np.empty(0, dtype=np.int64)
+        if not (plain | (self.brackets.is_array & (first == _BOUNDS))).all():
+            raise MalformedText
+        row = np.searchsorted(self.runs.starts, openings, side="right") - 1
+        dimensions = np.bincount(row, minlength=len(plain))
+        return np.flatnonzero(~plain | (dimensions > 1))
 
-def _counts(runs: ByteRuns, delimiters: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Elements of each row: one more than delimiters, none between bare brackets."""
-    if len(runs.starts) == 0:
-        return np.empty(0, dtype=np.int64)
-    counts: NDArray[np.int64] = np.add.reduceat(delimiters, runs.starts, dtype=np.int64) + 1
-    counts[runs.ends - runs.starts == 2] = 0
-    return counts
+    def split(self) -> tuple[NDArray[np.int64], pa.Array]:
+        """Cut one-dimensional literals into elements.
+
+        :returns: the number of elements of each row, and the elements of all rows as raw text.
+        :raises MalformedText: when a row is no literal.
+        """
+        structure, kinds, brackets = self.marks.structure, self.marks.kinds, self.brackets
+        opens, closes = kinds == brackets.opening, kinds == brackets.closing
+        if not (
+            np.array_equal(structure[opens], self.runs.starts)
+            and np.array_equal(structure[closes], self.runs.ends - 1)
+        ):
+            raise MalformedText
+        starts, ends = structure[~closes] + 1, structure[~opens]
+        counts = np.diff(np.flatnonzero(opens[~closes]), append=len(starts))
+        # What lies between the brackets of an empty literal is no element; nothing else is empty.
+        filled = ends > starts
+        if not filled.all():
+            counts[self.runs.ends - self.runs.starts == 2] = 0
+            starts, ends = starts[filled], ends[filled]
+            if counts.sum() != len(starts):
+                raise MalformedText
+        is_null = None
+        if brackets.is_array:
+            is_null = _nulls(self.runs.data, starts, ends)
+        if len(self.marks.quotes):
+            quoted = self.runs.data[starts] == _QUOTE
+            if 2 * np.count_nonzero(quoted) != len(self.marks.quotes):
+                raise MalformedText
+            starts, ends = starts + quoted, ends - quoted
+        return counts, _cut_escaped(self.runs.data, starts, ends, is_null, self.marks.escapes)
 
 
 def _nulls(
-    data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64]
+    data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
     """Which elements are the bare word NULL; a string of these letters is quoted."""
-    is_null: NDArray[np.bool_] = lengths == len(_NULL)
+    is_null: NDArray[np.bool_] = ends - starts == 4
     candidates = np.flatnonzero(is_null)
-    letters = data[starts[candidates, None] + np.arange(len(_NULL))]
-    is_null[candidates] = (letters == _NULL).all(axis=1)
+    if len(candidates):
+        # The four bytes from every position on, as one number each; nothing is copied.
+        words: NDArray[np.uint32] = np.ndarray((len(data) - 3,), "<u4", data, strides=(1,))
+        is_null[candidates] = words[starts[candidates]] == _NULL_WORD
     return is_null
 
 
@@ -193,50 +202,28 @@ def split_hstores(dense: pa.Array) -> tuple[NDArray[np.int64], pa.Array, pa.Arra
     :raises MalformedText: when a row is no literal.
     """
     runs = ByteRuns.of(dense)
-    marks = scan(runs)
-    if marks.quotes is None or marks.outside is None:
-        if len(runs.data):
-            raise MalformedText
-        nothing = pa.array([], pa.binary())
-        return np.zeros(len(dense), dtype=np.int64), nothing, nothing
-    positions = np.flatnonzero(marks.quotes)
-    opens, closes = positions[0::2], positions[1::2]
+    marks = find_marks(runs.data, b"")
+    if len(marks.quotes) % 2:
+        raise MalformedText
+    opens, closes = marks.quotes[0::2], marks.quotes[1::2]
     # A value follows an arrow, a key follows a comma and a space or begins its row.
     is_value = (opens > 0) & (runs.data[opens - 1] == ord(">"))
-    if len(is_value) and (is_value[0] or (is_value[1:] & is_value[:-1]).any()):
+    if (is_value[1:] & is_value[:-1]).any() or is_value[:1].any():
         raise MalformedText
-    has_value = np.append(is_value[1:], False)[~is_value]
-    inside = ~marks.outside & ~marks.quotes
-    lengths = closes - opens - 1
-    if marks.escapes is not None:
-        inside &= ~marks.escapes
-        before = np.concatenate([[0], np.cumsum(marks.escapes)])
-        lengths -= before[closes] - before[opens]
-    content = runs.data[inside]
-    owner_is_value = np.repeat(is_value, lengths)
-    if len(owner_is_value) != len(content):
-        raise MalformedText
-    value_lengths = np.zeros(len(has_value), dtype=np.int64)
-    value_lengths[has_value] = lengths[is_value]
-    row_of_key = np.searchsorted(runs.ends, opens[~is_value], side="right")
-    counts = np.bincount(row_of_key, minlength=len(dense)).astype(np.int64)
-    _check_hstores(runs, opens, closes, row_of_key, counts, has_value)
-    keys = _binary(content[~owner_is_value], lengths[~is_value], np.zeros(len(has_value), np.bool_))
-    return counts, keys, _binary(content[owner_is_value], value_lengths, ~has_value)
-
-
-def _check_hstores(
-    runs: ByteRuns,
-    opens: NDArray[np.int64],
-    closes: NDArray[np.int64],
-    row_of_key: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    has_value: NDArray[np.bool_],
-) -> None:
-    """Account for every byte of every row: strings, arrows, NULLs and commas, and nothing else."""
-    row_of_string = np.searchsorted(runs.ends, opens, side="right")
-    strings = np.bincount(row_of_string, closes - opens + 1, minlength=len(counts))
-    nulls = np.bincount(row_of_key, ~has_value, minlength=len(counts))
+    is_key = ~is_value
+    has_value = np.append(is_value[1:], False)[is_key]
+    row = np.searchsorted(runs.ends, opens, side="right")
+    counts = np.bincount(row[is_key], minlength=len(dense))
+    # Account for every byte of every row: strings, arrows, NULLs and commas, and nothing else.
+    strings = np.bincount(row, closes - opens + 1, minlength=len(dense))
+    nulls = np.bincount(row[is_key], ~has_value, minlength=len(dense))
     expected = strings + 2 * counts + 4 * nulls + 2 * np.maximum(counts - 1, 0)
     if (expected != runs.ends - runs.starts).any():
         raise MalformedText
+    starts, ends = opens + 1, closes
+    keys = _cut_escaped(runs.data, starts[is_key], ends[is_key], None, marks.escapes)
+    # The value of a key without one is the empty piece behind that key, marked as null.
+    value = np.flatnonzero(is_key) + has_value
+    value_starts = np.where(has_value, starts[value], ends[value])
+    values = _cut_escaped(runs.data, value_starts, ends[value], ~has_value, marks.escapes)
+    return counts, keys, values

@@ -5,7 +5,7 @@ Source: https://www.postgresql.org/docs/current/datatype-binary.html (hex format
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import binascii
 
 import numpy as np
 import pyarrow as pa
@@ -16,16 +16,13 @@ from airflow_provider_pgoutput.capture.types.values import (
     InvalidEncoding,
     MalformedText,
     accepted,
+    at_rows_of,
+    cut,
     null_mask,
     valid_rows,
 )
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-_TRUE, _FALSE = ord("t"), ord("f")
-_NOT_HEX = 512
-_HEX_PREFIX = 256
+_TRUE, _FALSE, _ZERO = ord("t"), ord("f"), ord("0")
 
 
 def cast_string(raw: pa.Array) -> CastResult:
@@ -49,21 +46,6 @@ def cast_boolean(raw: pa.Array) -> CastResult:
     return accepted(pa.array(values, mask=null_mask(raw)))
 
 
-def _hex_pairs() -> NDArray[np.uint16]:
-    r"""The byte that each pair of characters means, read as a little-endian 16-bit number.
-
-    ``\x`` has a mark of its own, so that one look-up finds digits, prefixes and errors.
-    """
-    table = np.full(1 << 16, _NOT_HEX, dtype=np.uint16)
-    for value in range(256):
-        table[int.from_bytes(f"{value:02x}".encode(), "little")] = value
-    table[int.from_bytes(rb"\x", "little")] = _HEX_PREFIX
-    return table
-
-
-_HEX_PAIRS = _hex_pairs()
-
-
 def cast_binary(raw: pa.Array) -> CastResult:
     r"""Hexadecimal bytea, ``\x00ff``: every row has an even length, so a column is a run of pairs."""
     dense = raw.drop_null() if raw.null_count else raw
@@ -71,17 +53,14 @@ def cast_binary(raw: pa.Array) -> CastResult:
     lengths = runs.ends - runs.starts
     if (lengths < 2).any() or (lengths & 1).any():
         raise MalformedText
-    meaning = _HEX_PAIRS[runs.data.view("<u2")]
-    if (meaning[runs.starts >> 1] != _HEX_PREFIX).any():
-        raise MalformedText
-    is_digit = meaning < _HEX_PREFIX
-    content = meaning[is_digit].astype(np.uint8)
-    if len(content) + len(dense) != len(meaning):
-        raise MalformedText
-    sizes = np.zeros(len(raw), dtype=np.int64)
-    sizes[valid_rows(raw)] = (lengths >> 1) - 1
-    offsets = np.zeros(len(raw) + 1, dtype=np.int32)
-    np.cumsum(sizes, out=offsets[1:])
-    validity = pa.array(~mask).buffers()[1] if (mask := null_mask(raw)) is not None else None
-    buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(content)]
-    return accepted(pa.Array.from_buffers(pa.binary(), len(raw), buffers))
+    digits = runs.data.copy()
+    for index, letter in enumerate(rb"\x"):
+        if (digits[runs.starts + index] != letter).any():
+            raise MalformedText
+        digits[runs.starts + index] = _ZERO
+    try:
+        decoded = np.frombuffer(binascii.unhexlify(digits.data), dtype=np.uint8)
+    except binascii.Error:
+        raise MalformedText from None
+    values = cut(decoded, (runs.starts >> 1) + 1, runs.ends >> 1)
+    return accepted(at_rows_of(raw, values))

@@ -88,10 +88,47 @@ class ByteRuns:
 
     def equal(self, rows: NDArray[np.int64], text: bytes) -> NDArray[np.bool_]:
         """Which of ``rows`` are exactly ``text``."""
-        same: NDArray[np.bool_] = self.ends[rows] - self.starts[rows] == len(text)
-        for index, wanted in enumerate(text):
-            same &= self.byte(rows, index) == wanted
+        starts, ends = self.starts[rows], self.ends[rows]
+        same: NDArray[np.bool_] = ends - starts == len(text)
+        candidates = np.flatnonzero(same)
+        if len(candidates):
+            positions = starts[candidates, None] + np.arange(len(text))
+            wanted = np.frombuffer(text, dtype=np.uint8)
+            same[candidates] = (self.data[positions] == wanted).all(axis=1)
         return same
+
+
+def cut(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    is_null: NDArray[np.bool_] | None = None,
+) -> pa.Array:
+    """Copy ``data[starts[i]:ends[i]]`` of every ``i`` into a binary array.
+
+    The pieces must be in order and not overlap. With what lies between them they are a binary array
+    already, of which Arrow takes every other row faster than numpy gathers bytes.
+
+    :raises MalformedText: when they are not in order.
+    """
+    if len(starts) == 0:
+        return pa.array([], pa.binary())
+    offsets = np.empty(2 * len(starts), dtype=np.int32)
+    offsets[0::2], offsets[1::2] = starts, ends
+    if (offsets[1:] < offsets[:-1]).any():
+        raise MalformedText
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    pieces = pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
+    return pieces.take(pa.array(np.arange(0, len(offsets), 2, dtype=np.int32), mask=is_null))
+
+
+def at_rows_of(raw: pa.Array, values: pa.Array) -> pa.Array:
+    """Spread the values of the rows of ``raw`` that are not null over all its rows."""
+    if raw.null_count == 0:
+        return values
+    index = np.zeros(len(raw), dtype=np.int32)
+    index[valid_rows(raw)] = np.arange(len(values), dtype=np.int32)
+    return values.take(pa.array(index, mask=null_mask(raw)))
 
 
 def valid_rows(raw: pa.Array) -> NDArray[np.int64]:
