@@ -1,0 +1,83 @@
+"""Airflow connections for the tests of the doors, and the context of a task that is not running."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Session = psycopg.Connection[tuple[Any, ...]]
+
+
+def connection_json(conninfo: str, **extra: str) -> str:
+    """An Airflow connection of type postgres for a libpq string."""
+    given = conninfo_to_dict(conninfo)
+    fields = {
+        "host": "host",
+        "port": "port",
+        "login": "user",
+        "password": "password",
+        "schema": "dbname",
+    }
+    body = {ours: given.get(theirs) for ours, theirs in fields.items() if given.get(theirs)}
+    if "port" in body:
+        body["port"] = int(str(body["port"]))
+    return json.dumps({"conn_type": "postgres", **body, "extra": extra})
+
+
+@pytest.fixture
+def set_connection(
+    monkeypatch: pytest.MonkeyPatch, airflow_home: object
+) -> Callable[[str, dict[str, Any]], None]:
+    """Define an Airflow connection for the duration of a test."""
+
+    def define(conn_id: str, body: dict[str, Any]) -> None:
+        monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps(body))
+
+    return define
+
+
+@pytest.fixture
+def source(
+    postgres_database: str, monkeypatch: pytest.MonkeyPatch, airflow_home: object
+) -> Iterator[Session]:
+    """A session in a fresh database that is also Airflow's connection ``postgres_default``."""
+    monkeypatch.setenv("AIRFLOW_CONN_POSTGRES_DEFAULT", connection_json(postgres_database))
+    with psycopg.connect(postgres_database, autocommit=True) as session:
+        yield session
+
+
+@pytest.fixture
+def slot(source: Session, request: pytest.FixtureRequest) -> str:
+    """A pgoutput slot in the database of ``source``."""
+    name = f"slot_{abs(hash(request.node.nodeid)) % 10**12}"
+    source.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (name,))
+    return name
+
+
+@dataclass
+class OutletEvents:
+    """What a task writes into ``context["outlet_events"]``."""
+
+    events: dict[Any, SimpleNamespace] = field(default_factory=dict)
+
+    def __getitem__(self, asset: Any) -> SimpleNamespace:
+        return self.events.setdefault(asset, SimpleNamespace(extra=None))
+
+
+@pytest.fixture
+def task_context() -> dict[str, Any]:
+    """The part of a task's context that the doors read."""
+    return {
+        "ti": SimpleNamespace(try_number=1, get_first_reschedule_date=lambda _: None),
+        "dag_run": SimpleNamespace(dag_id="tests", run_id="manual__1", run_type="manual"),
+        "outlet_events": OutletEvents(),
+    }

@@ -1,0 +1,80 @@
+"""Templated arguments arrive as text; each form a user may write is tried, and each wrong one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.operators import arguments
+
+
+@pytest.mark.parametrize(
+    ("value", "meaning"),
+    [
+        (["a", "b"], ("a", "b")),
+        (("a",), ("a",)),
+        ('["a", "b"]', ("a", "b")),
+        ("a, b", ("a", "b")),
+        ("a", ("a",)),
+    ],
+)
+def test_a_list_may_be_a_list_json_or_text(value: Any, meaning: tuple[str, ...]) -> None:
+    assert arguments.text_list(value, "publication_names") == meaning
+
+
+@pytest.mark.parametrize("value", ["", "[]", [], None, 3, [1], "[1]", "[broken", {"a": 1}, " , "])
+def test_what_is_no_list_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match="publication_names"):
+        arguments.text_list(value, "publication_names")
+
+
+@pytest.mark.parametrize("value", [None, "", "None", "[]", []])
+def test_an_optional_list_may_be_missing(value: Any) -> None:
+    assert arguments.optional_text_list(value, "metadata_columns") == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "meaning"), [(5, 5), ("5", 5), (0, 0), ("", None), (None, None), ("None", None)]
+)
+def test_a_number_may_be_its_digits_or_missing(value: Any, meaning: int | None) -> None:
+    assert arguments.whole_number(value, "max_changes") == meaning
+
+
+@pytest.mark.parametrize("value", ["five", -1, "-1", [1], True, "1.5"])
+def test_what_is_no_number_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match="max_changes"):
+        arguments.whole_number(value, "max_changes")
+
+
+@pytest.mark.parametrize(
+    ("value", "meaning"), [(True, True), ("False", False), ("true", True), (0, False)]
+)
+def test_a_flag_may_be_text(value: Any, meaning: bool) -> None:
+    assert arguments.flag(value, "initial_copy") is meaning
+
+
+@pytest.mark.parametrize("value", ["maybe", None, ""])
+def test_what_is_no_flag_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match="initial_copy"):
+        arguments.flag(value, "initial_copy")
+
+
+@pytest.mark.parametrize(
+    ("value", "meaning"), [({"a": 1}, {"a": 1}), ('{"a": 1}', {"a": 1}), (None, {}), ("", {})]
+)
+def test_a_mapping_may_be_json(value: Any, meaning: dict[str, Any]) -> None:
+    assert arguments.mapping(value, "tables") == meaning
+
+
+@pytest.mark.parametrize("value", ["[1]", "{", [1], "__import__('os')", {1: 2}])
+def test_what_is_no_mapping_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match="tables"):
+        arguments.mapping(value, "tables")
+
+
+@pytest.mark.parametrize("value", [None, "", "  ", "None", 3])
+def test_a_missing_text_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match="slot_name"):
+        arguments.required_text(value, "slot_name")
