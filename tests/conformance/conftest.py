@@ -1,0 +1,59 @@
+"""The scenarios of a group run once per test run, when the first test asks for one of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conformance.groups import GroupRun, run_group
+from tests.conformance.scenario import Scenario
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+
+
+@pytest.fixture(scope="session")
+def group_run(
+    request: pytest.FixtureRequest,
+    postgres_server: EmbeddedPostgres,
+    spark: SparkSession,
+    lake_catalog_properties: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[Scenario], GroupRun]:
+    """What became of the group of a scenario. Of a group, only the selected scenarios run."""
+    groups: dict[str, list[Scenario]] = {}
+    for item in request.session.items:
+        scenario = getattr(item, "callspec", None) and item.callspec.params.get("scenario")
+        if isinstance(scenario, Scenario):
+            chosen = groups.setdefault(scenario.group, [])
+            if scenario not in chosen:
+                chosen.append(scenario)
+    runs: dict[str, GroupRun | BaseException] = {}
+
+    def get(scenario: Scenario) -> GroupRun:
+        name = scenario.group
+        if name not in runs:
+            folder = tmp_path_factory.mktemp(f"staging-{name}")
+            try:
+                runs[name] = run_group(
+                    name,
+                    groups[name],
+                    postgres_server,
+                    spark,
+                    lake_catalog_properties,
+                    folder,
+                )
+            except Exception as error:
+                runs[name] = error
+                raise
+        run = runs[name]
+        if isinstance(run, BaseException):
+            pytest.fail(f"the group {name} did not run to its end: {run}")
+        return run
+
+    return get

@@ -1,0 +1,122 @@
+"""One pipeline under test: a slot, its staging area and its namespace, driven step by step.
+
+Every method is one task of the DAG, called as the operators call it. What is not here: any judgement
+of the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from airflow_provider_pgoutput.apply.pipeline import apply_batch
+from airflow_provider_pgoutput.capture.advance import advance_slot
+from airflow_provider_pgoutput.capture.checkpoint import Checkpoint, read_checkpoint
+from airflow_provider_pgoutput.capture.pipeline import CaptureRequest, stage_batch
+from pyiceberg.catalog import load_catalog
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.plan import Plan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+
+CATALOG = "lake"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A sealed batch and where its manifest is."""
+
+    manifest: Manifest
+    uri: str
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The tasks of one DAG run, without Airflow."""
+
+    conninfo: str
+    slot_name: str
+    publication_names: tuple[str, ...]
+    namespace: str
+    staging: Path
+    catalog_properties: dict[str, str]
+    spark: SparkSession
+    #: Fields of ``CaptureRequest`` and of ``Plan`` over the defaults.
+    capture_options: dict[str, Any] = field(default_factory=dict)
+    plan_options: dict[str, Any] = field(default_factory=dict)
+
+    def checkpoint(self) -> Checkpoint | None:
+        """How far the lake is."""
+        return read_checkpoint(CATALOG, self.catalog_properties, self.namespace, self.slot_name)
+
+    def stage(self, **options: Any) -> Batch:
+        """Stage one batch."""
+        request = CaptureRequest(
+            conninfo=self.conninfo,
+            slot_name=self.slot_name,
+            publication_names=self.publication_names,
+            staging_uri=self.staging.as_uri(),
+            checkpoint=self.checkpoint(),
+            **{**self.capture_options, **options},
+        )
+        return Batch(*stage_batch(request))
+
+    def plan(self, batch: Batch) -> Plan:
+        """What the apply operator would write for this batch."""
+        return Plan(
+            manifest_uri=batch.uri,
+            staging_uri=self.staging.as_uri(),
+            catalog=CATALOG,
+            namespace=self.namespace,
+            **self.plan_options,
+        )
+
+    def apply(self, batch: Batch) -> None:
+        """Apply one batch in this process's Spark session."""
+        apply_batch(self.spark, self.plan(batch))
+
+    def advance(self) -> None:
+        """Let the server recycle what the lake holds."""
+        checkpoint = self.checkpoint()
+        assert checkpoint is not None, "nothing was applied yet"
+        advance_slot(self.conninfo, self.slot_name, checkpoint.end_lsn)
+
+    def drain(self, target: Lsn, **options: Any) -> list[Batch]:
+        """Stage and apply batch after batch until the lake is at ``target``."""
+        batches = []
+        while not batches or batches[-1].manifest.end_lsn < target:
+            batches.append(self.stage(**options))
+            self.apply(batches[-1])
+        return batches
+
+    def flush_lsn(self) -> Lsn:
+        """Where the server's durable WAL ends now."""
+        with psycopg.connect(self.conninfo, autocommit=True) as session:
+            row = session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+        assert row is not None
+        return Lsn.parse(row[0])
+
+    def confirmed_flush_lsn(self) -> Lsn | None:
+        """Where the slot is; None: there is no slot."""
+        with psycopg.connect(self.conninfo, autocommit=True) as session:
+            row = session.execute(
+                "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s",
+                (self.slot_name,),
+            ).fetchone()
+        return Lsn.parse(row[0]) if row else None
+
+    def snapshot_ids(self) -> dict[str, int | None]:
+        """The current snapshot of every table in the namespace, read by another engine than Spark."""
+        catalog = load_catalog(CATALOG, **self.catalog_properties)
+        found = {}
+        for identifier in catalog.list_tables(self.namespace):
+            snapshot = catalog.load_table(identifier).current_snapshot()
+            found[identifier[-1]] = snapshot.snapshot_id if snapshot else None
+        return found

@@ -1,0 +1,147 @@
+"""Scenarios that have to stop: nothing is published, nothing moves, and the cause has a name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_pgoutput.errors import PublicationMissing, RowMissing
+from tests.conformance.compare import connect, quoted
+from tests.conformance.pipeline import CATALOG, Pipeline
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+
+def start(
+    conninfo: str,
+    name: str,
+    spark: SparkSession,
+    catalog_properties: dict[str, str],
+    folder: Path,
+    statements: tuple[str, ...],
+) -> Pipeline:
+    with connect(conninfo) as session:
+        for statement in statements:
+            session.execute(statement)
+    pipeline = Pipeline(
+        conninfo=conninfo,
+        slot_name=name,
+        publication_names=("p",),
+        namespace=name,
+        staging=folder,
+        catalog_properties=catalog_properties,
+        spark=spark,
+    )
+    pipeline.apply(pipeline.stage())
+    pipeline.advance()
+    return pipeline
+
+
+def test_c26_a_partial_update_of_a_missing_row_is_refused(
+    postgres_database: str,
+    spark: SparkSession,
+    lake_catalog_properties: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    """C26: the row is gone from the target, so the unchanged value cannot be known."""
+    pipeline = start(
+        postgres_database,
+        "c26",
+        spark,
+        lake_catalog_properties,
+        tmp_path,
+        (
+            "CREATE TABLE t(a int primary key, b text, c int)",
+            "ALTER TABLE t ALTER b SET STORAGE EXTERNAL",
+            "CREATE PUBLICATION p FOR TABLE t",
+            "INSERT INTO t VALUES (1, repeat('k', 9000), 0), (2, 'short', 0)",
+        ),
+    )
+    table = quoted(CATALOG, "c26", "t")
+    spark.sql(f"DELETE FROM {table} WHERE a = 1")
+    with connect(postgres_database) as session:
+        session.execute("UPDATE t SET c = 1")
+    before, checkpoint = pipeline.snapshot_ids(), pipeline.checkpoint()
+    batch = pipeline.stage()
+    for _attempt in range(2):
+        with pytest.raises(RowMissing) as refusal:
+            pipeline.apply(batch)
+        assert refusal.value.table == "public.t"
+        assert refusal.value.advice
+        assert "k" * 20 not in str(refusal.value)
+    assert pipeline.snapshot_ids() == before
+    assert pipeline.checkpoint() == checkpoint
+    assert [tuple(row) for row in spark.sql(f"SELECT a, c FROM {table}").collect()] == [(2, 0)]
+
+
+@pytest.mark.parametrize("transport", ["sql", "walsender"])
+def test_c92_a_dropped_publication_stops_the_run(
+    postgres_database: str,
+    spark: SparkSession,
+    lake_catalog_properties: dict[str, str],
+    tmp_path: Path,
+    transport: str,
+) -> None:
+    """C92: PostgreSQL 18 would skip the changes with a warning; neither slot nor lake may move."""
+    name = f"c92_{transport}"
+    pipeline = start(
+        postgres_database,
+        name,
+        spark,
+        lake_catalog_properties,
+        tmp_path,
+        (
+            "CREATE TABLE t(a int primary key, b text)",
+            "CREATE PUBLICATION p FOR TABLE t",
+        ),
+    )
+    with connect(postgres_database) as session:
+        session.execute("INSERT INTO t VALUES (1, 'a')")
+        session.execute("DROP PUBLICATION p")
+        session.execute("INSERT INTO t VALUES (2, 'b')")
+    before = (pipeline.confirmed_flush_lsn(), pipeline.checkpoint(), pipeline.snapshot_ids())
+    with pytest.raises(PublicationMissing) as refusal:
+        pipeline.stage(transport=transport)
+    assert "p" in str(refusal.value)
+    assert refusal.value.advice
+    after = (pipeline.confirmed_flush_lsn(), pipeline.checkpoint(), pipeline.snapshot_ids())
+    assert after == before
+
+
+@pytest.mark.parametrize("transport", ["sql", "walsender"])
+def test_c92_a_publication_created_late_stops_the_run(
+    postgres_database: str,
+    spark: SparkSession,
+    lake_catalog_properties: dict[str, str],
+    tmp_path: Path,
+    transport: str,
+) -> None:
+    """C92: the publication was dropped and made again; changes in between would be left out."""
+    name = f"c92_late_{transport}"
+    pipeline = start(
+        postgres_database,
+        name,
+        spark,
+        lake_catalog_properties,
+        tmp_path,
+        (
+            "CREATE TABLE t(a int primary key, b text)",
+            "CREATE PUBLICATION p FOR TABLE t",
+        ),
+    )
+    with connect(postgres_database) as session:
+        session.execute("DROP PUBLICATION p")
+        session.execute("INSERT INTO t VALUES (1, 'before')")
+        session.execute("CREATE PUBLICATION p FOR TABLE t")
+        session.execute("INSERT INTO t VALUES (2, 'after')")
+    before = (pipeline.confirmed_flush_lsn(), pipeline.checkpoint(), pipeline.snapshot_ids())
+    with pytest.raises(PublicationMissing):
+        pipeline.stage(transport=transport)
+    after = (pipeline.confirmed_flush_lsn(), pipeline.checkpoint(), pipeline.snapshot_ids())
+    assert after == before

@@ -1,0 +1,159 @@
+"""PostgreSQL to Iceberg, end to end, judged by the source itself and by what each scenario demands.
+
+Every scenario runs twice from the same WAL: with one batch for all, and with one batch for each
+transaction. Then every batch is applied a second time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conformance.compare import (
+    connect,
+    difference,
+    lake_fields,
+    quoted,
+    read_lake,
+    read_source,
+    source_columns,
+)
+from tests.conformance.groups import ONE_BATCH, PER_TRANSACTION, VARIANTS, GroupRun, VariantRun
+from tests.conformance.pipeline import CATALOG
+from tests.conformance.scenarios import SCENARIOS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from tests.conformance.scenario import Scenario
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+every_scenario = pytest.mark.parametrize(
+    "scenario", [pytest.param(each, id=each.id) for each in SCENARIOS]
+)
+both_variants = pytest.mark.parametrize("variant", list(VARIANTS))
+
+
+def target(run: VariantRun, scenario: Scenario, table: str) -> str:
+    return run.pipeline.plan(run.copy).target_name(scenario.schema_of_tables, table)
+
+
+def identifier(run: VariantRun, scenario: Scenario, table: str) -> str:
+    return quoted(CATALOG, run.pipeline.namespace, target(run, scenario, table))
+
+
+def changes_of(manifest: Manifest, scenario: Scenario) -> int:
+    return sum(
+        table.counts.changes
+        for table in manifest.tables
+        if table.schema_name == scenario.schema_of_tables
+    )
+
+
+@both_variants
+@every_scenario
+def test_scenario(
+    scenario: Scenario,
+    variant: str,
+    spark: SparkSession,
+    group_run: Callable[[Scenario], GroupRun],
+) -> None:
+    """The lake holds what the scenario demands, and what the source holds."""
+    group = group_run(scenario)
+    run = group.variants[variant]
+    with connect(group.conninfo) as session:
+        for table, rows in scenario.expected.items():
+            name = identifier(run, scenario, table)
+            schema = scenario.schema_of_tables
+            wanted_columns = source_columns(session, schema, table)
+            fields = lake_fields(spark, name)
+            assert set(fields) == {*wanted_columns, *scenario.surplus_columns}, table
+            chosen = [fields[column] for column in wanted_columns]
+            found = read_lake(spark, name, chosen)
+            assert not difference(found, Counter(rows)), table
+            if not scenario.differs_because:
+                assert not difference(found, read_source(session, schema, table, chosen)), table
+
+
+@both_variants
+@every_scenario
+def test_applied_twice(
+    scenario: Scenario, variant: str, group_run: Callable[[Scenario], GroupRun]
+) -> None:
+    """Applying every batch again, the copy first, makes no snapshot on any table."""
+    run = group_run(scenario).variants[variant]
+    for table in scenario.expected:
+        assert target(run, scenario, table) in run.snapshots
+    assert run.snapshots_after_second_time == run.snapshots
+
+
+@every_scenario
+def test_every_change_is_counted(
+    scenario: Scenario, group_run: Callable[[Scenario], GroupRun]
+) -> None:
+    """A batch counts each change of the stream; a limit ends it after one transaction."""
+    variants = group_run(scenario).variants
+    whole = [changes_of(batch.manifest, scenario) for batch in variants[ONE_BATCH].batches]
+    assert whole == [sum(scenario.changes)]
+    single = variants[PER_TRANSACTION].batches
+    assert all(batch.manifest.transactions <= 1 for batch in single)
+    counted = [changes_of(batch.manifest, scenario) for batch in single]
+    assert [count for count in counted if count] == list(scenario.changes)
+
+
+@pytest.mark.parametrize(
+    "scenario", [pytest.param(each, id=each.id) for each in SCENARIOS if each.warning]
+)
+@both_variants
+def test_a_warning_names_the_table(
+    scenario: Scenario, variant: str, group_run: Callable[[Scenario], GroupRun]
+) -> None:
+    """What the lake cannot follow is said before it happens."""
+    warnings = group_run(scenario).variants[variant].warnings
+    assert any(all(word in warning for word in scenario.warning) for warning in warnings), warnings
+
+
+@pytest.mark.parametrize(
+    "scenario", [pytest.param(each, id=each.id) for each in SCENARIOS if each.dml_sqlstate]
+)
+def test_the_publisher_refuses(
+    scenario: Scenario, group_run: Callable[[Scenario], GroupRun]
+) -> None:
+    """The scenario's last statement fails at the source, as it is meant to."""
+    assert group_run(scenario).refused[scenario.id] == scenario.dml_sqlstate
+
+
+@pytest.mark.parametrize(
+    "scenario", [pytest.param(each, id=each.id) for each in SCENARIOS if each.rejected]
+)
+@both_variants
+def test_values_without_a_place_are_kept_as_text(
+    scenario: Scenario,
+    variant: str,
+    spark: SparkSession,
+    group_run: Callable[[Scenario], GroupRun],
+) -> None:
+    """What is NULL in the lake and not in the source is in the side table, once."""
+    run = group_run(scenario).variants[variant]
+    side = spark.table(quoted(CATALOG, run.pipeline.namespace, "pgoutput_rejected_values"))
+    found = Counter(
+        (row.table_name, row.column_name, row.key, row.raw_value)
+        for row in side.where(side.schema_name == scenario.schema).collect()
+    )
+    wanted = Counter(
+        (each.table, each.column, each.key, each.raw_value) for each in scenario.rejected
+    )
+    assert found == wanted
+    counted = sum(
+        table.counts.rejected
+        for batch in run.batches
+        for table in batch.manifest.tables
+        if table.schema_name == scenario.schema
+    )
+    assert counted == len(scenario.rejected)
