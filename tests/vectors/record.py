@@ -1,9 +1,9 @@
 """Record the raw messages of every scenario from real servers: ``python -m tests.vectors.record``.
 
 ``scenarios.json`` beside this file says what to do and which messages must come, in the notation of
-``tests/capture/pgoutput/notation.py``. Each run replaces ``<scenario>/pg<version>.hex``, one message a line, for
-each version whose server is on this machine. Values of user-defined OIDs, LSNs, xids and times differ
-from run to run; the tests do not look at them.
+``tests/capture/pgoutput/notation.py``. Each run replaces ``<scenario>/pg<version>.hex``, one message a
+line, for each version whose server is on this machine. OIDs of user-defined types, LSNs, xids and times
+differ from run to run; the tests do not look at them.
 """
 
 from __future__ import annotations

@@ -51,6 +51,14 @@ class Walk:
     #: Positions just past the tuples.
     final: NDArray[np.int64]
 
+    def any_unchanged(self) -> NDArray[np.bool_]:
+        """By tuple: whether it holds unchanged TOAST."""
+        found = np.zeros(len(self.final), dtype=np.bool_)
+        for kind in self.kinds:
+            if kind is not None:
+                found |= kind == UNCHANGED
+        return found
+
 
 def walk(
     data: NDArray[np.uint8],

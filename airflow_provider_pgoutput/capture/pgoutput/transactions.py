@@ -153,6 +153,10 @@ class Placement:
     commit_ts_us: NDArray[np.int64]
     wanted: NDArray[np.bool_]
 
+    def lsn(self, index: int) -> Lsn:
+        """Commit LSN of the transaction around a message, for the text of an error."""
+        return Lsn(int(self.commit_lsn[self.transaction[index]]))
+
 
 class Transactions:
     """The transaction that is open, and what is known of those before."""
@@ -192,10 +196,6 @@ class Transactions:
             commit_ts_us=times + POSTGRES_EPOCH_US,
             wanted=wanted,
         )
-
-    def lsn_at(self, placement: Placement, index: int) -> Lsn:
-        """Commit LSN of the transaction around a message, for the text of an error."""
-        return Lsn(int(placement.commit_lsn[placement.transaction[index]]))
 
     def _check_states(self, messages: Messages) -> None:
         if not len(messages):

@@ -2,7 +2,7 @@
 
 ``B`` begin, ``C`` commit, ``R[schema.table ri=identity *key:type_oid column:type_oid]``, ``Y[schema.type]``,
 ``O[name lsn=...]``, ``I:t(1,x)``, ``U:t K(1,NULL)->N(2,x)``, ``D:t O(1,x)``, ``T[t,u opt=3]``,
-``M[tx=1 prefix b'content']``. ``<u>`` is unchanged TOAST, ``pg_catalog`` is empty, OIDs of user-defined types are
+``M[tx=1 prefix b'content']``. ``<u>`` is unchanged TOAST, ``pg_catalog`` is empty, OIDs of user types are
 ``user``, and a value longer than 24 characters is its first 6 and its length.
 """
 

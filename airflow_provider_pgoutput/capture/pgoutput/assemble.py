@@ -1,0 +1,121 @@
+"""Puts rows together into blocks: one for each version of a relation, in the order of the stream.
+
+Rows of all relations with the same number of columns are walked together, because the cost of a walk
+is that of its steps as long as it has few rows: a chunk of rows of a hundred partitions costs little more
+than one of a single table. The blocks are slices of the columns that come out.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock
+from airflow_provider_pgoutput.capture.pgoutput.columns import Collector
+from airflow_provider_pgoutput.capture.pgoutput.rows import (
+    INSERT,
+    NEW,
+    TRUNCATE,
+    UPDATE,
+    Rows,
+    Tuples,
+    find_tuples,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    Order = NDArray[np.intp] | None
+    Column = tuple[pa.Array | None, NDArray[np.bool_] | None]
+
+
+def assemble(rows: Rows) -> list[ChangeBlock]:
+    """Make the blocks of a chunk, in the order of their first changes.
+
+    :raises ProtocolError: when a row is not valid.
+    """
+    if not len(rows):
+        return []
+    widths = rows.chunk.relations.widths(rows.version)
+    if (widths == widths[0]).all():
+        found = _of_width(rows, int(widths[0]))
+    else:
+        found = [
+            block
+            for width in np.unique(widths).tolist()
+            for block in _of_width(rows.pick(np.flatnonzero(widths == width)), width)
+        ]
+    return [block for _, block in sorted(found, key=lambda each: each[0])]
+
+
+def _of_width(rows: Rows, width: int) -> list[tuple[int, ChangeBlock]]:
+    """Make the blocks of rows with ``width`` columns, each with the number of its first message."""
+    old, new = find_tuples(rows, width)
+    order, bounds = _grouped(rows.version)
+    new_columns = _columns(new, order, width)
+    old_columns = _columns(old, order, width)
+    if order is not None:
+        rows = rows.pick(order)
+    placement = rows.chunk.placement
+    transaction = placement.transaction[rows.message]
+    commit_lsn = placement.commit_lsn[transaction]
+    seq = placement.seq[rows.message]
+    xid = placement.xid[transaction]
+    commit_ts_us = placement.commit_ts_us[transaction]
+    no_old = (rows.kind == NEW) | (rows.tag == TRUNCATE)
+    old_kind = np.where(no_old, np.uint8(0), rows.kind)
+
+    def block(first: int, last: int) -> ChangeBlock:
+        tag = rows.tag[first:last]
+        has_new = bool(((tag == INSERT) | (tag == UPDATE)).any())
+        has_old = bool(old_kind[first:last].any())
+        return ChangeBlock(
+            relation=rows.chunk.relations.versions[int(rows.version[first])],
+            commit_lsn=commit_lsn[first:last],
+            seq=seq[first:last],
+            op=tag,
+            xid=xid[first:last],
+            commit_ts_us=commit_ts_us[first:last],
+            old_kind=old_kind[first:last],
+            new=_slices(new_columns, first, last, has_new),
+            old=_slices(old_columns, first, last, has_old),
+            unchanged=tuple(_marked(marks, first, last) for _, marks in new_columns),
+        )
+
+    return [(int(rows.message[first]), block(first, last)) for first, last in bounds]
+
+
+def _grouped(version: NDArray[np.intp]) -> tuple[Order, list[tuple[int, int]]]:
+    """Order rows by version, in stream order within (None: they are), and the bounds of each version."""
+    if (version == version[0]).all():
+        return None, [(0, len(version))]
+    # Numbers of 16 bits are sorted by radix, several times faster than wider ones.
+    keys = version.astype(np.uint16) if version.max() < 1 << 16 else version
+    order = np.argsort(keys, kind="stable")
+    cuts = np.flatnonzero(np.diff(version[order])) + 1
+    return order, list(itertools.pairwise([0, *cuts.tolist(), len(version)]))
+
+
+def _columns(tuples: Tuples | None, order: Order, width: int) -> list[Column]:
+    """Make the columns of the new or of the old tuples, and the marks of unchanged TOAST in them."""
+    if tuples is None:
+        return [(None, None)] * width
+    slots = tuples.slots if order is None else tuples.slots[order]
+    collector = Collector(tuples.found, slots)
+    return [(collector.values(column), collector.unchanged(column)) for column in range(width)]
+
+
+def _slices(
+    columns: list[Column], first: int, last: int, is_there: bool
+) -> tuple[pa.Array | None, ...]:
+    return tuple(
+        values.slice(first, last - first) if is_there and values is not None else None
+        for values, _ in columns
+    )
+
+
+def _marked(marks: NDArray[np.bool_] | None, first: int, last: int) -> NDArray[np.bool_] | None:
+    return None if marks is None or not marks[first:last].any() else marks[first:last]

@@ -1,0 +1,100 @@
+"""Which version of a relation is in force at each message; vectorised.
+
+A version is what one Relation message says; the same content said again is the same version. Versions
+are numbered in the order in which they came into force. Nothing is looked up in a catalog.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from airflow_provider_pgoutput.capture.pgoutput.messages import Relation
+
+
+class UnknownRelation(Exception):
+    """A change names a relation that no message before it announced; ``row`` is its number."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__(row)
+        self.row = row
+
+
+class Relations:
+    """All versions so far, and where in the current chunk they came into force."""
+
+    def __init__(self) -> None:
+        #: The last announced version of each relation, by OID.
+        self.by_oid: dict[int, Relation] = {}
+        #: By number.
+        self.versions: list[Relation] = []
+        self._number: dict[int, int] = {}
+        #: By OID: numbers of the versions that came into force in this chunk, and the messages that did
+        #: it; in front the version before the chunk with message -1, if there was one.
+        self._changes: dict[int, list[tuple[int, int]]] = {}
+        self._stale = True
+
+    def start_chunk(self) -> None:
+        """Forget positions: message numbers start from zero again."""
+        self._changes.clear()
+
+    def announce(self, message: int, relation: Relation) -> None:
+        """Put what a Relation message says into force from that message on."""
+        if self.by_oid.get(relation.oid) == relation:
+            return
+        changes = self._changes.setdefault(relation.oid, [])
+        if not changes and relation.oid in self._number:
+            changes.append((-1, self._number[relation.oid]))
+        changes.append((message, len(self.versions)))
+        self._number[relation.oid] = len(self.versions)
+        self.versions.append(relation)
+        self.by_oid[relation.oid] = relation
+        self._stale = True
+
+    def in_force(self, message: NDArray[np.intp], oid: NDArray[np.int64]) -> NDArray[np.intp]:
+        """Number of the version of each row's relation, after the whole chunk was announced.
+
+        :raises UnknownRelation: when a relation was not announced before its row.
+        """
+        if self._stale:
+            self._index()
+        if not len(oid):
+            return np.zeros(0, dtype=np.intp)
+        if not len(self._oids):
+            raise UnknownRelation(0)
+        slot = np.searchsorted(self._oids, oid)
+        np.minimum(slot, len(self._oids) - 1, out=slot)
+        unknown = self._oids[slot] != oid
+        if unknown.any():
+            raise UnknownRelation(int(np.argmax(unknown)))
+        number: NDArray[np.intp] = self._numbers[slot]
+        for changed, changes in self._changes.items():
+            rows = np.flatnonzero(oid == changed)
+            place = np.searchsorted([start for start, _ in changes], message[rows]) - 1
+            if (place < 0).any():
+                raise UnknownRelation(int(rows[0]))
+            number[rows] = np.array([each for _, each in changes], dtype=np.intp)[place]
+        return number
+
+    def widths(self, numbers: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Count of columns of versions, given by number."""
+        return self._widths[numbers]
+
+    def are_full(self, numbers: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Whether versions, given by number, have REPLICA IDENTITY FULL."""
+        return self._full[numbers]
+
+    def _index(self) -> None:
+        """Lay out what is known as arrays, once after each change."""
+        self._stale = False
+        oids = sorted(self._number)
+        self._oids = np.array(oids, dtype=np.int64)
+        self._numbers = np.array([self._number[oid] for oid in oids], dtype=np.intp)
+        self._widths = np.array([len(each.columns) for each in self.versions], dtype=np.intp)
+        self._full = np.array(
+            [each.replica_identity == "f" for each in self.versions], dtype=np.bool_
+        )
