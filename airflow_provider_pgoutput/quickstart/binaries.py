@@ -180,7 +180,7 @@ def readable_by(account: Account | None, installation: Installation) -> Installa
     refused: list[str] = []
     for parent in _COPY_ROOTS:
         try:
-            place = _private_folder(parent / _COPY_NAME)
+            place = private_folder(parent / _COPY_NAME)
             target = place / name
             if not target.is_dir():
                 _copy_programs(installation, target)
@@ -198,7 +198,7 @@ def readable_by(account: Account | None, installation: Installation) -> Installa
     )
 
 
-def _private_folder(path: Path) -> Path:
+def private_folder(path: Path) -> Path:
     """Make a folder that everybody may read and only we may write, or check that it is one."""
     path.mkdir(mode=0o755, exist_ok=True)
     state = path.lstat()
