@@ -13,7 +13,7 @@ from airflow_provider_pgoutput.batch.plan import UPSERT, Plan, TableOptions
 from airflow_provider_pgoutput.batch.xcom import batch_xcom
 from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError, LakeUnavailable
 from airflow_provider_pgoutput.hooks.connections import get_connection
-from airflow_provider_pgoutput.operators import arguments, staging_area
+from airflow_provider_pgoutput.operators import arguments
 from airflow_provider_pgoutput.operators.batches import ReceivedBatch
 from airflow_provider_pgoutput.operators.outcome import airflow_outcome
 from airflow_provider_pgoutput.operators.progress import Lake
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from airflow.sdk import Context
+
+    from airflow_provider_pgoutput.capture.staging.area import StagingArea
 
 
 class PgoutputApplyOperator(SparkSubmitOperator):
@@ -125,8 +127,11 @@ class PgoutputApplyOperator(SparkSubmitOperator):
                     before.end_lsn,
                 )
                 return _result(batch, applied=False)
-            manifest = self._manifest(batch)
-            plan_uri = self._write_plan(context, batch, lake)
+            from airflow_provider_pgoutput.capture.staging.area import StagingArea
+
+            area = StagingArea(arguments.required_text(self.staging_uri, "staging_uri"))
+            manifest = self._manifest(area, batch)
+            plan_uri = self._write_plan(context, area, batch, lake)
             with log_group(f"Apply batch {batch.batch_id[:16]} with Spark"):
                 self._submit(context, lake, plan_uri)
             self._verify(lake, batch)
@@ -145,19 +150,18 @@ class PgoutputApplyOperator(SparkSubmitOperator):
                     "changes": manifest.changes,
                 }
 
-    def _manifest(self, batch: ReceivedBatch) -> Manifest:
+    def _manifest(self, area: StagingArea, batch: ReceivedBatch) -> Manifest:
         """Read the manifest and make sure that it is the batch's and the pipeline's."""
-        staging_uri = arguments.required_text(self.staging_uri, "staging_uri")
-        expected = layout.manifest_path(
-            batch.slot_name, batch.start_lsn, batch.end_lsn, batch.batch_id
-        )
-        if batch.manifest_uri != layout.join(staging_uri, expected):
+        path = layout.manifest_path(batch.slot_name, batch.start_lsn, batch.end_lsn, batch.batch_id)
+        folder, _, name = path.rpartition("/")
+        if batch.manifest_uri != area.uri(path) or name not in area.names(folder):
             raise BatchRefused(
                 "The batch is not in this pipeline's staging area.",
                 slot=batch.slot_name,
+                lsn=batch.end_lsn,
                 advice="give the stage and apply tasks the same staging_uri, and clear the stage task.",
             )
-        manifest = Manifest.from_json(staging_area.read_text(batch.manifest_uri))
+        manifest = Manifest.from_json(area.read(path).decode("utf-8"))
         if (manifest.slot_name, manifest.batch_id) != (batch.slot_name, batch.batch_id):
             raise BatchRefused(
                 "The manifest is of another batch than the stage task named.",
@@ -166,13 +170,14 @@ class PgoutputApplyOperator(SparkSubmitOperator):
             )
         return manifest
 
-    def _write_plan(self, context: Context, batch: ReceivedBatch, lake: Lake) -> str:
-        staging_uri = arguments.required_text(self.staging_uri, "staging_uri")
+    def _write_plan(
+        self, context: Context, area: StagingArea, batch: ReceivedBatch, lake: Lake
+    ) -> str:
         dag_run = context["dag_run"]
         try:
             plan = Plan(
                 manifest_uri=batch.manifest_uri,
-                staging_uri=staging_uri,
+                staging_uri=area.staging_uri,
                 catalog=lake.catalog.name,
                 namespace=lake.namespace,
                 mode=arguments.required_text(self.mode, "mode"),
@@ -196,9 +201,8 @@ class PgoutputApplyOperator(SparkSubmitOperator):
             ) from error
         plan.check()
         relative = layout.plan_path(batch.slot_name, batch.batch_id, new_attempt(context))
-        plan_uri = layout.join(staging_uri, relative)
-        staging_area.write_text(plan_uri, plan.to_json())
-        return plan_uri
+        area.write_whole(relative, plan.to_json().encode("utf-8"))
+        return area.uri(relative)
 
     def _submit(self, context: Context, lake: Lake, plan_uri: str) -> None:
         from airflow_provider_pgoutput.operators.spark_job import SparkJob

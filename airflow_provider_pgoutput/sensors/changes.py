@@ -104,7 +104,8 @@ class PgoutputChangesSensor(BaseSensorOperator):
             slot_name = required_text(self.slot_name, "slot_name")
             facts = PgoutputHook(self.postgres_conn_id).slot(slot_name)
             facts.check()
-            elapsed = time.time() - self._began(context) >= self._max_interval_seconds()
+            began = self._began(context)
+            elapsed = time.time() - began >= self._max_interval_seconds()
             ready = facts.is_worth_a_run(self._min_lag_bytes(), interval_elapsed=elapsed)
         self.log.info(
             "Slot %s: exists=%s active=%s wal_status=%s lag=%s bytes: %s.",

@@ -81,3 +81,24 @@ def task_context() -> dict[str, Any]:
         "dag_run": SimpleNamespace(dag_id="tests", run_id="manual__1", run_type="manual"),
         "outlet_events": OutletEvents(),
     }
+
+
+@pytest.fixture
+def lose_slot(source: Session) -> Iterator[Callable[[], None]]:
+    """Make the server remove the WAL that every idle slot still needs."""
+
+    def setting(value: str | None) -> None:
+        if value is None:
+            source.execute("ALTER SYSTEM RESET max_slot_wal_keep_size")
+        else:
+            source.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'")
+        source.execute("SELECT pg_reload_conf()")
+
+    def lose() -> None:
+        setting("1MB")
+        for _ in range(4):
+            source.execute("SELECT pg_switch_wal(), pg_logical_emit_message(false, 't', 'x', true)")
+        source.execute("CHECKPOINT")
+
+    yield lose
+    setting(None)

@@ -1,0 +1,187 @@
+"""The hook against a real server: parameters, what it says about slots and publications, and secrets."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_provider_pgoutput.errors import ConfigurationError, PublicationMissing
+from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import psycopg
+
+    from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+
+    Define = Callable[[str, dict[str, Any]], None]
+    Session = psycopg.Connection[tuple[Any, ...]]
+
+CANARY = "canary-0xC0FFEE"
+
+
+def test_extras_become_libpq_parameters_and_postgreshooks_own_do_not(
+    set_connection: Define,
+) -> None:
+    set_connection(
+        "source",
+        {
+            "conn_type": "postgres",
+            "host": "db.example",
+            "port": 6432,
+            "login": "cdc",
+            "password": "it's = \\secret",
+            "schema": "app",
+            "extra": {
+                "sslmode": "verify-full",
+                "sslrootcert": "/ca.pem",
+                "keepalives": True,
+                "cursor": "dictcursor",
+                "sqlalchemy_scheme": "postgresql",
+            },
+        },
+    )
+    assert conninfo_to_dict(PgoutputHook("source").conninfo()) == {
+        "host": "db.example",
+        "port": "6432",
+        "user": "cdc",
+        "password": "it's = \\secret",
+        "dbname": "app",
+        "sslmode": "verify-full",
+        "sslrootcert": "/ca.pem",
+        "keepalives": "1",
+        "connect_timeout": "30",
+        "fallback_application_name": "airflow-provider-pgoutput",
+    }
+
+
+def test_another_database_of_the_server_can_be_named(set_connection: Define) -> None:
+    set_connection("source", {"conn_type": "postgres", "host": "localhost", "schema": "app"})
+    conninfo = PgoutputHook("source", database="other").conninfo()
+    assert conninfo_to_dict(conninfo)["dbname"] == "other"
+
+
+def test_an_iam_token_becomes_the_password(
+    set_connection: Define, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow.providers.postgres.hooks.postgres import PostgresHook
+
+    # The cloud is not here; everything up to its client is the real code.
+    monkeypatch.setattr(PostgresHook, "get_iam_token", lambda _self, _conn: ("iam", CANARY, 5433))
+    set_connection("source", {"conn_type": "postgres", "host": "localhost", "extra": {"iam": True}})
+    found = conninfo_to_dict(PgoutputHook("source").conninfo())
+    assert (found["user"], found["password"], found["port"]) == ("iam", CANARY, "5433")
+
+
+@pytest.mark.parametrize(
+    ("sslmode", "warned"), [(None, True), ("require", True), ("verify-full", False)]
+)
+def test_a_remote_server_that_is_not_verified_is_warned_about_without_the_password(
+    set_connection: Define, caplog: pytest.LogCaptureFixture, sslmode: str | None, warned: bool
+) -> None:
+    extra = {"sslmode": sslmode} if sslmode else {}
+    set_connection(
+        "source",
+        {"conn_type": "postgres", "host": "db.example", "password": CANARY, "extra": extra},
+    )
+    with caplog.at_level(logging.DEBUG):
+        PgoutputHook("source").conninfo()
+    assert ("does not verify its server" in caplog.text) is warned
+    assert CANARY not in caplog.text
+
+
+def test_a_connection_that_is_missing_or_of_another_type_is_refused(set_connection: Define) -> None:
+    with pytest.raises(ConfigurationError, match="does not exist"):
+        PgoutputHook("nobody_defined_this").conninfo()
+    set_connection("source", {"conn_type": "mysql", "host": "localhost"})
+    with pytest.raises(ConfigurationError, match="type postgres"):
+        PgoutputHook("source").conninfo()
+
+
+@pytest.mark.postgres
+def test_a_slot_is_described_as_the_server_sees_it(source: Session, slot: str) -> None:
+    before = PgoutputHook().slot(slot)
+    assert (before.exists, before.plugin, before.active) == (True, "pgoutput", False)
+    assert before.database == source.info.dbname
+    source.execute("SELECT pg_logical_emit_message(false, 'test', repeat('x', 100000), true)")
+    after = PgoutputHook().slot(slot)
+    assert before.lag_bytes is not None
+    assert after.lag_bytes is not None
+    assert after.lag_bytes - before.lag_bytes >= 100_000
+    assert after.confirmed_flush_lsn == before.confirmed_flush_lsn
+
+
+@pytest.mark.postgres
+def test_a_slot_that_does_not_exist_is_no_error(source: Session) -> None:
+    facts = PgoutputHook().slot("not_yet")
+    assert not facts.exists
+    assert facts.lag_bytes is None
+    assert facts.current_lsn > 0
+
+
+def test_a_slots_name_is_checked_before_anything_is_opened() -> None:
+    with pytest.raises(ConfigurationError, match="not a slot name"):
+        PgoutputHook("nobody_defined_this").slot("x'; DROP TABLE t; --")
+
+
+@pytest.mark.postgres
+def test_publications_are_described(source: Session) -> None:
+    source.execute("CREATE TABLE b (i int); CREATE TABLE a (i int)")
+    source.execute("CREATE PUBLICATION published FOR TABLE b, a WITH (publish = 'insert')")
+    (facts,) = PgoutputHook().publications(["published"])
+    assert list(facts.tables) == ["public.a", "public.b"]
+    assert (facts.inserts, facts.updates, facts.all_tables) == (True, False, False)
+    with pytest.raises(PublicationMissing, match="other"):
+        PgoutputHook().publications(["published", "other"])
+
+
+@pytest.mark.postgres
+def test_sessions_are_pinned_whatever_the_database_says(source: Session) -> None:
+    from psycopg import sql
+
+    database = sql.Identifier(source.info.dbname)
+    source.execute(sql.SQL("ALTER DATABASE {} SET DateStyle = 'German'").format(database))
+    with PgoutputHook().get_conn() as session:
+        assert session.execute("SHOW DateStyle").fetchone() == ("ISO, YMD",)
+    with contextlib.closing(PgoutputHook().get_conn(replication=True)) as walsender:
+        row = walsender.execute("IDENTIFY_SYSTEM").fetchone()
+        assert row is not None
+        assert row[3] == source.info.dbname
+
+
+@pytest.mark.postgres
+def test_the_test_button_says_what_is_missing(
+    source: Session, set_connection: Define, postgres_server: EmbeddedPostgres
+) -> None:
+    ok, message = PgoutputHook().test_connection()
+    assert ok
+    assert "wal_level=logical" in message
+
+    source.execute("CREATE ROLE nobody_special LOGIN PASSWORD 'word'")
+    try:
+        body = json.loads(_environment_connection())
+        set_connection("weak", {**body, "login": "nobody_special", "password": "word"})
+        ok, message = PgoutputHook("weak").test_connection()
+        assert not ok
+        assert "REPLICATION" in message
+    finally:
+        source.execute("DROP ROLE nobody_special")
+
+    set_connection(
+        "wrong", {"conn_type": "postgres", "host": "127.0.0.1", "port": 1, "password": CANARY}
+    )
+    ok, message = PgoutputHook("wrong").test_connection()
+    assert not ok
+    assert CANARY not in message
+
+
+def _environment_connection() -> str:
+    import os
+
+    return os.environ["AIRFLOW_CONN_POSTGRES_DEFAULT"]
