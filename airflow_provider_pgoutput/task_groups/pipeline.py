@@ -55,36 +55,36 @@ def pgoutput_to_iceberg(
     :param apply_options: further arguments of ``PgoutputApplyOperator``.
     :param advance_options: further arguments of ``PgoutputAdvanceSlotOperator``.
     """
-    source: dict[str, Any] = {"slot_name": slot_name, "postgres_conn_id": postgres_conn_id}
-    lake: dict[str, Any] = {
+    source = {"slot_name": slot_name, "postgres_conn_id": postgres_conn_id}
+    lake = {
         "namespace": namespace,
         "iceberg_conn_id": iceberg_conn_id,
         "catalog_name": catalog_name,
     }
+    staged = {"staging_uri": staging_uri, **lake}
     with TaskGroup(group_id=group_id, tooltip="PostgreSQL to Iceberg") as group:
         stage = PgoutputStageOperator(
-            task_id="stage",
-            publication_names=publication_names,
-            staging_uri=staging_uri,
-            **source,
-            **lake,
-            **(stage_options or {}),
+            **_arguments(
+                "stage", source, staged, stage_options, publication_names=publication_names
+            )
         )
         apply = PgoutputApplyOperator(
-            task_id="apply",
-            batch=stage.output,
+            **_arguments("apply", staged, apply_options, batch=stage.output, conn_id=conn_id),
             slot_name=slot_name,
-            staging_uri=staging_uri,
-            conn_id=conn_id,
             outlets=list(outlets),
-            **lake,
-            **(apply_options or {}),
         )
         advance = PgoutputAdvanceSlotOperator(
-            task_id="advance", batch=stage.output, **source, **lake, **(advance_options or {})
+            **_arguments("advance", source, lake, advance_options, batch=stage.output)
         )
         stage >> apply >> advance
         if wait_for_changes:
-            changes = PgoutputChangesSensor(task_id="changes", **source, **(sensor_options or {}))
-            changes >> stage
+            PgoutputChangesSensor(**_arguments("changes", source, sensor_options)) >> stage
     return group
+
+
+def _arguments(task_id: str, *parts: Mapping[str, Any] | None, **more: Any) -> dict[str, Any]:
+    """Merge arguments; what the user gave comes last and wins."""
+    merged: dict[str, Any] = {"task_id": task_id, **more}
+    for part in parts:
+        merged |= part or {}
+    return merged
