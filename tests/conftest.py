@@ -18,8 +18,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from airflow_provider_pgoutput.quickstart.binaries import find_installation
 from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+from airflow_provider_pgoutput.quickstart.servers import find_or_fetch_installation
 from airflow_provider_pgoutput.quickstart.spark import LocalLake, local_conf, spark_environment
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def postgres_server(request: pytest.FixtureRequest) -> Iterator[EmbeddedPostgres
     """A server of its own with logical replication, on a free port of 127.0.0.1."""
     # Not below pytest's own folder: only root may enter that, and the server is not root.
     home = Path(tempfile.mkdtemp(prefix="pgoutput-tests-postgres-"))
-    installation = find_installation(request.config.getoption("--postgres-version"))
+    installation = find_or_fetch_installation(request.config.getoption("--postgres-version"))
     server = EmbeddedPostgres(home, installation=installation, settings=_SERVER_SETTINGS)
     try:
         yield server.start()

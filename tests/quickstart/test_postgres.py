@@ -24,6 +24,7 @@ from airflow_provider_pgoutput.quickstart.binaries import (
     server_account,
 )
 from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+from airflow_provider_pgoutput.quickstart.servers import find_or_fetch_installation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,6 +142,18 @@ def test_a_setting_that_the_server_refuses_is_in_the_error(home: Path) -> None:
     with pytest.raises(SourceUnavailable, match="shared_buffers"):
         server.start()
     assert not server.is_running
+
+
+@pytest.mark.parametrize("major", [15, 16, 17])
+def test_each_older_major_version_can_be_had(home: Path, major: int) -> None:
+    installation = find_or_fetch_installation(major)
+    with EmbeddedPostgres(home, installation=installation, settings={"fsync": "off"}) as server:
+        assert server.major == major
+        number = _value(server.conninfo(), "SELECT current_setting('server_version_num')::int")
+        assert number // 10000 == major
+        assert _value(
+            server.conninfo(), "SELECT pg_create_logical_replication_slot('s', 'pgoutput')"
+        )
 
 
 def test_a_missing_major_version_names_the_remedy() -> None:
