@@ -27,6 +27,14 @@ _PACKAGE = "airflow_provider_pgoutput"
 #: What apply imports: itself, the contract, the errors. Nothing of Airflow's side is shipped.
 _SHIPPED = ("__init__.py", "errors.py", "batch", "apply")
 
+#: Not ``apply/main.py`` itself: Python puts the folder of a script first in its search path, and every
+#: module there (``types.py``) would hide the one of Python's own that has its name.
+_APPLICATION = """\
+import runpy
+
+runpy.run_module("airflow_provider_pgoutput.apply.main", run_name="__main__", alter_sys=True)
+"""
+
 #: Spark's default lacks ``credential``, the key of REST catalogs, and the like.
 #: https://spark.apache.org/docs/latest/configuration.html#runtime-environment
 _REDACTION = (
@@ -59,9 +67,7 @@ def spark_files(secrets: Mapping[str, str], properties_file: str | None) -> Iter
         package_zip = folder / "airflow_provider_pgoutput.zip"
         properties = folder / "spark.properties"
         root = Path(airflow_provider_pgoutput.__file__).parent
-        # A copy, because Python puts the folder of the script first in its search path: a module
-        # there would hide any other of its name.
-        shutil.copyfile(root / "apply" / "main.py", application)
+        application.write_text(_APPLICATION, encoding="utf-8")
         _zip_package(root, package_zip)
         _write_private(properties, _properties_text(secrets, properties_file))
         yield SparkFiles(str(application), str(package_zip), str(properties))

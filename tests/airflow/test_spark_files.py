@@ -1,0 +1,230 @@
+"""What one spark-submit is given: its package, its private properties, and nothing left behind."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import Connection
+
+from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.operators.spark_files import own_spark_submit, spark_files
+from airflow_provider_pgoutput.operators.spark_job import SparkJob, kill_descendants
+
+CANARY = "canary-0xC0FFEE"
+
+
+@pytest.fixture(autouse=True)
+def _no_spark_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_PYTHON"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_only_what_apply_imports_is_shipped() -> None:
+    with spark_files({}, None) as files, zipfile.ZipFile(files.package_zip) as archive:
+        names = archive.namelist()
+    rooms = {name.split("/")[1] for name in names}
+    assert rooms == {"__init__.py", "errors.py", "batch", "apply"}
+    assert all(
+        name.startswith("airflow_provider_pgoutput/") and name.endswith(".py") for name in names
+    )
+
+
+def test_the_shipped_package_is_whole() -> None:
+    """What is in the zip can be imported from it, in a Python that has nothing else of ours."""
+    code = (
+        "import airflow_provider_pgoutput.batch.plan, airflow_provider_pgoutput.batch.manifest;"
+        "print(airflow_provider_pgoutput.__file__)"
+    )
+    with spark_files({}, None) as files:
+        found = subprocess.run(
+            [
+                sys.executable,
+                "-I",
+                "-c",
+                f"import sys; sys.path.insert(0, {files.package_zip!r}); {code}",
+            ],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        assert found.stdout.startswith(files.package_zip)
+
+
+def test_nobody_else_can_read_the_secrets_and_nothing_is_left() -> None:
+    with spark_files({"spark.sql.catalog.lake.token": CANARY}, None) as files:
+        properties = Path(files.properties_file)
+        assert stat.S_IMODE(properties.stat().st_mode) == 0o600
+        assert stat.S_IMODE(properties.parent.stat().st_mode) == 0o700
+        assert CANARY in properties.read_text()
+        others = [Path(files.application), Path(files.package_zip)]
+        assert all(CANARY.encode() not in path.read_bytes() for path in others)
+    assert not properties.parent.exists()
+
+
+def test_nothing_is_left_after_a_failure() -> None:
+    def fail() -> None:
+        with spark_files({"a": CANARY}, None) as files:
+            folders.append(Path(files.properties_file).parent)
+            raise RuntimeError
+
+    folders: list[Path] = []
+    with pytest.raises(RuntimeError):
+        fail()
+    assert not folders[0].exists()
+
+
+def test_the_application_stands_alone_in_its_folder() -> None:
+    """Python searches the folder of a script first: a ``types.py`` beside it would hide Python's."""
+    with spark_files({}, None) as files:
+        scripts = list(Path(files.application).parent.glob("*.py"))
+        assert scripts == [Path(files.application)]
+
+
+def test_the_users_properties_come_first(tmp_path: Path) -> None:
+    given = tmp_path / "mine.properties"
+    given.write_text("spark.mine 1\nspark.redaction.regex mine")
+    with spark_files({"spark.a": "b"}, str(given)) as files:
+        lines = Path(files.properties_file).read_text().splitlines()
+    assert lines == ["spark.mine 1", "spark.redaction.regex mine", "spark.a=b"]
+
+
+def test_sparks_own_defaults_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "spark-defaults.conf").write_text("spark.eventLog.enabled true\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    with spark_files({}, None) as files:
+        lines = Path(files.properties_file).read_text().splitlines()
+    assert lines[0] == "spark.eventLog.enabled true"
+    assert lines[1].startswith("spark.redaction.regex=")
+    assert "credential" in lines[1]
+
+
+def test_properties_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigurationError, match=r"missing\.properties"),
+        spark_files({}, str(tmp_path / "missing.properties")),
+    ):
+        pytest.fail("entered")
+
+
+_HARD = {
+    "plain": "value",
+    "spaces": "  a b  ",
+    "signs": "a=b:c#d!e\\f",
+    "lines": "a\nb\tc\rd",
+    "key with = and :": "x",
+    "unicode": "pässwörd-\U0001f418",
+    "empty": "",
+}
+
+
+@pytest.mark.spark
+def test_java_reads_back_every_character(spark: Any) -> None:
+    """Java's own reader of properties is the oracle."""
+    with spark_files(_HARD, None) as files:
+        jvm = spark.sparkContext._jvm
+        reader = jvm.java.io.InputStreamReader(
+            jvm.java.io.FileInputStream(files.properties_file), "UTF-8"
+        )
+        properties = jvm.java.util.Properties()
+        properties.load(reader)
+        reader.close()
+        assert {key: properties.getProperty(key) for key in _HARD} == _HARD
+
+
+@pytest.fixture
+def own_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An environment of Airflow's that has a spark-submit."""
+    binary = tmp_path / "bin" / "spark-submit"
+    binary.parent.mkdir()
+    binary.touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    return binary
+
+
+def spark_connection(host: str, **extra: str) -> Connection:
+    import json
+
+    return Connection(
+        conn_id="spark_default", conn_type="spark", host=host, extra=json.dumps(extra)
+    )
+
+
+def test_the_spark_of_airflows_own_environment_is_the_default(own_spark: Path) -> None:
+    job = SparkJob.prepare(spark_connection("local[2]"), None, None)
+    assert job.spark_binary == str(own_spark)
+    assert job.environment({}, None) == {"PYSPARK_PYTHON": sys.executable}
+
+
+@pytest.mark.parametrize("argument", ["/opt/spark/bin/spark-submit", None])
+def test_a_spark_that_the_user_named_is_left_alone(own_spark: Path, argument: str | None) -> None:
+    extra = {} if argument else {"spark-binary": "spark3-submit"}
+    job = SparkJob.prepare(spark_connection("local", **extra), None, argument)
+    assert job.spark_binary == argument
+    assert job.environment({}, None) is None
+
+
+def test_spark_home_wins(own_spark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    assert own_spark_submit() is None
+
+
+def test_a_python_that_the_user_named_is_left_alone(own_spark: Path) -> None:
+    job = SparkJob.prepare(spark_connection("local"), None, None)
+    assert job.environment({}, {"PYSPARK_PYTHON": "/opt/python"}) == {
+        "PYSPARK_PYTHON": "/opt/python"
+    }
+
+
+@pytest.mark.parametrize(
+    ("host", "mode", "handed_over"),
+    [
+        ("local[2]", None, True),
+        ("spark://master:7077", "client", True),
+        ("spark://master:7077", "cluster", False),
+        ("k8s://https://host:443", None, False),
+        ("yarn", "client", False),
+    ],
+)
+def test_secrets_are_in_the_environment_only_where_it_is_no_command_line(
+    host: str, mode: str | None, handed_over: bool
+) -> None:
+    job = SparkJob.prepare(spark_connection(host), mode, "/opt/spark/bin/spark-submit")
+    found = job.environment({"AWS_SECRET_ACCESS_KEY": CANARY}, {"A": "b"})
+    assert found == ({"AWS_SECRET_ACCESS_KEY": CANARY, "A": "b"} if handed_over else {"A": "b"})
+
+
+def test_configuration_of_the_user_wins_and_extensions_add_up() -> None:
+    job = SparkJob.prepare(spark_connection("local"), None, "x")
+    merged = job.merged_conf(
+        {"spark.sql.extensions": "Iceberg", "spark.sql.catalog.lake.uri": "a"},
+        {"spark.sql.extensions": "Mine,Iceberg", "spark.sql.catalog.lake.uri": "b", "spark.x": "1"},
+    )
+    assert merged == {
+        "spark.sql.extensions": "Iceberg,Mine",
+        "spark.sql.catalog.lake.uri": "b",
+        "spark.x": "1",
+    }
+
+
+def test_what_a_killed_jvm_leaves_behind_is_killed_too() -> None:
+    """As ``SparkSubmitHook.on_kill`` leaves the Python driver: the parent dies, its child lives on."""
+    import psutil
+
+    parent = subprocess.Popen(
+        [sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '60'])"]
+    )
+    process = psutil.Process(parent.pid)
+    while not process.children():
+        assert parent.poll() is None
+    (child,) = process.children()
+    with kill_descendants(process):
+        parent.kill()
+        parent.wait()
+        assert child.is_running()
+    assert not child.is_running()
