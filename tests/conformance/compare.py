@@ -26,7 +26,7 @@ from pyspark.sql.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql import Column, SparkSession
     from pyspark.sql.types import StructField
@@ -125,13 +125,14 @@ def canonical(value: Any, data_type: DataType) -> str | None:
     if isinstance(data_type, MapType):
         pairs = json.loads(value) if isinstance(value, str) else value
         return json.dumps(dict(sorted(pairs.items())), ensure_ascii=False)
-    if isinstance(data_type, BooleanType):
-        return {"t": "true", "f": "false"}.get(value, value)
-    if isinstance(data_type, DoubleType):
-        return repr(float(value))
-    if isinstance(data_type, FloatType):
-        return str(np.float32(value))
-    return str(value)
+    return _SCALARS.get(type(data_type), str)(value)
+
+
+_SCALARS: dict[type[DataType], Callable[[Any], str]] = {
+    BooleanType: lambda value: {"t": "true", "f": "false"}.get(value, value),
+    DoubleType: lambda value: repr(float(value)),
+    FloatType: lambda value: str(np.float32(value)),
+}
 
 
 def _source_text(field: StructField) -> sql.Composable:

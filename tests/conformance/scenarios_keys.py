@@ -213,6 +213,7 @@ SCENARIOS = (
         ),
         dml=("ALTER TABLE t DROP b", "UPDATE t SET a = 10 WHERE a = 1"),
         expected={"t": [("10", "7"), ("2", "8")]},
+        surplus_columns=("b",),
         changes=(1,),
     ),
 )

@@ -1,0 +1,36 @@
+"""One capture task as a program: its arguments come as JSON on standard input."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from airflow_provider_pgoutput.capture.advance import advance_slot
+from airflow_provider_pgoutput.capture.checkpoint import read_checkpoint
+from airflow_provider_pgoutput.capture.pipeline import CaptureRequest, stage_batch
+
+
+def main() -> None:
+    """Run the task that standard input describes."""
+    body = json.load(sys.stdin)
+    checkpoint = read_checkpoint(
+        "lake", body["catalog_properties"], body["namespace"], body["slot_name"]
+    )
+    if body["task"] == "advance":
+        assert checkpoint is not None, "nothing was applied yet"
+        advance_slot(body["conninfo"], body["slot_name"], checkpoint.end_lsn)
+        return
+    stage_batch(
+        CaptureRequest(
+            conninfo=body["conninfo"],
+            slot_name=body["slot_name"],
+            publication_names=tuple(body["publication_names"]),
+            staging_uri=body["staging_uri"],
+            checkpoint=checkpoint,
+            **body["options"],
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""A pipeline of three tables with a judge beside it, for every fault test."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, TableOptions
+from tests.conformance.compare import connect
+from tests.conformance.pipeline import Batch, Pipeline
+from tests.faults.invariants import Judge
+from tests.faults.workload import LOG_TABLE, SETUP, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+_numbers = itertools.count(1)
+
+
+@dataclass
+class Subject:
+    """What a fault test works on."""
+
+    pipeline: Pipeline
+    judge: Judge
+    workload: Workload
+    #: The batches that were applied to their end, in order.
+    applied: list[Batch] = field(default_factory=list)
+
+    def work(self, transactions: int = 6) -> None:
+        """Let the source commit some transactions and remember what it holds then."""
+        with connect(self.pipeline.conninfo) as session:
+            for _ in range(transactions):
+                self.workload.transactions(session, 1)
+                self.judge.remember_source()
+
+    def stage(self, **options: Any) -> Batch:
+        """Stage in this process, and judge."""
+        batch = self.pipeline.stage(**options)
+        self.judge.after_any_run()
+        return batch
+
+    def apply(self, batch: Batch) -> None:
+        """Apply in this process, and judge."""
+        self.pipeline.apply(batch)
+        self.applied.append(batch)
+        self.judge.after_any_run()
+
+    def advance(self) -> None:
+        """Advance in this process, and judge."""
+        self.pipeline.advance()
+        self.judge.check_positions()
+
+    def run(self, **options: Any) -> Batch:
+        """One whole DAG run."""
+        batch = self.stage(**options)
+        self.apply(batch)
+        self.advance()
+        return batch
+
+    def catch_up(self, **options: Any) -> None:
+        """Run until the lake is where the source is now."""
+        target = self.pipeline.flush_lsn()
+        while self.run(**options).manifest.end_lsn < target:
+            pass
+
+    def finish(self) -> None:
+        """Catch up and let the judge look at everything."""
+        self.catch_up()
+        self.judge.at_the_end(self.applied, self.workload.journal_changes)
+
+
+@pytest.fixture
+def subject(
+    postgres_database: str,
+    spark: SparkSession,
+    lake_catalog_properties: dict[str, str],
+    tmp_path: Path,
+) -> Callable[[int], Subject]:
+    """Make the source's tables from a seed; nothing is captured yet."""
+
+    def make(seed: int) -> Subject:
+        with connect(postgres_database) as session:
+            for statement in SETUP:
+                session.execute(statement)
+        number = next(_numbers)
+        pipeline = Pipeline(
+            conninfo=postgres_database,
+            slot_name=f"faults_{number}",
+            publication_names=("p",),
+            namespace=f"faults_{number}",
+            staging=tmp_path,
+            catalog_properties=lake_catalog_properties,
+            spark=spark,
+            plan_options={"tables": {f"public.{LOG_TABLE}": TableOptions(mode=CHANGE_LOG)}},
+        )
+        judge = Judge(pipeline)
+        judge.remember_source()
+        return Subject(pipeline, judge, Workload(seed))
+
+    return make

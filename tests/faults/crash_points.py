@@ -1,0 +1,28 @@
+"""Every crash point of the package, found in its source: a new one is swept without being listed.
+
+The points are the calls of ``reach`` in ``capture/`` and ``apply/``. What is not here: who reaches them.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[2] / "airflow_provider_pgoutput"
+
+
+def crash_points(room: str) -> list[str]:
+    """Names of the crash points of one room of the package, ``capture`` or ``apply``."""
+    names: dict[str, None] = {}
+    for path in sorted((PACKAGE / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and _called(node) == "reach":
+                (argument,) = node.args
+                assert isinstance(argument, ast.Constant), f"{path}:{node.lineno}: no literal name"
+                names[str(argument.value)] = None
+    return list(names)
+
+
+def _called(node: ast.Call) -> str:
+    function = node.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")

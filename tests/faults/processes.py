@@ -1,0 +1,98 @@
+"""Run one task of the pipeline in a process of its own that a crash point can kill.
+
+A killed process leaves behind what ``kill -9`` leaves: nothing is closed, nothing is removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.batch.crash_points import VARIABLE
+from airflow_provider_pgoutput.quickstart.spark import LocalLake, local_conf, spark_environment
+
+if TYPE_CHECKING:
+    from tests.conformance.pipeline import Batch, Pipeline
+
+ROOT = Path(__file__).resolve().parents[2]
+_TIME_LIMIT_S = 180
+
+
+def stage_in_process(pipeline: Pipeline, crash_at: str, **options: Any) -> bool:
+    """Stage one batch in a process; return whether the crash point killed it."""
+    return _run_capture("stage", pipeline, crash_at, options)
+
+
+def advance_in_process(pipeline: Pipeline, crash_at: str) -> bool:
+    """Advance the slot in a process; return whether the crash point killed it."""
+    return _run_capture("advance", pipeline, crash_at, {})
+
+
+def apply_in_process(pipeline: Pipeline, batch: Batch, crash_at: str, lake: LocalLake) -> bool:
+    """Apply a batch through spark-submit; return whether the crash point killed the driver."""
+    environment = {**os.environ, **spark_environment(), VARIABLE: crash_at}
+    environment["PYTHONPATH"] = str(ROOT)
+    plan = pipeline.staging / f"plan-{crash_at.replace(':', '-')}.json"
+    plan.write_text(pipeline.plan(batch).to_json(), encoding="utf-8")
+    conf = {**local_conf(driver_memory="1g"), **lake.spark_conf()}
+    command = [
+        str(Path(environment["SPARK_HOME"]) / "bin" / "spark-submit"),
+        "--master",
+        "local[2]",
+    ]
+    for name, value in conf.items():
+        command += ["--conf", f"{name}={value}"]
+    main = ROOT / "airflow_provider_pgoutput" / "apply" / "main.py"
+    return _killed([*command, str(main), str(plan)], environment, "")
+
+
+def _run_capture(task: str, pipeline: Pipeline, crash_at: str, options: dict[str, Any]) -> bool:
+    body = {
+        "task": task,
+        "conninfo": pipeline.conninfo,
+        "slot_name": pipeline.slot_name,
+        "publication_names": pipeline.publication_names,
+        "namespace": pipeline.namespace,
+        "staging_uri": pipeline.staging.as_uri(),
+        "catalog_properties": pipeline.catalog_properties,
+        "options": {**pipeline.capture_options, **options},
+    }
+    environment = {**os.environ, VARIABLE: crash_at, "PYTHONPATH": str(ROOT)}
+    script = Path(__file__).with_name("capture_task.py")
+    return _killed([sys.executable, str(script)], environment, json.dumps(body))
+
+
+def _killed(command: list[str], environment: dict[str, str], text: str) -> bool:
+    """Run a command in a process group of its own; true: SIGKILL; false: it went to its end."""
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(text, timeout=_TIME_LIMIT_S)
+        finally:
+            # A driver is two processes, and the machine would take both.
+            _kill_group(process.pid)
+    if process.returncode == 0:
+        return False
+    # spark-submit reports the end of its Python half as an exit status of its own.
+    if process.returncode in {-signal.SIGKILL, 128 + signal.SIGKILL} or "exited with 137" in output:
+        return True
+    raise AssertionError(f"the task failed before its crash point:\n{output[-4000:]}")
+
+
+def _kill_group(group: int) -> None:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        return

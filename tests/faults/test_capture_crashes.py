@@ -1,0 +1,51 @@
+"""F01 to F06 and F19: capture killed between any two of its durable steps, then run again.
+
+The crash points are found in the source. Each is tried in the first run, which creates the slot and
+copies the tables, in a later run, and in the task that advances the slot.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.faults.crash_points import crash_points
+from tests.faults.processes import advance_in_process, stage_in_process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.faults.conftest import Subject
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+POINTS = crash_points("capture")
+
+
+def test_there_are_crash_points() -> None:
+    assert len(POINTS) >= 5
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_capture_is_repeated_without_loss(
+    point: str, subject: Callable[[int], Subject]
+) -> None:
+    run = subject(POINTS.index(point))
+    killed = [stage_in_process(run.pipeline, point)]
+    run.judge.after_any_run()
+    run.catch_up()
+
+    run.work()
+    killed.append(stage_in_process(run.pipeline, point))
+    run.judge.after_any_run()
+    batch = run.stage()
+    run.apply(batch)
+    killed.append(advance_in_process(run.pipeline, point))
+    run.judge.after_any_run()
+
+    run.work()
+    killed.append(stage_in_process(run.pipeline, f"{point}:2", transport="walsender"))
+    run.judge.after_any_run()
+    run.finish()
+    assert any(killed), f"no task reaches {point}"
