@@ -1,0 +1,86 @@
+"""The last step of a run: let the server forget what the lake holds. Never more than that.
+
+Source: https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-REPLICATION
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.batch.crash_points import reach
+from airflow_provider_pgoutput.batch.layout import check_slot_name
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.source import session as sessions
+from airflow_provider_pgoutput.capture.source.catalog import read_server
+from airflow_provider_pgoutput.capture.source.errors import translated
+from airflow_provider_pgoutput.capture.source.slot import check_slot, read_slot
+from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
+    SlotNotFound,
+    SourceChanged,
+    SourceError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+log = logging.getLogger(__name__)
+
+
+def advance_slot(conninfo: str | Mapping[str, Any], slot_name: str, checkpoint_lsn: Lsn) -> Lsn:
+    """Move the slot's ``confirmed_flush_lsn`` to the checkpoint.
+
+    A slot that is there already, or past it, is left alone: a later run was faster. What the server
+    answers is checked, since it silently stops early when asked for a position it has not reached.
+
+    :param checkpoint_lsn: how far the lake is, from the checkpoint table and nowhere else.
+    :returns: where the slot is now.
+    :raises SlotNotFound: when there is no such slot.
+    :raises SlotLost: when the server removed WAL that the slot needed.
+    :raises SlotBusy: when another session reads it.
+    :raises SourceChanged: when the source has not written that far: it is another one, or went back.
+    """
+    check_slot_name(slot_name)
+    if checkpoint_lsn <= 0:
+        raise ConfigurationError("0/0 is not a checkpoint.", slot=slot_name)
+    with sessions.connect(conninfo, slot=slot_name) as session:
+        server = read_server(session)
+        slot = read_slot(session, slot_name)
+        if slot is None:
+            raise SlotNotFound(
+                "The slot does not exist.",
+                slot=slot_name,
+                lsn=checkpoint_lsn,
+                advice="find out who dropped it; changes since then are lost: copy the tables again.",
+            )
+        confirmed = check_slot(slot, server)
+        if confirmed >= checkpoint_lsn:
+            log.info("Slot %s is at %s already.", slot_name, confirmed)
+            return confirmed
+        if checkpoint_lsn > server.flush_lsn:
+            raise SourceChanged(
+                f"The lake is ahead of the source, which has written up to {server.flush_lsn} only.",
+                slot=slot_name,
+                lsn=checkpoint_lsn,
+                advice="this is another server, or one that was restored or promoted without the end "
+                "of its WAL: copy the tables again.",
+            )
+        reach("advance.before_move")
+        with translated(slot=slot_name):
+            row = session.execute(
+                "SELECT end_lsn::pg_catalog.text FROM pg_catalog.pg_replication_slot_advance(%s, %s)",
+                (slot_name, str(checkpoint_lsn)),
+            ).fetchone()
+        reach("advance.after_move")
+        assert row is not None, "the function returns a row"
+        reached = Lsn.parse(row[0])
+    if reached < checkpoint_lsn:
+        raise SourceError(
+            f"The server moved the slot to {reached} only.",
+            slot=slot_name,
+            lsn=checkpoint_lsn,
+            advice="run the task again.",
+        )
+    log.info("Slot %s moved from %s to %s.", slot_name, confirmed, reached)
+    return reached

@@ -1,0 +1,87 @@
+"""How far the lake is, read from the checkpoint table through pyiceberg. It writes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE
+from airflow_provider_pgoutput.batch.layout import check_slot_name
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.errors import LakeUnavailable, PgoutputError, TableRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pyarrow as pa
+
+_HEX_DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Everything that committed before ``end_lsn`` is in the lake."""
+
+    end_lsn: Lsn
+    system_identifier: str
+
+
+def read_checkpoint(
+    catalog_name: str, catalog_properties: Mapping[str, str], namespace: str, slot_name: str
+) -> Checkpoint | None:
+    """The slot's checkpoint, or None when no batch of it was ever applied.
+
+    :param catalog_properties: what ``pyiceberg.catalog.load_catalog`` takes.
+    :raises LakeUnavailable: when the catalog or the table cannot be read; never None for that.
+    :raises TableRefused: when the table holds positions of two systems, or something else entirely.
+    """
+    # Here, because pyiceberg takes a second to import and only this function needs it.
+    from pyiceberg.catalog import load_catalog  # noqa: PLC0415
+    from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError  # noqa: PLC0415
+
+    try:
+        catalog = load_catalog(catalog_name, **dict(catalog_properties))
+        try:
+            table = catalog.load_table((*namespace.split("."), CHECKPOINT_TABLE))
+        except (NoSuchTableError, NoSuchNamespaceError):
+            return None
+        rows = table.scan(
+            # A slot name has nothing but letters, digits and underscores, so it needs no quoting.
+            row_filter=f"slot_name = '{check_slot_name(slot_name)}' and table_name is null",
+                EqualTo(Reference("slot_name"), slot_name), IsNull(Reference("table_name"))
+            ),
+            selected_fields=("system_identifier", "end_lsn"),
+        ).to_arrow()
+    except PgoutputError:
+        raise
+    except Exception as error:
+        # pyiceberg has no common base class, and its messages may hold addresses with credentials.
+        raise LakeUnavailable(
+            f"The checkpoint table cannot be read ({type(error).__name__}).",
+            table=f"{namespace}.{CHECKPOINT_TABLE}",
+            advice="check the iceberg connection and the catalog; then try again.",
+        ) from None
+    return _greatest(rows, namespace, slot_name)
+
+
+def _greatest(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint | None:
+    if rows.num_rows == 0:
+        return None
+    table = f"{namespace}.{CHECKPOINT_TABLE}"
+    found = [text for text in rows.column("end_lsn").to_pylist() if text is not None]
+    systems = set(rows.column("system_identifier").to_pylist())
+    if len(found) != rows.num_rows or any(len(text) != _HEX_DIGITS for text in found):
+        raise TableRefused(
+            "The checkpoint table has rows without a position.",
+            table=table,
+            slot=slot_name,
+            advice="somebody wrote to it; rebuild it from the tables' snapshot summaries.",
+        )
+    if len(systems) != 1 or None in systems:
+        raise TableRefused(
+            "The checkpoint table has positions of several source systems for this slot.",
+            table=table,
+            slot=slot_name,
+            advice="use another slot name or namespace for the other system.",
+        )
+    return Checkpoint(Lsn(int(max(found), 16)), str(systems.pop()))

@@ -1,0 +1,96 @@
+"""The inner loop of a capture: chunks off a stream, through the decoder, into a batch.
+
+Fetching runs in a thread of its own beside decoding and casting; encoding Parquet in a third. All three
+work mostly outside Python's lock. What is not here: where the batch starts, ends and goes.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.batch.crash_points import reach
+from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
+from airflow_provider_pgoutput.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
+    from airflow_provider_pgoutput.capture.progress import Progress
+    from airflow_provider_pgoutput.capture.source.stream import ChangeStream
+    from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
+    from airflow_provider_pgoutput.capture.staging.cut import BatchCut
+
+_POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+_FETCHED_CHUNKS = 3
+
+
+def drain(
+    stream: ChangeStream, cut: BatchCut, batch: BatchInProgress, start: Lsn, progress: Progress
+) -> Decoder:
+    """Read a stream until the batch is complete.
+
+    :returns: the decoder, which knows the last commit and the number of transactions.
+    :raises ProtocolError: when the stream breaks the protocol, or ends inside a transaction.
+    """
+    decoder = Decoder(start, cut.end_lsn)
+    for chunk in _fetched_ahead(stream):
+        wanted = cut.take(chunk)
+        if len(wanted.offsets) > 1:
+            for block in decoder.decode(wanted):
+                batch.add(block)
+        reach("stage.after_chunk")
+        progress.report(batch.rows, len(chunk.data), cut.last_lsn)
+        if cut.finished:
+            break
+    if decoder.in_transaction:
+        raise ProtocolError(
+            "The stream ended inside a transaction.",
+            advice="run the task again; report it if it repeats.",
+        )
+    return decoder
+
+
+def commit_time(committed_at_us: int) -> str:
+    """ISO 8601 in UTC for a time of the wire, microseconds since 2000-01-01 UTC."""
+    return (_POSTGRES_EPOCH + timedelta(microseconds=committed_at_us)).isoformat()
+
+
+def _fetched_ahead(stream: ChangeStream) -> Iterator[MessageChunk]:
+    """The stream's chunks, fetched by a thread while the ones before are worked on."""
+    ready: queue.Queue[MessageChunk | BaseException | None] = queue.Queue(_FETCHED_CHUNKS)
+    stopping = threading.Event()
+
+    def hand_over(item: MessageChunk | BaseException | None) -> bool:
+        while not stopping.is_set():
+            try:
+                ready.put(item, timeout=0.2)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def fetch() -> None:
+        try:
+            for chunk in stream.chunks():
+                if not hand_over(chunk):
+                    return
+            hand_over(None)
+        except BaseException as error:
+            hand_over(error)
+
+    thread = threading.Thread(target=fetch, name="fetch", daemon=True)
+    thread.start()
+    try:
+        while (item := ready.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        stopping.set()
+        stream.close()
+        thread.join()

@@ -1,0 +1,338 @@
+"""Start here: the whole capture of one batch on one screen, ``stage_batch``.
+
+A batch is all transactions with ``start <= commit LSN < end``. Where it starts is the lake's checkpoint;
+where it ends is decided once, before reading. The slot is created here when there is none and never
+moved: ``advance.py`` does that after the lake holds the batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.batch.crash_points import reach
+from airflow_provider_pgoutput.batch.layout import check_slot_name
+from airflow_provider_pgoutput.capture.drain import commit_time, drain
+from airflow_provider_pgoutput.capture.progress import Progress
+from airflow_provider_pgoutput.capture.source import session as sessions
+from airflow_provider_pgoutput.capture.source.catalog import (
+    Keys,
+    Server,
+    read_names,
+    read_publications,
+    read_published_tables,
+    read_server,
+    warn_of_missing_identity,
+)
+from airflow_provider_pgoutput.capture.source.copy import CopyOrder, copy_tables
+from airflow_provider_pgoutput.capture.source.describe import Describer
+from airflow_provider_pgoutput.capture.source.slot import (
+    ExportedSnapshot,
+    check_not_ahead,
+    check_slot,
+    check_wal_level,
+    create_slot,
+    read_slot,
+)
+from airflow_provider_pgoutput.capture.source.sql_stream import SqlStream
+from airflow_provider_pgoutput.capture.source.walsender_stream import WalsenderStream
+from airflow_provider_pgoutput.capture.staging.area import StagingArea
+from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
+from airflow_provider_pgoutput.capture.staging.cut import BatchCut, Limits
+from airflow_provider_pgoutput.capture.staging.seal import find_sealed
+from airflow_provider_pgoutput.capture.types.cast import NULL_AND_KEEP, ValuePolicy
+from airflow_provider_pgoutput.errors import ConfigurationError, SlotNotFound, SourceChanged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
+    from airflow_provider_pgoutput.capture.source.catalog import Session
+    from airflow_provider_pgoutput.capture.source.stream import ChangeStream
+
+log = logging.getLogger(__name__)
+
+SQL = "sql"
+WALSENDER = "walsender"
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureRequest:
+    """What one run is asked to do.
+
+    :raises ConfigurationError: when the arguments do not go together.
+    """
+
+    #: A libpq connection string or URI, or its parameters.
+    conninfo: str | Mapping[str, Any] = field(repr=False)
+    slot_name: str
+    publication_names: Sequence[str]
+    staging_uri: str
+    #: How far the lake is; None: nothing of this slot was ever applied.
+    checkpoint: Checkpoint | None = None
+    #: ``sql`` or ``walsender``.
+    transport: str = SQL
+    max_changes: int | None = None
+    max_bytes: int | None = None
+    max_seconds: float | None = None
+    #: Whether the first batch holds all rows of the published tables.
+    initial_copy: bool = True
+    #: ``null_and_keep`` or ``fail`` by type family; the key ``default`` is for all others.
+    value_policy: Mapping[str, str] = field(default_factory=dict)
+    #: Key columns by ``schema.table``, over those of the catalog.
+    key_columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    #: Names the folder of this attempt's files.
+    attempt: str = "attempt"
+    #: Memory for rows that wait to be written, in MiB.
+    memory_mib: int = 256
+    #: Tables copied at the same time.
+    copy_connections: int = 2
+
+    def __post_init__(self) -> None:
+        check_slot_name(self.slot_name)
+        if self.transport not in {SQL, WALSENDER}:
+            raise ConfigurationError(
+                f"Unknown transport {self.transport!r}.", advice=f"use {SQL!r} or {WALSENDER!r}."
+            )
+        if not self.publication_names or isinstance(self.publication_names, str):
+            raise ConfigurationError("publication_names is not a list of at least one name.")
+        limits = (self.max_changes, self.max_bytes, self.max_seconds)
+        if any(each is not None and each <= 0 for each in limits):
+            raise ConfigurationError(
+                "max_changes, max_bytes and max_seconds are positive, or None."
+            )
+        if self.memory_mib < 8 or self.copy_connections < 1:
+            raise ConfigurationError("memory_mib is at least 8, copy_connections at least 1.")
+
+    @property
+    def policy(self) -> ValuePolicy:
+        """The value policy, checked."""
+        families = dict(self.value_policy)
+        return ValuePolicy(families.pop("default", NULL_AND_KEEP), families)
+
+
+def stage_batch(request: CaptureRequest) -> tuple[Manifest, str]:
+    """Stage the next batch of a slot, or find the one that an earlier attempt sealed.
+
+    :returns: the manifest of the sealed batch and its URI.
+    :raises PgoutputError: see ``errors.py``; the slot was not moved then, and no batch was sealed.
+    """
+    area = StagingArea(request.staging_uri)
+    with sessions.connect(request.conninfo, slot=request.slot_name) as session:
+        # The flush LSN in here is the batch's target: taken once, before anything is read.
+        server = read_server(session)
+        check_wal_level(server)
+        slot = read_slot(session, request.slot_name)
+        confirmed = None if slot is None else check_slot(slot, server)
+        capture = _Capture(request, area, session, server)
+        capture.check_publications()
+        if request.checkpoint is not None:
+            return capture.next_batch(request.checkpoint, confirmed)
+        if confirmed is None:
+            return capture.first_batch()
+        return capture.first_batch_of_existing_slot(confirmed)
+
+
+class _Capture:
+    """The ways to a batch; each ends with a sealed one."""
+
+    def __init__(
+        self, request: CaptureRequest, area: StagingArea, session: Session, server: Server
+    ) -> None:
+        self._request = request
+        self._area = area
+        self._session = session
+        self._server = server
+        self._publication_names = tuple(request.publication_names)
+        self._keys = Keys(request.key_columns)
+        self._describer = Describer(session, self._keys)
+
+    def check_publications(self) -> None:
+        """Before and after every read: from version 18 on the server only warns of a missing one."""
+        publications = read_publications(self._session, self._publication_names)
+        tables = read_published_tables(
+            self._session, self._server, self._publication_names, self._keys
+        )
+        warn_of_missing_identity(publications, tables)
+
+    def first_batch(self) -> tuple[Manifest, str]:
+        """Create the slot and stage all tables as they were at its first position."""
+        slot_name = self._request.slot_name
+        with create_slot(self._request.conninfo, slot_name) as snapshot:
+            log.info("Created slot %s at %s.", slot_name, snapshot.consistent_point)
+            reach("stage.after_slot")
+            return self._copy_batch(snapshot.consistent_point, snapshot)
+
+    def first_batch_of_existing_slot(self, confirmed: Lsn) -> tuple[Manifest, str]:
+        """The slot was made by somebody, or by an attempt that died during its copy."""
+        request = self._request
+        if found := self._find_sealed(confirmed):
+            return found
+        if not request.initial_copy:
+            return self._stream_batch(confirmed)
+        name = f"pgoutput_copy_{confirmed.sortable.lower()}"
+        with create_slot(request.conninfo, name, temporary=True) as snapshot:
+            log.info(
+                "Copying at %s, slot %s starts at %s.",
+                snapshot.consistent_point,
+                request.slot_name,
+                confirmed,
+            )
+            return self._copy_batch(confirmed, snapshot)
+
+    def next_batch(self, checkpoint: Checkpoint, confirmed: Lsn | None) -> tuple[Manifest, str]:
+        """Stage what committed since the checkpoint."""
+        self._check_source(checkpoint)
+        if confirmed is None:
+            raise SlotNotFound(
+                "The slot does not exist, but the lake has a checkpoint of it. It is not made anew: the "
+                "changes since then would be missing.",
+                slot=self._request.slot_name,
+                lsn=checkpoint.end_lsn,
+                advice="find out who dropped it; then copy the tables again.",
+            )
+        check_not_ahead(confirmed, checkpoint.end_lsn, self._request.slot_name)
+        # The run before may have died between sealing and telling anybody.
+        found = self._find_sealed(checkpoint.end_lsn, past=checkpoint.end_lsn)
+        return found or self._stream_batch(checkpoint.end_lsn)
+
+    def _stream_batch(self, start: Lsn) -> tuple[Manifest, str]:
+        """Read, decode, cast and write the changes from ``start`` up to the target."""
+        request, target = self._request, self._server.flush_lsn
+        limits = Limits(request.max_changes, request.max_bytes, request.max_seconds)
+        reach("stage.before_read")
+        with self._batch(start) as batch:
+            cut = BatchCut(start, target, limits)
+            stream = self._open_stream(start, target)
+            with contextlib.closing(stream), _no_garbage_collection():
+                check_not_ahead(self._confirmed(), start, request.slot_name)
+                decoder = drain(stream, cut, batch, start, Progress(start, target))
+            batch.finish_files()
+            self.check_publications()
+            commit = decoder.last_commit if decoder.transactions else None
+            return batch.seal(
+                self._server,
+                self._publication_names,
+                cut.end_lsn,
+                names=self._names(batch.relation_oids),
+                transactions=decoder.transactions,
+                last_commit_time=None if commit is None else commit_time(commit.committed_at_us),
+            )
+
+    def _copy_batch(self, start: Lsn, snapshot: ExportedSnapshot) -> tuple[Manifest, str]:
+        """Stage all published tables as they are in the snapshot, at its consistent point."""
+        point = snapshot.consistent_point
+        with self._batch(start) as batch:
+            if self._request.initial_copy:
+                tables = read_published_tables(
+                    self._session, self._server, self._publication_names, self._keys
+                )
+                orders = [
+                    CopyOrder(
+                        table,
+                        batch.add_copy(table.relation_oid, self._describer.published(table), point),
+                    )
+                    for table in tables
+                ]
+                progress = Progress(point, point)
+                for copied in copy_tables(
+                    self._request.conninfo, snapshot.name, orders, self._request.copy_connections
+                ):
+                    batch.copy_rows(copied.staged, copied.rows, copied.rejected)
+                    reach("stage.during_copy")
+                    progress.report(batch.rows, copied.rows.nbytes, point)
+            batch.finish_files()
+            self.check_publications()
+            return batch.seal(self._server, self._publication_names, point, names={})
+
+    def _find_sealed(self, start: Lsn, past: Lsn | None = None) -> tuple[Manifest, str] | None:
+        found = find_sealed(
+            self._area,
+            self._request.slot_name,
+            self._server.system_identifier,
+            start,
+            past=past,
+        )
+        if found is not None:
+            log.info("An earlier attempt sealed this batch already: %s", found[1])
+        return found
+
+    def _check_source(self, checkpoint: Checkpoint) -> None:
+        server, slot_name = self._server, self._request.slot_name
+        if server.system_identifier != checkpoint.system_identifier:
+            raise SourceChanged(
+                f"The source is system {server.system_identifier}, the lake was filled from "
+                f"{checkpoint.system_identifier}.",
+                slot=slot_name,
+                lsn=checkpoint.end_lsn,
+                advice="correct the connection; for a new source use a new slot name and namespace.",
+            )
+        if server.flush_lsn < checkpoint.end_lsn:
+            raise SourceChanged(
+                f"The lake is ahead of the source, which has written up to {server.flush_lsn} only.",
+                slot=slot_name,
+                lsn=checkpoint.end_lsn,
+                advice="the source was restored or promoted without the end of its WAL: copy the tables "
+                "again.",
+            )
+
+    def _confirmed(self) -> Lsn:
+        slot = read_slot(self._session, self._request.slot_name)
+        if slot is None or slot.confirmed_flush_lsn is None:
+            raise SlotNotFound(
+                "The slot was dropped while it was read.", slot=self._request.slot_name
+            )
+        return slot.confirmed_flush_lsn
+
+    def _open_stream(self, start: Lsn, target: Lsn) -> ChangeStream:
+        request = self._request
+        if request.transport == WALSENDER:
+            return WalsenderStream(
+                request.conninfo, request.slot_name, self._publication_names, start, target
+            )
+        return SqlStream(
+            request.conninfo,
+            request.slot_name,
+            self._publication_names,
+            target,
+        )
+
+    def _names(self, relation_oids: Sequence[int]) -> dict[int, tuple[str, str]]:
+        """On version 15 a renamed schema is not announced again, so the catalog is asked by OID."""
+        return read_names(self._session, relation_oids) if self._server.major == 15 else {}
+
+    @contextlib.contextmanager
+    def _batch(self, start: Lsn) -> Iterator[BatchInProgress]:
+        """A batch in progress, of which nothing remains when it fails."""
+        request = self._request
+        batch = BatchInProgress(
+            self._area,
+            request.slot_name,
+            start,
+            request.attempt,
+            self._describer,
+            request.policy,
+            request.memory_mib,
+        )
+        try:
+            yield batch
+        except BaseException:
+            batch.abandon()
+            raise
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Python's cyclic collector would look at thousands of live buffers again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

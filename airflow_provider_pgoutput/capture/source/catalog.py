@@ -1,0 +1,339 @@
+"""What the catalogs of the source say: the system, the publications, their tables, keys and types.
+
+Read over a pinned session of its own. What is not here: the slot, and any row of a user's table.
+
+Source: https://www.postgresql.org/docs/current/catalogs.html
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.source.errors import translated
+from airflow_provider_pgoutput.capture.types.type_info import CATALOG_QUERY, TypeInfo, type_catalog
+from airflow_provider_pgoutput.errors import ConfigurationError, PublicationMissing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import psycopg
+
+    Session = psycopg.Connection[tuple[Any, ...]]
+
+log = logging.getLogger(__name__)
+
+_SERVER_QUERY = """
+SELECT pg_catalog.current_setting('server_version_num')::pg_catalog.int4,
+       (SELECT system_identifier FROM pg_catalog.pg_control_system())::pg_catalog.text,
+       CASE WHEN pg_catalog.pg_is_in_recovery()
+            THEN (SELECT timeline_id FROM pg_catalog.pg_control_checkpoint())
+            ELSE ('x' || pg_catalog.substr(pg_catalog.pg_walfile_name(
+                    pg_catalog.pg_current_wal_lsn()), 1, 8))::pg_catalog.bit(32)::pg_catalog.int4
+       END,
+       pg_catalog.current_database()::pg_catalog.text,
+       CASE WHEN pg_catalog.pg_is_in_recovery()
+            THEN pg_catalog.pg_last_wal_replay_lsn()
+            ELSE pg_catalog.pg_current_wal_flush_lsn()
+       END::pg_catalog.text,
+       pg_catalog.current_setting('wal_level')
+"""
+
+_PUBLICATION_QUERY = """
+SELECT pubname::pg_catalog.text, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot
+  FROM pg_catalog.pg_publication WHERE pubname = ANY (%s)
+"""
+
+# A generated column is published from version 18 on, and there ``attnames`` says so; before, the
+# view names it although the stream never carries it.
+_TABLE_QUERY = """
+SELECT c.oid::pg_catalog.int8, p.schemaname::pg_catalog.text, p.tablename::pg_catalog.text,
+       c.relkind::pg_catalog.text, c.relreplident::pg_catalog.text, p.pubname::pg_catalog.text,
+       ARRAY(SELECT a.attname::pg_catalog.text FROM pg_catalog.pg_attribute a
+              WHERE a.attrelid = c.oid AND a.attname = ANY (p.attnames) AND a.attnum > 0
+                AND (a.attgenerated = '' OR %s) ORDER BY a.attnum),
+       p.rowfilter
+  FROM pg_catalog.pg_publication_tables p
+  JOIN pg_catalog.pg_namespace n ON n.nspname = p.schemaname
+  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
+ WHERE p.pubname = ANY (%s)
+ ORDER BY 2, 3, 6
+"""
+
+_COLUMN_QUERY = """
+SELECT a.attrelid::pg_catalog.int8, a.attname::pg_catalog.text, a.atttypid::pg_catalog.int8,
+       a.atttypmod, (a.attmissingval::pg_catalog.text::pg_catalog.text[])[1]
+  FROM pg_catalog.pg_attribute a
+ WHERE a.attrelid = ANY (%s::pg_catalog.oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+ ORDER BY a.attrelid, a.attnum
+"""
+
+_KEY_QUERY = """
+SELECT i.indrelid::pg_catalog.int8, i.indisprimary, i.indisreplident,
+       ARRAY(SELECT a.attname::pg_catalog.text
+               FROM pg_catalog.unnest(i.indkey) WITH ORDINALITY k(attnum, place)
+               JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+              WHERE k.place <= i.indnkeyatts ORDER BY k.place)
+  FROM pg_catalog.pg_index i
+ WHERE i.indrelid = ANY (%s::pg_catalog.oid[]) AND i.indisvalid
+   AND (i.indisprimary OR i.indisreplident)
+"""
+
+_NAME_QUERY = """
+SELECT c.oid::pg_catalog.int8, n.nspname::pg_catalog.text, c.relname::pg_catalog.text
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.oid = ANY (%s::pg_catalog.oid[])
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The source as it was when a run began."""
+
+    #: ``server_version_num``, 180006 for 18.6.
+    version: int
+    system_identifier: str
+    timeline: int
+    database: str
+    #: All WAL before it is on the server's disk (on a standby: is replayed).
+    flush_lsn: Lsn
+    wal_level: str
+
+    @property
+    def major(self) -> int:
+        """15, 16, 17, 18..."""
+        return self.version // 10000
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A publication and what it publishes."""
+
+    name: str
+    inserts: bool
+    updates: bool
+    deletes: bool
+    truncates: bool
+    via_partition_root: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedColumn:
+    """A published column as the catalog describes it now."""
+
+    name: str
+    type_oid: int
+    type_modifier: int
+    #: See ``batch/manifest.py``.
+    missing_value: str | None
+    is_identity: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """A table as the publications together publish it."""
+
+    relation_oid: int
+    schema_name: str
+    table_name: str
+    #: ``r`` a table, ``p`` a partitioned one.
+    kind: str
+    replica_identity: str
+    columns: tuple[PublishedColumn, ...]
+    key_columns: tuple[str, ...]
+    #: SQL conditions of which one must hold, as the server prints them; empty: all rows.
+    row_filters: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """``schema.table``, for people and as the key of options."""
+        return f"{self.schema_name}.{self.table_name}"
+
+
+@dataclass(slots=True)
+class Keys:
+    """Which columns identify a row, by table: from the user, the primary key, the identity index.
+
+    Relation messages are not asked: with REPLICA IDENTITY FULL they flag every column.
+    """
+
+    configured: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    _primary: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    _identity: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    _asked: set[int] = field(default_factory=set)
+
+    def load(self, session: Session, relation_oids: Iterable[int]) -> None:
+        """Ask the catalog about relations not asked about yet."""
+        wanted = sorted(set(relation_oids) - self._asked)
+        if not wanted:
+            return
+        with translated():
+            rows = session.execute(_KEY_QUERY, (wanted,)).fetchall()
+        for relation_oid, is_primary, is_identity, columns in rows:
+            if is_primary:
+                self._primary[relation_oid] = tuple(columns)
+            if is_identity:
+                self._identity[relation_oid] = tuple(columns)
+        self._asked.update(wanted)
+
+    def identity(self, relation_oid: int, replica_identity: str) -> tuple[str, ...]:
+        """Columns of the replica identity; empty for FULL and NOTHING."""
+        if replica_identity == "d":
+            return self._primary.get(relation_oid, ())
+        return self._identity.get(relation_oid, ()) if replica_identity == "i" else ()
+
+    def of(self, relation_oid: int, table: str, columns: Sequence[str]) -> tuple[str, ...]:
+        """Key columns of a table, all of them among ``columns``; empty: it has no key.
+
+        :param table: ``schema.table``.
+        :raises ConfigurationError: when a configured key names a column that is not published.
+        """
+        configured = self.configured.get(table)
+        if configured:
+            if missing := [name for name in configured if name not in columns]:
+                raise ConfigurationError(
+                    f"The configured key names columns that are not published: {', '.join(missing)}.",
+                    table=table,
+                    advice="correct key_columns, or publish the columns.",
+                )
+            return tuple(configured)
+        for found in (self._primary.get(relation_oid), self._identity.get(relation_oid)):
+            if found and set(found) <= set(columns):
+                return found
+        return ()
+
+
+def read_server(session: Session) -> Server:
+    """Describe the system, and take its flush LSN: the target of a run that starts now."""
+    with translated():
+        row = session.execute(_SERVER_QUERY).fetchone()
+    assert row is not None, "a SELECT of scalars gives a row"
+    version, system_identifier, timeline, database, flush_lsn, wal_level = row
+    return Server(version, system_identifier, timeline, database, Lsn.parse(flush_lsn), wal_level)
+
+
+def read_publications(session: Session, names: Sequence[str]) -> tuple[Publication, ...]:
+    """Describe the publications, in the order of ``names``.
+
+    From version 18 on a missing publication is only a warning of the server and its changes are
+    silently left out, so this has to be asked.
+
+    :raises PublicationMissing: when one does not exist, on every version.
+    """
+    with translated():
+        rows = session.execute(_PUBLICATION_QUERY, (list(names),)).fetchall()
+    found = {row[0]: Publication(*row) for row in rows}
+    if missing := [name for name in names if name not in found]:
+        quoted = ", ".join('"' + name.replace('"', '""') + '"' for name in missing)
+        raise PublicationMissing(
+            f"There is no publication {quoted} in this database.",
+            advice=f"CREATE PUBLICATION {quoted.split(', ', maxsplit=1)[0]} FOR TABLE ...; "
+            "or correct publication_names. The slot was not moved.",
+        )
+    return tuple(found[name] for name in names)
+
+
+def read_published_tables(
+    session: Session, server: Server, publication_names: Sequence[str], keys: Keys
+) -> tuple[PublishedTable, ...]:
+    """The tables that the publications publish now, each once, by schema and name.
+
+    Row filters of several publications are alternatives, and one publication without a filter makes
+    them void, as in the server's own initial synchronisation.
+
+    Source: https://www.postgresql.org/docs/current/logical-replication-row-filter.html
+
+    :raises ConfigurationError: when publications give one table different column lists.
+    """
+    with translated():
+        rows = session.execute(
+            _TABLE_QUERY, (server.major >= 18, list(publication_names))
+        ).fetchall()
+        oids = sorted({row[0] for row in rows})
+        attributes: dict[int, list[tuple[Any, ...]]] = {oid: [] for oid in oids}
+        for row in session.execute(_COLUMN_QUERY, (oids,)).fetchall():
+            attributes[row[0]].append(row[1:])
+    keys.load(session, oids)
+    by_oid: dict[int, list[tuple[Any, ...]]] = {}
+    for row in rows:
+        by_oid.setdefault(row[0], []).append(row)
+    return tuple(_table(group, attributes[oid], keys) for oid, group in by_oid.items())
+
+
+def _table(
+    group: list[tuple[Any, ...]], attributes: list[tuple[Any, ...]], keys: Keys
+) -> PublishedTable:
+    """Unite what several publications say about one table."""
+    relation_oid, schema_name, table_name, kind, replica_identity, _, names, _ = group[0]
+    name = f"{schema_name}.{table_name}"
+    if any(row[6] != names for row in group):
+        raise ConfigurationError(
+            "The publications " + ", ".join(repr(row[5]) for row in group) + " give this table "
+            "different column lists, which the server refuses to decode.",
+            table=name,
+            advice="give all of them the same column list.",
+        )
+    filters = [row[7] for row in group]
+    identity = set(keys.identity(relation_oid, replica_identity))
+    columns = tuple(
+        PublishedColumn(
+            column, type_oid, modifier, missing, replica_identity == "f" or column in identity
+        )
+        for column, type_oid, modifier, missing in attributes
+        if column in names
+    )
+    return PublishedTable(
+        relation_oid=relation_oid,
+        schema_name=schema_name,
+        table_name=table_name,
+        kind=kind,
+        replica_identity=replica_identity,
+        columns=columns,
+        key_columns=keys.of(relation_oid, name, names),
+        row_filters=() if None in filters else tuple(dict.fromkeys(filters)),
+    )
+
+
+def warn_of_missing_identity(
+    publications: Sequence[Publication], tables: Sequence[PublishedTable]
+) -> tuple[str, ...]:
+    """Name, in a warning, the tables whose updates and deletes the server refuses to its own users."""
+    if not any(each.updates or each.deletes for each in publications):
+        return ()
+    named = tuple(
+        table.name
+        for table in tables
+        if table.replica_identity != "f" and not any(each.is_identity for each in table.columns)
+    )
+    if named:
+        log.warning(
+            "%d published tables have no replica identity, so the source refuses UPDATE and DELETE on"
+            " them: %s. ALTER TABLE ... REPLICA IDENTITY FULL, or a primary key, permits them.",
+            len(named),
+            ", ".join(named[:20]) + (", ..." if len(named) > 20 else ""),
+        )
+    return named
+
+
+def read_types(session: Session) -> dict[int, TypeInfo]:
+    """The types that users made, by OID."""
+    with translated():
+        return type_catalog(session.execute(CATALOG_QUERY).fetchall())
+
+
+def read_names(session: Session, relation_oids: Iterable[int]) -> dict[int, tuple[str, str]]:
+    """Schema and name of relations that exist now, by OID."""
+    with translated():
+        rows = session.execute(_NAME_QUERY, (sorted(relation_oids),)).fetchall()
+    return {row[0]: (row[1], row[2]) for row in rows}
+
+
+def read_missing_values(
+    session: Session, relation_oids: Iterable[int]
+) -> dict[tuple[int, str], str]:
+    """What rows older than a column show in it, by OID and column; columns without one are left out."""
+    with translated():
+        rows = session.execute(_COLUMN_QUERY, (sorted(relation_oids),)).fetchall()
+    return {(row[0], row[1]): row[4] for row in rows if row[4] is not None}

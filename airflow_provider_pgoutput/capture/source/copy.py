@@ -1,0 +1,240 @@
+"""The initial copy: all rows of published tables as they were in one exported snapshot.
+
+Several connections read in threads; each table is a stream of Arrow batches, so memory stays bounded.
+Only published columns are selected, and only rows that the publications' filters let through. Values
+go through the casters of the stream; a type is fetched in binary only where that is exactly the same.
+
+Source: https://www.postgresql.org/docs/current/logical-replication-row-filter.html (initial data)
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from psycopg import sql
+
+from airflow_provider_pgoutput.batch.changes import COPIED, new
+from airflow_provider_pgoutput.capture.source import session as sessions
+from airflow_provider_pgoutput.capture.source.errors import translated
+from airflow_provider_pgoutput.capture.staging.rejected import NEW_TUPLE, Rejection, rejected_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from adbc_driver_manager.dbapi import Connection as AdbcConnection
+
+    from airflow_provider_pgoutput.batch.manifest import Column
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
+    from airflow_provider_pgoutput.capture.staging.tables import StagedTable, StagedVersion
+
+_BATCH_BYTES = 4 << 20
+_QUEUED_BATCHES = 4
+
+#: Built-in types whose binary form, as ADBC reads it, is exactly the value that the text gives:
+#: bool, bytea, int8, int2, int4, text, float4, float8, bpchar, varchar.
+_BINARY_OIDS = frozenset({16, 17, 20, 21, 23, 25, 700, 701, 1042, 1043})
+#: Of these, the ones whose Arrow form prints as PostgreSQL does, so that they can name a key.
+_PLAIN_TEXT_OIDS = frozenset({20, 21, 23, 25, 1042, 1043})
+#: Built-in types without a cast to text of their own, so that ``::text`` is what the output function
+#: prints: date, timestamp, timestamptz, interval, time, timetz, numeric, uuid, json, jsonb.
+_CASTABLE_OIDS = frozenset({1082, 1114, 1184, 1186, 1083, 1266, 1700, 2950, 114, 3802})
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOrder:
+    """One table to copy: what the publications say of it, and where its rows go."""
+
+    table: PublishedTable
+    staged: StagedTable
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedRows:
+    """Some rows of a table, cast."""
+
+    staged: StagedTable
+    rows: pa.RecordBatch
+    rejected: list[pa.RecordBatch]
+
+
+def copy_tables(
+    conninfo: str | Mapping[str, Any],
+    snapshot_name: str,
+    orders: Sequence[CopyOrder],
+    connections: int,
+) -> Iterator[CopiedRows]:
+    """Read all tables; batches of several tables interleave.
+
+    :param snapshot_name: an exported snapshot whose session stays open until the last row.
+    :raises MissingPrivilege: when the role may not SELECT a table.
+    """
+    waiting: queue.SimpleQueue[CopyOrder] = queue.SimpleQueue()
+    for order in orders:
+        waiting.put(order)
+    ready: queue.Queue[CopiedRows | BaseException | None] = queue.Queue(_QUEUED_BATCHES)
+    stopping = threading.Event()
+
+    def hand_over(item: CopiedRows | BaseException | None) -> None:
+        while not stopping.is_set():
+            try:
+                ready.put(item, timeout=0.2)
+            except queue.Full:
+                continue
+            return
+
+    def work() -> None:
+        try:
+            connection = _snapshot_session(conninfo, snapshot_name)
+            try:
+                while not stopping.is_set():
+                    for rows in _copy_one(connection, waiting.get_nowait()):
+                        hand_over(rows)
+            except queue.Empty:
+                hand_over(None)
+            finally:
+                connection.close()
+        except BaseException as error:
+            hand_over(error)
+
+    threads = [
+        threading.Thread(target=work, name=f"copy-{number}", daemon=True)
+        for number in range(max(1, min(connections, len(orders))))
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        running = len(threads)
+        while running:
+            item = ready.get()
+            if item is None:
+                running -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield item
+    finally:
+        stopping.set()
+        for thread in threads:
+            thread.join()
+
+
+def select_statement(table: PublishedTable, columns: Sequence[Column]) -> sql.Composable:
+    """The query that reads a table as the stream would have sent it.
+
+    A parent of inheritance is read alone, as its children are tables of their own; a partitioned
+    table, published via its root, with all partitions.
+    """
+    key = set(table.key_columns)
+    chosen = [_expression(each, is_key=each.name in key) for each in columns]
+    # A table without columns still has rows.
+    listed = sql.SQL(", ").join(chosen or [sql.SQL("true")])
+    source = sql.Identifier(table.schema_name, table.table_name)
+    only = sql.SQL("" if table.kind == "p" else "ONLY ")
+    statement = sql.SQL("SELECT {} FROM {}{}").format(listed, only, source)
+    if not table.row_filters:
+        return statement
+    # The server printed these conditions from its own catalog, names qualified.
+    filters = [sql.SQL("({})").format(sql.SQL(each)) for each in table.row_filters]
+    return sql.SQL("{} WHERE {}").format(statement, sql.SQL(" OR ").join(filters))
+
+
+def _expression(column: Column, *, is_key: bool) -> sql.Composable:
+    name = sql.Identifier(column.name)
+    if is_binary(column, is_key=is_key):
+        return name
+    if column.type_oid in _CASTABLE_OIDS:
+        return sql.SQL("{}::pg_catalog.text").format(name)
+    # Casting to text is not printing: bool, inet, name and users' types have casts of their own.
+    # num_nulls tells NULL from a row of NULLs, which IS NULL does not.
+    return sql.SQL(
+        "pg_catalog.format(CASE pg_catalog.num_nulls({0}) WHEN 0 THEN '%s' END, {0})"
+    ).format(name)
+
+
+def is_binary(column: Column, *, is_key: bool) -> bool:
+    """Whether a column is fetched in binary; keys must also print as PostgreSQL prints them."""
+    return column.type_oid in (_PLAIN_TEXT_OIDS if is_key else _BINARY_OIDS)
+
+
+def _snapshot_session(conninfo: str | Mapping[str, Any], snapshot_name: str) -> AdbcConnection:
+    """A session that sees the database as the exported snapshot does."""
+    connection = sessions.connect_adbc(conninfo)
+    try:
+        with translated():
+            connection.adbc_connection.set_autocommit(False)
+            with connection.cursor() as cursor:
+                cursor.adbc_statement.set_options(**{"adbc.postgresql.use_copy": "false"})
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+                snapshot = sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot_name))
+                cursor.execute(snapshot.as_string())
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _copy_one(connection: AdbcConnection, order: CopyOrder) -> Iterator[CopiedRows]:
+    version = order.staged.versions[-1]
+    statement = select_statement(order.table, version.version.columns).as_string()
+    with connection.cursor() as cursor:
+        cursor.adbc_statement.set_options(
+            **{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)}
+        )
+        for fetched in sessions.record_batches(cursor, statement, table=order.table.name):
+            if fetched.num_rows:
+                yield _cast(order, version, fetched)
+
+
+def _cast(order: CopyOrder, version: StagedVersion, fetched: pa.RecordBatch) -> CopiedRows:
+    """Fetched columns as staged ones, by the casters of the stream where they came as text."""
+    key = set(order.table.key_columns)
+    columns, rejected = [], []
+    for place, caster in enumerate(version.casters):
+        values = fetched.column(place)
+        if is_binary(caster.column, is_key=caster.column.name in key):
+            columns.append(_exact(values, caster.arrow_type))
+            continue
+        result = caster.cast(values.view(pa.binary()))
+        columns.append(result.values)
+        if len(result.rejected):
+            rejected.append(_rejected(order, version, fetched, place, pa.array(result.rejected)))
+    names = [new(place) for place in range(len(columns))]
+    if not columns:
+        rows = pa.RecordBatch.from_struct_array(pa.array([{}] * fetched.num_rows, pa.struct([])))
+    else:
+        rows = pa.RecordBatch.from_arrays(columns, names=names)
+    return CopiedRows(order.staged, rows, rejected)
+
+
+def _exact(values: pa.Array, wanted: pa.DataType) -> pa.Array:
+    if isinstance(values, pa.ExtensionArray):
+        values = values.storage
+    return values if values.type == wanted else values.cast(wanted)
+
+
+def _rejected(
+    order: CopyOrder,
+    version: StagedVersion,
+    fetched: pa.RecordBatch,
+    place: int,
+    chosen: pa.Array,
+) -> pa.RecordBatch:
+    key = {
+        each.name: fetched.column(number).take(chosen).cast(pa.string()).cast(pa.binary())
+        for number, each in enumerate(version.version.columns)
+        if each.name in order.table.key_columns
+    }
+    rejection = Rejection(
+        column=version.version.columns[place],
+        tuple_kind=NEW_TUPLE,
+        raw=fetched.column(place).take(chosen).cast(pa.binary()),
+        key=key,
+        op=pa.repeat(pa.scalar(COPIED), len(chosen)),
+        commit_lsn=None,
+        seq=None,
+    )
+    return rejected_rows(version.version, version.relation_oid, rejection)

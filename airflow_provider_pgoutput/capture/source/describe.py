@@ -1,0 +1,110 @@
+"""Relations as the manifest describes them: announced or published columns with names, types and keys.
+
+The stream says what a row looks like; only the catalog knows the key, the names of types and what old
+rows show in an added column. It is asked over a session of its own, once for each shape.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.batch.manifest import Column, TableVersion
+from airflow_provider_pgoutput.capture.source.catalog import read_missing_values, read_types
+from airflow_provider_pgoutput.capture.types.mapping import lake_type, type_name
+from airflow_provider_pgoutput.capture.types.type_info import find_type
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from airflow_provider_pgoutput.capture.pgoutput.messages import Relation
+    from airflow_provider_pgoutput.capture.source.catalog import Keys, PublishedTable, Session
+    from airflow_provider_pgoutput.capture.types.type_info import TypeInfo
+
+
+class Describer:
+    """Asks the catalog what a relation's announcement lacks.
+
+    :param session: a session that no read of the stream uses.
+    """
+
+    def __init__(self, session: Session, keys: Keys) -> None:
+        self._session = session
+        self._keys = keys
+        self._types: dict[int, TypeInfo] | None = None
+
+    def __call__(self, relation: Relation) -> TableVersion:
+        """Describe a relation as the stream announced it."""
+        self._keys.load(self._session, [relation.oid])
+        missing = read_missing_values(self._session, [relation.oid])
+        names = [each.name for each in relation.columns]
+        types = self._types_with(each.type_oid for each in relation.columns)
+        return TableVersion(
+            version=1,
+            schema_name=relation.schema_name,
+            table_name=relation.table_name,
+            replica_identity=relation.replica_identity,
+            columns=tuple(
+                _column(
+                    types,
+                    each.name,
+                    each.type_oid,
+                    each.type_modifier,
+                    identity=each.is_identity,
+                    missing_value=missing.get((relation.oid, each.name)),
+                )
+                for each in relation.columns
+            ),
+            key_columns=self._keys.of(relation.oid, relation.name, names),
+        )
+
+    def published(self, table: PublishedTable) -> TableVersion:
+        """Describe a table that is about to be copied."""
+        types = self._types_with(each.type_oid for each in table.columns)
+        return TableVersion(
+            version=1,
+            schema_name=table.schema_name,
+            table_name=table.table_name,
+            replica_identity=table.replica_identity,
+            columns=tuple(
+                _column(
+                    types,
+                    each.name,
+                    each.type_oid,
+                    each.type_modifier,
+                    identity=each.is_identity,
+                    missing_value=each.missing_value,
+                )
+                for each in table.columns
+            ),
+            key_columns=table.key_columns,
+        )
+
+    def _types_with(self, type_oids: Iterable[int]) -> dict[int, TypeInfo]:
+        """The users' types, read again when one is not among them yet."""
+        wanted = list(type_oids)
+        if self._types is None:
+            self._types = {}
+        if any(find_type(oid, self._types) is None for oid in wanted):
+            # A type that was dropped since stays unknown; its values are kept as text.
+            self._types = read_types(self._session)
+        return self._types
+
+
+def _column(
+    types: dict[int, TypeInfo],
+    name: str,
+    type_oid: int,
+    type_modifier: int,
+    *,
+    identity: bool,
+    missing_value: str | None,
+) -> Column:
+    return Column(
+        name=name,
+        type_oid=type_oid,
+        type_modifier=type_modifier,
+        type_name=type_name(type_oid, type_modifier, types),
+        lake_type=lake_type(type_oid, type_modifier, types),
+        identity=identity,
+        missing_value=missing_value,
+    )

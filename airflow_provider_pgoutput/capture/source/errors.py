@@ -1,0 +1,175 @@
+"""What a refusal of the server means to the owner of the DAG: SQLSTATE to error class, in one table.
+
+A message keeps the server's own words only where they name objects, never where they can quote a
+value (class 22) or a connection string. What is not here: deciding what to do next; the class says it.
+
+Source: https://www.postgresql.org/docs/current/errcodes-appendix.html
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import adbc_driver_manager
+import psycopg
+
+from airflow_provider_pgoutput import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class _Meaning(NamedTuple):
+    #: Start of the SQLSTATE, and a part of the server's message or nothing.
+    sqlstate: str
+    words: str
+    error: type[errors.PgoutputError]
+    advice: str
+
+
+_COPY_AGAIN = (
+    "drop the slot, then run with an empty checkpoint so that the tables are copied again."
+)
+_LATER = "nothing; the next attempt connects again."
+
+#: The first line that fits is taken.
+_MEANINGS = (
+    _Meaning(
+        "55006",
+        "",
+        errors.SlotBusy,
+        "wait for the other reader to end, or end it; this package never terminates a backend.",
+    ),
+    _Meaning("55000", "can no longer", errors.SlotLost, _COPY_AGAIN),
+    _Meaning("55000", "has been invalidated", errors.SlotLost, _COPY_AGAIN),
+    _Meaning("58P01", "", errors.SlotLost, _COPY_AGAIN),
+    _Meaning(
+        "55000", "not created in this database", errors.WrongSlot, "connect to the slot's database."
+    ),
+    _Meaning("55000", "physical replication slot", errors.WrongSlot, "name a logical slot."),
+    _Meaning(
+        "55000",
+        "cannot use replication slot",
+        errors.WrongSlot,
+        "read the slot on the primary; a synchronised slot serves only after a promotion.",
+    ),
+    _Meaning("55000", "wal_level", errors.ConfigurationError, "set wal_level = logical; restart."),
+    _Meaning(
+        "55000",
+        "skipped loading publication",
+        errors.PublicationMissing,
+        "create the publication; the slot was not moved.",
+    ),
+    _Meaning(
+        "42704",
+        "publication",
+        errors.PublicationMissing,
+        "create the publication, or correct its name; the slot was not moved.",
+    ),
+    _Meaning(
+        "42704", "replication slot", errors.SlotNotFound, "check slot_name and the connection."
+    ),
+    _Meaning(
+        "42501",
+        "",
+        errors.MissingPrivilege,
+        "for the stream: ALTER ROLE <role> REPLICATION; for the initial copy: GRANT USAGE ON SCHEMA "
+        "and GRANT SELECT ON the published tables TO <role>; under row security: ALTER ROLE <role> "
+        "BYPASSRLS.",
+    ),
+    _Meaning("22023", "proto_version", errors.WrongSlot, "use a slot of the plugin pgoutput."),
+    _Meaning("0A000", "column lists", errors.ConfigurationError, "give both the same column list."),
+    _Meaning("42602", "", errors.ConfigurationError, "check publication_names."),
+    _Meaning("28", "", errors.ConfigurationError, "check user, password, TLS and pg_hba.conf."),
+    _Meaning("3D000", "", errors.ConfigurationError, "check the database of the connection."),
+    _Meaning(
+        "53400", "", errors.ConfigurationError, "raise max_replication_slots or max_wal_senders."
+    ),
+    _Meaning("08", "", errors.SourceUnavailable, _LATER),
+    _Meaning("53", "", errors.SourceUnavailable, _LATER),
+    _Meaning("57", "", errors.SourceUnavailable, _LATER),
+    _Meaning("40", "", errors.SourceUnavailable, _LATER),
+    _Meaning("25P", "", errors.SourceUnavailable, _LATER),
+)
+
+#: Words of libpq, which gives no SQLSTATE when a connection fails, that waiting cannot mend.
+_REFUSED = ("authentication failed", "no pg_hba.conf entry", "does not exist", "certificate", "SSL")
+
+
+def meaning(
+    sqlstate: str | None,
+    message: str,
+    *,
+    slot: str | None = None,
+    table: str | None = None,
+) -> errors.PgoutputError:
+    """Make our error out of what the server said.
+
+    :param sqlstate: five characters, or None when libpq gave none.
+    :param message: the primary message of the server, or what libpq printed.
+    """
+    message = message.strip()
+    if not sqlstate:
+        if any(words in message for words in _REFUSED):
+            return errors.ConfigurationError(
+                f"The source refused the connection: {message}",
+                slot=slot,
+                advice="check host, database, user, password, TLS and pg_hba.conf.",
+            )
+        return errors.SourceUnavailable(
+            f"The source did not answer: {message}", slot=slot, advice=_LATER
+        )
+    for each in _MEANINGS:
+        if sqlstate.startswith(each.sqlstate) and each.words in message:
+            return each.error(
+                f"{message} [SQLSTATE {sqlstate}]", slot=slot, table=table, advice=each.advice
+            )
+    # Class 22 is about values, and its messages quote them.
+    said = "the statement met a value it refused" if sqlstate.startswith("22") else message
+    return errors.SourceError(
+        f"The source refused a statement: {said} [SQLSTATE {sqlstate}]",
+        slot=slot,
+        table=table,
+        advice="see the server's log at this time for the whole message.",
+    )
+
+
+def of_psycopg(
+    error: psycopg.Error, *, slot: str | None = None, table: str | None = None
+) -> errors.PgoutputError:
+    """Our error for one of psycopg's."""
+    if error.sqlstate is None and isinstance(error, psycopg.ProgrammingError):
+        # A connection string that cannot be parsed; its text may hold the password.
+        return errors.ConfigurationError(
+            "The connection parameters cannot be understood.",
+            slot=slot,
+            advice="check the connection; values with blanks need quotes in a conninfo string.",
+        )
+    return meaning(error.sqlstate, error.diag.message_primary or str(error), slot=slot, table=table)
+
+
+def of_adbc(
+    error: adbc_driver_manager.Error, *, slot: str | None = None, table: str | None = None
+) -> errors.PgoutputError:
+    """Our error for one of ADBC's, whose text also holds the statement; that part is left out."""
+    text = str(error).split("\n\nQuery was:", maxsplit=1)[0]
+    for name, value in error.details or ():
+        # Names arrive as bytes too, whatever the annotation says.
+        if "PG_DIAG_MESSAGE_PRIMARY" in str(name):
+            text = value.decode("utf-8", "replace")
+    return meaning(error.sqlstate or None, text, slot=slot, table=table)
+
+
+@contextmanager
+def translated(slot: str | None = None, table: str | None = None) -> Iterator[None]:
+    """Turn what psycopg or ADBC raises inside into our errors, without the original's details.
+
+    The original is suppressed on purpose: its DETAIL and CONTEXT lines may quote rows.
+    """
+    try:
+        yield
+    except psycopg.Error as error:
+        raise of_psycopg(error, slot=slot, table=table) from None
+    except adbc_driver_manager.Error as error:
+        raise of_adbc(error, slot=slot, table=table) from None

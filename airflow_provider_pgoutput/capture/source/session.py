@@ -1,0 +1,189 @@
+"""Connections to the source, with every setting that changes bytes pinned and then checked.
+
+A role's or database's own default, a ``PG...`` variable of the environment or the connection's own
+``options`` must not win, so the settings are given at start, set again and read back. What is not
+here: what is asked over the connection.
+
+Source: https://www.postgresql.org/docs/current/runtime-config-client.html
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import adbc_driver_postgresql.dbapi
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from airflow_provider_pgoutput.capture.source.errors import translated
+from airflow_provider_pgoutput.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import pyarrow as pa
+    from adbc_driver_manager.dbapi import Connection as AdbcConnection
+    from adbc_driver_manager.dbapi import Cursor as AdbcCursor
+
+
+APPLICATION_NAME = "airflow-provider-pgoutput"
+
+#: Settings that alter the text of values, or could end or filter a read.
+PINNED = {
+    "client_encoding": "UTF8",
+    "DateStyle": "ISO,YMD",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    "lc_monetary": "C",
+    "xmloption": "content",
+    "search_path": "pg_catalog",
+    "row_security": "off",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+}
+#: Pinned where the server knows it (17 and later).
+_PINNED_IF_KNOWN = {"transaction_timeout": "0"}
+
+
+def parameters(conninfo: str | Mapping[str, Any], **more: str | None) -> dict[str, Any]:
+    """Connection parameters of libpq with the pinned settings among them.
+
+    :param conninfo: a libpq connection string or URI, or its parameters.
+    :param more: parameters that win over those of ``conninfo``.
+    :raises ConfigurationError: when ``conninfo`` cannot be parsed.
+    """
+    with translated():
+        given = (
+            conninfo_to_dict(conninfo)
+            if isinstance(conninfo, str)
+            else {name: value for name, value in conninfo.items() if value is not None}
+        )
+    options = " ".join(f"-c {name}={value}" for name, value in PINNED.items())
+    own = given.get("options")
+    return {
+        "connect_timeout": "30",
+        # Notices a dead peer or a half-open connection within about a minute and a half.
+        "keepalives_idle": "30",
+        "keepalives_interval": "10",
+        "keepalives_count": "6",
+        **given,
+        "application_name": given.get("application_name") or APPLICATION_NAME,
+        "client_encoding": "UTF8",
+        "options": f"{own} {options}" if own else options,
+        **{name: value for name, value in more.items() if value is not None},
+    }
+
+
+def connect(
+    conninfo: str | Mapping[str, Any], *, replication: bool = False, slot: str | None = None
+) -> psycopg.Connection[tuple[Any, ...]]:
+    """Open a pinned session through psycopg, in autocommit.
+
+    :param replication: open a walsender session for logical replication instead of a plain one.
+    :param slot: for the message of an error.
+    :raises SourceUnavailable: when the source does not answer.
+    :raises ConfigurationError: when it refuses us, or a setting cannot be pinned.
+    """
+    given = parameters(conninfo, replication="database" if replication else None)
+    with translated(slot=slot):
+        connection = psycopg.connect(**given, autocommit=True)
+        try:
+            # Without parameters psycopg uses the simple protocol, the only one of a walsender.
+            connection.execute(_set_statement())
+            _check(dict(connection.execute(_show_statement()).fetchall()))
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def connect_adbc(conninfo: str | Mapping[str, Any], *, slot: str | None = None) -> AdbcConnection:
+    """Open a pinned session through ADBC, in autocommit: rows arrive as Arrow.
+
+    :raises SourceUnavailable: when the source does not answer.
+    :raises ConfigurationError: when it refuses us, or a setting cannot be pinned.
+    """
+    with translated(slot=slot):
+        connection = adbc_driver_postgresql.dbapi.connect(
+            make_conninfo(**parameters(conninfo)), autocommit=True
+        )
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(_set_statement().as_string())
+                cursor.fetchall()
+                cursor.execute(_show_statement().as_string())
+                _check(dict(cursor.fetchall()))
+        except BaseException:
+            connection.close()
+            raise
+    return cast("AdbcConnection", connection)
+
+
+def record_batches(
+    cursor: AdbcCursor, statement: str, *, slot: str | None = None, table: str | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Run a query through ADBC and give its rows batch by batch.
+
+    :raises PgoutputError: what the server refuses, also in the middle of the answer.
+    """
+    with translated(slot=slot, table=table):
+        cursor.execute(statement)
+        # Not fetch_record_batch(): its reader raises the bare text of an error, without SQLSTATE.
+        reader = cursor._results.reader  # type: ignore[union-attr]
+    while True:
+        with translated(slot=slot, table=table):
+            try:
+                record_batch = reader.read_next_batch()
+            except StopIteration:
+                return
+        yield record_batch
+
+
+def publication_list(publication_names: tuple[str, ...]) -> str:
+    """The value of pgoutput's option ``publication_names``: identifiers, each quoted."""
+    return ",".join('"' + name.replace('"', '""') + '"' for name in publication_names)
+
+
+def _set_statement() -> sql.Composed:
+    """One statement that pins all settings for the session, over any default and variable."""
+    calls = [
+        sql.SQL("pg_catalog.set_config({}, {}, false)").format(
+            sql.Literal(name), sql.Literal(value)
+        )
+        for name, value in PINNED.items()
+    ]
+    calls += [
+        sql.SQL(
+            "(SELECT pg_catalog.set_config(name, {}, false) "
+            "FROM pg_catalog.pg_settings WHERE name = {})"
+        ).format(sql.Literal(value), sql.Literal(name))
+        for name, value in _PINNED_IF_KNOWN.items()
+    ]
+    return sql.SQL("SELECT ") + sql.SQL(", ").join(calls)
+
+
+def _show_statement() -> sql.Composed:
+    names = sql.SQL(", ").join(sql.Literal(name) for name in (*PINNED, *_PINNED_IF_KNOWN))
+    return sql.SQL("SELECT name, setting FROM pg_catalog.pg_settings WHERE name IN ({})").format(
+        names
+    )
+
+
+def _check(shown: dict[str, str]) -> None:
+    wanted = {
+        **PINNED,
+        **{name: _PINNED_IF_KNOWN[name] for name in _PINNED_IF_KNOWN if name in shown},
+    }
+    for name, value in wanted.items():
+        found = shown.get(name, "").replace(" ", "")
+        if found != value:
+            raise ConfigurationError(
+                f"The session's {name} is {found!r} although {value!r} was set; "
+                "the bytes of the stream would depend on it.",
+                advice="connect directly to the server, not through a pooler that keeps settings.",
+            )

@@ -1,0 +1,253 @@
+"""The replication slot: its facts, the checks before a read, and creation with an exported snapshot.
+
+What is not here: reading changes (``stream.py``) and moving the pipeline's slot (``advance.py``).
+
+Source: https://www.postgresql.org/docs/current/view-pg-replication-slots.html
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from psycopg import sql
+
+from airflow_provider_pgoutput.batch.layout import check_slot_name
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.source import session as sessions
+from airflow_provider_pgoutput.capture.source.errors import translated
+from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
+    SlotAheadOfCheckpoint,
+    SlotBusy,
+    SlotLost,
+    WrongSlot,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from airflow_provider_pgoutput.capture.source.catalog import Server, Session
+
+log = logging.getLogger(__name__)
+
+PLUGIN = "pgoutput"
+
+#: Less room than this share of ``max_slot_wal_keep_size`` is worth a warning.
+_LOW_SHARE = 0.5
+
+# Columns that came after version 15 are read through JSON, so one query serves all versions.
+_FACTS_QUERY = """
+SELECT s.plugin::pg_catalog.text, s.slot_type, s.database::pg_catalog.text, s.temporary,
+       s.active_pid, s.confirmed_flush_lsn::pg_catalog.text, s.restart_lsn::pg_catalog.text,
+       s.wal_status, s.safe_wal_size, s.two_phase,
+       pg_catalog.to_jsonb(s) ->> 'invalidation_reason',
+       COALESCE((pg_catalog.to_jsonb(s) ->> 'synced')::pg_catalog.bool, false),
+       (SELECT setting FROM pg_catalog.pg_settings WHERE name = 'max_slot_wal_keep_size')
+  FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFacts:
+    """A row of ``pg_replication_slots``."""
+
+    name: str
+    #: None: a physical slot.
+    plugin: str | None
+    slot_type: str
+    database: str | None
+    temporary: bool
+    active_pid: int | None
+    #: Transactions that committed before it are not sent again.  None while a slot is being made.
+    confirmed_flush_lsn: Lsn | None
+    #: The server keeps the WAL from here on.  None: it was lost.
+    restart_lsn: Lsn | None
+    wal_status: str | None
+    #: Bytes that may still be written before the slot is in danger; None: no limit.
+    safe_wal_size: int | None
+    two_phase: bool
+    invalidation_reason: str | None
+    synced: bool
+    #: ``max_slot_wal_keep_size`` in bytes; None: no limit.
+    keep_size: int | None
+
+
+@dataclass(slots=True)
+class ExportedSnapshot:
+    """A slot just made, and the snapshot of the database at exactly its first position.
+
+    The snapshot can be taken over while this object's session stays open and idle.
+    """
+
+    consistent_point: Lsn
+    name: str
+    _session: Session
+
+    def close(self) -> None:
+        """Give the snapshot up, and with it a temporary slot."""
+        self._session.close()
+
+    def __enter__(self) -> ExportedSnapshot:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_slot(session: Session, slot_name: str) -> SlotFacts | None:
+    """Facts of the slot, or None when there is none of this name."""
+    with translated(slot=slot_name):
+        row = session.execute(_FACTS_QUERY, (check_slot_name(slot_name),)).fetchone()
+    if row is None:
+        return None
+    keep_mib = int(row[12])
+    return SlotFacts(
+        name=slot_name,
+        plugin=row[0],
+        slot_type=row[1],
+        database=row[2],
+        temporary=row[3],
+        active_pid=row[4],
+        confirmed_flush_lsn=Lsn.parse(row[5]) if row[5] else None,
+        restart_lsn=Lsn.parse(row[6]) if row[6] else None,
+        wal_status=row[7],
+        safe_wal_size=row[8],
+        two_phase=row[9],
+        invalidation_reason=row[10],
+        synced=row[11],
+        keep_size=keep_mib << 20 if keep_mib >= 0 else None,
+    )
+
+
+def check_slot(slot: SlotFacts, server: Server) -> Lsn:
+    """Refuse a slot that this pipeline cannot read; return its confirmed position.
+
+    :raises WrongSlot: physical, of another plugin or database, temporary, synchronised, or two-phase.
+    :raises SlotLost: when the server removed WAL that the slot needed.
+    :raises SlotBusy: when another session reads it, or it is still being made.
+    """
+    if slot.slot_type != "logical":
+        raise WrongSlot("The slot is physical.", slot=slot.name, advice="name a logical slot.")
+    if slot.plugin != PLUGIN:
+        raise WrongSlot(
+            f"The slot uses the output plugin {slot.plugin!r}.",
+            slot=slot.name,
+            advice=f"use a slot of the plugin {PLUGIN}.",
+        )
+    if slot.database != server.database:
+        raise WrongSlot(
+            f"The slot belongs to database {slot.database!r}, the connection is to "
+            f"{server.database!r}.",
+            slot=slot.name,
+            advice="connect to the slot's database.",
+        )
+    if slot.temporary:
+        raise WrongSlot(
+            "The slot is temporary: it ends with the session that made it.",
+            slot=slot.name,
+            advice="use a permanent slot.",
+        )
+    if slot.wal_status == "lost" or slot.invalidation_reason:
+        raise SlotLost(
+            f"The slot was invalidated ({slot.invalidation_reason or 'WAL removed'}): changes that "
+            "were not read are gone.",
+            slot=slot.name,
+            lsn=slot.confirmed_flush_lsn,
+            advice="drop the slot, then run with an empty checkpoint so that the tables are copied again; "
+            "raise max_slot_wal_keep_size or run more often.",
+        )
+    if slot.synced:
+        raise WrongSlot(
+            "The slot is synchronised from a primary and serves only after a promotion.",
+            slot=slot.name,
+            advice="read the slot on the primary.",
+        )
+    if slot.two_phase:
+        raise WrongSlot(
+            "The slot decodes prepared transactions at PREPARE (two_phase), before they commit.",
+            slot=slot.name,
+            advice="use a slot that was made without two_phase; prepared transactions then come whole "
+            "at COMMIT PREPARED.",
+        )
+    if slot.active_pid is not None:
+        raise SlotBusy(
+            f"Another session reads the slot (PID {slot.active_pid}).",
+            slot=slot.name,
+            advice="wait for it to end, or end it; this package never terminates a backend.",
+        )
+    if slot.confirmed_flush_lsn is None:
+        raise SlotBusy("The slot is still being made.", slot=slot.name, advice="try again later.")
+    _warn_of_low_room(slot)
+    return slot.confirmed_flush_lsn
+
+
+def check_not_ahead(confirmed_flush_lsn: Lsn, checkpoint: Lsn, slot_name: str) -> None:
+    """Refuse a slot that moved past the checkpoint.
+
+    The server silently starts at the slot's own position when asked for an older one, so nothing but
+    this comparison notices that changes are missing.
+
+    :raises SlotAheadOfCheckpoint: when it did.
+    """
+    if confirmed_flush_lsn > checkpoint:
+        raise SlotAheadOfCheckpoint(
+            f"The slot is confirmed up to {confirmed_flush_lsn}, the lake only up to {checkpoint}: the "
+            "changes between them cannot be read any more.",
+            slot=slot_name,
+            lsn=checkpoint,
+            advice="find out who moved or re-created the slot; then copy the tables again.",
+        )
+
+
+def create_slot(
+    conninfo: str | Mapping[str, Any], slot_name: str, *, temporary: bool = False
+) -> ExportedSnapshot:
+    """Make a logical slot and export the snapshot of its first position.
+
+    The server waits for the transactions that are open, so none can lie across that position.
+
+    Source: https://www.postgresql.org/docs/current/protocol-replication.html
+
+    :raises MissingPrivilege: when the role lacks REPLICATION.
+    :raises ConfigurationError: when ``wal_level`` or the number of slots does not allow it.
+    """
+    session = sessions.connect(conninfo, replication=True, slot=slot_name)
+    try:
+        statement = sql.SQL("CREATE_REPLICATION_SLOT {} {}LOGICAL {} (SNAPSHOT 'export')").format(
+            sql.Identifier(check_slot_name(slot_name)),
+            sql.SQL("TEMPORARY " if temporary else ""),
+            sql.Identifier(PLUGIN),
+        )
+        with translated(slot=slot_name):
+            row = session.execute(statement).fetchone()
+        assert row is not None, "CREATE_REPLICATION_SLOT answers with a row"
+        return ExportedSnapshot(Lsn.parse(row[1]), row[2], session)
+    except BaseException:
+        session.close()
+        raise
+
+
+def check_wal_level(server: Server) -> None:
+    """Refuse a source that writes too little into its WAL.
+
+    :raises ConfigurationError: when ``wal_level`` is not ``logical``.
+    """
+    if server.wal_level != "logical" and server.major < 19:
+        raise ConfigurationError(
+            f"The source has wal_level = {server.wal_level}.",
+            advice="set wal_level = logical in postgresql.conf and restart the server.",
+        )
+
+
+def _warn_of_low_room(slot: SlotFacts) -> None:
+    if slot.safe_wal_size is None or not slot.keep_size:
+        return
+    if slot.safe_wal_size < slot.keep_size * _LOW_SHARE:
+        log.warning(
+            "Slot %s may be invalidated after %d MiB more of WAL (max_slot_wal_keep_size is %d MiB).",
+            slot.name,
+            slot.safe_wal_size >> 20,
+            slot.keep_size >> 20,
+        )

@@ -1,0 +1,264 @@
+"""Reading a slot through the replication protocol: for sources without room for temporary files.
+
+A thread of its own owns the connection: it gathers messages into chunks and hands them over in a
+short queue. While the reader of the queue is slow, the thread goes on replying to the server, which
+would otherwise end the connection after ``wal_sender_timeout``. A reply says how far we received,
+which lets the server shut down, and never a flush LSN: that alone would move the slot.
+
+Source: https://www.postgresql.org/docs/current/protocol-replication.html
+"""
+
+from __future__ import annotations
+
+import queue
+import select
+import struct
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psycopg
+from psycopg import sql
+
+from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
+from airflow_provider_pgoutput.capture.pgoutput.messages import POSTGRES_EPOCH_US
+from airflow_provider_pgoutput.capture.source import session as sessions
+from airflow_provider_pgoutput.capture.source.errors import meaning, translated
+from airflow_provider_pgoutput.capture.source.stream import CHUNK_BYTES, PROTOCOL_VERSION
+from airflow_provider_pgoutput.errors import PgoutputError, ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from psycopg.pq.abc import PGconn
+
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+
+_XLOG_DATA, _KEEPALIVE = ord("w"), ord("k")
+#: Tag, start and end of the WAL, time of the server; the message follows.
+_XLOG_HEADER_BYTES = 25
+_KEEPALIVE_LAYOUT = struct.Struct("!cQqB")
+#: Tag, received, flushed, applied, our time, whether an answer is wanted.
+_REPLY_LAYOUT = struct.Struct("!cQQQqB")
+_BEGIN_LAYOUT = struct.Struct("!cQ")
+
+#: Messages gathered at most between two looks at the clock.
+_BURST_MESSAGES = 4096
+_QUEUED_CHUNKS = 4
+#: How often a quiet server is asked how far it is.
+_ASK_SECONDS = 0.05
+#: How long a server that is asked to stop may take.
+_STOP_SECONDS = 2.0
+
+
+class WalsenderStream:
+    """Reads through START_REPLICATION.
+
+    :param conninfo: see ``session.connect``.
+    :param start: the checkpoint; the server sends what commits at or past it.
+    :param target: the read ends at a transaction or a keepalive at or past it.
+    """
+
+    def __init__(
+        self,
+        conninfo: str | Mapping[str, Any],
+        slot_name: str,
+        publication_names: tuple[str, ...],
+        start: Lsn,
+        target: Lsn,
+    ) -> None:
+        self._slot_name = slot_name
+        self._target = target
+        self._queue: queue.Queue[MessageChunk | PgoutputError | None] = queue.Queue(_QUEUED_CHUNKS)
+        self._stopping = threading.Event()
+        self._received = int(start)
+        self._notices: list[PgoutputError] = []
+        self._session = sessions.connect(conninfo, replication=True, slot=slot_name)
+        try:
+            self._session.add_notice_handler(self._notice)
+            with translated(slot=slot_name):
+                row = self._session.execute(
+                    "SELECT setting::int4 FROM pg_catalog.pg_settings"
+                    " WHERE name = 'wal_sender_timeout'"
+                ).fetchone()
+                # Nobody else may look at the slot while it is ours: the comparison comes after.
+                self._session.execute(_start_statement(slot_name, publication_names, start))
+        except BaseException:
+            self._session.close()
+            raise
+        timeout_seconds = (row[0] if row else 0) / 1000 or 60.0
+        self._reply_seconds = min(10.0, timeout_seconds / 4)
+        self._thread = threading.Thread(target=self._run, name="walsender", daemon=True)
+        self._thread.start()
+
+    def chunks(self) -> Iterator[MessageChunk]:
+        """See ``ChangeStream``."""
+        while True:
+            item = self._queue.get()
+            if item is None:
+                return
+            if isinstance(item, PgoutputError):
+                raise item
+            yield item
+
+    def close(self) -> None:
+        """See ``ChangeStream``."""
+        self._stopping.set()
+        self._thread.join()
+
+    # What follows runs in the thread that owns the connection.
+
+    def _run(self) -> None:
+        try:
+            try:
+                with translated(slot=self._slot_name):
+                    self._receive(self._session.pgconn)
+                    self._stop(self._session.pgconn)
+            except PgoutputError as error:
+                self._hand_over(error)
+            except Exception as error:
+                self._hand_over(
+                    ProtocolError(f"The reader of the walsender failed: {type(error).__name__}.")
+                )
+            else:
+                self._hand_over(None)
+        finally:
+            self._session.close()
+
+    def _receive(self, connection: PGconn) -> None:
+        """Gather messages until the target is reached or the reader has enough."""
+        gathered: list[memoryview] = []
+        size = 0
+        replied = asked = time.monotonic()
+        while not self._stopping.is_set():
+            wal_end, more, quiet = self._burst(connection, gathered)
+            size += more
+            reached = wal_end >= self._target
+            if gathered and (quiet or size >= CHUNK_BYTES or reached):
+                chunk = _chunk(gathered)
+                gathered, size = [], 0
+                reached = reached or _begins_at(chunk, self._target)
+                self._hand_over(chunk)
+            if self._notices:
+                raise self._notices[0]
+            if reached:
+                return
+            now = time.monotonic()
+            ask = quiet and now - asked >= _ASK_SECONDS
+            if ask or now - replied >= self._reply_seconds:
+                self._reply(connection, ask=ask)
+                replied = now
+                asked = now if ask else asked
+            if quiet:
+                select.select([connection.socket], [], [], _ASK_SECONDS)
+                connection.consume_input()
+
+    def _burst(self, connection: PGconn, gathered: list[memoryview]) -> tuple[int, int, bool]:
+        """Take what has arrived: the last keepalive's WAL end, bytes gathered, nothing more there."""
+        get, append = connection.get_copy_data, gathered.append
+        wal_end, size = 0, 0
+        for _ in range(_BURST_MESSAGES):
+            length, data = get(1)
+            if length > 0:
+                if data[0] == _XLOG_DATA:
+                    append(data[_XLOG_HEADER_BYTES:])
+                    size += length
+                elif data[0] == _KEEPALIVE:
+                    _, wal_end, _, wants_reply = _KEEPALIVE_LAYOUT.unpack(data)
+                    self._received = max(self._received, wal_end)
+                    if wants_reply:
+                        self._reply(connection, ask=False)
+                    if wal_end >= self._target:
+                        return wal_end, size, True
+                else:
+                    raise ProtocolError("The walsender sent a message of an unknown kind.")
+            elif length == 0:
+                return wal_end, size, True
+            else:
+                self._ended(connection)
+        return wal_end, size, False
+
+    def _reply(self, connection: PGconn, *, ask: bool) -> None:
+        """Say that we live and how far we received.
+
+        Flush and apply are left at zero, "unknown": the slot is moved by ``advance.py`` alone.
+        """
+        now_us = int(time.time() * 1_000_000) - POSTGRES_EPOCH_US
+        connection.put_copy_data(_REPLY_LAYOUT.pack(b"r", self._received, 0, 0, now_us, ask))
+        while connection.flush():
+            select.select([connection.socket], [connection.socket], [], self._reply_seconds)
+            connection.consume_input()
+
+    def _hand_over(self, item: MessageChunk | PgoutputError | None) -> None:
+        """Give the reader an item; reply to the server for as long as the reader is slow."""
+        while not self._stopping.is_set():
+            try:
+                self._queue.put(item, timeout=self._reply_seconds)
+            except queue.Full:
+                if self._session.pgconn.status == psycopg.pq.ConnStatus.OK:
+                    self._reply(self._session.pgconn, ask=False)
+            else:
+                return
+
+    def _ended(self, connection: PGconn) -> None:
+        """The server ended the stream: raise what it said."""
+        result = connection.get_result()
+        if result is not None and result.status == psycopg.pq.ExecStatus.FATAL_ERROR:
+            sqlstate = (result.error_field(psycopg.pq.DiagnosticField.SQLSTATE) or b"").decode()
+            primary = result.error_field(psycopg.pq.DiagnosticField.MESSAGE_PRIMARY) or b""
+            text = primary.decode("utf-8", "replace") or "the connection was closed"
+            raise meaning(sqlstate, text, slot=self._slot_name)
+        raise meaning("57P01", "the walsender ended the stream", slot=self._slot_name)
+
+    def _stop(self, connection: PGconn) -> None:
+        """End the stream in order, so that the slot is free at once."""
+        connection.put_copy_end()
+        connection.flush()
+        deadline = time.monotonic() + _STOP_SECONDS
+        while time.monotonic() < deadline:
+            length, _ = connection.get_copy_data(1)
+            if length < 0:
+                while connection.get_result() is not None:
+                    pass
+                return
+            if length == 0:
+                select.select([connection.socket], [], [], _ASK_SECONDS)
+                connection.consume_input()
+
+    def _notice(self, diagnostic: psycopg.errors.Diagnostic) -> None:
+        """From version 18 on a missing publication is a warning, and its changes are left out."""
+        if "skipped loading publication" in (diagnostic.message_primary or ""):
+            self._notices.append(
+                meaning(diagnostic.sqlstate, diagnostic.message_primary or "", slot=self._slot_name)
+            )
+
+
+def _start_statement(
+    slot_name: str, publication_names: tuple[str, ...], start: Lsn
+) -> sql.Composed:
+    return sql.SQL(
+        "START_REPLICATION SLOT {} LOGICAL {} (proto_version {}, publication_names {})"
+    ).format(
+        sql.Identifier(slot_name),
+        sql.SQL(str(start)),  # digits and a slash by construction
+        sql.Literal(PROTOCOL_VERSION),
+        sql.Literal(sessions.publication_list(publication_names)),
+    )
+
+
+def _chunk(gathered: list[memoryview]) -> MessageChunk:
+    offsets = np.zeros(len(gathered) + 1, dtype=np.int64)
+    np.cumsum(np.fromiter(map(len, gathered), dtype=np.int64, count=len(gathered)), out=offsets[1:])
+    return MessageChunk(np.frombuffer(b"".join(gathered), dtype=np.uint8), offsets)
+
+
+def _begins_at(chunk: MessageChunk, target: Lsn) -> bool:
+    """Whether a transaction of the chunk commits at or past the target."""
+    begins = np.flatnonzero(chunk.data[chunk.offsets[:-1]] == ord("B"))
+    if len(begins) == 0:
+        return False
+    first = int(chunk.offsets[begins[-1]])
+    body = chunk.data[first : first + _BEGIN_LAYOUT.size].tobytes()
+    _, final_lsn = _BEGIN_LAYOUT.unpack(body)
+    return bool(final_lsn >= target)

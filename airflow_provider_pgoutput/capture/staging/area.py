@@ -1,0 +1,179 @@
+"""The staging area: a folder on a disk or in an object store, reached through pyarrow's file systems.
+
+Local files are written through to the disk, and a file that must appear whole is renamed into place;
+an object store makes an object visible whole by itself. Names are made in ``batch/layout.py`` only.
+What is not here: what the files hold.
+
+Source: https://arrow.apache.org/docs/python/filesystems.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import uuid
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+from pyarrow import fs
+
+from airflow_provider_pgoutput.batch.layout import join
+from airflow_provider_pgoutput.errors import ConfigurationError, LakeUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: No access for other users: the files hold rows.
+_FOLDER_MODE = 0o750
+_FILE_MODE = 0o640
+
+
+class Written(NamedTuple):
+    """A file that is complete and durable."""
+
+    size_bytes: int
+    sha256: str
+
+
+class StagedOutput:
+    """A file being written; it counts and hashes what passes. Closed, it is durable.
+
+    It has the methods that ``pyarrow.PythonFile`` wants of a file to write to.
+    """
+
+    def __init__(self, sink: IO[bytes] | pa.NativeFile, *, local: bool) -> None:
+        self._sink = sink
+        self._local = local
+        self._digest = hashlib.sha256()
+        self.size_bytes = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        """Write bytes or anything with their buffer."""
+        view = memoryview(data)
+        self._sink.write(view)
+        self._digest.update(view)
+        self.size_bytes += view.nbytes
+        return view.nbytes
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return self.size_bytes
+
+    def flush(self) -> None:
+        """Leave flushing to ``finish``."""
+
+    def close(self) -> None:
+        """Called by pyarrow at the end; ``finish`` is what makes the file durable."""
+        self.closed = True
+
+    def finish(self) -> Written:
+        """Make the file durable."""
+        if self._local:
+            self._sink.flush()
+            os.fsync(self._sink.fileno())
+        self._sink.close()
+        return Written(self.size_bytes, self._digest.hexdigest())
+
+
+class StagingArea:
+    """The folder below which everything of the pipeline is staged.
+
+    :param staging_uri: an absolute path, or a URI that pyarrow knows (``s3://``, ``gs://``, ``file://``).
+    :raises ConfigurationError: when it is neither.
+    """
+
+    def __init__(self, staging_uri: str) -> None:
+        self.staging_uri = staging_uri.rstrip("/")
+        try:
+            self._filesystem, self._root = fs.FileSystem.from_uri(self.staging_uri)
+        except (pa.ArrowInvalid, ValueError, TypeError):
+            raise ConfigurationError(
+                "staging_uri is neither an absolute path nor a URI of a known file system.",
+                advice="use a form like /var/lib/staging, file:///var/lib/staging or s3://bucket/folder.",
+            ) from None
+        self._local = isinstance(self._filesystem, fs.LocalFileSystem)
+
+    def uri(self, relative: str) -> str:
+        """The URI of a file or folder of the area."""
+        return join(self.staging_uri, relative)
+
+    def create(self, relative: str) -> StagedOutput:
+        """Open a new file for writing; its folder is made when needed."""
+        path = join(self._root, relative)
+        with storage_errors("write"):
+            if not self._local:
+                return StagedOutput(self._filesystem.open_output_stream(path), local=False)
+            folder = Path(path).parent
+            folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+            number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE)
+            return StagedOutput(os.fdopen(number, "wb"), local=True)
+
+    def write_whole(self, relative: str, content: bytes) -> None:
+        """Write a file that other processes see whole or not at all, and that survives a power loss."""
+        if not self._local:
+            output = self.create(relative)
+            with storage_errors("write"):
+                output.write(content)
+                output.finish()
+            return
+        temporary = f"{relative}.{uuid.uuid4().hex}.tmp"
+        output = self.create(temporary)
+        with storage_errors("write"):
+            output.write(content)
+            output.finish()
+            path = Path(join(self._root, relative))
+            Path(join(self._root, temporary)).replace(path)
+            self._sync_folders(path.parent)
+
+    def sync(self, folder: str) -> None:
+        """Make the names of the files in a folder durable."""
+        if self._local:
+            with storage_errors("write"):
+                self._sync_folders(Path(join(self._root, folder)))
+
+    def read(self, relative: str) -> bytes:
+        """All bytes of a file."""
+        with (
+            storage_errors("read"),
+            self._filesystem.open_input_stream(join(self._root, relative)) as file,
+        ):
+            return bytes(file.read())
+
+    def names(self, folder: str) -> list[str]:
+        """Names of the files in a folder, sorted; none when there is no such folder."""
+        selector = fs.FileSelector(join(self._root, folder), allow_not_found=True)
+        with storage_errors("list"):
+            found = self._filesystem.get_file_info(selector)
+        return sorted(each.base_name for each in found if each.type == fs.FileType.File)
+
+    def delete_folder(self, relative: str) -> None:
+        """Delete a folder with all that is in it; nothing happens when it does not exist."""
+        with storage_errors("delete"), contextlib.suppress(FileNotFoundError):
+            self._filesystem.delete_dir(join(self._root, relative))
+
+    def _sync_folders(self, folder: Path) -> None:
+        """Sync a folder and those above it up to the root, any of which may be new."""
+        root = Path(self._root)
+        for each in (folder, *folder.parents):
+            number = os.open(each, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(number)
+            finally:
+                os.close(number)
+            if each == root:
+                return
+
+
+@contextlib.contextmanager
+def storage_errors(action: str) -> Iterator[None]:
+    """Turn an error of the file system into one that says to try again."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise LakeUnavailable(
+            f"The staging area did not {action}: {getattr(error, 'strerror', None) or error}",
+            advice="check its free space, its address and the right to write; then try again.",
+        ) from error

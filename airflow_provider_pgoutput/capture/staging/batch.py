@@ -1,0 +1,172 @@
+"""One batch while it is being staged: where blocks and copied rows go, and the manifest at the end.
+
+An attempt writes below a folder of its own, so two attempts never meet, and a killed one leaves files
+that no manifest names. What is not here: reading the source.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from airflow_provider_pgoutput import __version__
+from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.manifest import Counts, Manifest
+from airflow_provider_pgoutput.capture.staging.rejected import SCHEMA as REJECTED_SCHEMA
+from airflow_provider_pgoutput.capture.staging.seal import seal
+from airflow_provider_pgoutput.capture.staging.tables import StagedTables, stage_block
+from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.batch.manifest import TableVersion
+    from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock
+    from airflow_provider_pgoutput.capture.source.catalog import Server
+    from airflow_provider_pgoutput.capture.staging.area import StagingArea
+    from airflow_provider_pgoutput.capture.staging.tables import (
+        Describe,
+        StagedTable,
+        StagedVersion,
+    )
+    from airflow_provider_pgoutput.capture.types.cast import ValuePolicy
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+class BatchInProgress:
+    """Collects the rows of one batch and seals it.
+
+    :param memory_mib: rows held in memory stay below it, in MiB.
+    """
+
+    def __init__(
+        self,
+        area: StagingArea,
+        slot_name: str,
+        start: Lsn,
+        attempt: str,
+        describe: Describe,
+        policy: ValuePolicy,
+        memory_mib: int,
+    ) -> None:
+        self._area = area
+        self._slot_name = slot_name
+        self._start = start
+        # The same attempt may run twice (a task that was cleared); its files must not meet.
+        name = f"{_UNSAFE.sub('-', attempt).strip('-')[:80] or 'attempt'}-{uuid.uuid4().hex[:8]}"
+        self._root = layout.attempt_folder(slot_name, start, name)
+        self._tables = StagedTables(describe, policy)
+        self._pool = WriterPool(memory_mib << 20)
+        self._rejected: TableWriter | None = None
+        self.rows = 0
+
+    def add(self, block: ChangeBlock) -> None:
+        """Stage the changes of a block.
+
+        :raises ValueRefused: when a value does not fit and the policy says ``fail``.
+        """
+        table, version = self._tables.version_of(block.relation)
+        if version.changes_writer is None:
+            version.changes_writer = self._writer(
+                version, "changes", version.changes_schema, version.changes_required
+            )
+        staged = stage_block(version, block)
+        self._pool.append(version.changes_writer, staged.rows)
+        for rejected in staged.rejected:
+            self.reject(rejected)
+        table.counts += staged.counts
+        self.rows += len(block)
+
+    def add_copy(self, relation_oid: int, version: TableVersion, copy_lsn: Lsn) -> StagedTable:
+        """Take a table that is copied; its rows follow."""
+        table = self._tables.copied(relation_oid, version, str(copy_lsn))
+        staged = table.versions[-1]
+        schema = pa.schema(staged.new_fields)
+        staged.copy_writer = self._writer(staged, "copy", schema, frozenset(schema.names))
+        return table
+
+    def copy_rows(
+        self, table: StagedTable, rows: pa.RecordBatch, rejected: Sequence[pa.RecordBatch]
+    ) -> None:
+        """Stage rows of a table that is copied, and what its columns could not hold of them."""
+        writer = table.versions[-1].copy_writer
+        assert writer is not None, "add_copy was called for it"
+        self._pool.append(writer, rows)
+        for each in rejected:
+            self.reject(each)
+        kept_apart = sum(each.num_rows for each in rejected)
+        table.counts += Counts(copied=rows.num_rows, rejected=kept_apart)
+        self.rows += rows.num_rows
+
+    def reject(self, rows: pa.RecordBatch) -> None:
+        """Keep values that their column could not hold."""
+        if self._rejected is None:
+            self._rejected = self._pool.add(
+                TableWriter(
+                    self._area,
+                    f"{self._root}/rejected",
+                    "rejected",
+                    REJECTED_SCHEMA,
+                    frozenset(REJECTED_SCHEMA.names),
+                )
+            )
+        self._pool.append(self._rejected, rows)
+
+    def finish_files(self) -> None:
+        """Complete every file and make it durable."""
+        self._pool.finish()
+        for folder in sorted({each.folder for each in self._pool.writers if each.files}):
+            self._area.sync(folder)
+
+    def seal(
+        self,
+        server: Server,
+        publication_names: tuple[str, ...],
+        end: Lsn,
+        *,
+        names: Mapping[int, tuple[str, str]],
+        transactions: int = 0,
+        last_commit_time: str | None = None,
+    ) -> tuple[Manifest, str]:
+        """Write the manifest; the files are complete.
+
+        :param names: schema and name of tables by OID, where the catalog knows better than the stream.
+        """
+        manifest = Manifest(
+            slot_name=self._slot_name,
+            system_identifier=server.system_identifier,
+            timeline=server.timeline,
+            database=server.database,
+            publication_names=publication_names,
+            start_lsn=self._start,
+            end_lsn=end,
+            tables=tuple(
+                table.finished(names.get(oid)) for oid, table in sorted(self._tables.by_oid.items())
+            ),
+            transactions=transactions,
+            last_commit_time=last_commit_time,
+            rejected_files=tuple(self._rejected.files) if self._rejected else (),
+            created_by=f"airflow-provider-pgoutput {__version__}",
+        )
+        return seal(self._area, manifest, self._root)
+
+    def abandon(self) -> None:
+        """Give the batch up: nothing of it remains."""
+        self._pool.abandon()
+        self._area.delete_folder(self._root)
+
+    @property
+    def relation_oids(self) -> tuple[int, ...]:
+        """OIDs of the tables that have rows."""
+        return tuple(self._tables.by_oid)
+
+    def _writer(
+        self, version: StagedVersion, kind: str, schema: pa.Schema, required: frozenset[str]
+    ) -> TableWriter:
+        folder = layout.table_folder(self._root, version.relation_oid, version.version.version)
+        return self._pool.add(TableWriter(self._area, folder, kind, schema, required))

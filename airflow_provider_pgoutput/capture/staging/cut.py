@@ -1,0 +1,155 @@
+"""Where a batch begins and ends: which messages of a stream belong to ``[start, end)``.
+
+A batch holds the transactions whose commit LSN lies in its range, whoever reads it and however often.
+A limit cuts only after a commit, at its end LSN, never inside a transaction and never between rows
+that share an LSN. What is not here: what a row message means.
+
+In protocol version 1 a transaction is sent whole and in commit order, so a cut is one place in the
+stream.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
+from airflow_provider_pgoutput.capture.pgoutput.messages import parse_begin, parse_commit
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+
+_BEGIN, _COMMIT = ord("B"), ord("C")
+#: Row messages by tag: what ``max_changes`` counts.
+_IS_CHANGE = np.zeros(256, dtype=np.bool_)
+_IS_CHANGE[list(b"IUDT")] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a batch ends before its target; None: never. It ends at the first commit at or past one."""
+
+    max_changes: int | None = None
+    max_bytes: int | None = None
+    max_seconds: float | None = None
+
+
+class BatchCut:
+    """Passes chunks on up to the end of the batch.
+
+    :param start: the checkpoint; earlier transactions count for no limit.
+    :param target: the batch ends here when no limit is reached before.
+    """
+
+    def __init__(self, start: Lsn, target: Lsn, limits: Limits) -> None:
+        self._start = start
+        self._limits = limits
+        self._deadline = (
+            None if limits.max_seconds is None else time.monotonic() + limits.max_seconds
+        )
+        self._inside = False
+        #: Where the batch ends: the target, until a limit is reached.
+        self.end_lsn = target
+        #: Nothing that comes later belongs to the batch.
+        self.finished = False
+        self.changes = 0
+        self.size_bytes = 0
+        #: How far the stream came, for progress.
+        self.last_lsn = start
+
+    def take(self, chunk: MessageChunk) -> MessageChunk:
+        """The part of ``chunk`` that belongs to the batch, or lies before it."""
+        tags = chunk.data[chunk.offsets[:-1]]
+        begins = np.flatnonzero(tags == _BEGIN)
+        chunk, tags = self._up_to_target(chunk, tags, begins)
+        if self.finished or not self._limited:
+            self._count(chunk, tags, len(tags))
+            return chunk
+        return self._up_to_limit(chunk, tags)
+
+    @property
+    def _limited(self) -> bool:
+        limits = self._limits
+        return (limits.max_changes, limits.max_bytes, limits.max_seconds) != (None, None, None)
+
+    def _up_to_target(
+        self, chunk: MessageChunk, tags: NDArray[np.uint8], begins: NDArray[np.intp]
+    ) -> tuple[MessageChunk, NDArray[np.uint8]]:
+        """Cut before the first transaction that commits at or past the target."""
+        if len(begins) == 0:
+            return chunk, tags
+        self.last_lsn = _begin_lsn(chunk, int(begins[-1]))
+        if self.last_lsn < self.end_lsn:
+            return chunk, tags
+        self.finished = True
+        index = int(begins[_first_at(chunk, begins, self.end_lsn)])
+        return _head(chunk, index), tags[:index]
+
+    def _up_to_limit(self, chunk: MessageChunk, tags: NDArray[np.uint8]) -> MessageChunk:
+        """Cut after the first commit at which a limit is reached."""
+        commits = np.flatnonzero(tags == _COMMIT)
+        wanted = self._wanted(chunk, tags)
+        changes = self.changes + np.cumsum(_IS_CHANGE[tags] & wanted)
+        sizes = self.size_bytes + np.cumsum(np.diff(chunk.offsets) * wanted)
+        reached = np.zeros(len(commits), dtype=np.bool_)
+        if self._limits.max_changes is not None:
+            reached |= changes[commits] >= self._limits.max_changes
+        if self._limits.max_bytes is not None:
+            reached |= sizes[commits] >= self._limits.max_bytes
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            reached[:] = True
+        # A cut before the start would be an empty batch that repeats for ever.
+        reached &= wanted[commits]
+        found = np.flatnonzero(reached)
+        if len(found) == 0:
+            self._count(chunk, tags, len(tags))
+            return chunk
+        index = int(commits[found[0]])
+        body = chunk.data[chunk.offsets[index] : chunk.offsets[index + 1]].tobytes()
+        self.end_lsn = self.last_lsn = parse_commit(body).end_lsn
+        self.finished = True
+        self._count(chunk, tags, index + 1)
+        return _head(chunk, index + 1)
+
+    def _wanted(self, chunk: MessageChunk, tags: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Which messages lie in transactions that commit at or past the start."""
+        wanted = np.full(len(tags), self._inside)
+        if not self._inside:
+            begins = np.flatnonzero(tags == _BEGIN)
+            place = _first_at(chunk, begins, self._start)
+            if place < len(begins):
+                wanted[int(begins[place]) :] = True
+        return wanted
+
+    def _count(self, chunk: MessageChunk, tags: NDArray[np.uint8], messages: int) -> None:
+        wanted = self._wanted(chunk, tags)[:messages]
+        self.changes += int((_IS_CHANGE[tags[:messages]] & wanted).sum())
+        self.size_bytes += int((np.diff(chunk.offsets)[:messages] * wanted).sum())
+        self._inside = self._inside or bool(wanted.any())
+
+
+def _begin_lsn(chunk: MessageChunk, index: int) -> Lsn:
+    body = chunk.data[chunk.offsets[index] : chunk.offsets[index + 1]].tobytes()
+    return parse_begin(body).final_lsn
+
+
+def _first_at(chunk: MessageChunk, begins: NDArray[np.intp], lsn: Lsn) -> int:
+    """Which of ``begins`` is the first to commit at or past ``lsn``; their number when none is."""
+    low, high = 0, len(begins)
+    while low < high:
+        middle = (low + high) // 2
+        if _begin_lsn(chunk, int(begins[middle])) >= lsn:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _head(chunk: MessageChunk, messages: int) -> MessageChunk:
+    offsets = chunk.offsets[: messages + 1]
+    return MessageChunk(chunk.data[: int(offsets[-1])], offsets)

@@ -1,0 +1,69 @@
+"""Manifests: finding sealed batches, and sealing one. The manifest is written last and makes the batch.
+
+What is not here: the data files, which are complete and durable before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.crash_points import reach
+from airflow_provider_pgoutput.batch.manifest import Manifest
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.capture.staging.area import StagingArea
+
+
+def find_sealed(
+    area: StagingArea,
+    slot_name: str,
+    system_identifier: str,
+    start: Lsn,
+    *,
+    past: Lsn | None = None,
+) -> tuple[Manifest, str] | None:
+    """The sealed batch with the greatest end among those that start at ``start``.
+
+    Manifests of another system, which may use the same positions, are passed over.
+
+    :param past: only batches that end past it count.
+    :returns: the manifest and its URI.
+    :raises BatchRefused: when a manifest is damaged.
+    """
+    folder = layout.manifest_folder(slot_name)
+    found = []
+    for name in area.names(folder):
+        positions = layout.parse_manifest_name(name)
+        if (
+            positions is not None
+            and positions[0] == start
+            and (past is None or positions[1] > past)
+        ):
+            found.append((positions[1], name))
+    for _, name in sorted(found, reverse=True):
+        path = f"{folder}/{name}"
+        manifest = Manifest.from_json(area.read(path).decode("utf-8"))
+        if manifest.system_identifier == system_identifier:
+            return manifest, area.uri(path)
+    return None
+
+
+def seal(area: StagingArea, manifest: Manifest, attempt_root: str) -> tuple[Manifest, str]:
+    """Make the batch exist, unless one that covers it exists already; return the one that counts.
+
+    :param attempt_root: folder of the files; it is deleted when another batch counts.
+    """
+    reach("stage.after_files")
+    empty = manifest.start_lsn == manifest.end_lsn
+    other = find_sealed(area, manifest.slot_name, manifest.system_identifier, manifest.start_lsn)
+    if other is not None and other[0].end_lsn >= manifest.end_lsn and not empty:
+        area.delete_folder(attempt_root)
+        return other
+    path = layout.manifest_path(
+        manifest.slot_name, manifest.start_lsn, manifest.end_lsn, manifest.batch_id
+    )
+    area.write_whole(path, manifest.to_json().encode("ascii"))
+    reach("stage.after_manifest")
+    return manifest, area.uri(path)

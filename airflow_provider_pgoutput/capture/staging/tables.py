@@ -1,0 +1,287 @@
+"""The tables of a batch: their versions, and blocks of changes as rows of staged files.
+
+A table is known by its OID. Its version changes when the stream announces another shape; the same shape
+again is the same version. What is not here: writing files (``writers.py``) and asking the source; a
+``Describe`` function does that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_pgoutput.batch import changes
+from airflow_provider_pgoutput.batch.manifest import Counts, Table, TableVersion
+from airflow_provider_pgoutput.capture.staging.rejected import (
+    NEW_TUPLE,
+    OLD_TUPLE,
+    Rejection,
+    rejected_rows,
+)
+from airflow_provider_pgoutput.capture.types.arrow import arrow_type
+from airflow_provider_pgoutput.capture.types.cast import ColumnCaster, ValuePolicy, column_caster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock
+    from airflow_provider_pgoutput.capture.pgoutput.messages import Relation
+    from airflow_provider_pgoutput.capture.staging.writers import TableWriter
+
+_LETTERS = pa.DictionaryArray.from_arrays(pa.array([], pa.int8()), pa.array([], pa.string())).type
+_INSERT, _UPDATE, _DELETE, _TRUNCATE = b"IUDT"
+_OPS = pa.array(["I", "U", "D", "T"])
+_OLD_KINDS = pa.array(["K", "O"])
+_TIMESTAMP = pa.timestamp("us", tz="UTC")
+
+
+def _codes(letters: str) -> NDArray[np.int8]:
+    """Position of each letter, by its byte."""
+    codes = np.full(256, -1, dtype=np.int8)
+    for code, letter in enumerate(letters):
+        codes[ord(letter)] = code
+    return codes
+
+
+_OP_CODES = _codes("IUDT")
+_OLD_KIND_CODES = _codes("KO")
+
+_LEADING_FIELDS = (
+    pa.field(changes.COMMIT_LSN, pa.int64()),
+    pa.field(changes.SEQ, pa.int64()),
+    pa.field(changes.OP, _LETTERS),
+    pa.field(changes.XID, pa.int64()),
+    pa.field(changes.COMMIT_TS, _TIMESTAMP),
+    pa.field(changes.OLD_KIND, _LETTERS),
+)
+
+
+class Describe(Protocol):
+    """Turns an announced relation into a table version without files, version number 1."""
+
+    def __call__(self, relation: Relation) -> TableVersion:
+        """Ask the catalog for what the announcement lacks: keys, type names, missing values."""
+        ...
+
+
+@dataclass(slots=True)
+class StagedVersion:
+    """One version of a table with its casters and its files."""
+
+    relation_oid: int
+    version: TableVersion
+    casters: tuple[ColumnCaster, ...]
+    changes_writer: TableWriter | None = None
+    copy_writer: TableWriter | None = None
+
+    @classmethod
+    def of(cls, relation_oid: int, version: TableVersion, policy: ValuePolicy) -> StagedVersion:
+        """Choose the casters of a version's columns."""
+        name = f"{version.schema_name}.{version.table_name}"
+        casters = tuple(column_caster(each, policy, table=name) for each in version.columns)
+        return cls(relation_oid, version, casters)
+
+    @property
+    def new_fields(self) -> list[pa.Field]:
+        """Fields of the new values."""
+        return [
+            pa.field(changes.new(position), arrow_type(column.lake_type))
+            for position, column in enumerate(self.version.columns)
+        ]
+
+    @property
+    def changes_schema(self) -> pa.Schema:
+        """Every column that a changes file of this version can have."""
+        columns = self.version.columns
+        old = [
+            pa.field(changes.old(place), arrow_type(each.lake_type))
+            for place, each in enumerate(columns)
+        ]
+        flags = [pa.field(changes.unchanged(place), pa.bool_()) for place in range(len(columns))]
+        return pa.schema([*_LEADING_FIELDS, *self.new_fields, *old, *flags])
+
+    @property
+    def changes_required(self) -> frozenset[str]:
+        """Columns that every changes file has."""
+        return frozenset(each.name for each in (*_LEADING_FIELDS, *self.new_fields))
+
+    def finished(self) -> TableVersion:
+        """The version with its files."""
+        writers = [each for each in (self.copy_writer, self.changes_writer) if each is not None]
+        return dataclasses.replace(
+            self.version, files=tuple(file for writer in writers for file in writer.files)
+        )
+
+
+@dataclass(slots=True)
+class StagedTable:
+    """A table of the batch."""
+
+    relation_oid: int
+    versions: list[StagedVersion] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+    copy_lsn: str | None = None
+    #: As last announced; None: the copy came first.
+    relation: Relation | None = None
+
+    def finished(self, name: tuple[str, str] | None) -> Table:
+        """The table as the manifest describes it.
+
+        :param name: schema and name when they are known better than from the last version.
+        """
+        last = self.versions[-1].version
+        schema_name, table_name = name or (last.schema_name, last.table_name)
+        return Table(
+            relation_oid=self.relation_oid,
+            schema_name=schema_name,
+            table_name=table_name,
+            versions=tuple(each.finished() for each in self.versions),
+            counts=self.counts,
+            copy_lsn=self.copy_lsn,
+        )
+
+
+class StagedTables:
+    """All tables of a batch by OID."""
+
+    def __init__(self, describe: Describe, policy: ValuePolicy) -> None:
+        self._describe = describe
+        self._policy = policy
+        self.by_oid: dict[int, StagedTable] = {}
+
+    def version_of(self, relation: Relation) -> tuple[StagedTable, StagedVersion]:
+        """The table and version that a block belongs to; new ones are described and numbered."""
+        table = self.by_oid.setdefault(relation.oid, StagedTable(relation.oid))
+        if table.relation is relation:
+            return table, table.versions[-1]
+        if table.relation != relation:
+            self._append(table, self._describe(relation))
+        table.relation = relation
+        return table, table.versions[-1]
+
+    def copied(self, relation_oid: int, version: TableVersion, copy_lsn: str) -> StagedTable:
+        """Take a table that is copied in this batch."""
+        table = self.by_oid.setdefault(relation_oid, StagedTable(relation_oid))
+        table.copy_lsn = copy_lsn
+        self._append(table, version)
+        return table
+
+    def _append(self, table: StagedTable, version: TableVersion) -> None:
+        numbered = dataclasses.replace(version, version=len(table.versions) + 1)
+        table.versions.append(StagedVersion.of(table.relation_oid, numbered, self._policy))
+
+
+@dataclass(slots=True)
+class StagedRows:
+    """A block of changes, cast."""
+
+    rows: pa.RecordBatch
+    counts: Counts
+    #: Rows of a rejected file.
+    rejected: list[pa.RecordBatch]
+
+
+def stage_block(version: StagedVersion, block: ChangeBlock) -> StagedRows:
+    """Cast a block into the rows of a changes file.
+
+    :raises ValueRefused: when a value does not fit its column and the policy says ``fail``.
+    """
+    columns: list[pa.Array] = [
+        pa.array(block.commit_lsn),
+        pa.array(block.seq),
+        _letters(_OP_CODES[block.op], _OPS),
+        pa.array(block.xid),
+        pa.array(block.commit_ts_us).view(_TIMESTAMP),
+        _letters(_OLD_KIND_CODES[block.old_kind], _OLD_KINDS),
+    ]
+    names = [each.name for each in _LEADING_FIELDS]
+    rejected: list[pa.RecordBatch] = []
+    for place, (caster, raw) in enumerate(zip(version.casters, block.new, strict=True)):
+        names.append(changes.new(place))
+        if raw is None:
+            columns.append(pa.nulls(len(block), caster.arrow_type))
+            continue
+        result = caster.cast(raw)
+        columns.append(result.values)
+        if len(result.rejected):
+            rejected.append(_rejected(version, block, place, NEW_TUPLE, result.rejected))
+    for place, (caster, raw) in enumerate(zip(version.casters, block.old, strict=True)):
+        if raw is None or raw.null_count == len(raw):
+            continue
+        result = caster.cast(raw)
+        names.append(changes.old(place))
+        columns.append(result.values)
+        if len(result.rejected):
+            rejected.append(_rejected(version, block, place, OLD_TUPLE, result.rejected))
+    unchanged_toast = 0
+    for place, flags in enumerate(block.unchanged):
+        if flags is not None and (count := int(np.count_nonzero(flags))):
+            unchanged_toast += count
+            names.append(changes.unchanged(place))
+            columns.append(pa.array(flags))
+    rows = pa.RecordBatch.from_arrays(columns, names=names)
+    return StagedRows(rows, _counts(block, unchanged_toast, rejected), rejected)
+
+
+def _letters(codes: NDArray[np.int8], letters: pa.Array) -> pa.Array:
+    absent = codes < 0
+    indices = pa.array(codes, mask=absent) if absent.any() else pa.array(codes)
+    return pa.DictionaryArray.from_arrays(indices, letters)
+
+
+def _counts(block: ChangeBlock, unchanged_toast: int, rejected: Sequence[pa.RecordBatch]) -> Counts:
+    tally = np.bincount(block.op, minlength=256)
+    return Counts(
+        inserts=int(tally[_INSERT]),
+        updates=int(tally[_UPDATE]),
+        deletes=int(tally[_DELETE]),
+        truncates=int(tally[_TRUNCATE]),
+        old_tuples=int(np.count_nonzero((block.op == _UPDATE) & (block.old_kind != 0))),
+        unchanged_toast=unchanged_toast,
+        rejected=sum(each.num_rows for each in rejected),
+    )
+
+
+def _rejected(
+    version: StagedVersion,
+    block: ChangeBlock,
+    place: int,
+    tuple_kind: str,
+    positions: NDArray[np.int64],
+) -> pa.RecordBatch:
+    chosen = pa.array(positions)
+    raw = (block.new if tuple_kind == NEW_TUPLE else block.old)[place]
+    assert raw is not None, "what was rejected was cast before"
+    rejection = Rejection(
+        column=version.version.columns[place],
+        tuple_kind=tuple_kind,
+        raw=raw.take(chosen),
+        key=dict(_keys(version.version, block, tuple_kind, chosen)),
+        op=_letters(_OP_CODES[block.op[positions]], _OPS).cast(pa.string()),
+        commit_lsn=pa.array(block.commit_lsn[positions]),
+        seq=pa.array(block.seq[positions]),
+    )
+    return rejected_rows(version.version, version.relation_oid, rejection)
+
+
+def _keys(
+    version: TableVersion, block: ChangeBlock, tuple_kind: str, chosen: pa.Array
+) -> Iterator[tuple[str, pa.Array]]:
+    """Raw text of the key columns: of the tuple itself, else of the other one (unchanged TOAST)."""
+    first, second = (block.new, block.old) if tuple_kind == NEW_TUPLE else (block.old, block.new)
+    for place, column in enumerate(version.columns):
+        if column.name not in version.key_columns:
+            continue
+        found = [each[place] for each in (first, second)]
+        taken = [each.take(chosen) for each in found if each is not None]
+        if len(taken) == 2:
+            yield column.name, pc.coalesce(*taken)
+        else:
+            yield column.name, taken[0] if taken else pa.nulls(len(chosen), pa.binary())

@@ -1,0 +1,254 @@
+"""Typed Parquet files: rows gathered in memory within a budget and written as row groups.
+
+All files of a batch share one budget; when it is full, the largest buffers are written first. A thread
+of its own encodes, since Arrow does so without Python's lock. What is not here: what the rows mean.
+
+Source: https://arrow.apache.org/docs/python/parquet.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from airflow_provider_pgoutput.batch.changes import COMMIT_LSN, LEADING
+from airflow_provider_pgoutput.batch.layout import file_name
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.manifest import StagedFile
+from airflow_provider_pgoutput.capture.staging.area import storage_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from airflow_provider_pgoutput.capture.staging.area import StagedOutput, StagingArea
+
+#: A buffer of this size is a good row group.
+ROW_GROUP_BYTES = 32 << 20
+#: A file is closed when it has grown to this size.
+FILE_BYTES = 192 << 20
+
+#: The encoder may hold at most so many row groups that wait for it.
+_WAITING_GROUPS = 2
+
+_LEADING_NAMES = frozenset(name for name, _ in LEADING)
+
+
+@dataclass(slots=True)
+class TableWriter:
+    """Writes the files of one kind in one folder.
+
+    Rows may lack columns that are null throughout: a file gets those columns that its rows need, and
+    one that turns out to need more is followed by another.
+    """
+
+    area: StagingArea
+    #: Relative to the staging root.
+    folder: str
+    kind: str
+    #: Every column that a file can have, in order.
+    schema: pa.Schema
+    #: Columns that every file has.
+    required: frozenset[str]
+    files: list[StagedFile] = field(default_factory=list)
+    buffered_bytes: int = 0
+    _buffer: list[pa.RecordBatch] = field(default_factory=list)
+    _open: _OpenFile | None = None
+    _columns: frozenset[str] = frozenset()
+
+    def append(self, rows: pa.RecordBatch) -> None:
+        """Keep rows for the next row group; they may lack columns that are not required."""
+        self._buffer.append(rows)
+        self.buffered_bytes += rows.nbytes
+
+    def take(self) -> Callable[[], None]:
+        """Give the buffered rows away, as a call that writes them."""
+        buffer, self._buffer, self.buffered_bytes = self._buffer, [], 0
+
+        def write() -> None:
+            self._write(buffer)
+
+        return write
+
+    def close(self) -> None:
+        """Complete the last file; nothing may be buffered any more."""
+        assert not self._buffer, "rows are written before their file is closed"
+        if self._open is not None:
+            self.files.append(self._open.close())
+            self._open = None
+
+    def abandon(self) -> None:
+        """Close without completing, after an error."""
+        if self._open is not None:
+            self._open.abandon()
+            self._open = None
+
+    def _write(self, buffer: list[pa.RecordBatch]) -> None:
+        needed = self.required.union(*(each.schema.names for each in buffer))
+        if not needed <= self._columns:
+            self.close_file()
+            self._columns |= needed
+        if self._open is None:
+            schema = pa.schema([each for each in self.schema if each.name in self._columns])
+            path = f"{self.folder}/{file_name(self.kind, len(self.files))}"
+            self._open = _OpenFile(self.area.create(path), path, self.kind, schema)
+        self._open.write(buffer)
+        if self._open.size_bytes >= FILE_BYTES:
+            self.close_file()
+
+    def close_file(self) -> None:
+        """Complete the file that is open, if one is."""
+        if self._open is not None:
+            self.files.append(self._open.close())
+            self._open = None
+
+
+class _OpenFile:
+    """One Parquet file being written."""
+
+    def __init__(self, output: StagedOutput, path: str, kind: str, schema: pa.Schema) -> None:
+        self._output = output
+        self._path = path
+        self._kind = kind
+        self._schema = schema
+        self._rows = 0
+        self._lsns: tuple[int, int] | None = None
+        self._writer = parquet.ParquetWriter(
+            pa.PythonFile(output, mode="w"),
+            schema,
+            version="2.6",
+            compression="zstd",
+            compression_level=1,
+            # Few values repeat in a column of a table, but all do in the leading ones.
+            use_dictionary=[
+                name for name in schema.names if name in _LEADING_NAMES and name != "seq"
+            ],
+            write_statistics=[name for name in schema.names if name in _LEADING_NAMES],
+            store_schema=False,
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes written so far."""
+        return self._output.size_bytes
+
+    def write(self, buffer: list[pa.RecordBatch]) -> None:
+        """Write rows as one row group."""
+        with storage_errors("write"):
+            rows = pa.Table.from_batches([_completed(each, self._schema) for each in buffer])
+            self._writer.write_table(rows, row_group_size=max(rows.num_rows, 1))
+        self._rows += rows.num_rows
+        if COMMIT_LSN in self._schema.names and self._kind == "changes":
+            # Rows are in stream order, so in the order of their commits.
+            lsns = rows.column(COMMIT_LSN)
+            first, last = lsns[0].as_py(), lsns[-1].as_py()
+            self._lsns = (self._lsns[0] if self._lsns else first, last)
+
+    def close(self) -> StagedFile:
+        """Complete the file and make it durable."""
+        with storage_errors("write"):
+            self._writer.close()
+            written = self._output.finish()
+        lowest, highest = self._lsns or (None, None)
+        return StagedFile(
+            kind=self._kind,
+            path=self._path,
+            rows=self._rows,
+            size_bytes=written.size_bytes,
+            sha256=written.sha256,
+            columns=tuple(self._schema.names),
+            min_commit_lsn=None if lowest is None else str(Lsn(lowest)),
+            max_commit_lsn=None if highest is None else str(Lsn(highest)),
+        )
+
+    def abandon(self) -> None:
+        """Close what is open; the folder is deleted by the owner of the batch."""
+        with contextlib.suppress(OSError, pa.ArrowException):
+            self._writer.close()
+            self._output.finish()
+
+
+class WriterPool:
+    """All writers of a batch, with one budget and one encoding thread.
+
+    :param memory_bytes: rows buffered and waiting to be encoded stay below it.
+    """
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._budget = memory_bytes
+        self._group_bytes = min(ROW_GROUP_BYTES, max(memory_bytes // 8, 1))
+        self.writers: list[TableWriter] = []
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parquet")
+        self._waiting: list[tuple[Future[None], int]] = []
+
+    def add(self, writer: TableWriter) -> TableWriter:
+        """Take a writer into the budget."""
+        self.writers.append(writer)
+        return writer
+
+    def append(self, writer: TableWriter, rows: pa.RecordBatch) -> None:
+        """Buffer rows; write what is due."""
+        writer.append(rows)
+        if writer.buffered_bytes >= self._group_bytes:
+            self._submit(writer)
+        while self._buffered + self._in_flight > self._budget:
+            largest = max(self.writers, key=lambda each: each.buffered_bytes)
+            if not largest.buffered_bytes:
+                self._wait(0)
+                return
+            self._submit(largest)
+
+    def finish(self) -> None:
+        """Write all that is buffered and complete all files."""
+        for writer in self.writers:
+            if writer.buffered_bytes:
+                self._submit(writer)
+        self._wait(0)
+        self._executor.submit(_each, [writer.close for writer in self.writers]).result()
+        self._executor.shutdown()
+
+    def abandon(self) -> None:
+        """Stop, after an error."""
+        self._executor.shutdown(cancel_futures=True)
+        for writer in self.writers:
+            writer.abandon()
+
+    @property
+    def _buffered(self) -> int:
+        return sum(writer.buffered_bytes for writer in self.writers)
+
+    @property
+    def _in_flight(self) -> int:
+        return sum(size for future, size in self._waiting if not future.done())
+
+    def _submit(self, writer: TableWriter) -> None:
+        size = writer.buffered_bytes
+        self._wait(_WAITING_GROUPS - 1)
+        self._waiting.append((self._executor.submit(writer.take()), size))
+
+    def _wait(self, most: int) -> None:
+        """Wait until at most so many row groups are in the encoder's hands; raise its error."""
+        while self._waiting and (len(self._waiting) > most or self._waiting[0][0].done()):
+            future, _ = self._waiting.pop(0)
+            future.result()
+
+
+def _each(calls: Iterable[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
+
+
+def _completed(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """``rows`` with the columns of ``schema``: what is absent is null, or false for a boolean flag."""
+    if rows.schema.names == schema.names:
+        return pa.RecordBatch.from_arrays(rows.columns, schema=schema)
+    present = dict(zip(rows.schema.names, rows.columns, strict=True))
+    columns = [
+        present[each.name] if each.name in present else pa.nulls(rows.num_rows, each.type)
+        for each in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
