@@ -48,8 +48,6 @@ def read_checkpoint(
         rows = table.scan(
             # A slot name has nothing but letters, digits and underscores, so it needs no quoting.
             row_filter=f"slot_name = '{check_slot_name(slot_name)}' and table_name is null",
-                EqualTo(Reference("slot_name"), slot_name), IsNull(Reference("table_name"))
-            ),
             selected_fields=("system_identifier", "end_lsn"),
         ).to_arrow()
     except PgoutputError:
