@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import Asset
+from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.manifest import Manifest
@@ -15,6 +16,7 @@ from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError, L
 from airflow_provider_pgoutput.hooks.connections import get_connection
 from airflow_provider_pgoutput.operators import arguments
 from airflow_provider_pgoutput.operators.batches import ReceivedBatch
+from airflow_provider_pgoutput.operators.job_result import job_failure, job_result
 from airflow_provider_pgoutput.operators.outcome import airflow_outcome
 from airflow_provider_pgoutput.operators.progress import Lake
 from airflow_provider_pgoutput.operators.runs import (
@@ -131,14 +133,18 @@ class PgoutputApplyOperator(SparkSubmitOperator):
 
             area = StagingArea(arguments.required_text(self.staging_uri, "staging_uri"))
             manifest = self._manifest(area, batch)
-            plan_uri = self._write_plan(context, area, batch, lake)
+            plan_path = self._write_plan(context, area, batch, lake)
             with log_group(f"Apply batch {batch.batch_id[:16]} with Spark"):
-                self._submit(context, lake, plan_uri)
+                result = self._run(context, area, lake, plan_path)
             self._verify(lake, batch)
         counts = batch_xcom(manifest, batch.manifest_uri)["tables"]
         log_tables(counts)
         self._describe_outlets(context, manifest)
-        return _result(batch, applied=True) | {"changes": manifest.changes, "tables": counts}
+        return _result(batch, applied=True) | {
+            "changes": manifest.changes,
+            "tables": counts,
+            "snapshots": result.get("published", {}),
+        }
 
     def _describe_outlets(self, context: Context, manifest: Manifest) -> None:
         """Say in the events of the task's assets up to where the lake is now."""
@@ -202,7 +208,19 @@ class PgoutputApplyOperator(SparkSubmitOperator):
         plan.check()
         relative = layout.plan_path(batch.slot_name, batch.batch_id, new_attempt(context))
         area.write_whole(relative, plan.to_json().encode("utf-8"))
-        return area.uri(relative)
+        return relative
+
+    def _run(
+        self, context: Context, area: StagingArea, lake: Lake, plan_path: str
+    ) -> dict[str, Any]:
+        """Run the job; what it did, or why it failed, is in the file that it leaves beside the plan."""
+        try:
+            self._submit(context, lake, area.uri(plan_path))
+        except AirflowException as error:
+            if failure := job_failure(area, plan_path):
+                raise failure from error
+            raise
+        return job_result(area, plan_path) or {}
 
     def _submit(self, context: Context, lake: Lake, plan_uri: str) -> None:
         from airflow_provider_pgoutput.operators.spark_job import SparkJob

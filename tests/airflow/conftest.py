@@ -13,6 +13,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 Session = psycopg.Connection[tuple[Any, ...]]
 
@@ -102,3 +103,57 @@ def lose_slot(source: Session) -> Iterator[Callable[[], None]]:
 
     yield lose
     setting(None)
+
+
+@dataclass
+class TestLake:
+    """A catalog of its own that is Airflow's connection ``iceberg_default``."""
+
+    __test__ = False
+
+    properties: dict[str, str]
+    namespace: str = "shop"
+    catalog_name: str = "iceberg_default"
+
+    def record(self, slot_name: str, end_lsn: str, batch_id: str = "b" * 64) -> None:
+        """Write the row that an apply leaves for a whole batch."""
+        import pyarrow as pa
+        from pyiceberg.catalog import load_catalog
+
+        from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT, CHECKPOINT_TABLE
+        from airflow_provider_pgoutput.batch.lsn import Lsn
+
+        kinds = {
+            "string": pa.string(),
+            "long": pa.int64(),
+            "timestamptz": pa.timestamp("us", tz="UTC"),
+        }
+        schema = pa.schema([(name, kinds[kind]) for name, kind in CHECKPOINT])
+        catalog = load_catalog(self.catalog_name, **self.properties)
+        catalog.create_namespace_if_not_exists(self.namespace)
+        name = f"{self.namespace}.{CHECKPOINT_TABLE}"
+        table = catalog.create_table_if_not_exists(name, schema)
+        row = {
+            "slot_name": slot_name,
+            "system_identifier": "7",
+            "batch_id": batch_id,
+            "start_lsn": Lsn(0).sortable,
+            "end_lsn": Lsn.parse(end_lsn).sortable,
+        }
+        table.append(pa.Table.from_pylist([row], schema=schema))
+
+
+@pytest.fixture
+def lake(tmp_path: Path, set_connection: Callable[[str, dict[str, Any]], None]) -> TestLake:
+    """An empty lake."""
+    (tmp_path / "warehouse").mkdir()
+    properties = {
+        "type": "sql",
+        "uri": f"sqlite:///{tmp_path / 'catalog.db'}",
+        "warehouse": (tmp_path / "warehouse").as_uri(),
+    }
+    extra = {name: value for name, value in properties.items() if name != "uri"}
+    set_connection(
+        "iceberg_default", {"conn_type": "iceberg", "host": properties["uri"], "extra": extra}
+    )
+    return TestLake(properties)

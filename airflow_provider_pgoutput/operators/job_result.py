@@ -1,0 +1,48 @@
+"""What the Spark application left beside its plan: what it did, or why it failed.
+
+Spark's exit status says too little and its log too much, and on a cluster the worker has neither. What
+is not here: writing that file (``apply/main.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.errors import LakeUnavailable, PgoutputError
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.capture.staging.area import StagingArea
+
+
+def job_result(area: StagingArea, plan_path: str) -> dict[str, Any] | None:
+    """Return the result of the job that was given the plan, or None when it left none.
+
+    :raises LakeUnavailable: when the staging area does not answer, or the file is not what it should be.
+    """
+    path = plan_path.removesuffix(".json") + ".result.json"
+    folder, _, name = path.rpartition("/")
+    if name not in area.names(folder):
+        return None
+    try:
+        found = json.loads(area.read(path))
+    except ValueError as error:
+        raise LakeUnavailable(f"The result of the job at {area.uri(path)} is damaged.") from error
+    if not isinstance(found, dict):
+        raise LakeUnavailable(f"The result of the job at {area.uri(path)} is damaged.")
+    return found
+
+
+def job_failure(area: StagingArea, plan_path: str) -> PgoutputError | None:
+    """Return the error that ended the job, in its own class, or None when it did not say."""
+    found = job_result(area, plan_path)
+    if found is None or found.get("status") != "failed":
+        return None
+    # Looked up among our own classes; a name that is not one of them becomes no class at all.
+    known = {each.__name__: each for each in _tree(PgoutputError)}
+    error_class = known.get(str(found.get("error")))
+    return error_class(str(found.get("message"))) if error_class else None
+
+
+def _tree(base: type[PgoutputError]) -> list[type[PgoutputError]]:
+    return [base, *(leaf for each in base.__subclasses__() for leaf in _tree(each))]
