@@ -131,9 +131,9 @@ class MessageReader:
         if not body:
             raise self.fault("the message is empty", at=0)
 
-    def fault(self, what: str, *, at: int | None = None) -> ProtocolError:
-        """Make the error for a fault found just before the current position, or at byte ``at``."""
-        where = self._position if at is None else at
+    def fault(self, what: str, *, back: int = 0, at: int | None = None) -> ProtocolError:
+        """Make the error for a fault at byte ``at``, or ``back`` bytes before the current position."""
+        where = self._position - back if at is None else at
         return ProtocolError(f"{self._kind} message: {what}, at byte {where}.", lsn=self._lsn)
 
     def _number(self, layout: struct.Struct) -> int:
@@ -163,23 +163,21 @@ class MessageReader:
         """Read an OID that must not be zero."""
         value = self._number(_UINT32)
         if value == 0:
-            raise self.fault("an OID is zero", at=self._position - 4)
+            raise self.fault("an OID is zero", back=4)
         return value
 
     def time_us(self) -> int:
         """Read a time in microseconds since 2000-01-01 UTC."""
         value = self._number(_INT64)
         if value > LAST_TIME_US:
-            raise self.fault("the commit time is out of range", at=self._position - 8)
+            raise self.fault("the commit time is out of range", back=8)
         return value
 
     def lsn(self, name: str, *, may_be_zero: bool = False) -> Lsn:
         """Read an LSN."""
         value = self._number(_UINT64)
         if value > LAST_LSN or (value == 0 and not may_be_zero):
-            raise self.fault(
-                f"{name} is {'out of range' if value else 'zero'}", at=self._position - 8
-            )
+            raise self.fault(f"{name} is {'out of range' if value else 'zero'}", back=8)
         return Lsn(value)
 
     def text(self, name: str) -> str:
@@ -202,9 +200,9 @@ class MessageReader:
     def content(self, size: int) -> bytes:
         """Read ``size`` bytes."""
         if size < 0:
-            raise self.fault("a length is negative", at=self._position - 4)
+            raise self.fault("a length is negative", back=4)
         if self._position + size > len(self._body):
-            raise self.fault("a length leads past the end", at=self._position - 4)
+            raise self.fault("a length leads past the end", back=4)
         value = self._body[self._position : self._position + size]
         self._position += size
         return value
@@ -259,10 +257,10 @@ def parse_relation(body: bytes, lsn: Lsn | None = None) -> Relation:
     table_name = reader.text("the table name")
     identity = chr(reader.byte())
     if identity not in _REPLICA_IDENTITIES:
-        raise reader.fault("unknown replica identity")
+        raise reader.fault("unknown replica identity", back=1)
     count = reader.int16()
     if count < 0:
-        raise reader.fault("the number of columns is negative")
+        raise reader.fault("the number of columns is negative", back=2)
     columns = tuple(_relation_column(reader) for _ in range(count))
     reader.finish()
     return Relation(oid, schema_name, table_name, identity, columns)
@@ -271,7 +269,7 @@ def parse_relation(body: bytes, lsn: Lsn | None = None) -> Relation:
 def _relation_column(reader: MessageReader) -> RelationColumn:
     flags = reader.byte()
     if flags not in {0, 1}:
-        raise reader.fault(f"unknown column flags {flags:#04x}")
+        raise reader.fault(f"unknown column flags {flags:#04x}", back=1)
     return RelationColumn(
         name=reader.text("a column name"),
         type_oid=reader.oid(),
@@ -293,16 +291,16 @@ def parse_truncate(body: bytes, lsn: Lsn | None = None) -> Truncate:
     reader = MessageReader(body, "Truncate", lsn)
     count = reader.int32()
     if count < 1:
-        raise reader.fault("no relation is named")
+        raise reader.fault("no relation is named", back=4)
     flags = reader.byte()
     if flags & ~(_TRUNCATE_CASCADE | _TRUNCATE_RESTART_IDENTITY):
-        raise reader.fault(f"unknown flags {flags:#04x}")
+        raise reader.fault(f"unknown flags {flags:#04x}", back=1)
     if 4 * count != len(body) - 6:
         raise reader.fault(f"{count} relations do not fill {len(body) - 6} bytes")
     oids = tuple(reader.oid() for _ in range(count))
     reader.finish()
     if len(set(oids)) != count:
-        raise reader.fault("a relation is named twice")
+        raise reader.fault("a relation is named twice", at=6)
     return Truncate(oids, bool(flags & _TRUNCATE_CASCADE), bool(flags & _TRUNCATE_RESTART_IDENTITY))
 
 
@@ -311,7 +309,7 @@ def parse_logical_message(body: bytes, lsn: Lsn | None = None) -> LogicalMessage
     reader = MessageReader(body, "Message", lsn)
     flags = reader.byte()
     if flags not in {0, 1}:
-        raise reader.fault(f"unknown flags {flags:#04x}")
+        raise reader.fault(f"unknown flags {flags:#04x}", back=1)
     position = reader.lsn("the LSN")
     prefix = reader.text("the prefix")
     content = reader.content(reader.int32())

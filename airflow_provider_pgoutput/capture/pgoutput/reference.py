@@ -211,18 +211,18 @@ def parse_row(
     reader.uint32()
     kind = chr(reader.byte())
     if kind not in {"I": "N", "U": "NKO", "D": "KO"}[operation]:
-        raise reader.fault("no tuple of this kind may follow")
+        raise reader.fault("no tuple of this kind may follow", back=1)
     old_kind = old = new = None
     if kind != "N":
         if (kind == "O") != (relation.replica_identity == "f"):
             raise reader.fault(
-                f"{kind} does not go with replica identity {relation.replica_identity}"
+                f"{kind} does not go with replica identity {relation.replica_identity}", back=1
             )
         old_kind, old = kind, _tuple(reader, relation, may_be_unchanged=False)
         if operation == "U":
             kind = chr(reader.byte())
             if kind != "N":
-                raise reader.fault("no tuple of this kind may follow")
+                raise reader.fault("no tuple of this kind may follow", back=1)
     if operation != "D":
         new = _tuple(reader, relation, may_be_unchanged=operation == "U")
     reader.finish()
@@ -232,7 +232,7 @@ def parse_row(
 def _tuple(reader: MessageReader, relation: Relation, *, may_be_unchanged: bool) -> Tuple:
     count = reader.int16()
     if count != len(relation.columns):
-        raise reader.fault(f"{count} columns instead of {len(relation.columns)}")
+        raise reader.fault(f"{count} columns instead of {len(relation.columns)}", back=2)
     return tuple(_value(reader, may_be_unchanged) for _ in range(count))
 
 
@@ -244,7 +244,7 @@ def _value(reader: MessageReader, may_be_unchanged: bool) -> Value:
         return None
     if kind == "u" and may_be_unchanged:
         return UNCHANGED
-    raise reader.fault("a value of this kind may not stand here")
+    raise reader.fault("a value of this kind may not stand here", back=1)
 
 
 def changes_of_block(block: ChangeBlock) -> list[Change]:
