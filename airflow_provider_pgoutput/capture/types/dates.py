@@ -49,10 +49,12 @@ def _is_special(runs: ByteRuns, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
     for index in range(4):
         byte = runs.byte(rows, index)
         digits &= (byte >= _ZERO) & (byte <= _NINE)
-    fifth = runs.byte(rows, 4)
-    five_digits = digits & (fifth >= _ZERO) & (fifth <= _NINE)
+    long_year = np.zeros(len(rows), dtype=np.bool_)
+    for index in (5, 6, 7):
+        long_year |= runs.byte(rows, index) == _DASH
+    long_year &= digits & (runs.byte(rows, 4) >= _ZERO) & (runs.byte(rows, 4) <= _NINE)
     before = digits
     for index, letter in zip((-3, -2, -1), b" BC", strict=True):
         before &= runs.byte(rows, index) == letter
     infinite = runs.equal(rows, b"infinity") | runs.equal(rows, b"-infinity")
-    return infinite | five_digits | before
+    return infinite | long_year | before

@@ -142,7 +142,8 @@ class Literals:
         openings = self.marks.structure[self.marks.kinds == self.brackets.opening]
         if plain.all() and len(openings) == len(plain):
             return np.empty(0, dtype=np.int64)
-        if not (plain | (self.brackets.is_array & (first == _BOUNDS))).all():
+        # A vector is never nested.
+        if not self.brackets.is_array or not (plain | (first == _BOUNDS)).all():
             raise MalformedText
         row = np.searchsorted(self.runs.starts, openings, side="right") - 1
         dimensions = np.bincount(row, minlength=len(plain))
@@ -176,6 +177,8 @@ class Literals:
         if len(self.marks.quotes):
             quoted = self.runs.data[starts] == _QUOTE
             if 2 * np.count_nonzero(quoted) != len(self.marks.quotes):
+                raise MalformedText
+            if (self.runs.data[ends[quoted] - 1] != _QUOTE).any():
                 raise MalformedText
             starts, ends = starts + quoted, ends - quoted
         return counts, _cut_escaped(self.runs.data, starts, ends, is_null, self.marks.escapes)

@@ -13,6 +13,7 @@ from airflow_provider_pgoutput.capture.types.values import (
     ByteRuns,
     Caster,
     CastResult,
+    MalformedText,
     accepted,
     cast_mostly,
     cast_text,
@@ -40,35 +41,36 @@ def decimal_caster(target: pa.DataType) -> Caster:
     """A caster to a decimal; NaN, the infinities and numbers that are too large are rejected."""
 
     def unholdable(runs: ByteRuns, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        special = runs.equal(rows, b"NaN")
-        special |= runs.equal(rows, b"Infinity") | runs.equal(rows, b"-Infinity")
-        # Too many digits: not by the type modifier, but rows written before it was narrowed.
-        rest = np.flatnonzero(~special)
-        special[rest] = _too_large(runs, rows[rest], target.precision, target.scale)
-        return special
+        found = _is_special(runs, rows)
+        rest = np.flatnonzero(~found)
+        found[rest] = _too_large(runs, rows[rest], target.precision, target.scale)
+        return found
 
     def cast(raw: pa.Array) -> CastResult:
-        return cast_mostly(raw, target, unholdable)
+        try:
+            return cast_mostly(raw, target, _is_special)
+        except MalformedText:
+            return cast_mostly(raw, target, unholdable)
 
     return cast
+
+
+def _is_special(runs: ByteRuns, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    special = runs.equal(rows, b"NaN")
+    return special | runs.equal(rows, b"Infinity") | runs.equal(rows, b"-Infinity")
 
 
 def _too_large(
     runs: ByteRuns, rows: NDArray[np.int64], precision: int, scale: int
 ) -> NDArray[np.bool_]:
-    """Whether a plain number has more digits before or after the point than the type."""
+    """Whether a plain number has more digits before or after the point than the type.
+
+    Row by row, as it never happens while the type modifier that came with the rows is the column's.
+    """
     found = np.zeros(len(rows), dtype=np.bool_)
-    longest = precision + 3  # sign, a zero before the point, the point
-    lengths = runs.ends[rows] - runs.starts[rows]
-    # Exact and slow, for the few rows that can be concerned at all.
-    for index in np.flatnonzero((lengths > precision) | (lengths > precision - scale)):
-        row = rows[index]
-        text = runs.data[runs.starts[row] : runs.ends[row]].tobytes().lstrip(b"-")
+    for index, row in enumerate(rows):
+        text = runs.data[runs.starts[row] : runs.ends[row]].tobytes().removeprefix(b"-")
         whole, _, fraction = text.partition(b".")
-        if not (whole + fraction).isdigit():
-            continue
-        digits = len(whole.lstrip(b"0"))
-        found[index] = (
-            digits > precision - scale or len(fraction) > scale or lengths[index] > longest
-        )
+        if (whole + fraction).isdigit():
+            found[index] = len(whole.lstrip(b"0")) > precision - scale or len(fraction) > scale
     return found

@@ -1,0 +1,42 @@
+"""One pinned session for all tests of types, as hypothesis calls a test many times."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from tests.capture.types.oracle import pin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+
+_DATABASE = "types_oracle"
+_SET_UP = """
+CREATE EXTENSION IF NOT EXISTS hstore SCHEMA public;
+CREATE EXTENSION IF NOT EXISTS citext SCHEMA public;
+CREATE TYPE public.mood AS ENUM ('sad', 'ok', 'very "happy"');
+CREATE TYPE public.pair AS (a int, "b c" text);
+CREATE TYPE public.floats AS RANGE (subtype = float8);
+CREATE DOMAIN public.price AS numeric(12, 2) CHECK (VALUE > 0);
+CREATE DOMAIN public.small_price AS public.price CHECK (VALUE < 100);
+CREATE DOMAIN public.names AS text[];
+CREATE DOMAIN public.corner AS box;
+CREATE SCHEMA "Odd ""schema";
+CREATE TYPE "Odd ""schema"."select" AS ENUM ('x');
+"""
+
+
+@pytest.fixture(scope="session")
+def session(postgres_server: EmbeddedPostgres) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(postgres_server.conninfo(), autocommit=True) as administrator:
+        administrator.execute(f"CREATE DATABASE {_DATABASE}")
+    with psycopg.connect(postgres_server.conninfo(_DATABASE), autocommit=True) as connection:
+        connection.execute(_SET_UP)
+        pin(connection)
+        yield connection
+    with psycopg.connect(postgres_server.conninfo(), autocommit=True) as administrator:
+        administrator.execute(f"DROP DATABASE {_DATABASE} WITH (FORCE)")
