@@ -1,0 +1,80 @@
+"""Stages one batch in a process that does nothing else, so that its CPU time and memory are staging's.
+
+``python -m benchmarks.stage_once`` reads its order as JSON from standard input and prints a
+``Measurement`` as its last line. Time starts when the imports are done, as in a running worker;
+memory counts everything.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+
+import psycopg
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
+from airflow_provider_pgoutput.capture.pipeline import CaptureRequest, stage_batch
+
+
+def run(order: dict[str, str]) -> dict[str, float]:
+    """Stage from the slot's own position to the end of the WAL; seconds, CPU seconds, memory, rows."""
+    request = CaptureRequest(
+        conninfo=order["conninfo"],
+        slot_name=order["slot"],
+        publication_names=(order["publication"],),
+        staging_uri=order["staging_uri"],
+        checkpoint=position(order["conninfo"], order["slot"]),
+        transport=order["transport"],
+        attempt="bench",
+    )
+    cpu_before = cpu_seconds()
+    started = time.perf_counter()
+    manifest, _ = stage_batch(request)
+    seconds = time.perf_counter() - started
+    return {
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds() - cpu_before,
+        "peak_mib": peak_mib(),
+        "rows": manifest.changes,
+    }
+
+
+def position(conninfo: str, slot: str) -> Checkpoint:
+    """The checkpoint of a lake that holds everything before the slot's position."""
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        row = connection.execute(
+            "SELECT confirmed_flush_lsn::text, system_identifier::text"
+            " FROM pg_replication_slots, pg_control_system() WHERE slot_name = %s",
+            (slot,),
+        ).fetchone()
+    assert row is not None, "the benchmark made the slot"
+    return Checkpoint(end_lsn=Lsn.parse(row[0]), system_identifier=row[1])
+
+
+def cpu_seconds() -> float:
+    """User and system time of this process, all threads, and of processes it waited for."""
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+def peak_mib() -> float:
+    """Highest resident set of this process.
+
+    Linux lets ``ru_maxrss`` start with what the parent had before exec, so the kernel's own
+    high-water mark of this very program is read where there is one.
+    """
+    status = Path("/proc/self/status")
+    if status.is_file():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(json.load(sys.stdin))))

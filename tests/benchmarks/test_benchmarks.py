@@ -1,0 +1,84 @@
+"""The benchmark measures what it says: at a tiny size it runs, loses nothing and writes its figures."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+
+from airflow_provider_pgoutput.batch.manifest import Manifest
+from benchmarks import report, run
+from benchmarks.staging import Measurement, median
+from benchmarks.synthetic_batch import BatchWriter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.postgres
+def test_a_tiny_run_writes_figures_for_every_reader(tmp_path: Path) -> None:
+    output = tmp_path / "latest.json"
+    scale = ["--scale", "0.002", "--repetitions", "1"]
+    assert run.main([*scale, "--workloads", "W1", "W3", "--no-apply", "--output", str(output)]) == 0
+
+    written = json.loads(output.read_text())
+    assert set(written["staging"]) == {"W1", "W3"}
+    assert written["staging"]["W1"]["rows"] == 4000
+    assert written["staging"]["W3"]["rows"] == 4 * 4 * 100
+    for case in written["staging"].values():
+        for transport in ("sql", "walsender"):
+            figures = case[transport]
+            assert figures["rows_per_s"] > 0
+            assert figures["rows_per_cpu_s"] > 0
+            assert figures["peak_mib"] > 0
+            assert figures["ratio_to_pg_recvlogical"] > 0
+            assert figures["ratio_to_server"] > 0
+    assert len(written["targets"]) == 2 * (2 + 1 + 2)
+
+
+def test_a_target_is_missed_by_the_figure_below_it() -> None:
+    measured = {
+        "sql": Measurement(1.0, 0.5, 600.0, 100),
+        "pg_recvlogical": Measurement(3.9),
+        "server": Measurement(0.7),
+    }
+    case = report.staging_case(100, measured)
+    assert case["sql"]["rows_per_s"] == 100
+    assert case["sql"]["rows_per_cpu_s"] == 200
+    verdicts = report.verdicts({"staging": {"W1": case}, "apply": {"10k": {"ratio_to_merge": 4.0}}})
+    assert [(each.case, each.target, each.met) for each in verdicts] == [
+        ("W1 sql", "x pg_recvlogical", False),
+        ("W1 sql", "x server alone", True),
+        ("W1 sql", "MiB at most", False),
+        ("apply 10k", "x bare MERGE", True),
+    ]
+
+
+def test_the_median_keeps_the_worst_memory() -> None:
+    runs = [Measurement(3.0, 1.0, 10.0), Measurement(1.0, 2.0, 30.0), Measurement(2.0, 3.0, 20.0)]
+    assert median(runs) == Measurement(2.0, 3.0, 30.0)
+
+
+def test_a_synthetic_batch_is_a_sealed_batch_beside_its_own_fold(tmp_path: Path) -> None:
+    writer = BatchWriter(tmp_path, table_rows=10_000)
+    copy = Manifest.from_json(writer.write_copy().manifest_path.read_text())
+    batch = writer.write_changes(1000)
+    manifest = Manifest.from_json(batch.manifest_path.read_text())
+    assert manifest.start_lsn == copy.end_lsn
+
+    (staged,) = manifest.tables[0].versions[0].files
+    rows = pq.read_table(tmp_path / staged.path).to_pylist()
+    folded: dict[int, tuple[str, int]] = {}
+    for row in rows:
+        key = row["o0"] if row["op"] == "D" else row["n0"]
+        if row["op"] == "I":
+            assert key not in folded, "an insert of a row that is there"
+        folded[key] = ("D", 0) if row["op"] == "D" else ("U", row["n1"])
+    expected = {
+        row["id"]: ("D", 0) if row["op"] == "D" else ("U", row["a"])
+        for row in pq.read_table(batch.folded_path).to_pylist()
+    }
+    assert folded == expected
+    assert len(folded) < len(rows), "some keys change more than once"
