@@ -1,0 +1,162 @@
+"""Reads and writes the checkpoint table: how far the lake is, by batch and by table.
+
+It is an index of what the tables' own commits say, and can be rebuilt from them. A second row for one
+batch, which two drivers at once can leave, changes no answer. What is not here: the truth
+(``iceberg.py``, markers).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from airflow_provider_pgoutput.apply.evolve import create_table
+from airflow_provider_pgoutput.apply.iceberg import IcebergTable, marker_of
+from airflow_provider_pgoutput.apply.names import TableName, literal
+from airflow_provider_pgoutput.apply.types import spark_type
+from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT, CHECKPOINT_TABLE
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.manifest import Counts, Manifest, Table
+from airflow_provider_pgoutput.errors import BatchGap
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.batch.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the checkpoint table says of one slot."""
+
+    #: End of the newest batch that was applied; None: no batch ever was.
+    end_lsn: Lsn | None = None
+    #: End of the newest batch that changed a table, by target.
+    tables: dict[str, Lsn] = field(default_factory=dict)
+    #: The newest target of each table of the source, by its OID.
+    target_of: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def exists(self) -> bool:
+        """Whether any batch of the slot is recorded."""
+        return self.end_lsn is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """One table that a batch changed."""
+
+    table: Table
+    target: str
+    snapshot_id: int
+
+
+def table_name(plan: Plan) -> TableName:
+    """The checkpoint table of a namespace."""
+    return TableName(plan.catalog, plan.namespace, CHECKPOINT_TABLE)
+
+
+def read(spark: SparkSession, plan: Plan, manifest: Manifest) -> Progress:
+    """Read what is recorded of the manifest's slot and system."""
+    name = table_name(plan)
+    if IcebergTable.load(spark, name) is None:
+        return Progress()
+    found = (
+        spark.table(name.sql)
+        .where(F.col("slot_name") == manifest.slot_name)
+        .where(F.col("system_identifier") == manifest.system_identifier)
+        .groupBy("target", "relation_oid")
+        .agg(F.max("end_lsn").alias("end_lsn"))
+        .orderBy("end_lsn")
+        .collect()
+    )
+    whole, tables, target_of = None, {}, {}
+    for row in found:
+        end_lsn = Lsn(int(row["end_lsn"], 16))
+        if row["target"] is None:
+            whole = end_lsn
+        else:
+            tables[row["target"]] = end_lsn
+            target_of[row["relation_oid"]] = row["target"]
+    return Progress(whole, tables, target_of)
+
+
+def refuse_gap(manifest: Manifest, progress: Progress) -> None:
+    """Refuse a batch that starts past the checkpoint.
+
+    Without any checkpoint every start is taken: where the stream begins is what capture decided when
+    it created the slot. A table that has a marker all the same is checked on its own.
+
+    :raises BatchGap: a batch before it was never applied.
+    """
+    if progress.end_lsn is not None and manifest.start_lsn > progress.end_lsn:
+        raise BatchGap(
+            f"The batch starts at {manifest.start_lsn}, the checkpoint is {progress.end_lsn}.",
+            slot=manifest.slot_name,
+            lsn=progress.end_lsn,
+            advice="apply the staged batches between, in order.",
+        )
+
+
+def record(spark: SparkSession, plan: Plan, manifest: Manifest, applied: Sequence[Applied]) -> None:
+    """Append, in one commit, a row for each changed table and one for the batch."""
+    name = table_name(plan)
+    if IcebergTable.load(spark, name) is None:
+        create_table(
+            spark,
+            name,
+            [(column, kind, False) for column, kind in CHECKPOINT],
+            comment="Progress of PostgreSQL replication slots, written by airflow-provider-pgoutput",
+            properties={"format-version": "2"},
+        )
+    totals = sum((table.counts for table in manifest.tables), Counts())
+    rows = [_row(plan, manifest, each.table.counts, each) for each in applied]
+    rows.append(_row(plan, manifest, totals, None))
+    # Literals, and not rows of Python: those would start Python workers for a handful of values.
+    names = ", ".join(column for column, _ in CHECKPOINT)
+    values = ", ".join(f"({', '.join(_literal(value) for value in row)})" for row in rows)
+    typed = [f"CAST({column} AS {spark_type(kind)}) AS {column}" for column, kind in CHECKPOINT]
+    select = f"SELECT {', '.join(typed)} FROM VALUES {values} AS t({names})"  # noqa: S608 - ours
+    frame = spark.sql(select)
+    frame = frame.withColumn("applied_at", F.current_timestamp())
+    writer = frame.coalesce(1).writeTo(name.sql)
+    for key, text in marker_of(manifest).items():
+        writer = writer.option(f"snapshot-property.{key}", text)
+    writer.append()
+
+
+def _row(
+    plan: Plan, manifest: Manifest, counts: Counts, applied: Applied | None
+) -> tuple[object, ...]:
+    values = {
+        "slot_name": manifest.slot_name,
+        "system_identifier": manifest.system_identifier,
+        "batch_id": manifest.batch_id,
+        "table_name": applied.table.name if applied else None,
+        "relation_oid": applied.table.relation_oid if applied else None,
+        "target": applied.target if applied else None,
+        "start_lsn": manifest.start_lsn.sortable,
+        "end_lsn": manifest.end_lsn.sortable,
+        "applied_at": None,
+        "snapshot_id": applied.snapshot_id if applied else None,
+        "inserts": counts.inserts,
+        "updates": counts.updates,
+        "deletes": counts.deletes,
+        "truncates": counts.truncates,
+        "copied": counts.copied,
+        "rejected": counts.rejected,
+        "dag_id": plan.dag_id,
+        "run_id": plan.run_id,
+        "manifest_uri": plan.manifest_uri,
+    }
+    return tuple(values[column] for column, _ in CHECKPOINT)
+
+
+def _literal(value: object) -> str:
+    if value is None:
+        return "NULL"
+    return literal(value) if isinstance(value, str) else str(value)

@@ -1,0 +1,86 @@
+"""Folds the events of a table with a key: at most one row for each key, alive or gone.
+
+The newest event of a key decides. A *folded* frame has the columns ``n<i>`` of the newest row, ``live``,
+the leading columns of the newest change, and for each column that may lack its value ``t<i>``: the key
+under which the target holds the value, null when the value is there. With ``keep_gone`` the rows that
+are gone have values too.
+
+What is not here: REPLICA IDENTITY FULL (``net.py``), rows moved without all values (``chains.py``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from airflow_provider_pgoutput.apply import chains, net
+from airflow_provider_pgoutput.apply.events import (
+    LEADING,
+    LIVE,
+    MOVED,
+    POSITION,
+    events,
+    left_out,
+    source_key,
+)
+from airflow_provider_pgoutput.batch import changes as staged
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from airflow_provider_pgoutput.apply.versions import Segment
+    from airflow_provider_pgoutput.batch.manifest import Counts
+
+
+def fold(
+    changes: DataFrame, segment: Segment, counts: Counts, keep_gone: bool
+) -> tuple[DataFrame, tuple[int, ...]]:
+    """Fold the changes of a segment that has a key.
+
+    :param changes: as ``versions.read_changes`` gives them, truncates and what they void taken out.
+    :param counts: of the whole table in the batch; zeros in it allow a shorter way.
+    :param keep_gone: give the rows that are gone their last values too.
+    :return: the folded frame, and the positions of columns that have a ``t<i>``.
+    """
+    if segment.full:
+        return net.fold_full(changes, segment), ()
+    rows = events(changes, segment, updates_with_old=counts.old_tuples > 0)
+    values = tuple(i for i in range(len(segment.columns)) if i not in segment.key)
+    missing = values if keep_gone else tuple(i for i in values if i in segment.unchanged)
+    if missing and counts.old_tuples and _moved_without_values(rows, segment, missing):
+        return chains.fold_chains(rows, segment, missing, keep_gone), missing
+    return _newest(rows, segment, missing, keep_gone), missing
+
+
+def _newest(
+    rows: DataFrame, segment: Segment, missing: tuple[int, ...], keep_gone: bool
+) -> DataFrame:
+    """The newest event of each key; the newest known value of each column in ``missing``.
+
+    The newest known value is the right one: after a removal a key comes back only by an insert, or
+    by a move that brought all values, so a known value newer than the removal exists.
+    """
+    values = [i for i in range(len(segment.columns)) if i not in segment.key and i not in missing]
+    kept = ", ".join((LIVE, *LEADING, *(staged.new(i) for i in values)))
+    known = [
+        f"max_by(struct({staged.new(i)}), {POSITION})"
+        f" FILTER (WHERE {LIVE} AND NOT {left_out(segment, i)}) AS known{i}"
+        for i in missing
+    ]
+    aggregates = (f"max_by(struct({kept}), {POSITION}) AS newest", *known)
+    grouped = rows.groupBy(*segment.key_names).agg(*(F.expr(each) for each in aggregates))
+    own_key = f"struct({', '.join(segment.key_names)})"
+    wanted = "true" if keep_gone else f"newest.{LIVE}"
+    selected = [*segment.key_names, "newest.*"]
+    for i in missing:
+        selected.append(f"known{i}.{staged.new(i)} AS {staged.new(i)}")
+        absent = f"CASE WHEN {wanted} AND known{i} IS NULL THEN {own_key} END"
+        selected.append(f"{absent} AS {source_key(i)}")
+    return grouped.selectExpr(*selected)
+
+
+def _moved_without_values(rows: DataFrame, segment: Segment, missing: tuple[int, ...]) -> bool:
+    """Whether a row moved to another key and a value was left out of its new tuple."""
+    lacks = F.expr(" OR ".join(left_out(segment, i) for i in missing))
+    return not rows.where(F.col(MOVED) & F.col(LIVE) & lacks).isEmpty()

@@ -1,0 +1,240 @@
+"""One Iceberg table through its Java API: markers, branches, and the one commit that publishes.
+
+Only metadata passes here. What is not here: reading and writing rows, which is Spark's part.
+Source: https://iceberg.apache.org/docs/latest/branching/ and /javadoc/latest/ (ManageSnapshots).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, activate, java_class
+from airflow_provider_pgoutput.batch import checkpoint as words
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.errors import (
+    CommitStateUnknown,
+    LakeUnavailable,
+    PublishRefused,
+    TableRefused,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.apply.names import TableName
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+
+logger = logging.getLogger(__name__)
+
+MAIN = "main"
+BRANCH_PREFIX = "pgoutput_"
+TAG_PREFIX = "pgoutput_"
+_APPLIED_PROPERTY = "pgoutput.applied."
+_DAY_MS = 24 * 60 * 60 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """What the newest commit of ours in a table says."""
+
+    system_identifier: str
+    batch_id: str
+    end_lsn: Lsn
+
+
+def marker_of(manifest: Manifest) -> dict[str, str]:
+    """The snapshot summary keys of a batch."""
+    return {
+        words.SUMMARY_SLOT: manifest.slot_name,
+        words.SUMMARY_SYSTEM_IDENTIFIER: manifest.system_identifier,
+        words.SUMMARY_BATCH_ID: manifest.batch_id,
+        words.SUMMARY_START_LSN: str(manifest.start_lsn),
+        words.SUMMARY_END_LSN: str(manifest.end_lsn),
+    }
+
+
+class IcebergTable:
+    """An Iceberg table, seen through one Spark session.
+
+    :param java: an ``org.apache.iceberg.Table``.
+    """
+
+    def __init__(self, spark: SparkSession, name: TableName, java: Any) -> None:
+        self.name = name
+        self.java = java
+        self._jvm: Any = spark._jvm
+
+    @classmethod
+    def load(cls, spark: SparkSession, name: TableName) -> IcebergTable | None:
+        """Load a table as the catalog has it now; None when there is none.
+
+        :raises TableRefused: something of that name is there and is not an Iceberg table.
+        :raises LakeUnavailable: the catalog did not answer.
+        """
+        jvm: Any = spark._jvm
+        activate(spark)
+        try:
+            java = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(
+                spark._jsparkSession, name.sql
+            )
+            java.refresh()
+        except JAVA_ERRORS as error:
+            found = java_class(error)
+            if found.endswith(("NoSuchTableException", "NoSuchNamespaceException")):
+                return None
+            if found.endswith(("ClassCastException", "IllegalArgumentException")):
+                raise TableRefused(
+                    "This is not an Iceberg table.", table=name.target, advice="choose other names."
+                ) from error
+            raise LakeUnavailable(
+                f"The catalog did not answer: {found}.", table=name.target
+            ) from error
+        return cls(spark, name, java)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The table's properties."""
+        return dict(self.java.properties())
+
+    @property
+    def head(self) -> int | None:
+        """Snapshot id of main; None when nothing was ever committed to it."""
+        return self.branch_head(MAIN)
+
+    def branch_head(self, branch: str) -> int | None:
+        """Snapshot id of a branch; None when the branch does not exist."""
+        reference = self.java.refs().get(branch)
+        return None if reference is None else int(reference.snapshotId())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether main holds no rows, as its newest snapshot summary says."""
+        snapshot = self.java.currentSnapshot()
+        return snapshot is None or snapshot.summary().get("total-records") == "0"
+
+    def marker(self, slot_name: str) -> Marker | None:
+        """What the nearest ancestor of main's head with our summary keys says.
+
+        Commits of other writers in between are normal. When expiry removed the ancestors, the
+        table property that was written with the last publish answers in their place.
+        """
+        snapshot = self.java.currentSnapshot()
+        while snapshot is not None:
+            summary = snapshot.summary()
+            if summary.get(words.SUMMARY_SLOT) == slot_name and summary.get(words.SUMMARY_END_LSN):
+                return Marker(
+                    summary.get(words.SUMMARY_SYSTEM_IDENTIFIER),
+                    summary.get(words.SUMMARY_BATCH_ID),
+                    Lsn.parse(summary.get(words.SUMMARY_END_LSN)),
+                )
+            parent_id = snapshot.parentId()
+            if parent_id is None:
+                return None  # The whole history is here, and we are not in it.
+            snapshot = self.java.snapshot(parent_id)
+            if snapshot is None:
+                return self._marker_property(slot_name)
+        return None
+
+    def _marker_property(self, slot_name: str) -> Marker | None:
+        text = self.properties.get(_APPLIED_PROPERTY + slot_name)
+        if text is None:
+            return None
+        system_identifier, batch_id, end_lsn = text.split(" ")
+        return Marker(system_identifier, batch_id, Lsn.parse(end_lsn))
+
+    def holds_foreign_marker(self, manifest: Manifest) -> bool:
+        """Whether another slot or another system writes into this table."""
+        marker = self.marker(manifest.slot_name)
+        return marker is not None and marker.system_identifier != manifest.system_identifier
+
+    def create_branch(self, branch: str) -> None:
+        """Make a branch from main's head; from an empty snapshot when main has none."""
+        self.java.manageSnapshots().createBranch(branch).commit()
+        self.java.refresh()
+
+    def delete_all(self, branch: str) -> None:
+        """Empty a branch: one metadata commit, whatever the table's size."""
+        everything = self._jvm.org.apache.iceberg.expressions.Expressions.alwaysTrue()
+        self.java.newDelete().deleteFromRowFilter(everything).toBranch(branch).commit()
+        self.java.refresh()
+
+    def mark(self, branch: str, marker: dict[str, str]) -> None:
+        """Commit the summary keys alone to a branch."""
+        append = self.java.newFastAppend().toBranch(branch)
+        for key, value in marker.items():
+            append = append.set(key, value)
+        append.commit()
+        self.java.refresh()
+
+    def is_marked(self, branch: str, manifest: Manifest) -> bool:
+        """Whether the head of a branch carries the batch's summary keys."""
+        snapshot = self.java.snapshot(branch)
+        return (
+            snapshot is not None
+            and snapshot.summary().get(words.SUMMARY_BATCH_ID) == manifest.batch_id
+        )
+
+    def remove_branches(self, names: list[str]) -> None:
+        """Remove branches; their files are left to Iceberg's own expiry of snapshots."""
+        if not names:
+            return
+        change = self.java.manageSnapshots()
+        for name in names:
+            change = change.removeBranch(name)
+        change.commit()
+        self.java.refresh()
+
+    def branch_ages_ms(self) -> dict[str, int]:
+        """Branches of ours, with the time of their newest commit in ms since 1970."""
+        return {
+            name: int(self.java.snapshot(reference.snapshotId()).timestampMillis())
+            for name, reference in dict(self.java.refs()).items()
+            if reference.isBranch() and name.startswith(BRANCH_PREFIX)
+        }
+
+    def publish(self, branch: str, base: int | None, manifest: Manifest, tag_days: int) -> int:
+        """Make ``branch`` the head of main, tag it and remove it: one metadata commit.
+
+        :param base: main's head when the branch was made; the commit is refused when it moved.
+        :raises PublishRefused: main or the branch is not what it was.
+        :raises CommitStateUnknown: the catalog did not say; look before trying again.
+        """
+        snapshot_id = self.branch_head(branch)
+        if snapshot_id is None or self.head != base:
+            raise PublishRefused("Main moved since the branch was made.", table=self.name.target)
+        transaction = self.java.newTransaction()
+        change = transaction.manageSnapshots().fastForwardBranch(MAIN, branch)
+        if tag_days:
+            tag = TAG_PREFIX + manifest.end_lsn.sortable
+            exists = self.java.refs().get(tag) is not None
+            change = (change.replaceTag if exists else change.createTag)(tag, snapshot_id)
+            change = change.setMaxRefAgeMs(tag, tag_days * _DAY_MS)
+        change.removeBranch(branch).commit()
+        applied = f"{manifest.system_identifier} {manifest.batch_id} {manifest.end_lsn}"
+        properties = transaction.updateProperties()
+        properties.set(_APPLIED_PROPERTY + manifest.slot_name, applied).commit()
+        self._commit(transaction)
+        return snapshot_id
+
+    def _commit(self, transaction: Any) -> None:
+        try:
+            transaction.commitTransaction()
+        except JAVA_ERRORS as error:
+            found = java_class(error)
+            if found.endswith("CommitStateUnknownException"):
+                raise CommitStateUnknown(
+                    "The catalog did not say whether it published.", table=self.name.target
+                ) from error
+            if found.endswith(
+                ("CommitFailedException", "ValidationException", "IllegalArgumentException")
+            ):
+                raise PublishRefused(
+                    "The table changed while the batch was published.", table=self.name.target
+                ) from error
+            raise LakeUnavailable(
+                f"The catalog failed: {found}.", table=self.name.target
+            ) from error
+        finally:
+            self.java.refresh()

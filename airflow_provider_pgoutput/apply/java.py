@@ -1,0 +1,32 @@
+"""The JVM below PySpark: its errors, which reach Python in two forms, and its active session.
+
+It knows nothing of tables.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors.exceptions.captured import CapturedException
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: What a call into the JVM raises: PySpark rewrites some exceptions and passes on the rest.
+JAVA_ERRORS = (Py4JJavaError, CapturedException)
+
+
+def java_class(error: Exception) -> str:
+    """Name of the class of the Java exception behind a Python one."""
+    if isinstance(error, CapturedException):
+        origin = getattr(error, "_origin", None)
+        return type(error).__name__ if origin is None else str(origin.getClass().getName())
+    assert isinstance(error, Py4JJavaError)
+    return str(error.java_exception.getClass().getName())
+
+
+def activate(spark: SparkSession) -> None:
+    """Make ``spark`` the session of this thread: catalogs are looked up in the active one's settings."""
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)

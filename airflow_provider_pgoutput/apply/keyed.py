@@ -1,0 +1,121 @@
+"""Applies the changes of a table with a key to a branch: fold, fill, prove, delete, append.
+
+What is not here: the fold itself (``fold.py``) and the statements (``write.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark import StorageLevel
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from airflow_provider_pgoutput.apply import log
+from airflow_provider_pgoutput.apply.events import LIVE, source_key
+from airflow_provider_pgoutput.apply.fold import fold
+from airflow_provider_pgoutput.apply.resolve import resolve
+from airflow_provider_pgoutput.apply.write import Bounds, can_bound
+from airflow_provider_pgoutput.batch import changes as staged
+from airflow_provider_pgoutput.batch.crash_points import reach
+from airflow_provider_pgoutput.errors import BatchRefused, ValueRefused
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from airflow_provider_pgoutput.apply.prepare import TablePreparation
+    from airflow_provider_pgoutput.apply.versions import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What one pass over the folded rows proves and counts."""
+
+    keys: int
+    live: int
+    #: Rows that lack a value which only the target can hold.
+    incomplete: int
+    bounds: tuple[Bounds, ...]
+
+
+def apply(
+    preparation: TablePreparation, segment: Segment, changes: DataFrame, is_last: bool
+) -> None:
+    """Apply a segment's changes to the branch.
+
+    :raises RowMissing: the target lacks a row of which an update leaves values out.
+    :raises BatchRefused: the folded rows are not unique by key.
+    """
+    soft_delete, counts = preparation.soft_delete, preparation.counts
+    folded, missing = fold(changes, segment, counts, keep_gone=soft_delete)
+    # Read twice: its keys are deleted, its rows are appended.
+    folded = folded.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        facts = _prove(folded, segment, missing)
+        if not facts.keys:
+            return
+        rows = folded
+        if facts.incomplete:
+            rows = resolve(folded, preparation.writer().rows(), segment, missing)
+        inserts_only = not (counts.updates or counts.deletes or counts.truncates)
+        if not preparation.empty and (soft_delete or not inserts_only):
+            marker = None if facts.live or soft_delete or not is_last else preparation.marker
+            preparation.writer().delete_keys(folded, segment.key, facts.bounds, marker)
+            preparation.counted["deleted_keys"] += facts.keys
+        reach("apply.after_delete")
+        if not soft_delete:
+            rows = rows.where(LIVE)
+        if facts.live or soft_delete:
+            marker = preparation.marker if is_last else None
+            preparation.writer().append(rows, log.of_folded(), marker)
+            preparation.counted["appended"] += facts.keys if soft_delete else facts.live
+            preparation.empty = False
+        reach("apply.after_append")
+    finally:
+        folded.unpersist()
+
+
+def _prove(folded: DataFrame, segment: Segment, missing: tuple[int, ...]) -> Facts:
+    """Prove that the rows are unique by key and that no key is NULL; count, and find the bounds."""
+    lacking = " OR ".join(f"{source_key(i)} IS NOT NULL" for i in missing) or "false"
+    by_key = folded.groupBy(*segment.key_names).agg(
+        F.count(F.lit(1)).alias("rows"),
+        F.expr(f"count_if({LIVE})").alias("live"),
+        F.expr(f"count_if({lacking})").alias("incomplete"),
+    )
+    ranged = [i for i in segment.key if can_bound(segment.columns[i])]
+    facts = by_key.agg(
+        F.count(F.lit(1)).alias("keys"),
+        F.max("rows").alias("most"),
+        F.sum("live").alias("live"),
+        F.sum("incomplete").alias("incomplete"),
+        *(F.expr(f"count_if({staged.new(i)} IS NULL)").alias(f"null{i}") for i in segment.key),
+        *(F.min(staged.new(i)).cast("string").alias(f"least{i}") for i in ranged),
+        *(F.max(staged.new(i)).cast("string").alias(f"greatest{i}") for i in ranged),
+    ).collect()[0]
+    if not facts["keys"]:
+        return Facts(0, 0, 0, ())
+    if facts["most"] > 1:
+        raise BatchRefused(
+            "The folded batch holds two rows with one key: this is a fault of the package.",
+            table=segment.table,
+            advice="report it with the manifest; nothing was written.",
+        )
+    for i in segment.key:
+        if facts[f"null{i}"]:
+            raise ValueRefused(
+                "A key column holds a value that its type in the lake cannot hold.",
+                table=segment.table,
+                column=segment.columns[i].name,
+                advice="choose another type for the column.",
+            )
+    bounds = tuple(_bounds(segment, i, facts[f"least{i}"], facts[f"greatest{i}"]) for i in ranged)
+    return Facts(facts["keys"], facts["live"], facts["incomplete"], bounds)
+
+
+def _bounds(segment: Segment, i: int, least: str, greatest: str) -> Bounds:
+    column = segment.columns[i]
+    if column.lake_type == "date":
+        return Bounds(column.name, f"DATE '{least}'", f"DATE '{greatest}'")
+    suffix = {"long": "L"}.get(column.lake_type, "BD" if "decimal" in column.lake_type else "")
+    return Bounds(column.name, least + suffix, greatest + suffix)

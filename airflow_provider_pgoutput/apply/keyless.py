@@ -1,0 +1,82 @@
+"""Applies the changes of a table without a key to a branch: rows are a multiset of images.
+
+With REPLICA IDENTITY FULL a delete removes exactly one copy of a row. Without it only inserts and
+truncates can come. What is not here: finding the copies (``write.py``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark import StorageLevel
+
+from airflow_provider_pgoutput.apply import log
+from airflow_provider_pgoutput.apply.net import COPIES, image, net_images
+from airflow_provider_pgoutput.apply.target import OP_COLUMN
+from airflow_provider_pgoutput.batch.crash_points import reach
+from airflow_provider_pgoutput.errors import BatchRefused
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from airflow_provider_pgoutput.apply.prepare import TablePreparation
+    from airflow_provider_pgoutput.apply.versions import Segment
+
+
+def apply(
+    preparation: TablePreparation, segment: Segment, changes: DataFrame, is_last: bool
+) -> None:
+    """Apply a segment's changes to the branch.
+
+    :raises RowMissing: the target lacks a row that was deleted or updated.
+    :raises BatchRefused: changes other than inserts came for rows that nothing identifies.
+    """
+    if segment.full:
+        _apply_net(preparation, segment, changes, is_last)
+        return
+    if not changes.where("op != 'I'").isEmpty():
+        raise BatchRefused(
+            "Updates or deletes came for a table whose rows nothing identifies.",
+            table=segment.table,
+            advice="give the table a primary key or REPLICA IDENTITY FULL, and copy it again.",
+        )
+    if changes.isEmpty():
+        return
+    _append(preparation, changes, is_last)
+    preparation.counted["appended"] += preparation.counts.inserts
+
+
+def _apply_net(
+    preparation: TablePreparation, segment: Segment, changes: DataFrame, is_last: bool
+) -> None:
+    netted = net_images(changes, segment).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        counts = netted.selectExpr(
+            f"sum(greatest({COPIES}, 0)) AS added", f"sum(greatest(-{COPIES}, 0)) AS removed"
+        ).collect()[0]
+        added, removed = counts["added"] or 0, counts["removed"] or 0
+        kept = f"array_repeat(true, CAST(greatest({COPIES}, 0) AS INT))"
+        if removed:
+            images = [image(i) for i in segment.common]
+            gone = netted.where(f"{COPIES} < 0").selectExpr(*images, f"-{COPIES} AS {COPIES}")
+            live = f"{OP_COLUMN} <> 'D'" if preparation.soft_delete else "true"
+            preparation.writer().delete_images(gone, COPIES, live)
+            preparation.counted["deleted_keys"] += removed
+            if preparation.soft_delete:
+                kept = f"array_repeat({COPIES} > 0, CAST(abs({COPIES}) AS INT))"
+        reach("apply.after_delete")
+        if added or (removed and preparation.soft_delete):
+            rows = netted.selectExpr("*", f"explode({kept}) AS live")
+            _append(preparation, rows, is_last)
+            preparation.counted["appended"] += added
+    finally:
+        netted.unpersist()
+
+
+def _append(preparation: TablePreparation, rows: DataFrame, is_last: bool) -> None:
+    if "live" not in rows.columns:
+        rows = rows.selectExpr("*", "true AS live")
+    marker = preparation.marker if is_last else None
+    preparation.writer().append(rows, log.of_folded(), marker)
+    preparation.empty = False
+    reach("apply.after_append")

@@ -1,0 +1,126 @@
+"""What spark-submit starts: ``main.py --plan-uri URI``. It applies the batch that the plan names.
+
+The exit status says what kind of failure it was, and a JSON file beside the plan what happened. What is
+not here: the work itself (``pipeline.py``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OK = 0
+#: Trying again gives the same result (``FatalError``, or an error that this package does not know).
+FATAL = 65
+#: The tables have to be copied again (``CopyAgainError``).
+COPY_AGAIN = 66
+#: Trying again can help (``RetryableError``); EX_TEMPFAIL of sysexits.h.
+RETRYABLE = 75
+
+_PARENT_CHECK_SECONDS = 1.0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Apply the batch that the plan at ``--plan-uri`` names; return the exit status."""
+    parser = argparse.ArgumentParser(description="Apply a staged pgoutput batch to Iceberg.")
+    parser.add_argument("--plan-uri", required=True, help="URI of the plan's JSON file")
+    plan_uri = parser.parse_args(arguments).plan_uri
+    logging.basicConfig(
+        stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    _die_with_parent()
+
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - after the arguments were checked
+
+    spark = SparkSession.builder.appName("airflow-provider-pgoutput apply").getOrCreate()
+    try:
+        return _apply(spark, plan_uri)
+    finally:
+        spark.stop()
+
+
+def _apply(spark: SparkSession, plan_uri: str) -> int:
+    # Imported late: the package comes with --py-files, and a source tree is found by _find_package.
+    from airflow_provider_pgoutput.apply.pipeline import apply_batch  # noqa: PLC0415
+    from airflow_provider_pgoutput.apply.staged import read_plan, write_text  # noqa: PLC0415
+    from airflow_provider_pgoutput.errors import (  # noqa: PLC0415
+        CopyAgainError,
+        PgoutputError,
+        RetryableError,
+    )
+
+    result_uri = plan_uri.removesuffix(".json") + ".result.json"
+    try:
+        print(f"::group::Apply {plan_uri}", flush=True)
+        result = apply_batch(spark, read_plan(spark, plan_uri))
+    except PgoutputError as error:
+        logging.getLogger(__name__).error("%s: %s", type(error).__name__, error)
+        failure = {"status": "failed", "error": type(error).__name__, "message": str(error)}
+        write_text(spark, result_uri, json.dumps(failure))
+        if isinstance(error, RetryableError):
+            return RETRYABLE
+        return COPY_AGAIN if isinstance(error, CopyAgainError) else FATAL
+    finally:
+        print("::endgroup::", flush=True)
+    write_text(spark, result_uri, json.dumps({"status": "applied", **asdict(result)}))
+    return OK
+
+
+def _die_with_parent() -> None:
+    """End this process when the one that started it is gone.
+
+    A killed Airflow worker leaves spark-submit running, and a killed JVM this driver. Neither could
+    do harm - the publishing commit is fenced - but they hold memory and cores.
+    """
+    watched = _ancestors()
+
+    def watch() -> None:
+        while _ancestors()[: len(watched)] == watched:
+            time.sleep(_PARENT_CHECK_SECONDS)
+        print("The process that started this driver is gone; ending.", flush=True)
+        os._exit(RETRYABLE)
+
+    if watched:
+        threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def _ancestors() -> list[int]:
+    """The JVM that started this driver, and who started that; empty where it cannot be seen.
+
+    Process 1 is not watched: on a cluster the driver has no Airflow above it.
+    """
+    parent = os.getppid()
+    found = [parent] if parent > 1 else []
+    try:
+        # The fields after the command name, which may hold spaces and parentheses.
+        grandparent = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return found
+    return [*found, grandparent] if grandparent > 1 else found
+
+
+def _find_package() -> None:
+    """Make the package importable, and nothing of it shadow another module by its folder."""
+    here = Path(__file__).resolve().parent
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != here]
+    try:
+        import airflow_provider_pgoutput  # noqa: F401, PLC0415
+    except ModuleNotFoundError:
+        sys.path.append(str(here.parent.parent))
+
+
+if __name__ == "__main__":
+    _find_package()
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""Nets changes with whole old rows (REPLICA IDENTITY FULL): images added minus images removed.
+
+With a key the net is taken for each key and transaction, because inside one transaction a deferrable
+key may stand twice; without a key, over all changes, and copies are counted. Images are compared to
+the last bit and NULL matches NULL. What is not here: finding the copies in the target (``write.py``).
+Source: https://www.postgresql.org/docs/current/sql-altertable.html (REPLICA IDENTITY FULL).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from airflow_provider_pgoutput.apply.types import comparable
+from airflow_provider_pgoutput.batch import changes as staged
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from airflow_provider_pgoutput.apply.versions import Segment
+
+COPIES = "copies"
+_SIGN = "sign"
+_POSITION = f"struct({staged.COMMIT_LSN}, {staged.SEQ}, {_SIGN})"
+_LEADING = (staged.COMMIT_LSN, staged.SEQ, staged.OP, staged.XID, staged.COMMIT_TS)
+
+
+def image(i: int) -> str:
+    """Name of the column that holds the comparable form of the value at position ``i``."""
+    return f"i{i}"
+
+
+def fold_full(changes: DataFrame, segment: Segment) -> DataFrame:
+    """Fold the changes of a table with a key and whole old rows; see ``fold.py`` for the columns."""
+    keys = segment.key_names
+    values = [staged.new(i) for i in range(len(segment.columns)) if i not in segment.key]
+    groups = [*keys, staged.COMMIT_LSN, *_images(segment)]
+    row = f"struct({', '.join((staged.SEQ, staged.OP, staged.XID, staged.COMMIT_TS, *values))})"
+    netted = (
+        _signed(changes, segment)
+        .groupBy(*groups)
+        .agg(
+            F.expr(f"sum({_SIGN})").alias(COPIES),
+            F.expr(f"max_by({row}, {_POSITION})").alias("row"),
+        )
+    )
+    rows = netted.where(f"{COPIES} != 0").selectExpr(
+        *keys, staged.COMMIT_LSN, f"{COPIES} > 0 AS live", "row.*"
+    )
+    newest = ", ".join(("live", *_LEADING, *values))
+    order = f"struct({staged.COMMIT_LSN}, live, {staged.SEQ})"
+    folded = rows.groupBy(*keys).agg(F.expr(f"max_by(struct({newest}), {order})").alias("newest"))
+    return folded.selectExpr(*keys, "newest.*")
+
+
+def net_images(changes: DataFrame, segment: Segment) -> DataFrame:
+    """Net the changes of a table without a key.
+
+    :return: the columns ``n<i>``, their comparable forms ``i<i>``, the leading columns of the newest
+        change, and ``copies``: how many to append, or below zero how many to delete.
+    """
+    values = [staged.new(i) for i in range(len(segment.columns))]
+    images = _images(segment)
+    row = f"struct({', '.join((*_LEADING, *values))})"
+    netted = (
+        _signed(changes, segment)
+        .groupBy(*images)
+        .agg(
+            F.expr(f"sum({_SIGN})").alias(COPIES),
+            F.expr(f"max_by({row}, {_POSITION})").alias("row"),
+        )
+    )
+    return netted.where(f"{COPIES} != 0").selectExpr(*images, COPIES, "row.*")
+
+
+def _images(segment: Segment) -> list[str]:
+    return [image(i) for i in segment.common]
+
+
+def _signed(changes: DataFrame, segment: Segment) -> DataFrame:
+    """One row for each image added (+1) or removed (-1)."""
+    removes = f"{staged.OP} = '{staged.DELETE}'"
+    both = f"{staged.OP} = '{staged.UPDATE}' AND {staged.OLD_KIND} IS NOT NULL"
+    signs = f"CASE WHEN {removes} THEN array(-1) WHEN {both} THEN array(-1, 1) ELSE array(1) END"
+    rows = changes.withColumn(_SIGN, F.expr(f"explode({signs})"))
+    columns = {}
+    for i in range(len(segment.columns)):
+        if i not in segment.old:
+            continue
+        new = staged.new(i)
+        if i in segment.unchanged:
+            # The old tuple is the whole row, so it holds what the new one leaves out.
+            new = f"CASE WHEN {staged.unchanged(i)} THEN {staged.old(i)} ELSE {new} END"
+        columns[staged.new(i)] = F.expr(
+            f"CASE WHEN {_SIGN} > 0 THEN {new} ELSE {staged.old(i)} END"
+        )
+    rows = rows.withColumns(columns)
+    return rows.withColumns(
+        {
+            image(i): F.expr(comparable(staged.new(i), segment.columns[i].lake_type))
+            for i in segment.common
+        }
+    )

@@ -1,0 +1,126 @@
+"""Start here: the whole apply of one batch on one screen.
+
+Nothing is written before everything was checked; every table is prepared on a branch; then all are
+published in quick succession; the checkpoint comes last. Killed anywhere, it is simply run again.
+What is not here: who starts it (``main.py``, or a test).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.apply import checkpoint, rejected
+from airflow_provider_pgoutput.apply.iceberg import IcebergTable
+from airflow_provider_pgoutput.apply.prepare import Prepared, prepare
+from airflow_provider_pgoutput.apply.publish import publish, remove_dead_branches
+from airflow_provider_pgoutput.apply.staged import open_batch
+from airflow_provider_pgoutput.apply.target import Start, Target, refuse_unordered, start, targets
+from airflow_provider_pgoutput.batch.crash_points import reach
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.apply.staged import StagedBatch
+    from airflow_provider_pgoutput.batch.plan import Plan
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyResult:
+    """What one apply did."""
+
+    batch_id: str
+    end_lsn: str
+    #: The checkpoint was at or past the batch before: nothing was left to do.
+    already_applied: bool
+    #: By target: the snapshot that this run published.
+    published: dict[str, int] = field(default_factory=dict)
+    #: Targets that had the batch before this run.
+    skipped: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+def apply_batch(spark: SparkSession, plan: Plan) -> ApplyResult:
+    """Apply one staged batch to its Iceberg tables, exactly once.
+
+    :raises BatchRefused: the batch is damaged, incomplete or foreign.
+    :raises BatchGap: a batch before it was never applied.
+    :raises TableRefused: a target is not what the pipeline left there.
+    :raises TableRolledBack: a target is older than the checkpoint says.
+    :raises RowMissing: a partial update of a row that the target does not hold.
+    :raises PublishRefused: a target kept moving; run the task again.
+    """
+    began = time.monotonic()
+    batch = open_batch(spark, plan)
+    manifest = batch.manifest
+    progress = checkpoint.read(spark, plan, manifest)
+    checkpoint.refuse_gap(manifest, progress)
+    found = targets(plan, manifest)
+    refuse_unordered(found, manifest)
+    starts = {target.name.target: start(spark, target, manifest, progress) for target in found}
+    over = progress.end_lsn is not None and progress.end_lsn >= manifest.end_lsn
+    result = ApplyResult(manifest.batch_id, str(manifest.end_lsn), over)
+    if over:
+        logger.info("The batch was applied before; the checkpoint is %s.", progress.end_lsn)
+        return result
+    todo = [target for target in found if not starts[target.name.target].done]
+    skipped = [target for target in found if starts[target.name.target].done]
+
+    prepared = _prepare_all(spark, batch, todo, starts)
+    reach("apply.after_prepare")
+
+    for each in prepared:
+        snapshot_id = publish(spark, batch, each, progress)
+        if snapshot_id is not None:
+            result.published[each.target.name.target] = snapshot_id
+        reach("apply.between_publishes")
+    rejected.append(spark, batch)
+
+    reach("apply.before_checkpoint")
+    applied = _applied(spark, batch, found, skipped, result.published)
+    checkpoint.record(spark, plan, manifest, applied)
+    reach("apply.after_checkpoint")
+    seconds = time.monotonic() - began
+    logger.info("Applied %s to %s in %.2f s.", manifest.start_lsn, manifest.end_lsn, seconds)
+    names = tuple(target.name.target for target in skipped)
+    return ApplyResult(
+        manifest.batch_id, str(manifest.end_lsn), False, result.published, names, seconds
+    )
+
+
+def _prepare_all(
+    spark: SparkSession, batch: StagedBatch, todo: list[Target], starts: dict[str, Start]
+) -> list[Prepared]:
+    """Prepare all tables, some at the same time; nobody sees anything of it yet."""
+
+    def one(target: Target) -> Prepared | None:
+        remove_dead_branches(spark, batch, target)
+        return prepare(spark, batch, target, starts[target.name.target])
+
+    with ThreadPoolExecutor(max_workers=max(1, batch.plan.parallel_tables)) as pool:
+        return [each for each in pool.map(one, todo) if each is not None]
+
+
+def _applied(
+    spark: SparkSession,
+    batch: StagedBatch,
+    found: list[Target],
+    skipped: list[Target],
+    published: dict[str, int],
+) -> list[checkpoint.Applied]:
+    """The tables that the batch changed, in this run or in one that was killed before."""
+    heads = dict(published)
+    for target in skipped:
+        table = IcebergTable.load(spark, target.name)
+        if table is not None and table.head is not None:
+            heads[target.name.target] = table.head
+    return [
+        checkpoint.Applied(target.source, target.name.target, heads[target.name.target])
+        for target in found
+        if target.name.target in heads
+    ]

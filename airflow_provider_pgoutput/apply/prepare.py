@@ -1,0 +1,238 @@
+"""Prepares one table: everything the batch does to it, on a branch that nobody reads yet.
+
+What is not here: the checks before it (``target.py``), the publishing after it (``publish.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from airflow_provider_pgoutput.apply import evolve, keyed, keyless, log, versions
+from airflow_provider_pgoutput.apply.iceberg import BRANCH_PREFIX, IcebergTable, marker_of
+from airflow_provider_pgoutput.apply.target import OP_COLUMN, Start, Target, properties
+from airflow_provider_pgoutput.apply.write import BranchWriter
+from airflow_provider_pgoutput.batch import changes as staged
+from airflow_provider_pgoutput.batch.crash_points import reach
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from airflow_provider_pgoutput.apply.staged import StagedBatch
+    from airflow_provider_pgoutput.batch.manifest import Column
+
+logger = logging.getLogger(__name__)
+
+#: Keys up to this size are sent to every executor, so that the target need not be shuffled.
+_BROADCAST_BYTES = 64 << 20
+_BYTES_OF_A_PARTITION = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A table whose branch waits to be published."""
+
+    target: Target
+    branch: str
+    #: Main's head when the branch was made.
+    base: int | None
+    #: Rows appended and keys deleted, as far as they were counted.
+    counted: dict[str, int] = field(default_factory=dict)
+
+
+class TablePreparation:
+    """The preparation of one table: state that its steps share.
+
+    :param spark: a session of its own, see ``own_session``.
+    """
+
+    def __init__(
+        self, spark: SparkSession, batch: StagedBatch, target: Target, start: Start
+    ) -> None:
+        self.spark, self.batch, self.target, self.start = spark, batch, target, start
+        self.counts = target.source.counts
+        self.soft_delete = batch.plan.soft_delete and not target.is_log
+        self.counted: dict[str, int] = {"appended": 0, "deleted_keys": 0}
+        self.columns: tuple[Column, ...] = ()
+        self._table: IcebergTable | None = None
+        self._writer: BranchWriter | None = None
+        self._base: int | None = None
+        #: The branch is known to hold no rows: nothing can be deleted from it.
+        self.empty = False
+
+    def run(self) -> Prepared | None:
+        """Do all steps; None when the batch changes nothing in the table."""
+        self._table = IcebergTable.load(self.spark, self.target.name)
+        existing = {} if self._table is None else _lake_types(self._table)
+        source = self.target.source
+        self.columns = versions.merge_columns(source, existing)
+        self.empty = self._table is None or self._table.is_empty
+        if self.start.copies:
+            self._copy()
+        segments = versions.segments(source, self.columns)
+        if self.target.is_log:
+            log.append_all(self, segments)
+        else:
+            self._apply(segments)
+        if self._writer is None:
+            return None
+        table = self._writer.table
+        if not table.is_marked(self._writer.branch, self.batch.manifest):
+            table.mark(self._writer.branch, self.marker)
+        reach("apply.before_publish")
+        return Prepared(self.target, self._writer.branch, self._base, self.counted)
+
+    @property
+    def marker(self) -> dict[str, str]:
+        """The summary keys of the batch."""
+        return marker_of(self.batch.manifest)
+
+    def writer(self) -> BranchWriter:
+        """The branch; made, and the table with it, when the first thing is to be written."""
+        if self._writer is None:
+            self._writer = self._make_branch()
+        return self._writer
+
+    def read(self, segment: versions.Segment) -> DataFrame:
+        """The segment's changes at or past the floor."""
+        return versions.read_changes(self.spark, self.batch, segment, self.start.floor)
+
+    def _make_branch(self) -> BranchWriter:
+        key = () if self.target.is_log else self.target.source.versions[-1].key_columns
+        table = self._table or self._create(key)
+        ours = properties(self.target, self.batch.manifest)
+        evolve.evolve(self.spark, table, self.columns, key, ours)
+        self._base = table.head
+        branch = f"{BRANCH_PREFIX}{self.batch.manifest.batch_id[:16]}_{uuid.uuid4().hex[:8]}"
+        table.create_branch(branch)
+        reach("apply.after_branch")
+        self._table = table
+        writer = BranchWriter(self.spark, table, branch, self.columns)
+        if evolve.format_version(table) < 3:
+            for column in self.columns:
+                if column.missing_value is not None:
+                    writer.fill(column.name, versions.missing_value(column))
+        return writer
+
+    def _create(self, key: tuple[str, ...]) -> IcebergTable:
+        plan, target = self.batch.plan, self.target
+        columns = [(each.name, each.lake_type, each.name in key) for each in self.columns]
+        columns += [(name, kind, False) for name, kind in target.metadata.items()]
+        defaults = {"format-version": str(plan.format_version)}
+        for statement in ("delete", "update", "merge"):
+            defaults[f"write.{statement}.mode"] = plan.write_mode
+        return evolve.create_table(
+            self.spark,
+            target.name,
+            columns,
+            comment=f"PostgreSQL table {target.source.name}",
+            properties={
+                **defaults,
+                **target.options.properties,
+                **properties(target, self.batch.manifest),
+            },
+            partitioned_by=target.options.partitioned_by,
+        )
+
+    def _copy(self) -> None:
+        """Replace what the table holds by the rows of the copy."""
+        writer = self.writer()
+        if not self.empty and not self.target.is_log:
+            writer.delete_all()
+        self.empty = not self.target.is_log
+        rows = versions.read_copy(self.spark, self.batch, self.target.source, self.columns)
+        if rows is not None:
+            writer.append(rows, log.of_copy(self.start.floor, numbered=self.target.is_log))
+            self.counted["appended"] += self.counts.copied
+            self.empty = False
+        reach("apply.after_copy")
+
+    def _apply(self, segments: list[versions.Segment]) -> None:
+        """Apply the segments in order; a truncate voids all that came before it."""
+        truncated = self._last_truncate(segments) if self.counts.truncates else None
+        if truncated is not None:
+            self._empty_target()
+            segments = segments[truncated[0] :]
+        for number, segment in enumerate(segments):
+            changes = self.read(segment)
+            if self.counts.truncates:
+                changes = changes.where(F.col(staged.OP) != staged.TRUNCATE)
+            if truncated is not None and number == 0:
+                after = f"struct({staged.COMMIT_LSN}, {staged.SEQ})"
+                changes = changes.where(f"{after} > struct({truncated[1]}L, {truncated[2]}L)")
+            is_last = number == len(segments) - 1
+            apply = keyed.apply if segment.key else keyless.apply
+            apply(self, segment, changes, is_last)
+
+    def _last_truncate(self, segments: list[versions.Segment]) -> tuple[int, int, int] | None:
+        """Number of the segment and position of the newest truncate at or past the floor."""
+        for number in reversed(range(len(segments))):
+            truncates = self.read(segments[number]).where(F.col(staged.OP) == staged.TRUNCATE)
+            position = F.expr(f"max(struct({staged.COMMIT_LSN}, {staged.SEQ}))").alias("p")
+            found = truncates.agg(position).first()
+            if found is not None and found["p"] is not None:
+                return number, found["p"][staged.COMMIT_LSN], found["p"][staged.SEQ]
+        return None
+
+    def _empty_target(self) -> None:
+        if self.empty:
+            return
+        if self.soft_delete:
+            self.writer().mark_all_deleted(OP_COLUMN)
+            return
+        self.writer().delete_all()
+        self.empty = True
+
+
+def prepare(
+    spark: SparkSession, batch: StagedBatch, target: Target, start: Start
+) -> Prepared | None:
+    """Prepare one table on a branch; None when the batch changes nothing in it.
+
+    :raises RowMissing: the target lacks a row of which an update leaves values out.
+    :raises TableRefused: the schema changed in a way that Iceberg cannot follow.
+    """
+    began = time.monotonic()
+    preparation = TablePreparation(own_session(spark, target), batch, target, start)
+    prepared = preparation.run()
+    logger.info(
+        "%s: %s in %.2f s.",
+        target.name.target,
+        "nothing to change" if prepared is None else f"prepared {preparation.counted}",
+        time.monotonic() - began,
+    )
+    return prepared
+
+
+def own_session(spark: SparkSession, target: Target) -> SparkSession:
+    """A session with the same catalogs whose settings and views no other thread sees."""
+    java: Any = spark._jsparkSession
+    session = SparkSession(spark.sparkContext, java.cloneSession())
+    staged_bytes = sum(
+        file.size_bytes for version in target.source.versions for file in version.files
+    )
+    cores = spark.sparkContext.defaultParallelism
+    wanted = max(cores, 4 * staged_bytes // _BYTES_OF_A_PARTITION)
+    configured = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
+    for key, value in {
+        # PostgreSQL's names that differ only in case are different names.
+        "spark.sql.caseSensitive": "true",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(min(wanted, max(configured, cores))),
+        "spark.sql.autoBroadcastJoinThreshold": str(_BROADCAST_BYTES),
+        "spark.sql.iceberg.check-nullability": "false",
+    }.items():
+        session.conf.set(key, value)
+    return session
+
+
+def _lake_types(table: IcebergTable) -> dict[str, str]:
+    return {
+        str(field.name()): str(field.type().toString()) for field in table.java.schema().columns()
+    }

@@ -1,0 +1,116 @@
+"""Publishes prepared tables, prepares again where main moved, and clears away dead branches.
+
+What is not here: the commit itself (``iceberg.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.apply import prepare as preparing
+from airflow_provider_pgoutput.apply.iceberg import BRANCH_PREFIX, IcebergTable
+from airflow_provider_pgoutput.apply.target import start
+from airflow_provider_pgoutput.batch.crash_points import reach
+from airflow_provider_pgoutput.errors import CommitStateUnknown, PublishRefused, TableRefused
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.apply.checkpoint import Progress
+    from airflow_provider_pgoutput.apply.prepare import Prepared
+    from airflow_provider_pgoutput.apply.staged import StagedBatch
+    from airflow_provider_pgoutput.apply.target import Target
+
+logger = logging.getLogger(__name__)
+
+#: Preparations of one table before the apply gives up and leaves it to Airflow's retry.
+_ATTEMPTS = 4
+#: A branch of ours whose newest commit is older belongs to no driver that lives.
+_DEAD_AFTER_MS = 24 * 60 * 60 * 1000
+
+
+def publish(
+    spark: SparkSession, batch: StagedBatch, prepared: Prepared, progress: Progress
+) -> int | None:
+    """Publish one table; prepare it again when main moved in between.
+
+    :return: the snapshot id of main; None when the batch changes nothing in the table.
+    :raises PublishRefused: main moved each time.
+    """
+    waiting: Prepared | None = prepared
+    for attempt in range(1, _ATTEMPTS + 1):
+        if waiting is None:
+            return None
+        try:
+            return _publish_once(spark, batch, waiting)
+        except PublishRefused as refusal:
+            if attempt == _ATTEMPTS:
+                raise
+            logger.warning("%s Preparing the batch again on the new main.", refusal)
+        target = prepared.target
+        again = start(spark, target, batch.manifest, progress)
+        if again.done:
+            return _head(spark, target)
+        waiting = preparing.prepare(spark, batch, target, again)
+    raise AssertionError("the last attempt raises")
+
+
+def _publish_once(spark: SparkSession, batch: StagedBatch, prepared: Prepared) -> int:
+    """Publish; when the catalog did not say whether it did, look, and try once more."""
+    target = prepared.target
+    for last in (False, True):
+        table = IcebergTable.load(spark, target.name)
+        if table is None:
+            raise TableRefused("The table was dropped meanwhile.", table=target.name.target)
+        try:
+            days = batch.plan.tag_retention_days
+            snapshot_id = table.publish(prepared.branch, prepared.base, batch.manifest, days)
+        except CommitStateUnknown:
+            # The batch id in main's history says whether the lost answer was a yes. If not, the same
+            # request may be sent again: should the first one arrive late, one of the two is refused.
+            logger.warning("No answer to the publishing of %s; looking.", target.name.target)
+            if _holds(spark, batch, target):
+                return _head(spark, target)
+            if last:
+                raise
+        else:
+            reach("apply.after_publish")
+            return snapshot_id
+    raise AssertionError("the second try returns or raises")
+
+
+def _holds(spark: SparkSession, batch: StagedBatch, target: Target) -> bool:
+    table = IcebergTable.load(spark, target.name)
+    marker = table.marker(batch.manifest.slot_name) if table else None
+    return marker is not None and marker.batch_id == batch.manifest.batch_id
+
+
+def _head(spark: SparkSession, target: Target) -> int:
+    table = IcebergTable.load(spark, target.name)
+    head = table.head if table else None
+    if head is None:
+        raise TableRefused("The table was dropped meanwhile.", table=target.name.target)
+    return head
+
+
+def remove_dead_branches(spark: SparkSession, batch: StagedBatch, target: Target) -> None:
+    """Remove branches of earlier attempts at this batch, and ours older than a day.
+
+    A driver that still lives and loses its branch is refused when it publishes, as it should be:
+    this one has taken the batch over.
+    """
+    table = IcebergTable.load(spark, target.name)
+    if table is None:
+        return
+    same_batch = f"{BRANCH_PREFIX}{batch.manifest.batch_id[:16]}_"
+    oldest_ms = time.time() * 1000 - _DEAD_AFTER_MS
+    dead = [
+        name
+        for name, newest_ms in table.branch_ages_ms().items()
+        if name.startswith(same_batch) or newest_ms < oldest_ms
+    ]
+    table.remove_branches(dead)
+    if dead:
+        logger.info("Removed %d dead branches of %s.", len(dead), target.name.target)

@@ -1,0 +1,187 @@
+"""Reads the plan, the manifest and the staged files; refuses what is missing, damaged or foreign.
+
+Every file is hashed as a stream before Spark reads one row of it. What is not here: what the rows
+mean (``versions.py``, ``fold.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, java_class
+from airflow_provider_pgoutput.apply.types import spark_type
+from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.manifest import Manifest, StagedFile
+from airflow_provider_pgoutput.batch.plan import Plan
+from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError, LakeUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+logger = logging.getLogger(__name__)
+
+#: More than any manifest of ours: a thousand tables of a hundred columns are some 20 MB.
+_MAX_TEXT_BYTES = 256 << 20
+_GLOB = re.compile(r"([\\{}\[\]*?])")
+
+
+@dataclass(frozen=True, slots=True)
+class StagedBatch:
+    """A batch whose manifest and files were verified."""
+
+    plan: Plan
+    manifest: Manifest
+
+    def path(self, file: StagedFile) -> str:
+        """The URI of a staged file."""
+        return layout.join(self.plan.staging_uri, file.path)
+
+
+def read_plan(spark: SparkSession, plan_uri: str) -> Plan:
+    """Read the plan that ``plan_uri`` names.
+
+    :raises ConfigurationError: it is missing or is not a plan.
+    """
+    text = _read_text(spark, plan_uri)
+    if text is None:
+        raise ConfigurationError(
+            f"There is no plan at {plan_uri}.", advice="run the apply task, which writes it."
+        )
+    return Plan.from_json(text)
+
+
+def open_batch(spark: SparkSession, plan: Plan) -> StagedBatch:
+    """Read the manifest and verify every file that it names.
+
+    :raises BatchRefused: something is missing, damaged, too new, or of another pipeline.
+    """
+    text = _read_text(spark, plan.manifest_uri)
+    if text is None:
+        raise BatchRefused(
+            f"There is no manifest at {plan.manifest_uri}.",
+            advice="stage the batch again; the slot still holds it.",
+        )
+    manifest = Manifest.from_json(text)
+    name = layout.manifest_path(
+        manifest.slot_name, manifest.start_lsn, manifest.end_lsn, manifest.batch_id
+    )
+    if plan.manifest_uri != layout.join(plan.staging_uri, name):
+        raise BatchRefused(
+            "The manifest lies under a name that does not follow from its content.",
+            slot=manifest.slot_name,
+            advice="do not apply this batch; find out who moved or wrote the manifest.",
+        )
+    batch = StagedBatch(plan, manifest)
+    _verify_files(spark, batch)
+    return batch
+
+
+def _verify_files(spark: SparkSession, batch: StagedBatch) -> None:
+    tables = batch.manifest.tables
+    files = [each for table in tables for version in table.versions for each in version.files]
+    files += batch.manifest.rejected_files
+    with ThreadPoolExecutor(max_workers=4, thread_name_prefix="verify") as pool:
+        # list() raises the first refusal.
+        list(pool.map(lambda file: _verify_file(spark, batch, file), files))
+    size_bytes = sum(file.size_bytes for file in files)
+    logger.info("Verified %d staged files of %d bytes.", len(files), size_bytes)
+
+
+def _verify_file(spark: SparkSession, batch: StagedBatch, file: StagedFile) -> None:
+    path, file_system = _open(spark, batch.path(file))
+
+    def refuse(what: str) -> BatchRefused:
+        return BatchRefused(
+            f"The staged file {file.path} {what}.",
+            slot=batch.manifest.slot_name,
+            advice="stage the batch again; the slot still holds it.",
+        )
+
+    try:
+        status = file_system.getFileStatus(path)
+        if status.getLen() != file.size_bytes:
+            raise refuse(f"has {status.getLen()} bytes in place of {file.size_bytes}")
+        stream = file_system.open(path)
+        try:
+            # Streams: a batch may hold files larger than the driver's memory.
+            found = _jvm(spark).org.apache.commons.codec.digest.DigestUtils.sha256Hex(stream)
+        finally:
+            stream.close()
+    except JAVA_ERRORS as error:
+        if java_class(error).endswith("FileNotFoundException"):
+            raise refuse("is missing") from error
+        raise _unavailable(error) from error
+    if found != file.sha256:
+        raise refuse("is damaged: its SHA-256 is not the one in the manifest")
+
+
+def read_files(
+    spark: SparkSession,
+    batch: StagedBatch,
+    files: Sequence[StagedFile],
+    schema: Sequence[tuple[str, str]],
+) -> DataFrame:
+    """Read staged files with an explicit schema: name and lake type of each column.
+
+    A column that a file lacks is read as null.
+    """
+    ddl = ", ".join(f"{name} {spark_type(lake_type)}" for name, lake_type in schema)
+    # Spark takes a path for a pattern; the staging area's may hold any character.
+    paths = [_GLOB.sub(r"\\\1", batch.path(file)) for file in files]
+    return spark.read.schema(ddl).parquet(*paths)
+
+
+def write_text(spark: SparkSession, uri: str, text: str) -> None:
+    """Write a small text file, over one that is there."""
+    path, file_system = _open(spark, uri)
+    stream = file_system.create(path, True)
+    try:
+        stream.write(bytearray(text.encode()))
+    finally:
+        stream.close()
+
+
+def _read_text(spark: SparkSession, uri: str) -> str | None:
+    path, file_system = _open(spark, uri)
+    try:
+        length = file_system.getFileStatus(path).getLen()
+        if length > _MAX_TEXT_BYTES:
+            raise BatchRefused(f"The file at {uri} is too large for a plan or a manifest.")
+        stream = file_system.open(path)
+        try:
+            io = _jvm(spark).org.apache.commons.io.IOUtils
+            return str(io.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+    except JAVA_ERRORS as error:
+        if java_class(error).endswith("FileNotFoundException"):
+            return None
+        raise _unavailable(error) from error
+
+
+def _open(spark: SparkSession, uri: str) -> tuple[Any, Any]:
+    """The Hadoop path and file system of a URI."""
+    jvm = _jvm(spark)
+    try:
+        path = jvm.org.apache.hadoop.fs.Path(uri)
+        context: Any = spark.sparkContext
+        return path, path.getFileSystem(context._jsc.hadoopConfiguration())
+    except JAVA_ERRORS as error:
+        raise ConfigurationError(
+            f"Spark cannot open {uri.partition(':')[0]} paths: {java_class(error)}.",
+            advice="give Spark the file system's jars and settings.",
+        ) from error
+
+
+def _unavailable(error: Exception) -> LakeUnavailable:
+    return LakeUnavailable(f"The staging area did not answer: {java_class(error)}.")
+
+
+def _jvm(spark: SparkSession) -> Any:
+    return spark._jvm

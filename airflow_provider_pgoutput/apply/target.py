@@ -1,0 +1,215 @@
+"""What one table of a batch is applied to, and whether it may be: the checks before anything is written.
+
+What is not here: writing (``prepare.py``), and the checks on the batch as a whole (``checkpoint.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.apply.iceberg import IcebergTable, Marker
+from airflow_provider_pgoutput.apply.names import TableName
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, METADATA_COLUMNS, Plan, TableOptions
+from airflow_provider_pgoutput.errors import (
+    BatchGap,
+    ConfigurationError,
+    TableRefused,
+    TableRolledBack,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.apply.checkpoint import Progress
+    from airflow_provider_pgoutput.batch.manifest import Manifest, Table
+
+SOURCE_TABLE = "pgoutput.source-table"
+RELATION_OID = "pgoutput.relation-oid"
+SLOT = "pgoutput.slot"
+SYSTEM_IDENTIFIER = "pgoutput.system-identifier"
+OP_COLUMN = "_pgoutput_op"
+#: Change log only: names of the columns that the change left out as unchanged TOAST.
+UNCHANGED_COLUMN = "_pgoutput_unchanged"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One table of the batch and the Iceberg table that receives it."""
+
+    source: Table
+    name: TableName
+    options: TableOptions
+    mode: str
+    #: Lake types of the metadata columns that the table carries, by name.
+    metadata: dict[str, str]
+
+    @property
+    def is_log(self) -> bool:
+        """Whether every change is appended and nothing is ever updated."""
+        return self.mode == CHANGE_LOG
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where the apply of one table begins."""
+
+    #: Changes with a commit LSN before it are in the table or in the copy.
+    floor: Lsn
+    #: Whether the copy in the batch replaces what the table holds.
+    copies: bool
+    #: Whether the table has the whole batch already.
+    done: bool
+
+
+def targets(plan: Plan, manifest: Manifest) -> list[Target]:
+    """The tables of a batch with the tables that receive them.
+
+    :raises ConfigurationError: two tables have one target, or a column has a name of ours.
+    """
+    found: dict[str, Target] = {}
+    for table in manifest.tables:
+        target = _target(plan, table)
+        if other := found.get(target.name.name):
+            raise ConfigurationError(
+                f"Its target {target.name.target} is also that of {other.source.name}.",
+                table=table.name,
+                advice="name another target for one of them.",
+            )
+        found[target.name.name] = target
+    return list(found.values())
+
+
+def _target(plan: Plan, table: Table) -> Target:
+    options = plan.tables.get(table.name) or TableOptions()
+    mode = options.mode or plan.mode
+    names = list(plan.metadata_columns)
+    if mode == CHANGE_LOG:
+        names = list(METADATA_COLUMNS)
+    elif plan.soft_delete and OP_COLUMN not in names:
+        names.append(OP_COLUMN)
+    metadata = {name: METADATA_COLUMNS[name] for name in names}
+    if mode == CHANGE_LOG:
+        metadata[UNCHANGED_COLUMN] = "list<string>"
+    columns = {column.name for version in table.versions for column in version.columns}
+    if clash := columns & set(metadata):
+        raise ConfigurationError(
+            "The source has a column with the name of a metadata column.",
+            table=table.name,
+            column=min(clash),
+            advice="rename the column or leave it out of the publication.",
+        )
+    target_name = plan.target_name(table.schema_name, table.table_name)
+    name = TableName(plan.catalog, plan.namespace, target_name)
+    return Target(table, name, options, mode, metadata)
+
+
+def properties(target: Target, manifest: Manifest) -> dict[str, str]:
+    """The table properties that name the source."""
+    return {
+        SOURCE_TABLE: target.source.name,
+        RELATION_OID: str(target.source.relation_oid),
+        SLOT: manifest.slot_name,
+        SYSTEM_IDENTIFIER: manifest.system_identifier,
+    }
+
+
+def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Progress) -> Start:
+    """Look at the table and decide where to begin.
+
+    :raises TableRefused: the table is somebody else's, or of another table of the source.
+    :raises TableRolledBack: it is older than the checkpoint says.
+    :raises BatchGap: a batch before this one was never applied to it.
+    """
+    table = IcebergTable.load(spark, target.name)
+    copy_lsn = Lsn.parse(target.source.copy_lsn) if target.source.copy_lsn else None
+    marker = None
+    if table is not None:
+        marker = table.marker(manifest.slot_name)
+        _refuse_foreign(table, marker, target, manifest, copy_lsn)
+    applied = marker.end_lsn if marker else None
+    copies = copy_lsn is not None and (applied is None or applied < copy_lsn)
+    _refuse_renamed(target, progress, copies)
+    known = progress.tables.get(target.name.target)
+    if known is not None and not copies and (applied is None or applied < known):
+        raise TableRolledBack(
+            f"The checkpoint says {known}, the table says {applied or 'nothing'}.",
+            slot=manifest.slot_name,
+            table=target.name.target,
+            lsn=known,
+            advice="copy the table again, or bring back its newest snapshot.",
+        )
+    if not progress.exists and not copies and applied and manifest.start_lsn > applied:
+        raise BatchGap(
+            f"The batch starts at {manifest.start_lsn}, and the checkpoint table is gone.",
+            slot=manifest.slot_name,
+            table=target.name.target,
+            lsn=applied,
+            advice="apply the batches between, in order.",
+        )
+    floor = max(applied or Lsn(0), copy_lsn or Lsn(0))
+    return Start(floor, copies, done=applied is not None and applied >= manifest.end_lsn)
+
+
+def _refuse_foreign(
+    table: IcebergTable,
+    marker: Marker | None,
+    target: Target,
+    manifest: Manifest,
+    copy_lsn: Lsn | None,
+) -> None:
+    found, ours = table.properties, properties(target, manifest)
+    for key, what in ((SLOT, "slot"), (SYSTEM_IDENTIFIER, "PostgreSQL system")):
+        if key in found and found[key] != ours[key]:
+            raise TableRefused(
+                f"The table is written from another {what}.",
+                table=target.name.target,
+                advice="name another target, or drop this table if it is no longer needed.",
+            )
+    if marker and marker.system_identifier != manifest.system_identifier:
+        raise TableRefused(
+            "The table was written from another PostgreSQL system.",
+            table=target.name.target,
+            advice="name another target, or drop this table if it is no longer needed.",
+        )
+    if marker is None and not table.is_empty:
+        raise TableRefused(
+            "The table holds rows that this pipeline did not write.",
+            table=target.name.target,
+            advice="name another target, or drop this table if it is no longer needed.",
+        )
+    other_oid = found.get(RELATION_OID, ours[RELATION_OID]) != ours[RELATION_OID]
+    if other_oid and copy_lsn is None:
+        raise TableRefused(
+            "The table of this name was dropped and created again at the source.",
+            table=target.name.target,
+            advice="copy the table again, or name another target for the new one.",
+        )
+
+
+def _refuse_renamed(target: Target, progress: Progress, copies: bool) -> None:
+    earlier = progress.target_of.get(target.source.relation_oid)
+    if earlier and earlier != target.name.target and not copies:
+        raise TableRefused(
+            f"The table was renamed at the source: until now it was written to {earlier}.",
+            table=target.source.name,
+            advice="set its target option to the old table's name, or copy it again.",
+        )
+
+
+def refuse_unordered(found: Sequence[Target], manifest: Manifest) -> None:
+    """Check what the manifest says of the tables against itself.
+
+    :raises ConfigurationError: a table has no columns at all that Iceberg could hold.
+    """
+    for target in found:
+        if not any(version.columns for version in target.source.versions):
+            raise ConfigurationError(
+                "The table has no columns, and Iceberg has no such tables.",
+                slot=manifest.slot_name,
+                table=target.source.name,
+                advice="leave it out of the publication.",
+            )

@@ -1,0 +1,223 @@
+"""Brings the staged rows of all versions of a table to one set of columns, by name.
+
+A column that a version lacks is what PostgreSQL shows for it (the default's constant, else NULL); a
+column dropped later stays. Types are widened as Iceberg widens them. Rows whose key is made of other
+columns, or is compared in another way, go into another *segment*; segments are applied in order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from airflow_provider_pgoutput.apply.names import literal
+from airflow_provider_pgoutput.apply.staged import StagedBatch, read_files
+from airflow_provider_pgoutput.apply.types import spark_type, widens
+from airflow_provider_pgoutput.batch import changes as staged
+from airflow_provider_pgoutput.errors import TableRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from airflow_provider_pgoutput.batch.manifest import Column, StagedFile, Table, TableVersion
+
+_FULL = "f"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive versions of a table whose rows are identified in the same way."""
+
+    #: ``schema.table``.
+    table: str
+    versions: tuple[TableVersion, ...]
+    #: Of the whole batch: positions in it name the columns of every data frame.
+    columns: tuple[Column, ...]
+    #: Positions of the key columns; empty when the table has no key.
+    key: tuple[int, ...]
+    #: REPLICA IDENTITY FULL: old tuples are whole rows.
+    full: bool
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """Staged names of the key columns."""
+        return tuple(staged.new(position) for position in self.key)
+
+    @property
+    def common(self) -> tuple[int, ...]:
+        """Positions of the columns that every version of the segment has."""
+        names = [{column.name for column in version.columns} for version in self.versions]
+        shared = set.intersection(*names)
+        return tuple(i for i, column in enumerate(self.columns) if column.name in shared)
+
+    @property
+    def unchanged(self) -> tuple[int, ...]:
+        """Positions of the columns of which some value was left out as unchanged TOAST."""
+        return self._staged_as(staged.unchanged)
+
+    @property
+    def old(self) -> tuple[int, ...]:
+        """Positions of the columns of which old tuples hold values."""
+        return self._staged_as(staged.old)
+
+    def _staged_as(self, name: object) -> tuple[int, ...]:
+        assert callable(name)
+        found: set[str] = set()
+        for version in self.versions:
+            present = {column for file in _files(version, "changes") for column in file.columns}
+            found |= {column.name for i, column in enumerate(version.columns) if name(i) in present}
+        return tuple(i for i, column in enumerate(self.columns) if column.name in found)
+
+
+def merge_columns(table: Table, existing: Mapping[str, str]) -> tuple[Column, ...]:
+    """All columns of a batch's table, the newest version's first, in types that hold them all.
+
+    :param existing: lake types of the target's columns by name.
+    :raises TableRefused: a column changed to a type that its values do not fit.
+    """
+    newest_first: dict[str, Column] = {}
+    for version in reversed(table.versions):
+        for column in version.columns:
+            newest_first.setdefault(column.name, column)
+    merged = []
+    for name, column in newest_first.items():
+        types = [each.lake_type for v in table.versions for each in v.columns if each.name == name]
+        if name in existing:
+            types.insert(0, existing[name])
+        merged.append(dataclasses.replace(column, lake_type=_one_type(table, name, types)))
+    return tuple(merged)
+
+
+def _one_type(table: Table, column: str, types: Sequence[str]) -> str:
+    one = types[0]
+    for each in types[1:]:
+        if widens(one, each):
+            one = each
+        elif one != each and not widens(each, one):
+            raise TableRefused(
+                f"The column's type changed from {one} to {each}, which Iceberg cannot follow.",
+                table=table.name,
+                column=column,
+                advice="rename or drop the column in the target, or name a new target table, and "
+                "copy the table again.",
+            )
+    return one
+
+
+def segments(table: Table, columns: tuple[Column, ...]) -> list[Segment]:
+    """Split the versions of a table where rows begin to be identified in another way."""
+    position = {column.name: i for i, column in enumerate(columns)}
+    found: list[Segment] = []
+    for version in table.versions:
+        if not _files(version, "changes"):
+            continue
+        key = tuple(position[name] for name in version.key_columns)
+        full = version.replica_identity == _FULL
+        if found and (found[-1].key, found[-1].full) == (key, full):
+            versions = (*found[-1].versions, version)
+            found[-1] = dataclasses.replace(found[-1], versions=versions)
+        else:
+            found.append(Segment(table.name, (version,), columns, key, full))
+    return found
+
+
+def read_changes(
+    spark: SparkSession, batch: StagedBatch, segment: Segment, floor: int
+) -> DataFrame:
+    """Row changes of a segment with a commit LSN at or past ``floor``, in the batch's columns.
+
+    Columns: those of ``batch/changes.py``; ``o`` and ``u`` only of the positions that have any.
+    """
+    parts = []
+    for version in segment.versions:
+        files = _files(version, "changes")
+        parts.append(_read_version(spark, batch, segment, version, files))
+    rows = reduce(lambda left, right: left.union(right), parts)
+    return rows.where(F.col(staged.COMMIT_LSN) >= F.lit(int(floor)))
+
+
+def _read_version(
+    spark: SparkSession,
+    batch: StagedBatch,
+    segment: Segment,
+    version: TableVersion,
+    files: Sequence[StagedFile],
+) -> DataFrame:
+    schema = list(staged.LEADING)
+    for i, column in enumerate(version.columns):
+        schema += [(staged.new(i), column.lake_type), (staged.old(i), column.lake_type)]
+        schema.append((staged.unchanged(i), "boolean"))
+    at = {column.name: i for i, column in enumerate(version.columns)}
+    selected = [name for name, _ in staged.LEADING]
+    for position, column in enumerate(segment.columns):
+        source = at.get(column.name)
+        selected.append(_value(column, source, staged.new(position), staged.new, "op != 'D'"))
+        if position in segment.old:
+            old = _value(column, source, staged.old(position), staged.old, "old_kind = 'O'")
+            selected.append(old)
+        if position in segment.unchanged:
+            flag = "false" if source is None else f"coalesce({staged.unchanged(source)}, false)"
+            selected.append(f"{flag} AS {staged.unchanged(position)}")
+    return read_files(spark, batch, files, schema).selectExpr(*selected)
+
+
+def read_copy(
+    spark: SparkSession, batch: StagedBatch, table: Table, columns: tuple[Column, ...]
+) -> DataFrame | None:
+    """Rows of the initial copy in the batch's columns; None when the batch holds no copy."""
+    parts = []
+    for version in table.versions:
+        files = _files(version, "copy")
+        if not files:
+            continue
+        schema = [(staged.new(i), each.lake_type) for i, each in enumerate(version.columns)]
+        at = {each.name: i for i, each in enumerate(version.columns)}
+        selected = [
+            _value(column, at.get(column.name), staged.new(position), staged.new, "true")
+            for position, column in enumerate(columns)
+        ]
+        parts.append(read_files(spark, batch, files, schema).selectExpr(*selected))
+    return reduce(lambda left, right: left.union(right), parts) if parts else None
+
+
+def _value(column: Column, source: int | None, alias: str, name: object, exists: str) -> str:
+    """SQL of one column out of the staged column at ``source``, or of what older rows show in it."""
+    assert callable(name)
+    kind = spark_type(column.lake_type)
+    if source is not None:
+        return f"CAST({name(source)} AS {kind}) AS {alias}"
+    shown = missing_value(column)
+    return f"CASE WHEN {exists} THEN {shown} END AS {alias}"
+
+
+def missing_value(column: Column) -> str:
+    """SQL of what rows older than the column show in it.
+
+    :raises TableRefused: it is of a type whose text is not read here.
+    """
+    text, kind = column.missing_value, spark_type(column.lake_type)
+    if text is None:
+        return f"CAST(NULL AS {kind})"
+    if column.lake_type == "binary":
+        return f"unhex({literal(text.removeprefix(chr(92) + 'x'))})"
+    if column.lake_type.startswith("list<") and text == "{}":
+        return f"CAST(array() AS {kind})"
+    if column.lake_type.startswith("map<") and not text:
+        return f"CAST(map() AS {kind})"
+    if column.lake_type.startswith(("list<", "map<")):
+        raise TableRefused(
+            "A column was added with a default of a type that cannot be filled into older rows.",
+            column=column.name,
+            advice="copy the table again.",
+        )
+    return f"CAST({literal(text)} AS {kind})"
+
+
+def _files(version: TableVersion, kind: str) -> list[StagedFile]:
+    return [file for file in version.files if file.kind == kind]

@@ -1,0 +1,180 @@
+"""Writes folded rows to a branch of a table: deletes by key, by image or by position, then appends.
+
+Deleting and appending reads only the key columns of the target, where an upsert MERGE shuffles all
+of it. The last commit carries the batch's summary keys. What is not here: publishing the branch.
+Source: https://iceberg.apache.org/docs/latest/spark-writes/ (MERGE INTO, branches).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from airflow_provider_pgoutput.apply.names import quote
+from airflow_provider_pgoutput.apply.types import RANGED, comparable
+from airflow_provider_pgoutput.batch import changes as staged
+from airflow_provider_pgoutput.errors import RowMissing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from airflow_provider_pgoutput.apply.iceberg import IcebergTable
+    from airflow_provider_pgoutput.batch.manifest import Column
+
+_PROPERTY = "spark.sql.iceberg.snapshot-property."
+_KEYS_VIEW = "pgoutput_keys"
+_FILE, _POSITION = "_file", "_pos"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The smallest and the greatest value of a key column in the keys to delete, as SQL literals."""
+
+    column: str
+    least: str
+    greatest: str
+
+
+class BranchWriter:
+    """Statements on one branch of one table, in a session of their own.
+
+    :param columns: of the batch; position ``i`` is the staged column ``n<i>``.
+    """
+
+    def __init__(
+        self, spark: SparkSession, table: IcebergTable, branch: str, columns: Sequence[Column]
+    ) -> None:
+        self._spark = spark
+        self.table = table
+        self.branch = branch
+        self._columns = columns
+        self._sql_name = table.name.branch_sql(branch)
+
+    def rows(self) -> DataFrame:
+        """The branch's rows in the columns ``n<i>``, with the metadata columns that it has."""
+        return self._all().selectExpr(*self._staged_columns())
+
+    def delete_all(self) -> None:
+        """Empty the branch."""
+        self.table.delete_all(self.branch)
+
+    def delete_keys(
+        self,
+        keys: DataFrame,
+        positions: Sequence[int],
+        bounds: Sequence[Bounds] = (),
+        marker: Mapping[str, str] | None = None,
+    ) -> None:
+        """Delete the rows whose key is in ``keys``, a frame with the key columns ``n<i>``."""
+        keys.select(*(staged.new(i) for i in positions)).createOrReplaceTempView(_KEYS_VIEW)
+        conditions = [f"t.{quote(self._columns[i].name)} = k.{staged.new(i)}" for i in positions]
+        # Files whose range of keys lies outside are not read.
+        conditions += [
+            f"t.{quote(each.column)} BETWEEN {each.least} AND {each.greatest}" for each in bounds
+        ]
+        self._merge_delete(_KEYS_VIEW, conditions, marker)
+
+    def delete_images(self, images: DataFrame, copies: str, where: str = "true") -> None:
+        """Delete as many copies of each row image as ``copies`` says.
+
+        :param images: columns ``i<position>`` in comparable form, and ``copies``.
+        :param where: SQL on the target's columns; other rows are left alone.
+        :raises RowMissing: the target holds fewer copies.
+        """
+        positions = [int(name[1:]) for name in images.columns if name != copies]
+        forms = {
+            f"c{i}": F.expr(comparable(quote(self._columns[i].name), self._columns[i].lake_type))
+            for i in positions
+        }
+        place = [F.col(_FILE).alias("file"), F.col(_POSITION).alias("position")]
+        held = (
+            self._all()
+            .where(where)
+            .select(*place, *(forms[f"c{i}"].alias(f"c{i}") for i in positions))
+        )
+        same = [F.col(f"c{i}").eqNullSafe(F.col(f"i{i}")) for i in positions]
+        matched = held.join(images, same, "inner")
+        grouped = ", ".join(f"c{i}" for i in positions)
+        number = F.expr(f"row_number() OVER (PARTITION BY {grouped} ORDER BY file, position)")
+        chosen = matched.withColumn("number", number).where(f"number <= {copies}")
+        chosen = chosen.select("file", "position").localCheckpoint()
+        wanted = images.agg(F.sum(copies)).first()
+        if wanted is None or chosen.count() != (wanted[0] or 0):
+            raise RowMissing(
+                "A row that was deleted or updated at the source is not in the target.",
+                table=self.table.name.target,
+                advice="copy the table again.",
+            )
+        chosen.createOrReplaceTempView(_KEYS_VIEW)
+        conditions = [f"t.{_FILE} = k.file", f"t.{_POSITION} = k.position"]
+        self._merge_delete(_KEYS_VIEW, conditions, None)
+
+    def mark_all_deleted(self, op_column: str) -> None:
+        """Soft delete: mark every row of the branch as deleted."""
+        gone = f"'{staged.DELETE}'"
+        statement = f"UPDATE {self._sql_name} SET {quote(op_column)} = {gone}"  # noqa: S608 - quoted
+        self._spark.sql(statement)
+
+    def fill(self, column: str, value: str) -> None:
+        """Give ``column`` the SQL expression ``value`` where rows are older than the column."""
+        name = quote(column)
+        older = f"UPDATE {self._sql_name} SET {name} = {value} WHERE {name} IS NULL"  # noqa: S608 - quoted
+        self._spark.sql(older)
+
+    def append(
+        self,
+        rows: DataFrame,
+        extra: Mapping[str, str],
+        marker: Mapping[str, str] | None = None,
+    ) -> None:
+        """Append rows.
+
+        :param rows: the columns ``n<i>`` and whatever ``extra`` mentions.
+        :param extra: SQL of the target's columns that are not of the source, by name.
+        """
+        at = {column.name: staged.new(i) for i, column in enumerate(self._columns)}
+        selected = []
+        for field in self._all().schema.fields:
+            if field.name in at:
+                value = F.col(at[field.name])
+            else:
+                # Columns that the source does not have, or no longer has.
+                value = F.expr(extra.get(field.name, "NULL")).cast(field.dataType)
+            selected.append(value.alias(field.name))
+        writer = rows.select(*selected).writeTo(self._sql_name)
+        for key, text in (marker or {}).items():
+            writer = writer.option(f"snapshot-property.{key}", text)
+        writer.option("check-nullability", "false").append()
+        self.table.java.refresh()
+
+    def _merge_delete(
+        self, view: str, conditions: Sequence[str], marker: Mapping[str, str] | None
+    ) -> None:
+        for key, text in (marker or {}).items():
+            self._spark.conf.set(_PROPERTY + key, text)
+        try:
+            self._spark.sql(
+                f"MERGE INTO {self._sql_name} t USING {view} k ON {' AND '.join(conditions)} "
+                "WHEN MATCHED THEN DELETE"
+            )
+        finally:
+            for key in marker or {}:
+                self._spark.conf.unset(_PROPERTY + key)
+        self.table.java.refresh()
+
+    def _all(self) -> DataFrame:
+        return self._spark.table(self._sql_name)
+
+    def _staged_columns(self) -> list[str]:
+        return [
+            f"{quote(column.name)} AS {staged.new(i)}" for i, column in enumerate(self._columns)
+        ]
+
+
+def can_bound(column: Column) -> bool:
+    """Whether a range of the column's values may stand in a statement, see ``types.RANGED``."""
+    return column.lake_type.startswith(RANGED)

@@ -1,0 +1,48 @@
+"""A source in miniature and a lake to compare it with, for every test of apply."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_pgoutput.apply.names import TableName, quote
+from tests.apply.build import Relation, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    """An empty source; its slot's name is also the name of its namespace in the lake."""
+    return Source(tmp_path / "staging", f"slot_{next(_numbers)}")
+
+
+@pytest.fixture
+def lake_rows(spark: SparkSession, source: Source) -> Callable[..., list[tuple[Any, ...]]]:
+    """Rows of the target of a relation, sorted, in the columns of the source."""
+
+    def read(relation: Relation, *columns: str, target: str | None = None) -> list[tuple[Any, ...]]:
+        names = columns or tuple(each.name for each in relation.version.columns)
+        name = TableName("lake", source.slot_name, target or relation.name)
+        spark.catalog.refreshTable(name.sql)
+        frame = spark.table(name.sql).select(*(quote(each) for each in names))
+        return sort(tuple(row) for row in frame.collect())
+
+    return read
+
+
+def sort(rows: Any) -> list[tuple[Any, ...]]:
+    return sorted(rows, key=repr)
+
+
+def source_rows(relation: Relation) -> list[tuple[Any, ...]]:
+    names = [each.name for each in relation.version.columns]
+    return sort(tuple(row[name] for name in names) for row in relation.rows)
