@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Draw = Callable[[st.SearchStrategy], object]
 
 _SETTINGS = settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
 _OIDS = (16385, 16386, 17000, 0xFFFFFFF0)
 _LONGEST_TRANSACTION = 12
