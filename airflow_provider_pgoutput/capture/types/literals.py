@@ -209,20 +209,13 @@ def split_hstores(dense: pa.Array) -> tuple[NDArray[np.int64], pa.Array, pa.Arra
     if len(marks.quotes) % 2:
         raise MalformedText
     opens, closes = marks.quotes[0::2], marks.quotes[1::2]
+    row = np.searchsorted(runs.ends, opens, side="right")
     # A value follows an arrow, a key follows a comma and a space or begins its row.
     is_value = (opens > 0) & (runs.data[opens - 1] == ord(">"))
-    if (is_value[1:] & is_value[:-1]).any() or is_value[:1].any():
-        raise MalformedText
+    _check_between(runs, opens, closes, row, is_value)
     is_key = ~is_value
-    has_value = np.append(is_value[1:], False)[is_key]
-    row = np.searchsorted(runs.ends, opens, side="right")
     counts = np.bincount(row[is_key], minlength=len(dense))
-    # Account for every byte of every row: strings, arrows, NULLs and commas, and nothing else.
-    strings = np.bincount(row, closes - opens + 1, minlength=len(dense))
-    nulls = np.bincount(row[is_key], ~has_value, minlength=len(dense))
-    expected = strings + 2 * counts + 4 * nulls + 2 * np.maximum(counts - 1, 0)
-    if (expected != runs.ends - runs.starts).any():
-        raise MalformedText
+    has_value = np.append(is_value[1:], False)[is_key]
     starts, ends = opens + 1, closes
     keys = _cut_escaped(runs.data, starts[is_key], ends[is_key], None, marks.escapes)
     # The value of a key without one is the empty piece behind that key, marked as null.
@@ -230,3 +223,39 @@ def split_hstores(dense: pa.Array) -> tuple[NDArray[np.int64], pa.Array, pa.Arra
     value_starts = np.where(has_value, starts[value], ends[value])
     values = _cut_escaped(runs.data, value_starts, ends[value], ~has_value, marks.escapes)
     return counts, keys, values
+
+
+def _check_between(
+    runs: ByteRuns,
+    opens: NDArray[np.int64],
+    closes: NDArray[np.int64],
+    row: NDArray[np.int64],
+    is_value: NDArray[np.bool_],
+) -> None:
+    """Account for every byte outside of the strings of hstore literals.
+
+    :raises MalformedText: when there is anything but arrows, commas and NULLs, each in its place.
+    """
+    begins_row = np.ones(len(row), dtype=np.bool_)
+    begins_row[1:] = row[1:] != row[:-1]
+    after_key = np.zeros(len(row), dtype=np.bool_)
+    after_key[1:] = ~is_value[:-1]
+    after_key &= ~begins_row
+    before = np.zeros(len(row), dtype=np.int64)
+    before[1:] = closes[:-1] + 1
+    gaps = ByteRuns(runs.data, np.where(begins_row, runs.starts[row], before), opens)
+    ends_row = np.append(begins_row[1:], True)[: len(row)]
+    tails = ByteRuns(runs.data, closes[ends_row] + 1, runs.ends[row[ends_row]])
+    bare_end = ~is_value[ends_row]
+    fits = (
+        np.count_nonzero(begins_row) == np.count_nonzero(runs.ends > runs.starts)
+        and not (is_value & ~after_key).any()
+        and gaps.equal(np.flatnonzero(is_value), b"=>").all()
+        and gaps.equal(np.flatnonzero(begins_row), b"").all()
+        and gaps.equal(np.flatnonzero(~is_value & after_key), b"=>NULL, ").all()
+        and gaps.equal(np.flatnonzero(~is_value & ~after_key & ~begins_row), b", ").all()
+        and tails.equal(np.flatnonzero(bare_end), b"=>NULL").all()
+        and tails.equal(np.flatnonzero(~bare_end), b"").all()
+    )
+    if not fits:
+        raise MalformedText
