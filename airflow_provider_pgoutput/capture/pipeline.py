@@ -29,6 +29,9 @@ from airflow_provider_pgoutput.capture.source.catalog import (
 )
 from airflow_provider_pgoutput.capture.source.copy import CopyOrder, copy_tables
 from airflow_provider_pgoutput.capture.source.describe import Describer
+from airflow_provider_pgoutput.capture.source.publication_watch import (
+    check_publications_throughout,
+)
 from airflow_provider_pgoutput.capture.source.slot import (
     ExportedSnapshot,
     check_not_ahead,
@@ -214,6 +217,10 @@ class _Capture:
                 decoder = drain(stream, cut, batch, start, Progress(start, target))
             batch.finish_files()
             self.check_publications()
+            if self._server.major >= 18 and request.transport == SQL:
+                check_publications_throughout(
+                    self._session, request.slot_name, self._publication_names, cut.end_lsn
+                )
             commit = decoder.last_commit if decoder.transactions else None
             return batch.seal(
                 self._server,

@@ -25,6 +25,7 @@ from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
 from airflow_provider_pgoutput.capture.pgoutput.messages import POSTGRES_EPOCH_US
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.errors import meaning, translated
+from airflow_provider_pgoutput.capture.source.publication_watch import SKIPPED
 from airflow_provider_pgoutput.capture.source.stream import CHUNK_BYTES, PROTOCOL_VERSION
 from airflow_provider_pgoutput.errors import PgoutputError, ProtocolError
 
@@ -130,12 +131,14 @@ class WalsenderStream:
         """Gather messages until the target is reached or the reader has enough."""
         gathered: list[memoryview] = []
         size = 0
-        replied = asked = time.monotonic()
+        idle = False
+        replied = time.monotonic()
         while not self._stopping.is_set():
-            wal_end, more, quiet = self._burst(connection, gathered)
+            wal_end, more, drained = self._burst(connection, gathered)
             size += more
+            idle = idle and not more
             reached = wal_end >= self._target
-            if gathered and (quiet or size >= CHUNK_BYTES or reached):
+            if gathered and (idle or size >= CHUNK_BYTES or reached):
                 chunk = _chunk(gathered)
                 gathered, size = [], 0
                 reached = reached or _begins_at(chunk, self._target)
@@ -144,14 +147,14 @@ class WalsenderStream:
                 raise self._notices[0]
             if reached:
                 return
-            now = time.monotonic()
-            ask = quiet and now - asked >= _ASK_SECONDS
-            if ask or now - replied >= self._reply_seconds:
-                self._reply(connection, ask=ask)
-                replied = now
-                asked = now if ask else asked
-            if quiet:
-                select.select([connection.socket], [], [], _ASK_SECONDS)
+            # A server with nothing to send is asked how far it is, since it may say so only after
+            # half its timeout; one that sends is told that we live.
+            if idle or time.monotonic() - replied >= self._reply_seconds:
+                self._reply(connection, ask=idle)
+                replied = time.monotonic()
+            if drained:
+                readable, _, _ = select.select([connection.socket], [], [], _ASK_SECONDS)
+                idle = not readable
                 connection.consume_input()
 
     def _burst(self, connection: PGconn, gathered: list[memoryview]) -> tuple[int, int, bool]:
@@ -228,7 +231,7 @@ class WalsenderStream:
 
     def _notice(self, diagnostic: psycopg.errors.Diagnostic) -> None:
         """From version 18 on a missing publication is a warning, and its changes are left out."""
-        if "skipped loading publication" in (diagnostic.message_primary or ""):
+        if SKIPPED in (diagnostic.message_primary or ""):
             self._notices.append(
                 meaning(diagnostic.sqlstate, diagnostic.message_primary or "", slot=self._slot_name)
             )
