@@ -98,10 +98,11 @@ class Messages:
             raise ProtocolError("The offsets of a chunk lead out of its data.")
         first, last = int(offsets[0]), int(offsets[-1])
         if len(offsets) > 1 and (np.diff(offsets) <= 0).any():
-            raise ProtocolError("A message is empty, at byte 0.")
+            raise ProtocolError("A message is empty or its offset goes back, at byte 0.")
         #: All bytes, and ``PADDING`` zeros behind them.
-        self.data: NDArray[np.uint8] = np.zeros(last - first + PADDING, dtype=np.uint8)
+        self.data: NDArray[np.uint8] = np.empty(last - first + PADDING, dtype=np.uint8)
         self.data[: last - first] = chunk.data[first:last]
+        self.data[last - first :] = 0
         self.starts: NDArray[np.int64] = offsets[:-1] - first
         self.ends: NDArray[np.int64] = offsets[1:] - first
         #: The first eight bytes of each message as a number. Those of a row message are its tag, the
