@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 5
+#: ``IF NOT EXISTS`` looks first and creates then: tables prepared at the same time would both create.
+_NAMESPACE_LOCK = threading.Lock()
 #: Types that the specification does not allow for identifier fields.
 _NO_IDENTIFIER = ("float", "double", "list<", "map<")
 
@@ -46,7 +49,8 @@ def create_table(
     :param columns: name, lake type and whether it is required, of each column.
     :param partitioned_by: transforms in Spark's notation.
     """
-    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {name.namespace_sql}")
+    with _NAMESPACE_LOCK:
+        spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {name.namespace_sql}")
     fields = ", ".join(
         f"{quote(column)} {spark_type(kind)}{' NOT NULL' if required else ''}"
         for column, kind, required in columns
