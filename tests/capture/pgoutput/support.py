@@ -35,9 +35,6 @@ RECORDED = sorted(
 every_vector = pytest.mark.parametrize(
     ("scenario", "version"), RECORDED, ids=[f"{name}-{version}" for name, version in RECORDED]
 )
-one_vector_each = pytest.mark.parametrize(
-    "bodies_of", sorted({name for name, _ in RECORDED}), ids=lambda name: name
-)
 
 
 def bodies_of_vector(scenario: str, version: str) -> list[bytes]:
@@ -52,7 +49,8 @@ def newest_bodies(scenario: str) -> list[bytes]:
 
 def expected_notation(scenario: str, version: str) -> str:
     entry = SCENARIOS[scenario]
-    return entry["messages"] if "messages" in entry else entry["messages_by_version"][version]
+    expected: str = entry.get("messages") or entry["messages_by_version"][version]
+    return expected
 
 
 def chunk_of(bodies: list[bytes], *, gap: int = 0) -> MessageChunk:

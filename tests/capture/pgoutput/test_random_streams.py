@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture.pgoutput.reference import UNCHANGED, Value
+from airflow_provider_pgoutput.capture.pgoutput.reference import UNCHANGED, Change, Value
 from tests.capture.pgoutput import encode
 from tests.capture.pgoutput.support import (
     Outcome,
@@ -19,9 +19,7 @@ from tests.capture.pgoutput.support import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Draw = Callable[[st.SearchStrategy], object]
+    from collections.abc import Sequence
 
 _SETTINGS = settings(
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
@@ -41,7 +39,7 @@ versions = st.builds(Version, st.integers(0, 4), st.sampled_from("dnfi"))
 
 
 @st.composite
-def streams(draw: Draw) -> tuple[list[bytes], list[int]]:
+def streams(draw: st.DrawFn) -> tuple[list[bytes], list[int]]:
     """Draw a valid stream and the LSNs of its commits."""
     known: dict[int, Version] = {}
     bodies: list[bytes] = []
@@ -60,7 +58,7 @@ def streams(draw: Draw) -> tuple[list[bytes], list[int]]:
 
 
 @st.composite
-def transactions(draw: Draw, known: dict[int, Version], lsn: int) -> list[bytes]:
+def transactions(draw: st.DrawFn, known: dict[int, Version], lsn: int) -> list[bytes]:
     time_us = draw(st.integers(-(2**62), 2**62))
     bodies = [encode.begin(lsn, time_us, draw(st.integers(0, 2**32 - 1)))]
     bodies += [encode.origin(0, "up")] * draw(st.integers(0, 2))
@@ -77,7 +75,7 @@ def transactions(draw: Draw, known: dict[int, Version], lsn: int) -> list[bytes]
 
 
 @st.composite
-def changes(draw: Draw, known: dict[int, Version], oid: int) -> bytes:
+def changes(draw: st.DrawFn, known: dict[int, Version], oid: int) -> bytes:
     width, identity = known[oid]
     kind = "O" if identity == "f" else "K"
     old = st.lists(values, min_size=width, max_size=width)
@@ -86,7 +84,7 @@ def changes(draw: Draw, known: dict[int, Version], oid: int) -> bytes:
     if event == "I":
         return encode.insert(oid, draw(old))
     if event == "U":
-        before: list[Value] | None = draw(st.none() | old)
+        before: Sequence[Value] | None = draw(st.none() | old)
         return encode.update(oid, draw(new), before, kind)
     if event == "D":
         return encode.delete(oid, draw(old), kind)
@@ -99,7 +97,7 @@ def changes(draw: Draw, known: dict[int, Version], oid: int) -> bytes:
 
 
 @st.composite
-def cuts(draw: Draw, bodies: list[bytes]) -> list[list[bytes]]:
+def cuts(draw: st.DrawFn, bodies: list[bytes]) -> list[list[bytes]]:
     places = draw(st.lists(st.integers(0, len(bodies)), max_size=4).map(sorted))
     edges = [0, *places, len(bodies)]
     return [bodies[first:last] for first, last in itertools.pairwise(edges)]
@@ -128,7 +126,7 @@ def test_ranges_of_lsns_together_are_the_whole(data: st.DataObject) -> None:
     assert below[1]["transactions"] + above[1]["transactions"] == state["transactions"]
 
 
-def joined(below: Outcome, above: Outcome) -> dict[int, list[object]]:
+def joined(below: Outcome, above: Outcome) -> dict[int, list[Change]]:
     oids = {*below[0], *above[0]}
     return {oid: [*below[0].get(oid, []), *above[0].get(oid, [])] for oid in oids}
 
