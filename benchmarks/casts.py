@@ -1,4 +1,4 @@
-"""How fast raw columns are cast, per type: rows per second of one core on arrays of 65,536 rows.
+"""How fast raw columns are cast, per type: rows per CPU second on arrays of 65,536 rows.
 
 ``python benchmarks/casts.py [rows]``
 """
@@ -64,13 +64,13 @@ def samples(rows: int) -> Iterator[tuple[str, str, Callable[[int], str]]]:
 
 
 def seconds_per_cast(lake_type: str, raw: pa.Array) -> float:
-    """The best of some casts, as the machine is shared."""
+    """CPU time of the best of some casts, as other programs run beside."""
     caster = column_caster(Column("c", 0, -1, lake_type, lake_type), ValuePolicy())
     best = float("inf")
     for _ in range(_REPEATS):
-        started = time.perf_counter()
+        started = time.process_time()
         caster.cast(raw)
-        best = min(best, time.perf_counter() - started)
+        best = min(best, time.process_time() - started)
     return best
 
 
