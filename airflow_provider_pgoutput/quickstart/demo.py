@@ -68,7 +68,8 @@ def _one_run(place: DemoPlace, environment: dict[str, str], number: int, what: s
     say(f"airflow dags test {DAG_ID}, run {number}: {what}")
     run = run_dag(place, environment, number)
     steps = ", ".join(f"{task} {run.seconds.get(task, 0):.1f} s" for task in TASKS)
-    say(f"  {run.changes:,} changes up to {run.end_lsn} ({steps})")
+    what = f"{run.copied:,} rows copied, " if run.copied else ""
+    say(f"  {what}{run.changes:,} changes, up to {run.end_lsn} ({steps})")
     return run
 
 
@@ -93,10 +94,12 @@ def _problems(runs: Sequence[DagRun], comparisons: Sequence[Comparison]) -> list
 
 
 def _print_report(runs: Sequence[DagRun], comparisons: Sequence[Comparison]) -> None:
-    lines = [("run", "changes", "start LSN", "end LSN", *(f"{t} s" for t in TASKS), "total s")]
+    head = ("run", "copied", "changes", "start LSN", "end LSN")
+    lines = [(*head, *(f"{task} s" for task in TASKS), "total s")]
     for run in runs:
         seconds = [f"{run.seconds.get(name, 0):.1f}" for name in (*TASKS, "total")]
-        lines.append((str(run.number), f"{run.changes:,}", run.start_lsn, run.end_lsn, *seconds))
+        counts = (str(run.number), f"{run.copied:,}", f"{run.changes:,}")
+        lines.append((*counts, run.start_lsn, run.end_lsn, *seconds))
     print("\n" + _aligned(lines))
     rows: list[tuple[str, ...]] = [("table", "PostgreSQL rows", "lake rows", "missing", "surplus")]
     rows += [

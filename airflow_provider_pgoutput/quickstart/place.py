@@ -49,6 +49,16 @@ _MARK = (
 )
 _END_SECONDS = 10.0
 _OPEN_PARENT = Path("/var/tmp")  # noqa: S108 - owner and mode of the folder in it are checked
+# Spark tells a page about each of its steps; the job's own lines are what a reader looks for.
+_SPARK_LOGGING = """\
+rootLogger.level = warn
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+"""
 
 
 @dataclass(frozen=True)
@@ -178,6 +188,7 @@ class DemoPlace:
         folder.mkdir(exist_ok=True)
         lines = [f"{name} {value}" for name, value in local_conf(driver_memory="2g").items()]
         (folder / "spark-defaults.conf").write_text("\n".join(lines) + "\n")
+        (folder / "log4j2.properties").write_text(_SPARK_LOGGING)
         return folder
 
     def _end_leftovers(self) -> None:
