@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
@@ -17,6 +19,8 @@ from tests.capture.pgoutput.support import (
     newest_bodies,
     reference_outcome,
 )
+
+_SHORT = 6
 
 
 def test_every_scenario_is_recorded() -> None:
@@ -43,6 +47,19 @@ def test_chunk_boundaries_do_not_show(scenario: str) -> None:
     assert decoder_outcome([body] for body in bodies) == expected
     for cut in range(len(bodies) + 1):
         assert decoder_outcome([bodies[:cut], bodies[cut:]]) == expected
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_every_way_to_cut_a_short_stream(scenario: str) -> None:
+    bodies = newest_bodies(scenario)[:_SHORT]
+    expected = reference_outcome(bodies)
+    for is_cut in itertools.product((False, True), repeat=len(bodies) - 1):
+        chunks = [bodies[:1]]
+        for body, starts_chunk in zip(bodies[1:], is_cut, strict=True):
+            if starts_chunk:
+                chunks.append([])
+            chunks[-1].append(body)
+        assert decoder_outcome(chunks) == expected
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
