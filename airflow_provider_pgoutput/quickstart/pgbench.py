@@ -89,6 +89,14 @@ class Load:
                 self._process.kill()
                 self._process.wait()
 
+    def wait(self, seconds: float) -> int:
+        """Wait until the load ends by itself; return its exit status.
+
+        :raises subprocess.TimeoutExpired: it still runs after so many seconds.
+        """
+        assert self._process is not None, "called inside the with block"
+        return self._process.wait(seconds)
+
     def check(self) -> None:
         """Make sure that the load still runs.
 
