@@ -1,0 +1,142 @@
+"""The example DAG as Airflow parses it: without errors, without heavy imports, with every parameter."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_pgoutput.operators.advance import PgoutputAdvanceSlotOperator
+from airflow_provider_pgoutput.operators.apply import PgoutputApplyOperator
+from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
+
+ROOT = Path(__file__).parents[2]
+DAG_FOLDER = ROOT / "dags_examples"
+DOORS = ("hooks", "operators", "sensors", "triggers", "task_groups", "links")
+
+
+@pytest.fixture(scope="module")
+def dag(airflow_home: Path) -> Any:
+    from airflow.dag_processing.dagbag import DagBag
+
+    bag = DagBag(str(DAG_FOLDER))
+    assert bag.import_errors == {}
+    return bag.dags["pgoutput_to_iceberg"]
+
+
+def test_it_is_one_pipeline_in_order(dag: Any) -> None:
+    order = [task.task_id.rpartition(".")[2] for task in dag.topological_sort()]
+    assert order == ["stage", "apply", "advance"]
+    stage, apply, advance = dag.topological_sort()
+    assert isinstance(stage, PgoutputStageOperator)
+    assert isinstance(apply, PgoutputApplyOperator)
+    assert isinstance(advance, PgoutputAdvanceSlotOperator)
+    assert advance.upstream_task_ids == {stage.task_id, apply.task_id}
+
+
+def test_only_one_run_at_a_time_and_none_for_the_past(dag: Any) -> None:
+    assert dag.max_active_runs == 1
+    assert dag.catchup is False
+
+
+def test_every_parameter_is_described(dag: Any) -> None:
+    assert {"slot_name", "publication_names", "staging_uri", "namespace"} <= set(dag.params)
+    for name in dag.params:
+        assert dag.params.get_param(name).description, name
+
+
+def test_every_parameter_is_used(dag: Any) -> None:
+    text = (DAG_FOLDER / "pgoutput_to_iceberg.py").read_text()
+    for name in dag.params:
+        assert f"params.{name} " in text, name
+
+
+def test_parameters_reach_the_tasks_as_they_were_given(dag: Any) -> None:
+    params = {
+        **{name: dag.params.get_param(name).value for name in dag.params if name != "staging_uri"},
+        "slot_name": "shop",
+        "publication_names": ["it's", 'a "name"', "<&>"],
+        "staging_uri": "s3://bucket/staging",
+        "max_changes": 10,
+        "tables": {"public.orders": {"partitioned_by": ["days(made_at)"]}},
+    }
+    from airflow_provider_pgoutput.operators import arguments
+
+    stage, apply, _ = (task.prepare_for_execution() for task in dag.topological_sort())
+    apply.batch = None  # Comes by XCom from a running task.
+    for task in (stage, apply):
+        task.render_template_fields({"params": params, "dag": dag, "task": task})
+    assert arguments.text_list(stage.publication_names, "p") == ("it's", 'a "name"', "<&>")
+    assert arguments.whole_number(stage.max_changes, "max_changes") == 10
+    assert arguments.whole_number(stage.max_seconds, "max_seconds") is None
+    assert arguments.optional_text(stage.catalog_name) is None
+    assert arguments.mapping(apply.tables, "tables") == params["tables"]
+    assert arguments.mapping(apply.conf, "conf") == {}
+    assert apply.name == "airflow-pgoutput_to_iceberg-pgoutput_to_iceberg.apply"
+
+
+@pytest.mark.parametrize(
+    "operator", [PgoutputStageOperator, PgoutputApplyOperator, PgoutputAdvanceSlotOperator]
+)
+def test_template_fields_are_attributes_and_documented(operator: Any) -> None:
+    given = {
+        "slot_name": "s",
+        "namespace": "n",
+        "staging_uri": "u",
+        "publication_names": ["p"],
+        "batch": {},
+    }
+    known = inspect.signature(operator.__init__).parameters
+    task = operator(task_id="t", **{name: value for name, value in given.items() if name in known})
+    inherited = set(operator.__mro__[1].template_fields)
+    for field in operator.template_fields:
+        assert hasattr(task, field)
+        assert field in inherited or f":param {field}:" in operator.__doc__
+
+
+def test_the_sensor_waits_in_front_when_asked_to() -> None:
+    from airflow.sdk import DAG
+
+    from airflow_provider_pgoutput.task_groups.pipeline import pgoutput_to_iceberg
+
+    with DAG(dag_id="with_sensor", schedule=None) as dag:
+        pgoutput_to_iceberg(
+            slot_name="s",
+            publication_names=["p"],
+            staging_uri="file:///s",
+            namespace="n",
+            group_id="orders",
+            wait_for_changes=True,
+            sensor_options={"min_lag_bytes": 5, "deferrable": True},
+            stage_options={"pool": "slot_s"},
+        )
+    assert dag.get_task("orders.changes").downstream_task_ids == {"orders.stage"}
+    assert dag.get_task("orders.changes").min_lag_bytes == 5
+    assert dag.get_task("orders.stage").pool == "slot_s"
+
+
+def test_parsing_it_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, airflow.sdk; sys.path.insert(0, 'dags_examples'); import pgoutput_to_iceberg;"
+        "heavy = {'numpy', 'pyarrow', 'pyspark', 'psycopg', 'pyiceberg', 'adbc_driver_postgresql'};"
+        "print(*sorted(heavy & set(sys.modules)))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT
+    )
+    assert found.stdout.split() == []
+
+
+def test_doors_and_example_follow_airflows_own_lint_rules() -> None:
+    paths = [DAG_FOLDER, *(ROOT / "airflow_provider_pgoutput" / room for room in DOORS)]
+    result = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--no-cache", "--select", "AIR", *map(str, paths)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout
