@@ -93,6 +93,8 @@ _MEANINGS = (
     _Meaning("25P", "", errors.SourceUnavailable, _LATER),
 )
 
+_REPLICATION_NEEDED = ("permission denied to start WAL sender", "replication role")
+
 #: Words of libpq, which gives no SQLSTATE when a connection fails, that waiting cannot mend.
 _REFUSED = ("authentication failed", "no pg_hba.conf entry", "does not exist", "certificate", "SSL")
 
@@ -111,6 +113,12 @@ def meaning(
     """
     message = message.strip()
     if not sqlstate:
+        if any(words in message for words in _REPLICATION_NEEDED):
+            return errors.MissingPrivilege(
+                "The role may not start a walsender, which creating a slot with a snapshot needs.",
+                slot=slot,
+                advice="ALTER ROLE <role> REPLICATION; or let a superuser create the slot.",
+            )
         if any(words in message for words in _REFUSED):
             return errors.ConfigurationError(
                 f"The source refused the connection: {message}",

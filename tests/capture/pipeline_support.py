@@ -1,0 +1,129 @@
+"""What the tests of the capture pipeline share: run a batch, and read what it staged."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pyarrow as pa
+from pyarrow import parquet
+
+from airflow_provider_pgoutput.batch.crash_points import VARIABLE
+from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
+from airflow_provider_pgoutput.capture.pipeline import CaptureRequest, stage_batch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+
+#: A program that stages one batch; its request comes as JSON on standard input.
+_PROGRAM = """
+import json, sys
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
+from airflow_provider_pgoutput.capture.pipeline import CaptureRequest, stage_batch
+body = json.load(sys.stdin)
+if body["checkpoint"]:
+    body["checkpoint"] = Checkpoint(Lsn.parse(body["checkpoint"][0]), body["checkpoint"][1])
+stage_batch(CaptureRequest(**body))
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A database, a slot name of its own and a staging area."""
+
+    conninfo: str
+    slot_name: str
+    staging: Path
+
+    def execute(self, *statements: str) -> list[tuple[Any, ...]]:
+        """Run statements, each in a transaction of its own; the rows of the last one."""
+        with psycopg.connect(self.conninfo, autocommit=True) as session:
+            for statement in statements:
+                cursor = session.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    def make_slot(self, plugin: str = "pgoutput") -> None:
+        self.execute(f"SELECT pg_create_logical_replication_slot('{self.slot_name}', '{plugin}')")
+
+    def confirmed(self) -> str | None:
+        rows = self.execute(
+            f"SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = '{self.slot_name}'"
+        )
+        return rows[0][0] if rows else None
+
+    def request(self, **options: Any) -> CaptureRequest:
+        return CaptureRequest(
+            **{
+                "conninfo": self.conninfo,
+                "slot_name": self.slot_name,
+                "publication_names": ("p",),
+                "staging_uri": str(self.staging),
+                **options,
+            }
+        )
+
+    def stage(self, **options: Any) -> Manifest:
+        manifest, uri = stage_batch(self.request(**options))
+        assert uri.endswith(".json")
+        return manifest
+
+    def stage_in_process(self, crash_at: str | None = None, **options: Any) -> int:
+        """Stage in another process; its exit status."""
+        request = self.request(**options)
+        checkpoint = request.checkpoint
+        body = {
+            each.name: getattr(request, each.name) for each in dataclasses.fields(CaptureRequest)
+        }
+        body["checkpoint"] = checkpoint and [str(checkpoint.end_lsn), checkpoint.system_identifier]
+        done = subprocess.run(
+            [sys.executable, "-c", _PROGRAM],
+            input=json.dumps(body),
+            env={**os.environ, **({VARIABLE: crash_at} if crash_at else {})},
+            text=True,
+            capture_output=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode in {0, -9}, done.stderr[-2000:]
+        return done.returncode
+
+    def manifests(self) -> list[str]:
+        return sorted(each.name for each in (self.staging / self.slot_name / "manifests").glob("*"))
+
+    def changes(self, manifest: Manifest, name: str) -> list[dict[str, Any]]:
+        """All staged changes of a table, in stream order, columns by their source names."""
+        rows = [row for table in self._tables(manifest, name, "changes") for row in table]
+        return sorted(rows, key=lambda row: (row["commit_lsn"], row["seq"]))
+
+    def copied(self, manifest: Manifest, name: str) -> list[dict[str, Any]]:
+        return [row for table in self._tables(manifest, name, "copy") for row in table]
+
+    def _tables(self, manifest: Manifest, name: str, kind: str) -> list[list[dict[str, Any]]]:
+        (table,) = [each for each in manifest.tables if each.name == name]
+        found = []
+        for version in table.versions:
+            names = {f"n{place}": each.name for place, each in enumerate(version.columns)}
+            for file in version.files:
+                if file.kind == kind:
+                    rows = parquet.read_table(self.staging / file.path)
+                    assert rows.num_rows == file.rows
+                    assert tuple(rows.schema.names) == file.columns
+                    found.append(_renamed(rows, names).to_pylist())
+        return found
+
+
+def _renamed(rows: pa.Table, names: dict[str, str]) -> pa.Table:
+    return rows.rename_columns([names.get(each, each) for each in rows.schema.names])
+
+
+def checkpoint_of(manifest: Manifest) -> Checkpoint:
+    """The checkpoint that the lake would have once this batch is applied."""
+    return Checkpoint(manifest.end_lsn, manifest.system_identifier)

@@ -1,0 +1,111 @@
+"""C63: no default of a role, a database, the environment or the connection changes the bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from airflow_provider_pgoutput.capture.source import session as sessions
+from airflow_provider_pgoutput.capture.source.errors import meaning
+from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
+    PublicationMissing,
+    SlotBusy,
+    SlotLost,
+    SourceError,
+    SourceUnavailable,
+    WrongSlot,
+)
+from tests.capture.pipeline_support import checkpoint_of
+
+if TYPE_CHECKING:
+    from tests.capture.pipeline_support import Source
+
+HOSTILE = {
+    "DateStyle": "German, DMY",
+    "IntervalStyle": "sql_standard",
+    "TimeZone": "America/New_York",
+    "extra_float_digits": "-10",
+    "bytea_output": "escape",
+    "client_encoding": "latin1",
+    "statement_timeout": "1",
+    "row_security": "on",
+    "lc_monetary": "C",
+}
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("transport", ["sql", "walsender"])
+def test_hostile_defaults_change_nothing(
+    source: Source, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.execute(
+        "ALTER TABLE t ADD ts timestamptz, ADD iv interval, ADD f float8, ADD by bytea, ADD d date"
+    )
+    checkpoint = checkpoint_of(source.stage())
+    (database,) = source.execute("SELECT current_database()")[0]
+    for name, value in HOSTILE.items():
+        source.execute(f"ALTER DATABASE {database} SET {name} = '{value}'")
+    monkeypatch.setenv("PGDATESTYLE", "SQL, MDY")
+    monkeypatch.setenv("PGTZ", "Asia/Tokyo")
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    with psycopg.connect(
+        source.conninfo, autocommit=True, client_encoding="utf8", options="-c statement_timeout=0"
+    ) as writer:
+        writer.execute(
+            "INSERT INTO t VALUES (1, '€', '2024-05-06 07:08:09.123456+00', '1 mon -2 days 3:00',"
+            " 0.1, '\\x00ff', '2024-05-06')"
+        )
+    manifest = source.stage(
+        checkpoint=checkpoint,
+        transport=transport,
+        conninfo=f"{source.conninfo}?options=-c%20DateStyle%3DGerman",
+    )
+    (row,) = source.changes(manifest, "public.t")
+    assert row["b"] == "€"
+    assert row["ts"].isoformat() == "2024-05-06T07:08:09.123456+00:00"
+    assert row["iv"] == "1 mon -2 days +03:00:00"
+    assert (row["f"], row["by"], str(row["d"])) == (0.1, b"\x00\xff", "2024-05-06")
+
+
+@pytest.mark.postgres
+def test_every_pinned_setting_is_read_back(source: Source) -> None:
+    for connection in (
+        sessions.connect(source.conninfo),
+        sessions.connect(source.conninfo, replication=True),
+    ):
+        rows = connection.execute("SELECT name, setting FROM pg_settings").fetchall()
+        shown = {name.lower(): setting.replace(" ", "") for name, setting in rows}
+        assert {name: shown[name.lower()] for name in sessions.PINNED} == sessions.PINNED
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "message", "error"),
+    [
+        ("55006", 'replication slot "s" is active for PID 7', SlotBusy),
+        ("55000", 'can no longer access replication slot "s"', SlotLost),
+        ("55000", 'can no longer get changes from replication slot "s"', SlotLost),
+        ("55000", 'replication slot "s" was not created in this database', WrongSlot),
+        ("55000", "cannot use physical replication slot for logical decoding", WrongSlot),
+        ("55000", 'logical decoding requires "wal_level" >= "logical"', ConfigurationError),
+        ("42704", 'publication "p" does not exist', PublicationMissing),
+        ("22023", 'option "proto_version" = "1" is unknown', WrongSlot),
+        ("57P01", "terminating connection due to administrator command", SourceUnavailable),
+        ("08006", "server closed the connection unexpectedly", SourceUnavailable),
+        ("28P01", "password authentication failed", ConfigurationError),
+        ("XX001", "invalid page", SourceError),
+        (None, "server closed the connection unexpectedly", SourceUnavailable),
+        (None, 'FATAL: no pg_hba.conf entry for host "1.2.3.4"', ConfigurationError),
+    ],
+)
+def test_what_the_server_says_has_a_class(
+    sqlstate: str | None, message: str, error: type[Exception]
+) -> None:
+    assert type(meaning(sqlstate, message)) is error
+
+
+def test_a_message_about_a_value_is_not_repeated() -> None:
+    assert "canary" not in str(meaning("22P02", 'invalid input syntax for type integer: "canary"'))

@@ -1,0 +1,154 @@
+"""The walsender transport: replies in time, an end that comes at once, and a slot that stays put."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.source.walsender_stream import WalsenderStream
+from airflow_provider_pgoutput.errors import SlotBusy, SourceUnavailable
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+    from tests.capture.pipeline_support import Source
+
+pytestmark = pytest.mark.postgres
+
+
+def flush_lsn(source: Source) -> Lsn:
+    return Lsn.parse(source.execute("SELECT pg_current_wal_flush_lsn()::text")[0][0])
+
+
+def test_a_slow_reader_survives_a_short_wal_sender_timeout(source: Source) -> None:
+    source.make_slot()
+    start = Lsn.parse(str(source.confirmed()))
+    source.execute(
+        *(
+            f"INSERT INTO t SELECT g, repeat('x', 1000) FROM generate_series({n}0001, {n}5000) g"
+            for n in range(1, 7)
+        )
+    )
+    conninfo = f"{source.conninfo}?options=-c%20wal_sender_timeout%3D1s"
+    stream = WalsenderStream(conninfo, source.slot_name, ("p",), start, flush_lsn(source))
+    messages = 0
+    try:
+        for number, chunk in enumerate(stream.chunks()):
+            messages += len(chunk.offsets) - 1
+            if number == 0:
+                time.sleep(4)
+    finally:
+        stream.close()
+    # Six times a begin and a commit; one relation.
+    assert messages == 30_000 + 12 + 1
+    assert source.confirmed() == str(start)
+
+
+def test_a_quiet_server_ends_the_read_at_once(source: Source) -> None:
+    source.make_slot()
+    start = Lsn.parse(str(source.confirmed()))
+    source.execute("CREATE TABLE u(a int)", "INSERT INTO u SELECT generate_series(1, 1000)")
+    began = time.monotonic()
+    stream = WalsenderStream(source.conninfo, source.slot_name, ("p",), start, flush_lsn(source))
+    assert sum(len(chunk.offsets) - 1 for chunk in stream.chunks()) == 0
+    stream.close()
+    assert time.monotonic() - began < 2
+    (active,) = source.execute(
+        f"SELECT active FROM pg_replication_slots WHERE slot_name = '{source.slot_name}'"
+    )[0]
+    assert not active
+
+
+def test_a_busy_server_does_not_keep_the_read_alive(source: Source) -> None:
+    source.make_slot()
+    start = Lsn.parse(str(source.confirmed()))
+    target = flush_lsn(source)
+    stop = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            source.execute(f"INSERT INTO t VALUES ({number})")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        began = time.monotonic()
+        stream = WalsenderStream(source.conninfo, source.slot_name, ("p",), start, target)
+        for _ in stream.chunks():
+            pass
+        stream.close()
+        assert time.monotonic() - began < 5
+    finally:
+        stop.set()
+        writer.join()
+
+
+def test_closing_early_frees_the_slot(source: Source) -> None:
+    source.make_slot()
+    start = Lsn.parse(str(source.confirmed()))
+    stream = WalsenderStream(source.conninfo, source.slot_name, ("p",), start, Lsn(2**62))
+    with pytest.raises(SlotBusy):
+        WalsenderStream(source.conninfo, source.slot_name, ("p",), start, Lsn(2**62))
+    stream.close()
+    stream.close()
+    WalsenderStream(source.conninfo, source.slot_name, ("p",), start, Lsn(2**62)).close()
+
+
+def test_a_reader_does_not_hold_up_the_shutdown_of_the_server(
+    source: Source, postgres_server: EmbeddedPostgres
+) -> None:
+    source.make_slot()
+    start = Lsn.parse(str(source.confirmed()))
+    source.execute("INSERT INTO t VALUES (1)")
+    stream = WalsenderStream(source.conninfo, source.slot_name, ("p",), start, Lsn(2**62))
+    chunks = stream.chunks()
+    next(chunks)
+    began = time.monotonic()
+    postgres_server.stop()
+    assert time.monotonic() - began < 10
+    with pytest.raises(SourceUnavailable):
+        for _ in chunks:
+            pass
+    stream.close()
+    postgres_server.start()
+
+
+def test_a_killed_reader_leaves_a_slot_that_can_be_read(source: Source) -> None:
+    source.make_slot()
+    start = Lsn.parse(str(source.confirmed()))
+    program = (
+        "import sys; from airflow_provider_pgoutput.batch.lsn import Lsn;"
+        "from airflow_provider_pgoutput.capture.source.walsender_stream import WalsenderStream as W;"
+        "W(sys.argv[1], sys.argv[2], ('p',), Lsn(int(sys.argv[3])), Lsn(2**62));"
+        "print('reading', flush=True); sys.stdin.read()"
+    )
+    reader = subprocess.Popen(
+        [sys.executable, "-c", program, source.conninfo, source.slot_name, str(int(start))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == b"reading\n"
+    reader.kill()
+    reader.communicate()
+    source.execute("INSERT INTO t VALUES (1)")
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            stream = WalsenderStream(
+                source.conninfo, source.slot_name, ("p",), start, flush_lsn(source)
+            )
+        except SlotBusy:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+            continue
+        break
+    assert sum(len(chunk.offsets) - 1 for chunk in stream.chunks()) == 4
+    stream.close()

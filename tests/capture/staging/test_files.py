@@ -1,0 +1,131 @@
+"""Files of the staging area: columns that come and go, budgets, checksums, whole manifests."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.manifest import Manifest
+from airflow_provider_pgoutput.capture.staging import writers
+from airflow_provider_pgoutput.capture.staging.area import StagingArea
+from airflow_provider_pgoutput.capture.staging.seal import find_sealed, seal
+from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
+from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError, LakeUnavailable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCHEMA = pa.schema([("commit_lsn", pa.int64()), ("n0", pa.string()), ("o0", pa.string())])
+
+
+def writer(area: StagingArea, folder: str = "f") -> TableWriter:
+    return TableWriter(area, folder, "changes", SCHEMA, frozenset({"commit_lsn", "n0"}))
+
+
+def rows(first: int, count: int, *, old: bool = False) -> pa.RecordBatch:
+    columns = {"commit_lsn": list(range(first, first + count)), "n0": ["x"] * count}
+    if old:
+        columns["o0"] = ["y"] * count
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def test_a_column_that_is_null_throughout_is_left_out_of_its_file(tmp_path: Path) -> None:
+    pool = WriterPool(8 << 20)
+    table = pool.add(writer(StagingArea(str(tmp_path))))
+    for first, old in ((0, False), (10, True), (20, False)):
+        table.append(rows(first, 10, old=old))
+        table.take()()
+    pool.finish()
+    assert [file.columns for file in table.files] == [
+        ("commit_lsn", "n0"),
+        ("commit_lsn", "n0", "o0"),
+    ]
+    assert [(file.min_commit_lsn, file.max_commit_lsn) for file in table.files] == [
+        ("0/0", "0/9"),
+        ("0/A", "0/1D"),
+    ]
+    for file in table.files:
+        content = (tmp_path / file.path).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == file.sha256
+        assert len(content) == file.size_bytes
+        assert parquet.read_table(tmp_path / file.path).num_rows == file.rows
+
+
+def test_the_largest_buffer_is_written_when_the_budget_is_full(tmp_path: Path) -> None:
+    area = StagingArea(str(tmp_path))
+    one = rows(0, 1000)
+    pool = WriterPool(one.nbytes * 20)
+    tables = [pool.add(writer(area, f"f{number}")) for number in range(30)]
+    for number in range(300):
+        pool.append(tables[number % 30], one)
+        assert sum(table.buffered_bytes for table in tables) <= one.nbytes * 20
+    pool.finish()
+    assert [sum(file.rows for file in table.files) for table in tables] == [10_000] * 30
+
+
+def test_large_files_are_followed_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writers, "FILE_BYTES", 1)
+    pool = WriterPool(8)
+    table = pool.add(writer(StagingArea(str(tmp_path))))
+    for first in range(0, 30, 10):
+        pool.append(table, rows(first, 10))
+    pool.finish()
+    assert [file.path for file in table.files] == [
+        f"f/changes-0000{number}.parquet" for number in range(3)
+    ]
+
+
+def test_an_existing_file_is_never_written_over(tmp_path: Path) -> None:
+    area = StagingArea(str(tmp_path))
+    area.write_whole("a/b.json", b"1")
+    with pytest.raises(LakeUnavailable):
+        area.create("a/b.json")
+    assert area.read("a/b.json") == b"1"
+    assert area.names("a") == ["b.json"]
+    assert area.names("nowhere") == []
+
+
+@pytest.mark.parametrize("uri", ["relative/path", "nope://x/y", ""])
+def test_a_staging_uri_that_is_none_is_refused(uri: str) -> None:
+    with pytest.raises(ConfigurationError):
+        StagingArea(uri)
+
+
+def test_a_path_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BatchRefused):
+        StagingArea(str(tmp_path)).read("../secret")
+
+
+def manifest(start: int, end: int, system: str = "7") -> Manifest:
+    return Manifest("s", system, 1, "db", ("p",), Lsn(start), Lsn(end), ())
+
+
+def test_the_batch_with_the_greatest_end_is_found(tmp_path: Path) -> None:
+    area = StagingArea(tmp_path.as_uri())
+    for each in (manifest(1, 5), manifest(1, 0x10), manifest(2, 0x20), manifest(1, 0x30, "8")):
+        area.write_whole(
+            f"s/manifests/{each.start_lsn.sortable}-{each.end_lsn.sortable}-{each.batch_id[:16]}.json",
+            each.to_json().encode(),
+        )
+    found = find_sealed(area, "s", "7", Lsn(1))
+    assert found is not None
+    assert found[0] == manifest(1, 0x10)
+    assert found[1].startswith("file://")
+    assert find_sealed(area, "s", "7", Lsn(1), past=Lsn(0x10)) is None
+
+
+def test_a_batch_that_is_covered_already_is_not_sealed_again(tmp_path: Path) -> None:
+    area = StagingArea(str(tmp_path))
+    first, uri = seal(area, manifest(1, 0x10), "s/data/one")
+    area.write_whole("s/data/two/f", b"x")
+    assert seal(area, manifest(1, 8), "s/data/two") == (first, uri)
+    assert not (tmp_path / "s/data/two").exists()
+    longer, _ = seal(area, manifest(1, 0x11), "s/data/three")
+    assert longer == manifest(1, 0x11)

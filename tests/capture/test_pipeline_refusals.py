@@ -1,0 +1,248 @@
+"""What a run refuses: slots, publications and sources that are not what the checkpoint says."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.advance import advance_slot
+from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
+from airflow_provider_pgoutput.capture.pipeline import SQL, WALSENDER, CaptureRequest
+from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
+    MissingPrivilege,
+    PgoutputError,
+    PublicationMissing,
+    SlotAheadOfCheckpoint,
+    SlotBusy,
+    SlotNotFound,
+    SourceChanged,
+    SourceUnavailable,
+    ValueRefused,
+    WrongSlot,
+)
+from tests.capture.pipeline_support import checkpoint_of
+
+if TYPE_CHECKING:
+    from tests.capture.pipeline_support import Source
+
+pytestmark = pytest.mark.postgres
+
+TRANSPORTS = [SQL, WALSENDER]
+
+
+def refused(source: Source, error: type[PgoutputError], **options: Any) -> str:
+    """Stage, expect the error, and that neither a batch nor a file remains."""
+    before, confirmed = source.manifests(), source.confirmed()
+    with pytest.raises(error) as caught:
+        source.stage(**options)
+    assert type(caught.value) is error
+    assert source.manifests() == before
+    assert source.confirmed() == confirmed
+    return str(caught.value)
+
+
+def test_a_slot_that_is_gone_is_not_made_anew(source: Source) -> None:
+    first = source.stage()
+    source.execute(f"SELECT pg_drop_replication_slot('{source.slot_name}')")
+    refused(source, SlotNotFound, checkpoint=checkpoint_of(first))
+    assert source.confirmed() is None
+
+
+def test_a_slot_of_another_database_is_refused(source: Source) -> None:
+    with psycopg.connect(source.conninfo, dbname="postgres", autocommit=True) as session:
+        session.execute(
+            f"SELECT pg_create_logical_replication_slot('{source.slot_name}', 'pgoutput')"
+        )
+    try:
+        assert "'postgres'" in refused(source, WrongSlot)
+    finally:
+        source.execute(f"SELECT pg_drop_replication_slot('{source.slot_name}')")
+
+
+def test_a_physical_slot_is_refused(source: Source) -> None:
+    source.execute(f"SELECT pg_create_physical_replication_slot('{source.slot_name}')")
+    try:
+        assert "physical" in refused(source, WrongSlot)
+    finally:
+        source.execute(f"SELECT pg_drop_replication_slot('{source.slot_name}')")
+
+
+def test_a_slot_of_another_plugin_is_refused(source: Source) -> None:
+    source.make_slot("test_decoding")
+    assert "test_decoding" in refused(source, WrongSlot)
+
+
+def test_a_temporary_slot_is_refused(source: Source) -> None:
+    with psycopg.connect(source.conninfo, autocommit=True) as session:
+        session.execute(
+            f"SELECT pg_create_logical_replication_slot('{source.slot_name}', 'pgoutput', true)"
+        )
+        with pytest.raises(WrongSlot, match="temporary"):
+            source.stage()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_slot_that_somebody_reads_is_busy(source: Source, transport: str) -> None:
+    from airflow_provider_pgoutput.capture.source.walsender_stream import WalsenderStream
+
+    checkpoint = checkpoint_of(source.stage())
+    other = WalsenderStream(
+        source.conninfo, source.slot_name, ("p",), checkpoint.end_lsn, Lsn(2**62)
+    )
+    try:
+        message = refused(source, SlotBusy, checkpoint=checkpoint, transport=transport)
+        assert "PID" in message
+    finally:
+        other.close()
+    source.stage(checkpoint=checkpoint, transport=transport)
+
+
+def test_a_slot_that_moved_past_the_checkpoint_is_refused(source: Source) -> None:
+    first = source.stage()
+    source.execute("INSERT INTO t VALUES (1)")
+    source.execute(
+        f"SELECT pg_replication_slot_advance('{source.slot_name}', pg_current_wal_flush_lsn())"
+    )
+    refused(source, SlotAheadOfCheckpoint, checkpoint=checkpoint_of(first))
+
+
+def test_another_system_is_refused(source: Source) -> None:
+    checkpoint = dataclasses.replace(checkpoint_of(source.stage()), system_identifier="7")
+    refused(source, SourceChanged, checkpoint=checkpoint)
+
+
+def test_a_source_behind_the_lake_is_refused(source: Source) -> None:
+    first = source.stage()
+    refused(source, SourceChanged, checkpoint=Checkpoint(Lsn(2**62), first.system_identifier))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("name", ["nope", "a,b", 'a"b', "my pub"])
+def test_a_missing_publication_is_refused(source: Source, transport: str, name: str) -> None:
+    checkpoint = checkpoint_of(source.stage())
+    source.execute("INSERT INTO t VALUES (1)")
+    options = {"checkpoint": checkpoint, "transport": transport}
+    refused(source, PublicationMissing, publication_names=["p", name], **options)
+    quoted = name.replace('"', '""')
+    source.execute(f'CREATE PUBLICATION "{quoted}" FOR TABLE t')
+    source.execute("INSERT INTO t VALUES (2)")
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("name", ["a,b", 'a"b', "my pub"])
+def test_names_of_publications_are_quoted(source: Source, transport: str, name: str) -> None:
+    quoted = name.replace('"', '""')
+    source.execute(f'CREATE PUBLICATION "{quoted}" FOR TABLE t')
+    checkpoint = checkpoint_of(source.stage(publication_names=[name]))
+    source.execute("INSERT INTO t VALUES (1)")
+    manifest = source.stage(publication_names=[name], checkpoint=checkpoint, transport=transport)
+    assert [row["a"] for row in source.changes(manifest, "public.t")] == [1]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_publication_made_after_a_change_of_the_batch_is_refused(
+    source: Source, transport: str
+) -> None:
+    checkpoint = checkpoint_of(source.stage())
+    source.execute("DROP PUBLICATION p", "INSERT INTO t VALUES (1)")
+    source.execute("CREATE PUBLICATION p FOR TABLE t", "INSERT INTO t VALUES (2)")
+    refused(source, PublicationMissing, checkpoint=checkpoint, transport=transport)
+
+
+def test_two_column_lists_for_one_table_are_explained(source: Source) -> None:
+    source.execute("ALTER TABLE t ADD c int", "CREATE PUBLICATION q FOR TABLE t (a, b)")
+    message = refused(source, ConfigurationError, publication_names=["p", "q"])
+    assert "column list" in message
+    assert "public.t" in message
+
+
+def test_a_role_without_rights_is_told_the_grant(source: Source) -> None:
+    source.execute("INSERT INTO t VALUES (1)", "DROP ROLE IF EXISTS reader")
+    source.execute("CREATE ROLE reader LOGIN PASSWORD 'canary-secret'")
+    conninfo = psycopg.conninfo.make_conninfo(
+        source.conninfo, user="reader", password="canary-secret"
+    )
+    assert "REPLICATION" in refused(source, MissingPrivilege, conninfo=conninfo)
+    source.execute("ALTER ROLE reader REPLICATION")
+    with pytest.raises(MissingPrivilege, match="GRANT SELECT") as caught:
+        source.stage(conninfo=conninfo)
+    assert "public.t" in str(caught.value)
+    # The stream needs no SELECT; the slot is there now.
+    source.stage(conninfo=conninfo, initial_copy=False)
+    source.execute(f"SELECT pg_drop_replication_slot('{source.slot_name}')", "DROP ROLE reader")
+
+
+def test_no_password_is_shown(source: Source) -> None:
+    for conninfo in (
+        "host=127.0.0.1 port=1 password=canary-secret",
+        psycopg.conninfo.make_conninfo(source.conninfo, password="canary-secret"),
+        "canary-secret",
+    ):
+        with pytest.raises((SourceUnavailable, ConfigurationError)) as caught:
+            source.stage(conninfo=conninfo)
+        assert "canary" not in str(caught.value)
+        assert caught.value.__cause__ is None
+        assert "canary" not in repr(source.request(conninfo=conninfo))
+
+
+def test_a_value_that_does_not_fit_refuses_the_batch_when_told_so(source: Source) -> None:
+    source.execute("ALTER TABLE t ADD ts timestamptz")
+    checkpoint = checkpoint_of(source.stage())
+    source.execute("INSERT INTO t VALUES (1, 'x', 'infinity')")
+    message = refused(
+        source, ValueRefused, checkpoint=checkpoint, value_policy={"timestamp": "fail"}
+    )
+    assert "infinity" not in message
+    assert not list((source.staging / source.slot_name / "data").glob("*/*/changes*"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"slot_name": "No"},
+        {"slot_name": "../x"},
+        {"transport": "carrier pigeon"},
+        {"publication_names": []},
+        {"publication_names": "p"},
+        {"max_changes": 0},
+        {"memory_mib": 0},
+        {"copy_connections": 0},
+    ],
+)
+def test_arguments_are_checked(options: dict[str, Any]) -> None:
+    valid: dict[str, Any] = {
+        "conninfo": "", "slot_name": "s", "publication_names": ["p"], "staging_uri": "/x",
+    }  # fmt: skip
+    CaptureRequest(**valid)
+    with pytest.raises(ConfigurationError):
+        CaptureRequest(**{**valid, **options})
+
+
+def test_advance_moves_to_the_checkpoint_and_no_further(source: Source) -> None:
+    first = source.stage()
+    source.execute("INSERT INTO t VALUES (1)")
+    second = source.stage(checkpoint=checkpoint_of(first))
+    source.execute("INSERT INTO t VALUES (2)")
+    for _ in range(2):
+        assert advance_slot(source.conninfo, source.slot_name, second.end_lsn) == second.end_lsn
+        assert source.confirmed() == str(second.end_lsn)
+    # An older checkpoint is harmless: a later run was faster.
+    assert advance_slot(source.conninfo, source.slot_name, first.end_lsn) == second.end_lsn
+    third = source.stage(checkpoint=checkpoint_of(second))
+    assert [row["a"] for row in source.changes(third, "public.t")] == [2]
+
+
+def test_advance_refuses_positions_that_are_none(source: Source) -> None:
+    first = source.stage()
+    with pytest.raises(ConfigurationError):
+        advance_slot(source.conninfo, source.slot_name, Lsn(0))
+    with pytest.raises(SourceChanged):
+        advance_slot(source.conninfo, source.slot_name, Lsn(2**62))
+    with pytest.raises(SlotNotFound):
+        advance_slot(source.conninfo, "nobody_s_slot", first.end_lsn)
+    assert source.confirmed() == str(first.end_lsn)
