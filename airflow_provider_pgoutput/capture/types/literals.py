@@ -176,9 +176,11 @@ class Literals:
             is_null = _nulls(self.runs.data, starts, ends)
         if len(self.marks.quotes):
             quoted = self.runs.data[starts] == _QUOTE
-            if 2 * np.count_nonzero(quoted) != len(self.marks.quotes):
-                raise MalformedText
-            if (self.runs.data[ends[quoted] - 1] != _QUOTE).any():
+            # Quotes stand around whole elements and nowhere else.
+            if not (
+                np.array_equal(self.marks.quotes[0::2], starts[quoted])
+                and np.array_equal(self.marks.quotes[1::2], ends[quoted] - 1)
+            ):
                 raise MalformedText
             starts, ends = starts + quoted, ends - quoted
         return counts, _cut_escaped(self.runs.data, starts, ends, is_null, self.marks.escapes)

@@ -50,7 +50,7 @@ def reference_array(text: bytes) -> Parsed:
             value, position = quoted(text, position)
             values.append(value)
         else:
-            value = b""
+            value, begins = b"", position
             while position < len(text) and text[position : position + 1] not in b',{}"':
                 if text[position : position + 1] == b"\\":
                     position += 1
@@ -58,7 +58,8 @@ def reference_array(text: bytes) -> Parsed:
                 position += 1
             if not value:
                 raise NoLiteral
-            values.append(None if value == b"NULL" else value)
+            # An escaped letter makes it a string.
+            values.append(None if text[begins:position] == b"NULL" else value)
         end = text[position : position + 1]
         if end == b"}" and position == len(text) - 1:
             return values
