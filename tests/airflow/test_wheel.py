@@ -77,8 +77,9 @@ def test_airflow_finds_the_provider_through_the_wheel(wheel: Path, tmp_path: Pat
         check=True, capture_output=True, text=True, env=environment, cwd=tmp_path,
     )  # fmt: skip
     assert origin.stdout.startswith(str(target))
+    arguments = ["airflow-provider-pgoutput", "--full", "--output", "json"]
     found = subprocess.run(
-        [sys.executable, "-m", "airflow", "providers", "get", "airflow-provider-pgoutput", "--full", "-o", "json"],
+        [sys.executable, "-m", "airflow", "providers", "get", *arguments],
         check=True, capture_output=True, text=True, env=environment, cwd=tmp_path,
     )  # fmt: skip
     assert "airflow_provider_pgoutput.operators.stage" in found.stdout

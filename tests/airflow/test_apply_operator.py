@@ -1,0 +1,318 @@
+"""The apply operator around a program that only looks like spark-submit: what it is given, and what the
+operator makes of its end. The real one is in ``test_end_to_end.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from airflow.sdk import Asset
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.manifest import Counts, Manifest, Table
+from airflow_provider_pgoutput.batch.plan import Plan
+from airflow_provider_pgoutput.batch.xcom import batch_xcom
+from airflow_provider_pgoutput.errors import LakeUnavailable, PublishRefused
+from airflow_provider_pgoutput.operators.apply import PgoutputApplyOperator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conftest import TestLake
+
+CANARY = "canary-0xC0FFEE"
+SLOT = "shop"
+
+#: Records how it was called, then does what ``BEHAVIOUR`` says.
+_FAKE = """\
+#!{python}
+import json, os, sys
+arguments = sys.argv[1:]
+properties = arguments[arguments.index("--properties-file") + 1]
+plan_uri = arguments[arguments.index("--plan-uri") + 1]
+with open("{home}/seen.json", "w") as file:
+    json.dump({{
+        "arguments": arguments,
+        "properties": open(properties).read(),
+        "mode": os.stat(properties).st_mode,
+        "plan": open(plan_uri.removeprefix("file://")).read(),
+        "python": os.environ.get("PYSPARK_PYTHON"),
+    }}, file)
+behaviour = json.load(open("{home}/behaviour.json"))
+if behaviour["result"] is not None:
+    result = plan_uri.removeprefix("file://").removesuffix(".json") + ".result.json"
+    with open(result, "w") as file:
+        json.dump(behaviour["result"], file)
+if behaviour["checkpoint"]:
+    sys.path[:0] = {path}
+    from conftest import TestLake
+    TestLake(behaviour["lake"]).record(*behaviour["checkpoint"])
+print("what spark prints")
+sys.exit(behaviour["status"])
+"""
+
+
+class Workshop:
+    """One sealed batch, and a spark-submit that can be told what to do."""
+
+    def __init__(self, home: Path, lake: TestLake) -> None:
+        self.home, self.lake = home, lake
+        self.staging_uri = (home / "staging").as_uri()
+        self.binary = home / "spark-submit"
+        path = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+        self.binary.write_text(_FAKE.format(python=sys.executable, home=home, path=path))
+        self.binary.chmod(0o755)
+        self.manifest = Manifest(
+            slot_name=SLOT,
+            system_identifier="7",
+            timeline=1,
+            database="app",
+            publication_names=("p",),
+            start_lsn=Lsn.parse("0/10"),
+            end_lsn=Lsn.parse("0/20"),
+            tables=(
+                Table(
+                    relation_oid=1,
+                    schema_name="public",
+                    table_name="orders",
+                    versions=(),
+                    counts=Counts(inserts=3, deletes=1),
+                ),
+            ),
+        )
+        relative = layout.manifest_path(
+            SLOT, self.manifest.start_lsn, self.manifest.end_lsn, self.manifest.batch_id
+        )
+        self.manifest_path = home / "staging" / relative
+        self.manifest_path.parent.mkdir(parents=True)
+        self.manifest_path.write_text(self.manifest.to_json())
+        self.batch: dict[str, Any] = dict(
+            batch_xcom(self.manifest, layout.join(self.staging_uri, relative))
+        )
+        self.behave()
+
+    def behave(
+        self, *, status: int = 0, result: dict[str, Any] | None = None, checkpoint: bool = True
+    ) -> None:
+        behaviour = {
+            "status": status,
+            "result": result,
+            "checkpoint": [SLOT, "0/20"] if checkpoint else None,
+            "lake": self.lake.properties,
+        }
+        (self.home / "behaviour.json").write_text(json.dumps(behaviour))
+
+    def operator(self, **changed: Any) -> PgoutputApplyOperator:
+        arguments = {
+            "task_id": "apply",
+            "batch": self.batch,
+            "slot_name": SLOT,
+            "staging_uri": self.staging_uri,
+            "namespace": "shop",
+            "spark_binary": str(self.binary),
+            "name": "test",
+        }
+        return PgoutputApplyOperator(**(arguments | changed))
+
+    @property
+    def was_started(self) -> bool:
+        return (self.home / "seen.json").exists()
+
+    def seen(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.home / "seen.json").read_text())
+        return found
+
+
+@pytest.fixture
+def workshop(
+    tmp_path: Path, lake: TestLake, set_connection: Callable[[str, dict[str, Any]], None]
+) -> Workshop:
+    set_connection("spark_default", {"conn_type": "spark", "host": "local[2]"})
+    return Workshop(tmp_path, lake)
+
+
+def test_it_applies_and_returns_what_was_done(workshop: Workshop, task_context: Any) -> None:
+    workshop.behave(result={"status": "applied", "published": {"shop.orders": 12}})
+    outlet = Asset("orders")
+    result = workshop.operator(outlets=[outlet]).execute(task_context)
+    counts = {"inserts": 3, "updates": 0, "deletes": 1, "truncates": 0, "copied": 0, "rejected": 0}
+    assert result == {
+        "schema_version": 1,
+        "slot_name": SLOT,
+        "batch_id": workshop.manifest.batch_id,
+        "start_lsn": "0/10",
+        "end_lsn": "0/20",
+        "applied": True,
+        "changes": 4,
+        "tables": {"public.orders": counts},
+        "snapshots": {"shop.orders": 12},
+    }
+    assert task_context["outlet_events"][outlet].extra == {
+        "slot_name": SLOT,
+        "end_lsn": "0/20",
+        "changes": 4,
+    }
+
+
+def test_the_job_gets_a_plan_the_package_and_the_catalog(
+    workshop: Workshop, task_context: Any
+) -> None:
+    operator = workshop.operator(
+        mode="change_log",
+        tables='{"public.orders": {"partitioned_by": ["days(made_at)"]}}',
+        metadata_columns=["_pgoutput_op"],
+        plan_options={"parallel_tables": 2},
+        conf={"spark.mine": "1"},
+        py_files="/mine.zip",
+    )
+    operator.execute(task_context)
+    seen = workshop.seen()
+    plan = Plan.from_json(seen["plan"])
+    assert (plan.manifest_uri, plan.staging_uri) == (
+        workshop.batch["manifest_uri"],
+        workshop.staging_uri,
+    )
+    assert (plan.catalog, plan.namespace, plan.mode) == ("iceberg_default", "shop", "change_log")
+    assert plan.tables["public.orders"].partitioned_by == ("days(made_at)",)
+    assert (plan.metadata_columns, plan.parallel_tables) == (("_pgoutput_op",), 2)
+    assert (plan.dag_id, plan.run_id) == ("tests", "manual__1")
+    conf = [
+        seen["arguments"][at + 1] for at, each in enumerate(seen["arguments"]) if each == "--conf"
+    ]
+    assert "spark.mine=1" in conf
+    assert "spark.sql.catalog.iceberg_default.type=jdbc" in conf
+    package_zip, mine = seen["arguments"][seen["arguments"].index("--py-files") + 1].split(",")
+    assert package_zip.endswith("airflow_provider_pgoutput.zip")
+    assert mine == "/mine.zip"
+    assert not Path(package_zip).exists(), "the files of the job are left behind"
+
+
+def test_secrets_are_in_a_private_file_and_nowhere_else(
+    workshop: Workshop, task_context: Any, set_connection: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    extra = {name: value for name, value in workshop.lake.properties.items() if name != "uri"}
+    set_connection(
+        "iceberg_default",
+        {
+            "conn_type": "iceberg",
+            "host": workshop.lake.properties["uri"],
+            "extra": {**extra, "s3.secret-access-key": CANARY, "header.Authorization": CANARY},
+        },
+    )
+    operator = workshop.operator()
+    result = operator.execute(task_context)
+    seen = workshop.seen()
+    assert stat.S_IMODE(seen["mode"]) == 0o600
+    assert seen["properties"].count(CANARY) == 2
+    everything_else = json.dumps([seen["arguments"], seen["plan"], result, caplog.text])
+    assert CANARY not in everything_else
+    rendered = {field: getattr(operator, field) for field in operator.template_fields}
+    assert CANARY not in repr(rendered)
+
+
+def test_a_batch_that_the_lake_has_already_is_not_given_to_spark(
+    workshop: Workshop, task_context: Any
+) -> None:
+    """F16: the task of an old run is cleared; its staged files may be gone by then."""
+    workshop.lake.record(SLOT, "0/30")
+    workshop.manifest_path.unlink()
+    result = workshop.operator().execute(task_context)
+    assert result["applied"] is False
+    assert not workshop.was_started
+
+
+def test_a_job_that_left_no_checkpoint_is_no_success(workshop: Workshop, task_context: Any) -> None:
+    workshop.behave(checkpoint=False)
+    with pytest.raises(LakeUnavailable, match="checkpoint does not hold the batch"):
+        workshop.operator().execute(task_context)
+
+
+def test_a_fatal_error_of_the_job_fails_the_task_at_once(
+    workshop: Workshop, task_context: Any
+) -> None:
+    failure = {"status": "failed", "error": "BatchGap", "message": "It starts too late."}
+    workshop.behave(status=65, result=failure, checkpoint=False)
+    with pytest.raises(AirflowFailException, match=r"BatchGap: It starts too late\."):
+        workshop.operator().execute(task_context)
+
+
+def test_an_error_of_the_job_that_a_retry_can_help_is_retried(
+    workshop: Workshop, task_context: Any
+) -> None:
+    failure = {"status": "failed", "error": "PublishRefused", "message": "It moved."}
+    workshop.behave(status=75, result=failure, checkpoint=False)
+    with pytest.raises(PublishRefused, match="It moved"):
+        workshop.operator().execute(task_context)
+
+
+@pytest.mark.parametrize(
+    "result", [None, {"status": "failed", "error": "os.system", "message": "x"}, {}]
+)
+def test_a_job_that_died_without_a_word_is_retried(
+    workshop: Workshop, task_context: Any, result: dict[str, Any] | None
+) -> None:
+    workshop.behave(status=137, result=result, checkpoint=False)
+    with pytest.raises(AirflowException, match="Error code is: 137") as caught:
+        workshop.operator().execute(task_context)
+    assert not isinstance(caught.value, AirflowFailException)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"batch": None}, "No batch arrived"),
+        ({"batch": {}}, "No batch arrived"),
+        ({"batch": "not json"}, "not JSON"),
+        ({"slot_name": "other"}, "another slot"),
+        ({"staging_uri": "file:///elsewhere"}, "not in this pipeline's staging area"),
+        ({"namespace": ""}, "namespace"),
+        ({"mode": "replace"}, "Unknown mode"),
+        ({"metadata_columns": ["secret"]}, "Unknown metadata columns"),
+        ({"tables": {"public.orders": {"no_such": 1}}}, "does not exist"),
+        ({"plan_options": {"no_such": 1}}, "does not exist"),
+        ({"conn_id": "no_such_spark"}, "connection 'no_such_spark' does not exist"),
+        ({"iceberg_conn_id": "no_such_lake"}, "connection 'no_such_lake' does not exist"),
+    ],
+)
+def test_what_cannot_work_fails_at_once_and_starts_nothing(
+    workshop: Workshop, task_context: Any, changed: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(AirflowFailException, match=message):
+        workshop.operator(**changed).execute(task_context)
+    assert not workshop.was_started
+
+
+def test_a_manifest_that_was_altered_or_is_gone_is_refused(
+    workshop: Workshop, task_context: Any
+) -> None:
+    workshop.manifest_path.write_text(workshop.manifest.to_json().replace('"7"', '"8"'))
+    with pytest.raises(AirflowFailException, match="was altered"):
+        workshop.operator().execute(task_context)
+    workshop.manifest_path.unlink()
+    with pytest.raises(AirflowFailException, match="not in this pipeline's staging area"):
+        workshop.operator().execute(task_context)
+    assert not workshop.was_started
+
+
+def test_a_backfill_run_is_refused(workshop: Workshop, task_context: Any) -> None:
+    task_context["dag_run"].run_type = "backfill"
+    with pytest.raises(AirflowFailException, match="backfill run"):
+        workshop.operator().execute(task_context)
+    assert not workshop.was_started
+
+
+def test_the_arguments_are_unchanged_afterwards(workshop: Workshop, task_context: Any) -> None:
+    """A try in the same process must start from what the user gave, not from the last try's files."""
+    operator = workshop.operator(conf={"spark.mine": "1"})
+    operator.execute(task_context)
+    assert operator.conf == {"spark.mine": "1"}
+    assert (operator.py_files, operator.properties_file, operator.application) == (None, None, "")
+    assert os.environ.get("AWS_SECRET_ACCESS_KEY") is None
