@@ -57,6 +57,7 @@ class BatchCut:
         self.end_lsn = target
         #: Nothing that comes later belongs to the batch.
         self.finished = False
+        #: Counted only when there is a limit.
         self.changes = 0
         self.size_bytes = 0
         #: How far the stream came, for progress.
@@ -67,7 +68,9 @@ class BatchCut:
         tags = chunk.data[chunk.offsets[:-1]]
         begins = np.flatnonzero(tags == _BEGIN)
         chunk, tags = self._up_to_target(chunk, tags, begins)
-        if self.finished or not self._limited:
+        if not self._limited:
+            return chunk
+        if self.finished:
             self._count(chunk, tags, len(tags))
             return chunk
         return self._up_to_limit(chunk, tags)

@@ -52,9 +52,10 @@ SIZES = list(range(1, len(STREAM) + 1))
 
 @pytest.mark.parametrize("size", SIZES)
 def test_without_a_limit_everything_before_the_target_is_taken(size: int) -> None:
-    cut = BatchCut(Lsn(100), Lsn(400), Limits())
-    assert cut_messages(cut, STREAM, size) == STREAM[: 3 + 4 + 5]
-    assert cut.end_lsn == 400
+    for limits in (Limits(), Limits(max_changes=1000)):
+        cut = BatchCut(Lsn(100), Lsn(400), limits)
+        assert cut_messages(cut, STREAM, size) == STREAM[: 3 + 4 + 5]
+        assert cut.end_lsn == 400
     assert cut.changes == 1 + 2 + 3
 
 
