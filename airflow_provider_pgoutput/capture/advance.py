@@ -28,13 +28,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def advance_slot(conninfo: str | Mapping[str, Any], slot_name: str, checkpoint_lsn: Lsn) -> Lsn:
+def advance_slot(
+    conninfo: str | Mapping[str, Any],
+    slot_name: str,
+    checkpoint_lsn: Lsn,
+    system_identifier: str | None = None,
+) -> Lsn:
     """Move the slot's ``confirmed_flush_lsn`` to the checkpoint.
 
     A slot that is there already, or past it, is left alone: a later run was faster. What the server
     answers is checked, since it silently stops early when asked for a position it has not reached.
 
     :param checkpoint_lsn: how far the lake is, from the checkpoint table and nowhere else.
+    :param system_identifier: the system that the checkpoint is of; None: not checked.
     :returns: where the slot is now.
     :raises SlotNotFound: when there is no such slot.
     :raises SlotLost: when the server removed WAL that the slot needed.
@@ -46,6 +52,15 @@ def advance_slot(conninfo: str | Mapping[str, Any], slot_name: str, checkpoint_l
         raise ConfigurationError("0/0 is not a checkpoint.", slot=slot_name)
     with sessions.connect(conninfo, slot=slot_name) as session:
         server = read_server(session)
+        if system_identifier not in (None, server.system_identifier):
+            # A slot of the same name on another server: moving it would lose that pipeline's changes.
+            raise SourceChanged(
+                f"The source is system {server.system_identifier}, the lake was filled from"
+                f" {system_identifier}.",
+                slot=slot_name,
+                lsn=checkpoint_lsn,
+                advice="give the stage and advance tasks the same connection.",
+            )
         slot = read_slot(session, slot_name)
         if slot is None:
             raise SlotNotFound(

@@ -93,7 +93,10 @@ class PgoutputAdvanceSlotOperator(BaseOperator):
                     advice="run the stage and apply tasks first, with the same slot_name and namespace.",
                 )
             confirmed = advance_slot(
-                PgoutputHook(self.postgres_conn_id).conninfo(), slot_name, checkpoint.end_lsn
+                PgoutputHook(self.postgres_conn_id).conninfo(),
+                slot_name,
+                checkpoint.end_lsn,
+                system_identifier=checkpoint.system_identifier,
             )
         self.log.info("Slot %s is confirmed up to %s.", slot_name, confirmed)
         return {"slot_name": slot_name, "confirmed_flush_lsn": str(confirmed)}

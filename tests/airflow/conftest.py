@@ -114,6 +114,7 @@ class TestLake:
     properties: dict[str, str]
     namespace: str = "shop"
     catalog_name: str = "iceberg_default"
+    system_identifier: str = "7"
 
     def record(self, slot_name: str, end_lsn: str, batch_id: str = "b" * 64) -> None:
         """Write the row that an apply leaves for a whole batch."""
@@ -135,7 +136,7 @@ class TestLake:
         table = catalog.create_table_if_not_exists(name, schema)
         row = {
             "slot_name": slot_name,
-            "system_identifier": "7",
+            "system_identifier": self.system_identifier,
             "batch_id": batch_id,
             "start_lsn": Lsn(0).sortable,
             "end_lsn": Lsn.parse(end_lsn).sortable,

@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.postgres
 
 
+@pytest.fixture
+def lake(lake: TestLake, source: Session) -> TestLake:
+    """A lake that is filled from the test's server."""
+    row = source.execute("SELECT system_identifier::text FROM pg_control_system()").fetchone()
+    assert row is not None
+    lake.system_identifier = str(row[0])
+    return lake
+
+
 def advance(slot: str, **arguments: Any) -> PgoutputAdvanceSlotOperator:
     return PgoutputAdvanceSlotOperator(
         task_id="advance", slot_name=slot, namespace="shop", **arguments
@@ -148,6 +157,18 @@ def test_an_altered_batch_stops_the_task(
     before = confirmed(slot)
     with pytest.raises(AirflowFailException, match=message):
         advance(slot, batch=batch(slot, end_lsn) | changed).execute(task_context)
+    assert confirmed(slot) == before
+
+
+def test_a_slot_of_the_same_name_on_another_server_is_not_moved(
+    source: Session, slot: str, lake: TestLake, task_context: Any
+) -> None:
+    """A mis-wired connection: moving that slot would lose the changes of somebody else's pipeline."""
+    lake.system_identifier = "7"
+    lake.record(slot, commit(source))
+    before = confirmed(slot)
+    with pytest.raises(AirflowFailException, match=r"SourceChanged: .*lake was filled from 7"):
+        advance(slot).execute(task_context)
     assert confirmed(slot) == before
 
 
