@@ -119,17 +119,20 @@ def _aligned(lines: Sequence[tuple[str, ...]]) -> str:
 
 def _print_where(place: DemoPlace) -> None:
     lake = place.lake
-    properties = json.dumps(lake.pyiceberg_properties(), indent=8)
+    properties = json.dumps(lake.pyiceberg_properties())
     print(f"""
 The lake is in {lake.home}. Look at it
-  with pyiceberg:
-    .venv/bin/python - <<'EOF'
-    from pyiceberg.catalog import load_catalog
-    catalog = load_catalog("{lake.catalog_name}", **{properties})
-    print(catalog.load_table("{NAMESPACE}.pgbench_branches").scan().to_arrow())
-    EOF
-  with Spark SQL:
-    .venv/bin/python -m airflow_provider_pgoutput.quickstart sql \\
-        "SELECT bid, bbalance FROM {lake.catalog_name}.{NAMESPACE}.pgbench_branches ORDER BY bid"
-  in Airflow, with the database running again:
-    make airflow""")  # noqa: S608 - printed, not run
+
+with pyiceberg:
+.venv/bin/python - <<'EOF'
+from pyiceberg.catalog import load_catalog
+catalog = load_catalog("{lake.catalog_name}", **{properties})
+print(catalog.load_table("{NAMESPACE}.pgbench_branches").scan().to_arrow())
+EOF
+
+with Spark SQL:
+.venv/bin/python -m airflow_provider_pgoutput.quickstart sql \\
+    "SELECT bid, bbalance FROM {lake.catalog_name}.{NAMESPACE}.pgbench_branches ORDER BY bid"
+
+in Airflow, with the database running again:
+make airflow""")  # noqa: S608 - printed, not run
