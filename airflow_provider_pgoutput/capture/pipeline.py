@@ -29,6 +29,7 @@ from airflow_provider_pgoutput.capture.source.catalog import (
 )
 from airflow_provider_pgoutput.capture.source.copy import CopyOrder, copy_tables
 from airflow_provider_pgoutput.capture.source.describe import Describer
+from airflow_provider_pgoutput.capture.source.membership import warn_of_membership_changes
 from airflow_provider_pgoutput.capture.source.publication_watch import (
     check_publications_throughout,
 )
@@ -202,7 +203,10 @@ class _Capture:
         check_not_ahead(confirmed, checkpoint.end_lsn, self._request.slot_name)
         # The run before may have died between sealing and telling anybody.
         found = self._find_sealed(checkpoint.end_lsn, past=checkpoint.end_lsn)
-        return found or self._stream_batch(checkpoint.end_lsn)
+        if found:
+            return found
+        warn_of_membership_changes(self._session, self._request.slot_name, self._publication_names)
+        return self._stream_batch(checkpoint.end_lsn)
 
     def _stream_batch(self, start: Lsn) -> tuple[Manifest, str]:
         """Read, decode, cast and write the changes from ``start`` up to the target."""

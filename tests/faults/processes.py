@@ -48,7 +48,7 @@ def apply_in_process(pipeline: Pipeline, batch: Batch, crash_at: str, lake: Loca
     for name, value in conf.items():
         command += ["--conf", f"{name}={value}"]
     main = ROOT / "airflow_provider_pgoutput" / "apply" / "main.py"
-    return _killed([*command, str(main), str(plan)], environment, "")
+    return _killed([*command, str(main), "--plan-uri", plan.as_uri()], environment, "")
 
 
 def _run_capture(task: str, pipeline: Pipeline, crash_at: str, options: dict[str, Any]) -> bool:

@@ -71,7 +71,7 @@ SELECT a.attrelid::pg_catalog.int8, a.attname::pg_catalog.text, a.atttypid::pg_c
 """
 
 _KEY_QUERY = """
-SELECT i.indrelid::pg_catalog.int8, i.indisprimary, i.indisreplident,
+SELECT i.indrelid::pg_catalog.int8, i.indisprimary, i.indisreplident, i.indimmediate,
        ARRAY(SELECT a.attname::pg_catalog.text
                FROM pg_catalog.unnest(i.indkey) WITH ORDINALITY k(attnum, place)
                JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
@@ -162,6 +162,8 @@ class Keys:
     configured: Mapping[str, Sequence[str]] = field(default_factory=dict)
     _primary: dict[int, tuple[str, ...]] = field(default_factory=dict)
     _identity: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    #: Tables whose primary key is deferrable: it identifies rows, and yet is no replica identity.
+    _deferrable: set[int] = field(default_factory=set)
     _asked: set[int] = field(default_factory=set)
 
     def load(self, session: Session, relation_oids: Iterable[int]) -> None:
@@ -171,9 +173,11 @@ class Keys:
             return
         with translated():
             rows = session.execute(_KEY_QUERY, (wanted,)).fetchall()
-        for relation_oid, is_primary, is_identity, columns in rows:
+        for relation_oid, is_primary, is_identity, is_immediate, columns in rows:
             if is_primary:
                 self._primary[relation_oid] = tuple(columns)
+                if not is_immediate:
+                    self._deferrable.add(relation_oid)
             if is_identity:
                 self._identity[relation_oid] = tuple(columns)
         self._asked.update(wanted)
@@ -181,7 +185,8 @@ class Keys:
     def identity(self, relation_oid: int, replica_identity: str) -> tuple[str, ...]:
         """Columns of the replica identity; empty for FULL and NOTHING."""
         if replica_identity == "d":
-            return self._primary.get(relation_oid, ())
+            usable = relation_oid not in self._deferrable
+            return self._primary.get(relation_oid, ()) if usable else ()
         return self._identity.get(relation_oid, ()) if replica_identity == "i" else ()
 
     def of(self, relation_oid: int, table: str, columns: Sequence[str]) -> tuple[str, ...]:

@@ -1,0 +1,68 @@
+"""What the lake cannot know from the stream is said: a publication that changed, a table that cannot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from airflow_provider_pgoutput.capture.source.catalog import (
+    Keys,
+    read_publications,
+    read_published_tables,
+    read_server,
+    warn_of_missing_identity,
+)
+from airflow_provider_pgoutput.capture.source.membership import warn_of_membership_changes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture
+def session(postgres_database: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(postgres_database, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t(a int primary key)")
+        connection.execute("CREATE TABLE u(a int primary key deferrable)")
+        connection.execute("CREATE PUBLICATION p FOR TABLE t")
+        connection.execute(
+            "SELECT pg_create_logical_replication_slot('membership_' || current_database(), 'pgoutput')"
+        )
+        yield connection
+
+
+def changed(session: psycopg.Connection[Any]) -> tuple[str, ...]:
+    slot_name = f"membership_{session.info.dbname}"
+    return warn_of_membership_changes(session, slot_name, ["p"])
+
+
+def test_a_publication_older_than_the_slot_is_no_news(session: psycopg.Connection[Any]) -> None:
+    session.execute("INSERT INTO t VALUES (1)")
+    assert changed(session) == ()
+
+
+def test_a_table_that_came_back_is_named(session: psycopg.Connection[Any]) -> None:
+    session.execute("ALTER PUBLICATION p DROP TABLE t")
+    session.execute("ALTER PUBLICATION p ADD TABLE t")
+    assert changed(session) == ("public.t",)
+
+
+def test_a_change_of_the_published_operations_is_named(session: psycopg.Connection[Any]) -> None:
+    session.execute("ALTER PUBLICATION p SET (publish = 'insert')")
+    assert changed(session) == ("p",)
+
+
+def test_a_deferrable_primary_key_is_a_key_but_no_replica_identity(
+    session: psycopg.Connection[Any],
+) -> None:
+    session.execute("ALTER PUBLICATION p ADD TABLE u")
+    tables = read_published_tables(session, read_server(session), ["p"], Keys())
+    assert {table.name: table.key_columns for table in tables} == {
+        "public.t": ("a",),
+        "public.u": ("a",),
+    }
+    assert warn_of_missing_identity(read_publications(session, ["p"]), tables) == ("public.u",)
