@@ -31,7 +31,8 @@ ICEBERG_EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExt
 _LOCK_WAIT_MS = 60_000
 # A job of seconds never earns back what the optimising compiler costs: a small one took 43 s of CPU
 # time with Java's defaults, 27 s without that compiler, 23 s with the collector for small heaps too.
-_SHORT_JOB_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# Without it Java reserves 48 MiB for compiled code, and a session of many plans ends up interpreted.
+_SHORT_JOB_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
 
 
 @dataclass(frozen=True)
