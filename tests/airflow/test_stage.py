@@ -1,0 +1,145 @@
+"""The stage operator against a real server and a lake without Spark: its XCom, its log, its refusals."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_provider_pgoutput.batch.manifest import Manifest
+from airflow_provider_pgoutput.operators.batches import ReceivedBatch
+from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
+
+if TYPE_CHECKING:
+    import psycopg
+    from conftest import TestLake
+
+    Session = psycopg.Connection[tuple[Any, ...]]
+
+pytestmark = pytest.mark.postgres
+
+SECRET_VALUE = "a-row's-own-business"
+
+
+@pytest.fixture(autouse=True)
+def orders(source: Session, lake: TestLake) -> None:
+    row = source.execute("SELECT system_identifier::text FROM pg_control_system()").fetchone()
+    assert row is not None
+    lake.system_identifier = str(row[0])
+    source.execute("CREATE TABLE orders (id int PRIMARY KEY, note text)")
+    source.execute("INSERT INTO orders VALUES (1, %s), (2, NULL)", (SECRET_VALUE,))
+    source.execute("CREATE PUBLICATION shop FOR TABLE orders")
+
+
+def stage(tmp_path: Path, **changed: Any) -> PgoutputStageOperator:
+    arguments = {
+        "task_id": "stage",
+        "slot_name": "stage_test",
+        "publication_names": '["shop"]',
+        "staging_uri": (tmp_path / "staging").as_uri(),
+        "namespace": "shop",
+    }
+    return PgoutputStageOperator(**(arguments | changed))
+
+
+def manifest_of(batch: Any) -> Manifest:
+    return Manifest.from_json(Path(batch["manifest_uri"].removeprefix("file://")).read_text())
+
+
+def test_the_first_run_copies_and_the_next_stages_what_is_new(
+    source: Session, lake: TestLake, tmp_path: Path, task_context: Any
+) -> None:
+    first = stage(tmp_path).execute(task_context)
+    assert first["tables"]["public.orders"]["copied"] == 2
+    assert manifest_of(first).batch_id == first["batch_id"]
+
+    lake.record("stage_test", first["end_lsn"])
+    source.execute("UPDATE orders SET note = 'new' WHERE id = 2")
+    source.execute("DELETE FROM orders WHERE id = 1")
+    second = stage(tmp_path, transport="walsender").execute(task_context)
+    assert second["start_lsn"] == first["end_lsn"]
+    counts = second["tables"]["public.orders"]
+    assert (counts["updates"], counts["deletes"], second["changes"]) == (1, 1, 2)
+
+
+def test_a_limit_ends_the_batch_at_a_commit(
+    source: Session, lake: TestLake, tmp_path: Path, task_context: Any
+) -> None:
+    lake.record("stage_test", stage(tmp_path).execute(task_context)["end_lsn"])
+    for number in range(3, 8):
+        source.execute("INSERT INTO orders VALUES (%s)", (number,))
+    batch = stage(tmp_path, max_changes="2").execute(task_context)
+    assert batch["changes"] == 2
+
+
+def test_its_xcom_is_small_json_that_the_next_tasks_accept(
+    tmp_path: Path, task_context: Any
+) -> None:
+    batch = stage(tmp_path).execute(task_context)
+    text = json.dumps(batch)
+    assert len(text) < 1000
+    assert set(batch) == {
+        "schema_version", "slot_name", "batch_id", "start_lsn", "end_lsn", "manifest_uri", "changes",
+        "tables",
+    }  # fmt: skip
+    received = ReceivedBatch.required(text, "stage_test")
+    assert received.manifest_uri == batch["manifest_uri"]
+
+
+def test_its_log_folds_and_has_one_line_per_table_and_no_value(
+    tmp_path: Path, task_context: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        stage(tmp_path).execute(task_context)
+    lines = [record.getMessage() for record in caplog.records]
+    opened = lines.index("::group::Stage slot stage_test")
+    closed = lines.index("::endgroup::")
+    assert opened < closed < lines.index("public.orders: 2 copied")
+    assert SECRET_VALUE not in caplog.text
+
+
+def test_what_cannot_work_fails_at_once(tmp_path: Path, task_context: Any) -> None:
+    wrong = {
+        "PublicationMissing: .*missing": {"publication_names": ["missing"]},
+        "transport": {"transport": "pigeon"},
+        "publication_names": {"publication_names": ""},
+        "max_changes": {"max_changes": "many"},
+        "slot name": {"slot_name": "Not A Slot"},
+        "connection 'nobody' does not exist": {"postgres_conn_id": "nobody"},
+        "staging_uri": {"staging_uri": "relative/folder"},
+    }
+    for message, changed in wrong.items():
+        with pytest.raises(AirflowFailException, match=message):
+            stage(tmp_path, **changed).execute(task_context)
+
+
+def test_a_backfill_run_is_refused_before_anything_is_made(
+    source: Session, tmp_path: Path, task_context: Any
+) -> None:
+    task_context["dag_run"].run_type = "backfill"
+    with pytest.raises(AirflowFailException, match="backfill run"):
+        stage(tmp_path).execute(task_context)
+    assert source.execute("SELECT count(*) FROM pg_replication_slots").fetchone() == (0,)
+
+
+def test_a_slot_that_somebody_reads_is_tried_again_later(
+    source: Session, lake: TestLake, tmp_path: Path, task_context: Any
+) -> None:
+    """F15: two runs at once; the second is told that the slot is busy, and no data is wrong."""
+    import contextlib
+
+    from airflow_provider_pgoutput.errors import SlotBusy
+    from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
+
+    lake.record("stage_test", stage(tmp_path).execute(task_context)["end_lsn"])
+    with contextlib.closing(PgoutputHook().get_conn(replication=True)) as walsender:
+        walsender.execute(
+            "START_REPLICATION SLOT stage_test LOGICAL 0/0"
+            " (proto_version '1', publication_names 'shop')"
+        )
+        with pytest.raises(SlotBusy):
+            stage(tmp_path).execute(task_context)
