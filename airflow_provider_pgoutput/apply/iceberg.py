@@ -21,6 +21,8 @@ from airflow_provider_pgoutput.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import SparkSession
 
     from airflow_provider_pgoutput.apply.names import TableName
@@ -144,11 +146,6 @@ class IcebergTable:
         system_identifier, batch_id, end_lsn = text.split(" ")
         return Marker(system_identifier, batch_id, Lsn.parse(end_lsn))
 
-    def holds_foreign_marker(self, manifest: Manifest) -> bool:
-        """Whether another slot or another system writes into this table."""
-        marker = self.marker(manifest.slot_name)
-        return marker is not None and marker.system_identifier != manifest.system_identifier
-
     def create_branch(self, branch: str) -> None:
         """Make a branch from main's head; from an empty snapshot when main has none."""
         self.java.manageSnapshots().createBranch(branch).commit()
@@ -160,21 +157,13 @@ class IcebergTable:
         self.java.newDelete().deleteFromRowFilter(everything).toBranch(branch).commit()
         self.java.refresh()
 
-    def mark(self, branch: str, marker: dict[str, str]) -> None:
+    def mark(self, branch: str, marker: Mapping[str, str]) -> None:
         """Commit the summary keys alone to a branch."""
         append = self.java.newFastAppend().toBranch(branch)
         for key, value in marker.items():
             append = append.set(key, value)
         append.commit()
         self.java.refresh()
-
-    def is_marked(self, branch: str, manifest: Manifest) -> bool:
-        """Whether the head of a branch carries the batch's summary keys."""
-        snapshot = self.java.snapshot(branch)
-        return (
-            snapshot is not None
-            and snapshot.summary().get(words.SUMMARY_BATCH_ID) == manifest.batch_id
-        )
 
     def remove_branches(self, names: list[str]) -> None:
         """Remove branches; their files are left to Iceberg's own expiry of snapshots."""
@@ -194,16 +183,19 @@ class IcebergTable:
             if reference.isBranch() and name.startswith(BRANCH_PREFIX)
         }
 
-    def publish(self, branch: str, base: int | None, manifest: Manifest, tag_days: int) -> int:
+    def publish(
+        self, branch: str, base: int | None, head: int | None, manifest: Manifest, tag_days: int
+    ) -> int:
         """Make ``branch`` the head of main, tag it and remove it: one metadata commit.
 
         :param base: main's head when the branch was made; the commit is refused when it moved.
+        :param head: the branch's newest snapshot; the commit is refused when it is another now.
         :raises PublishRefused: main or the branch is not what it was.
         :raises CommitStateUnknown: the catalog did not say; look before trying again.
         """
-        snapshot_id = self.branch_head(branch)
-        if snapshot_id is None or self.head != base:
+        if head is None or self.branch_head(branch) != head or self.head != base:
             raise PublishRefused("Main moved since the branch was made.", table=self.name.target)
+        snapshot_id = head
         transaction = self.java.newTransaction()
         change = transaction.manageSnapshots().fastForwardBranch(MAIN, branch)
         if tag_days:

@@ -16,10 +16,12 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply import evolve, keyed, keyless, log, versions
 from airflow_provider_pgoutput.apply.iceberg import BRANCH_PREFIX, IcebergTable, marker_of
+from airflow_provider_pgoutput.apply.java import JAVA_ERRORS
 from airflow_provider_pgoutput.apply.target import OP_COLUMN, Start, Target, properties
 from airflow_provider_pgoutput.apply.write import BranchWriter
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.batch.crash_points import reach
+from airflow_provider_pgoutput.errors import PublishRefused
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -42,6 +44,8 @@ class Prepared:
     branch: str
     #: Main's head when the branch was made.
     base: int | None
+    #: The branch's own newest snapshot.
+    head: int
     #: Rows appended and keys deleted, as far as they were counted.
     counted: dict[str, int] = field(default_factory=dict)
 
@@ -82,11 +86,11 @@ class TablePreparation:
             self._apply(segments)
         if self._writer is None:
             return None
-        table = self._writer.table
-        if not table.is_marked(self._writer.branch, self.batch.manifest):
-            table.mark(self._writer.branch, self.marker)
+        self._writer.mark(self.marker)
         reach("apply.before_publish")
-        return Prepared(self.target, self._writer.branch, self._base, self.counted)
+        branch, head = self._writer.branch, self._writer.head
+        assert head is not None, "the branch was marked"
+        return Prepared(self.target, branch, self._base, head, self.counted)
 
     @property
     def marker(self) -> dict[str, str]:
@@ -98,6 +102,13 @@ class TablePreparation:
         if self._writer is None:
             self._writer = self._make_branch()
         return self._writer
+
+    def lost_its_branch(self) -> bool:
+        """Whether somebody removed the branch while it was written."""
+        if self._writer is None:
+            return False
+        table = IcebergTable.load(self.spark, self.target.name)
+        return table is None or table.branch_head(self._writer.branch) is None
 
     def read(self, segment: versions.Segment) -> DataFrame:
         """The segment's changes at or past the floor."""
@@ -197,10 +208,18 @@ def prepare(
 
     :raises RowMissing: the target lacks a row of which an update leaves values out.
     :raises TableRefused: the schema changed in a way that Iceberg cannot follow.
+    :raises PublishRefused: another driver took the batch over.
     """
     began = time.monotonic()
     preparation = TablePreparation(own_session(spark, target), batch, target, start)
-    prepared = preparation.run()
+    try:
+        prepared = preparation.run()
+    except JAVA_ERRORS as error:
+        if preparation.lost_its_branch():
+            raise PublishRefused(
+                "Another driver took this batch over.", table=target.name.target
+            ) from error
+        raise
     logger.info(
         "%s: %s in %.2f s.",
         target.name.target,

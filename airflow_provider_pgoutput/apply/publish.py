@@ -66,7 +66,9 @@ def _publish_once(spark: SparkSession, batch: StagedBatch, prepared: Prepared) -
             raise TableRefused("The table was dropped meanwhile.", table=target.name.target)
         try:
             days = batch.plan.tag_retention_days
-            snapshot_id = table.publish(prepared.branch, prepared.base, batch.manifest, days)
+            snapshot_id = table.publish(
+                prepared.branch, prepared.base, prepared.head, batch.manifest, days
+            )
         except CommitStateUnknown:
             # The batch id in main's history says whether the lost answer was a yes. If not, the same
             # request may be sent again: should the first one arrive late, one of the two is refused.

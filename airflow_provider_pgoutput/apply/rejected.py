@@ -58,7 +58,8 @@ def append(spark: SparkSession, batch: StagedBatch) -> None:
         writer.append()
         table.java.refresh()
         try:
-            table.publish(branch, base, manifest, tag_days=0)
+            head = table.branch_head(branch)
+            table.publish(branch, base, head, manifest, tag_days=0)
         except (PublishRefused, CommitStateUnknown):
             if attempt == _ATTEMPTS:
                 raise

@@ -34,6 +34,14 @@ SYSTEM_IDENTIFIER = "pgoutput.system-identifier"
 OP_COLUMN = "_pgoutput_op"
 #: Change log only: names of the columns that the change left out as unchanged TOAST.
 UNCHANGED_COLUMN = "_pgoutput_unchanged"
+#: Iceberg keeps these names for itself: https://iceberg.apache.org/spec/#reserved-field-ids
+_RESERVED = frozenset(
+    {
+        *("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id"),
+        *("_last_updated_sequence_number", "_change_type", "_change_ordinal"),
+        "_commit_snapshot_id",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,7 @@ class Start:
 def targets(plan: Plan, manifest: Manifest) -> list[Target]:
     """The tables of a batch with the tables that receive them.
 
-    :raises ConfigurationError: two tables have one target, or a column has a name of ours.
+    :raises ConfigurationError: two tables have one target, or a column has a reserved name.
     """
     found: dict[str, Target] = {}
     for table in manifest.tables:
@@ -95,7 +103,7 @@ def _target(plan: Plan, table: Table) -> Target:
     if mode == CHANGE_LOG:
         metadata[UNCHANGED_COLUMN] = "list<string>"
     columns = {column.name for version in table.versions for column in version.columns}
-    if clash := columns & set(metadata):
+    if clash := columns & {*metadata, *_RESERVED}:
         raise ConfigurationError(
             "The source has a column with the name of a metadata column.",
             table=table.name,

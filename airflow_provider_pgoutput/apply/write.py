@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from airflow_provider_pgoutput.apply.names import quote
 from airflow_provider_pgoutput.apply.types import RANGED, comparable
 from airflow_provider_pgoutput.batch import changes as staged
-from airflow_provider_pgoutput.errors import RowMissing
+from airflow_provider_pgoutput.errors import PublishRefused, RowMissing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,6 +53,9 @@ class BranchWriter:
         self.branch = branch
         self._columns = columns
         self._sql_name = table.name.branch_sql(branch)
+        #: Newest snapshot of the branch: ours, or main's head when it was made.
+        self.head = table.branch_head(branch)
+        self._is_marked = False
 
     def rows(self) -> DataFrame:
         """The branch's rows in the columns ``n<i>``, with the metadata columns that it has."""
@@ -61,6 +64,13 @@ class BranchWriter:
     def delete_all(self) -> None:
         """Empty the branch."""
         self.table.delete_all(self.branch)
+        self._follow()
+
+    def mark(self, marker: Mapping[str, str]) -> None:
+        """Give the branch a commit with the batch's summary keys, when its newest has none."""
+        if not self._is_marked:
+            self.table.mark(self.branch, marker)
+            self._follow()
 
     def delete_keys(
         self,
@@ -118,12 +128,14 @@ class BranchWriter:
         gone = f"'{staged.DELETE}'"
         statement = f"UPDATE {self._sql_name} SET {quote(op_column)} = {gone}"  # noqa: S608 - quoted
         self._spark.sql(statement)
+        self._follow()
 
     def fill(self, column: str, value: str) -> None:
         """Give ``column`` the SQL expression ``value`` where rows are older than the column."""
         name = quote(column)
         older = f"UPDATE {self._sql_name} SET {name} = {value} WHERE {name} IS NULL"  # noqa: S608 - quoted
         self._spark.sql(older)
+        self._follow()
 
     def append(
         self,
@@ -149,7 +161,7 @@ class BranchWriter:
         for key, text in (marker or {}).items():
             writer = writer.option(f"snapshot-property.{key}", text)
         writer.option("check-nullability", "false").append()
-        self.table.java.refresh()
+        self._follow(marked=bool(marker))
 
     def _merge_delete(
         self, view: str, conditions: Sequence[str], marker: Mapping[str, str] | None
@@ -164,7 +176,25 @@ class BranchWriter:
         finally:
             for key in marker or {}:
                 self._spark.conf.unset(_PROPERTY + key)
+        self._follow(marked=bool(marker))
+
+    def _follow(self, marked: bool = False) -> None:
+        """Check that the branch holds our commits in a row, and nothing else.
+
+        Another driver that took the batch over removes our branch; a write to a branch that is gone
+        would make it again without what was deleted before.
+
+        :raises PublishRefused: the branch is no longer ours.
+        """
         self.table.java.refresh()
+        head = self.table.branch_head(self.branch)
+        snapshot = None if head is None else self.table.java.snapshot(head)
+        if snapshot is None or (head != self.head and snapshot.parentId() != self.head):
+            raise PublishRefused(
+                "Another driver took this batch over.", table=self.table.name.target
+            )
+        self._is_marked = marked and head != self.head
+        self.head = head
 
     def _all(self) -> DataFrame:
         return self._spark.table(self._sql_name)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_pgoutput.apply.names import TableName, quote
+from airflow_provider_pgoutput.apply.names import TableName
 from tests.apply.build import Relation, Source
 
 if TYPE_CHECKING:
@@ -33,8 +33,10 @@ def lake_rows(spark: SparkSession, source: Source) -> Callable[..., list[tuple[A
         names = columns or tuple(each.name for each in relation.version.columns)
         name = TableName("lake", source.slot_name, target or relation.name)
         spark.catalog.refreshTable(name.sql)
-        frame = spark.table(name.sql).select(*(quote(each) for each in names))
-        return sort(tuple(row) for row in frame.collect())
+        # By position: names may differ only in case, which this session does not see.
+        frame = spark.table(name.sql)
+        at = [frame.columns.index(each) for each in names]
+        return sort(tuple(row[i] for i in at) for row in frame.collect())
 
     return read
 
