@@ -1,0 +1,86 @@
+"""What the pages say can be followed: links lead somewhere, commands exist, Python code runs or compiles."""
+
+import ast
+import importlib.util
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def commands(page: Path) -> str:
+    """All that stands in blocks and in backticks."""
+    text = page.read_text()
+    fenced = re.findall(r"^```.*?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return "\n".join([*fenced, *re.findall(r"`([^`\n]+)`", text)])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name: str) -> None:
+    page = ROOT / name
+    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
+    inner = [each for each in targets if "://" not in each]
+    assert [each for each in inner if not (page.parent / each).exists()] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_make_targets_exist(name: str) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    named = re.findall(r"^make ([a-z-]+)|(?<=`)make ([a-z-]+)", commands(ROOT / name), re.MULTILINE)
+    missing = {one or two for one, two in named} - set(re.findall(r"^([a-z-]+):", makefile, re.M))
+    assert missing == set()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_modules_that_are_started_exist(name: str) -> None:
+    named = re.findall(r"python3? -m ([\w.]+)", commands(ROOT / name))
+    ours = [
+        each for each in named if each.split(".")[0] in {"airflow_provider_pgoutput", "benchmarks"}
+    ]
+    assert [each for each in ours if importlib.util.find_spec(each) is None] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_of_the_package_that_are_named_exist(name: str) -> None:
+    named = re.findall(r"`((?:airflow_provider_pgoutput|dags_examples|tests|benchmarks)/[\w./]+)`",
+                       (ROOT / name).read_text())  # fmt: skip
+    assert [each for each in named if not (ROOT / each).exists()] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_python_blocks_compile(name: str) -> None:
+    for block in blocks(ROOT / name, "python"):
+        ast.parse(block)
+
+
+def test_make_without_a_target_lists_the_targets() -> None:
+    shown = subprocess.run(
+        ["make", "--no-print-directory"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    for target in ("demo", "test", "bench", "airflow"):
+        assert f"make {target}" in shown
+
+
+def test_the_readme_begins_with_the_two_commands() -> None:
+    first = blocks(ROOT / "README.md", "")[0]
+    assert [line.split("#")[0].strip() for line in first.splitlines()] == ["make demo", "make test"]
+
+
+@pytest.mark.airflow
+def test_the_dag_of_the_readme_can_be_loaded(airflow_home: Path, tmp_path: Path) -> None:
+    from airflow.dag_processing.dagbag import DagBag
+
+    (block,) = blocks(ROOT / "README.md", "python")
+    (tmp_path / "readme.py").write_text(block)
+    bag = DagBag(dag_folder=str(tmp_path))
+    assert bag.import_errors == {}
+    assert [dag.dag_id for dag in bag.dags.values()] == ["shop_to_lake"]
