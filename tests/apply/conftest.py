@@ -29,12 +29,15 @@ def source(tmp_path: Path) -> Source:
 def lake_rows(spark: SparkSession, source: Source) -> Callable[..., list[tuple[Any, ...]]]:
     """Rows of the target of a relation, sorted, in the columns of the source."""
 
+    # Names may differ only in case.
+    session = spark.newSession()
+    session.conf.set("spark.sql.caseSensitive", "true")
+
     def read(relation: Relation, *columns: str, target: str | None = None) -> list[tuple[Any, ...]]:
         names = columns or tuple(each.name for each in relation.version.columns)
         name = TableName("lake", source.slot_name, target or relation.name)
-        spark.catalog.refreshTable(name.sql)
-        # By position: names may differ only in case, which this session does not see.
-        frame = spark.table(name.sql)
+        session.catalog.refreshTable(name.sql)
+        frame = session.table(name.sql)
         at = [frame.columns.index(each) for each in names]
         return sort(tuple(row[i] for i in at) for row in frame.collect())
 

@@ -1,0 +1,134 @@
+"""Apply ends at each named point between two durable steps, and is run again: once, whole, no leftovers."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_pgoutput.apply.iceberg import IcebergTable
+from airflow_provider_pgoutput.apply.names import TableName
+from airflow_provider_pgoutput.apply.pipeline import apply_batch
+from airflow_provider_pgoutput.batch.checkpoint import SUMMARY_END_LSN
+from airflow_provider_pgoutput.errors import CommitStateUnknown
+from tests.apply.build import Source, column
+from tests.apply.conftest import source_rows
+from tests.apply.fold_cases import a_is
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.batch.plan import Plan
+    from tests.apply.build import Relation
+
+pytestmark = pytest.mark.spark
+
+_MODULES = ("pipeline", "prepare", "publish", "keyed", "keyless", "log")
+POINTS = (
+    "apply.after_branch",
+    "apply.after_copy",
+    "apply.after_delete",
+    "apply.after_append",
+    "apply.before_publish",
+    "apply.after_prepare",
+    "apply.after_publish",
+    "apply.between_publishes",
+    "apply.before_checkpoint",
+    "apply.after_checkpoint",
+)
+
+
+class Killed(BaseException):
+    """Ends the apply as a kill would: nothing of ours catches it."""
+
+
+def _two_tables(source: Source) -> tuple[Plan, Plan, list[Relation]]:
+    """A first batch, and a second one with changes of one table and a copy of the other."""
+    one = source.table("one", (column("a"), column("b", "string")), key=("a",))
+    two = source.table("two", (column("a"), column("b", "string")), key=("a",))
+    for relation in (one, two):
+        relation.insert(1, "x")
+        relation.insert(2, "y")
+    first = source.stage()
+    source.copy(two)
+    for relation in (one, two):
+        relation.update(a_is(1), {"a": 5})
+        relation.delete(a_is(2))
+        relation.insert(3, "z")
+    return first, source.stage(), [one, two]
+
+
+def _ours(spark: SparkSession, relation: Relation) -> tuple[int, list[str]]:
+    """How many commits in main's history carry our keys, and the branches that are left."""
+    name = TableName("lake", relation.source.slot_name, relation.name)
+    table = IcebergTable.load(spark, name)
+    assert table is not None
+    count, snapshot = 0, table.java.currentSnapshot()
+    while snapshot is not None:
+        count += snapshot.summary().get(SUMMARY_END_LSN) is not None
+        parent = snapshot.parentId()
+        snapshot = None if parent is None else table.java.snapshot(parent)
+    return count, list(table.branch_ages_ms())
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_an_apply_that_was_killed_is_run_again(
+    spark: SparkSession,
+    source: Source,
+    lake_rows: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
+) -> None:
+    first, second, relations = _two_tables(source)
+    apply_batch(spark, first)
+    reached = []
+
+    def reach(name: str) -> None:
+        if name == point and not reached:
+            reached.append(name)
+            raise Killed
+
+    with monkeypatch.context() as patched:
+        for module in _MODULES:
+            path = f"airflow_provider_pgoutput.apply.{module}"
+            patched.setattr(importlib.import_module(path), "reach", reach)
+        with pytest.raises(Killed):
+            apply_batch(spark, second)
+    again = apply_batch(spark, second)
+    assert again.already_applied == (point == "apply.after_checkpoint")
+    for relation in relations:
+        assert lake_rows(relation) == source_rows(relation)
+        assert _ours(spark, relation) == (2, [])
+    rows = spark.table(f"lake.{source.slot_name}.pgoutput_checkpoint")
+    # Two batches of two tables, and a row for each batch.
+    assert rows.count() == 6
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_catalog_that_does_not_say_whether_it_committed(
+    spark: SparkSession,
+    source: Source,
+    lake_rows: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    committed: bool,
+) -> None:
+    first, second, relations = _two_tables(source)
+    apply_batch(spark, first)
+    real, lost = IcebergTable._commit, []
+
+    def without_an_answer(self: IcebergTable, transaction: Any) -> None:
+        if lost:
+            real(self, transaction)
+            return
+        lost.append(self.name)
+        if committed:
+            real(self, transaction)
+        raise CommitStateUnknown("The answer was lost.")
+
+    monkeypatch.setattr(IcebergTable, "_commit", without_an_answer)
+    apply_batch(spark, second)
+    assert lost
+    for relation in relations:
+        assert lake_rows(relation) == source_rows(relation)
+        assert _ours(spark, relation) == (2, [])
