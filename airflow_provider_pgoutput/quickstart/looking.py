@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.quickstart.dag_runs import end_group
 from airflow_provider_pgoutput.quickstart.demo import say
-from airflow_provider_pgoutput.quickstart.place import DAG_ID, DATABASE
+from airflow_provider_pgoutput.quickstart.place import DATABASE
 from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
 from airflow_provider_pgoutput.quickstart.spark import spark_environment
 
@@ -36,8 +36,7 @@ def run_airflow(place: DemoPlace) -> int:
             print(f"    PGPASSWORD={server.password} {psql} -h 127.0.0.1 -p {server.port} "
                   f"-U postgres {DATABASE}")  # fmt: skip
             say("Airflow's page will be at http://localhost:8080 in half a minute. Ctrl-C ends it.")
-            say(f"Run the DAG from the page, with this configuration, or in another terminal: "
-                f"airflow dags trigger {DAG_ID} -c <configuration>")  # fmt: skip
+            say("To run the DAG, trigger it on the page with this configuration:")
             print(f"    {json.dumps(place.dag_conf())}", flush=True)
             process = subprocess.Popen(
                 [sys.executable, "-m", "airflow", "standalone"],

@@ -166,13 +166,21 @@ class DemoPlace:
             "conn_type": "iceberg",
             "extra": {**self.lake.pyiceberg_properties(), "catalog-name": self.lake.catalog_name},
         }
+        spark = spark_environment()
+        # `airflow standalone` starts its parts by the name `airflow`.
+        path = f"{Path(sys.executable).parent}{os.pathsep}{spark['PATH']}"
         return {
-            **spark_environment(),
+            **spark,
+            "PATH": path,
             _MARK: str(self.state),
             "SPARK_CONF_DIR": str(self.write_spark_conf()),
             "AIRFLOW_HOME": str(self.airflow_home),
             "AIRFLOW__CORE__DAGS_FOLDER": str(self.checkout / "dags_examples"),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
+            "AIRFLOW__CORE__PARALLELISM": "4",  # Each of the 32 by default is a process.
+            # No login, so for this machine alone.
+            "AIRFLOW__API__HOST": "127.0.0.1",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.airflow_home / 'airflow.db'}",
             "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
