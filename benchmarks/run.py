@@ -23,6 +23,8 @@ from benchmarks.staging import CONTENDERS, measure
 from benchmarks.workloads import WORKLOADS, Source, backlog
 
 RESULTS = Path(__file__).with_name("results") / "latest.json"
+#: Below it nothing is a figure; a run only shows that everything runs.
+SMOKE_SCALE = 0.05
 APPLY_TABLE_ROWS = 20_000_000
 APPLY_SIZES = {"10k": 10_000, "1M": 1_000_000}
 
@@ -51,7 +53,7 @@ def run_staging(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if not options.workloads:
         return {}
     cases: dict[str, Any] = {}
-    with Source(folder / "postgres") as source:
+    with Source(folder / "postgres", 10 if options.scale >= SMOKE_SCALE else 1) as source:
         say(f"PostgreSQL {source.server.version}, scale {options.scale:g}")
         for name in options.workloads:
             say(f"{name}: writing {WORKLOADS[name].description} x {options.scale:g}")

@@ -83,8 +83,9 @@ class Source:
     :ivar connection: autocommit, for everything that the benchmark itself asks the server.
     """
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, pgbench_scale: int = 10) -> None:
         self.server = EmbeddedPostgres(home, settings=SERVER_SETTINGS)
+        self._pgbench_scale = pgbench_scale
 
     def __enter__(self) -> Source:
         self.server.start()
@@ -92,7 +93,7 @@ class Source:
             connection.execute(f"CREATE DATABASE {DATABASE}".encode())
         self.conninfo = self.server.conninfo(DATABASE)
         self.connection = psycopg.connect(self.conninfo, autocommit=True)
-        self.run_program("pgbench", "--initialize", "--quiet", "--scale=10")
+        self.run_program("pgbench", "--initialize", "--quiet", f"--scale={self._pgbench_scale}")
         self.connection.execute(SCHEMA.read_bytes())
         return self
 
