@@ -5,31 +5,35 @@ One test follows one pipeline through its life, because every apply costs a star
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import sqlite3
+import subprocess
+import sys
 from collections import Counter
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from airflow_provider_pgoutput.operators.advance import PgoutputAdvanceSlotOperator
+from airflow_provider_pgoutput.operators.apply import PgoutputApplyOperator
 from airflow_provider_pgoutput.quickstart.spark import LocalLake, local_conf, spark_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from airflow.sdk import DAG
 
     Session = psycopg.Connection[tuple[Any, ...]]
 
 pytestmark = [pytest.mark.submit, pytest.mark.postgres, pytest.mark.airflow]
 
 CANARY = "canary-0xC0FFEE-password"
-DAG_FILE = Path(__file__).parents[2] / "dags_examples" / "pgoutput_to_iceberg.py"
+DAG_FOLDER = Path(__file__).parents[2] / "dags_examples"
 TABLES = {
     "public.orders": "shop.orders",
     "public.customers": "shop.customers",
@@ -68,18 +72,17 @@ class Pipeline:
         )
         variables = spark_environment() | {
             "SPARK_CONF_DIR": str(spark_conf),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(DAG_FOLDER),
             "AIRFLOW_CONN_POSTGRES_DEFAULT": json.dumps(source),
             "AIRFLOW_CONN_ICEBERG_DEFAULT": json.dumps(iceberg),
             "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
         }
         for name, value in variables.items():
             environment.setenv(name, value)
-        self.dag = registered_dag()
-        self._day = datetime(2026, 1, 1, tzinfo=UTC)
+        self.log = ""
 
     def run(self, **changed: Any) -> dict[str, Any]:
-        """Run the DAG once; the values that its tasks returned, or the states of a failed run."""
-        self._day += timedelta(days=1)
+        """Run the DAG once, as ``airflow dags test`` does; the values that its tasks returned."""
         conf = {
             "slot_name": "shop",
             "publication_names": ["shop"],
@@ -87,13 +90,27 @@ class Pipeline:
             "namespace": "shop",
             **changed,
         }
-        run = self.dag.test(run_conf=conf, logical_date=self._day)
-        tasks = run.get_task_instances()
-        states = {task.task_id.rpartition(".")[2]: task.state for task in tasks}
-        assert set(states.values()) == {"success"}, states
-        return {
-            task.task_id.rpartition(".")[2]: task.xcom_pull(task_ids=task.task_id) for task in tasks
-        }
+        command = ["airflow", "dags", "test", "pgoutput_to_iceberg", "-c", json.dumps(conf)]
+        result = subprocess.run(
+            [sys.executable, "-m", *command],
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.log += result.stdout
+        assert result.returncode == 0, result.stdout[-5000:]
+        with metadata_database() as database:
+            ((run_id,),) = database.execute("SELECT run_id FROM dag_run ORDER BY id DESC LIMIT 1")
+            tasks = database.execute(
+                "SELECT task_id, state, try_number FROM task_instance WHERE run_id = ?", (run_id,)
+            ).fetchall()
+            values = database.execute(
+                "SELECT task_id, value FROM xcom WHERE run_id = ? AND key = 'return_value'",
+                (run_id,),
+            ).fetchall()
+        assert [task[1:] for task in tasks] == [("success", 1)] * 3, (tasks, self.log[-5000:])
+        return {task_id.rpartition(".")[2]: parsed(value) for task_id, value in values}
 
     def assert_equal(self) -> None:
         """Every row of the source is in the lake, and no other."""
@@ -108,20 +125,16 @@ class Pipeline:
                 assert Counter(rows) == Counter(tuple(row.values()) for row in found), source
 
 
-def registered_dag() -> DAG:
-    """The example DAG, known to Airflow's database as if its bundle had been parsed."""
-    from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
-    from airflow.models.dagbundle import DagBundleModel
-    from airflow.utils.session import create_session
+def metadata_database() -> contextlib.closing[sqlite3.Connection]:
+    """Airflow's own database, to read only."""
+    path = Path(os.environ["AIRFLOW_HOME"]) / "airflow.db"
+    return contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True))
 
-    with create_session() as session:
-        session.merge(DagBundleModel(name="tests"))
-    bag = DagBag(str(DAG_FILE))
-    assert not bag.import_errors
-    for task in bag.dags["pgoutput_to_iceberg"].tasks:
-        task.retries = 0  # What fails here shall be seen.
-    sync_bag_to_db(bag, bundle_name="tests", bundle_version="1")
-    return bag.dags["pgoutput_to_iceberg"]
+
+def parsed(value: str) -> Any:
+    """An XCom, which the database keeps as JSON in JSON."""
+    found = json.loads(value)
+    return json.loads(found) if isinstance(found, str) else found
 
 
 @pytest.fixture
@@ -151,9 +164,7 @@ def pipeline(
         session.execute("DROP OWNED BY cdc_reader; DROP ROLE cdc_reader")
 
 
-def test_a_pipeline_from_its_first_run_to_a_cleared_old_one(
-    pipeline: Pipeline, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pipeline_from_its_first_run_to_a_cleared_old_one(pipeline: Pipeline) -> None:
     with psycopg.connect(pipeline.conninfo, autocommit=True) as session:
         first = pipeline.run()
         assert first["stage"]["tables"]["public.orders"]["copied"] == 500
@@ -178,33 +189,22 @@ def test_a_pipeline_from_its_first_run_to_a_cleared_old_one(
         assert idle["stage"]["changes"] == 0
         assert idle["advance"]["confirmed_flush_lsn"] == idle["stage"]["end_lsn"]
 
-    written = "".join(capfd.readouterr())
-    assert "public.orders: 500 copied" in written
-    assert "::group::" in written
-    nothing_leaked(written, os.environ["AIRFLOW_HOME"], pipeline)
+    assert "public.orders: 500 copied" in pipeline.log
+    assert "::group::Stage slot shop" in pipeline.log
+    nothing_leaked(pipeline)
 
 
 def cleared_old_run_is_a_no_op(pipeline: Pipeline, old_batch: dict[str, Any]) -> None:
     """F16: the apply and advance tasks of the first run again, after the second; no staging is left."""
-    from types import SimpleNamespace
-
     shutil.rmtree(Path(pipeline.staging_uri.removeprefix("file://")) / "shop" / "data")
     context: Any = {
         "ti": SimpleNamespace(try_number=2),
         "dag_run": SimpleNamespace(dag_id="d", run_id="r", run_type="manual"),
     }
-    again: dict[str, Any] = {}
-    for name in ("apply", "advance"):
-        task = pipeline.dag.get_task(f"pgoutput_to_iceberg.{name}")
-        fresh = type(task)(
-            task_id=name,
-            batch=old_batch,
-            slot_name="shop",
-            namespace="shop",
-            **({"staging_uri": pipeline.staging_uri} if name == "apply" else {}),
-        )
-        again[name] = fresh.execute(context)
-    assert again["apply"]["applied"] is False
+    common: dict[str, Any] = {"batch": old_batch, "slot_name": "shop", "namespace": "shop"}
+    apply = PgoutputApplyOperator(task_id="apply", staging_uri=pipeline.staging_uri, **common)
+    assert apply.execute(context)["applied"] is False
+    PgoutputAdvanceSlotOperator(task_id="advance", **common).execute(context)
 
 
 def confirmed(session: Session) -> str:
@@ -215,13 +215,11 @@ def confirmed(session: Session) -> str:
     return str(row[0])
 
 
-def nothing_leaked(written: str, airflow_home: str, pipeline: Pipeline) -> None:
+def nothing_leaked(pipeline: Pipeline) -> None:
     """No password and no value of a row is in a log, an XCom, a rendered template or the staging."""
-    import sqlite3
-
-    assert CANARY not in written
-    assert "customer 3" not in written
-    with sqlite3.connect(f"file:{airflow_home}/airflow.db?mode=ro", uri=True) as database:
+    assert CANARY not in pipeline.log
+    assert "customer 3" not in pipeline.log
+    with metadata_database() as database:
         kept = "\n".join(line for line in database.iterdump() if not line.startswith("CREATE"))
     assert "pgoutput_to_iceberg" in kept
     assert CANARY not in kept
