@@ -25,6 +25,8 @@ from airflow_provider_pgoutput.errors import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from airflow_provider_pgoutput.capture.source.catalog import Server
+
 log = logging.getLogger(__name__)
 
 
@@ -52,15 +54,7 @@ def advance_slot(
         raise ConfigurationError("0/0 is not a checkpoint.", slot=slot_name)
     with sessions.connect(conninfo, slot=slot_name) as session:
         server = read_server(session)
-        if system_identifier not in (None, server.system_identifier):
-            # A slot of the same name on another server: moving it would lose that pipeline's changes.
-            raise SourceChanged(
-                f"The source is system {server.system_identifier}, the lake was filled from"
-                f" {system_identifier}.",
-                slot=slot_name,
-                lsn=checkpoint_lsn,
-                advice="give the stage and advance tasks the same connection.",
-            )
+        _refuse_other_system(server, system_identifier, slot_name, checkpoint_lsn)
         slot = read_slot(session, slot_name)
         if slot is None:
             raise SlotNotFound(
@@ -99,3 +93,17 @@ def advance_slot(
         )
     log.info("Slot %s moved from %s to %s.", slot_name, confirmed, reached)
     return reached
+
+
+def _refuse_other_system(
+    server: Server, system_identifier: str | None, slot_name: str, checkpoint_lsn: Lsn
+) -> None:
+    """A slot of the same name on another server: moving it would lose that pipeline's changes."""
+    if system_identifier not in (None, server.system_identifier):
+        raise SourceChanged(
+            f"The source is system {server.system_identifier}, the lake was filled from"
+            f" {system_identifier}.",
+            slot=slot_name,
+            lsn=checkpoint_lsn,
+            advice="give the stage and advance tasks the same connection.",
+        )
