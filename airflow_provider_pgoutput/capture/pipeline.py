@@ -310,8 +310,19 @@ class _Capture:
             request.conninfo,
             request.slot_name,
             self._publication_names,
+            start,
             target,
+            max_messages=self._max_messages,
         )
+
+    @property
+    def _max_messages(self) -> int | None:
+        """Messages that the limits let through, roughly; None: no limit."""
+        request = self._request
+        if request.max_changes is not None:
+            return max(10_000, request.max_changes + request.max_changes // 4)
+        limited = request.max_bytes is not None or request.max_seconds is not None
+        return 200_000 if limited else None
 
     def _names(self, relation_oids: Sequence[int]) -> dict[int, tuple[str, str]]:
         """On version 15 a renamed schema is not announced again, so the catalog is asked by OID."""

@@ -1,39 +1,36 @@
 """Reading a slot through ``pg_logical_slot_peek_binary_changes``: the fast way.
 
-The server writes the whole answer to a temporary file before the first row arrives, so it is asked
-for in slices of a bounded number of messages. The first slice comes from the slot itself; later ones
-from a temporary copy of it that is moved to the end of the slice before, which costs little. Never
-``get``: it would confirm changes that are not durable yet.
+Never ``get``, which would confirm changes that are not durable yet.
 
-Source: https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-REPLICATION
+The server writes a whole answer to a temporary file before the first row arrives, so a long range is read
+in parts (``sql_parts.py``), or, when a limit will end the batch early or the server has no room for
+copies of the slot, in slices of a number of messages.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import uuid
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from psycopg import sql
 
-from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
 from airflow_provider_pgoutput.capture.pgoutput.messages import parse_commit
-from airflow_provider_pgoutput.capture.source import session as sessions
-from airflow_provider_pgoutput.capture.source.errors import translated
-from airflow_provider_pgoutput.capture.source.stream import CHUNK_BYTES, PROTOCOL_VERSION
+from airflow_provider_pgoutput.capture.source.sql_parts import PartedRead
+from airflow_provider_pgoutput.capture.source.sql_session import SlotSession
+from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import pyarrow as pa
-    from adbc_driver_manager.dbapi import Connection as AdbcConnection
-
     from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
 
 log = logging.getLogger(__name__)
 
+#: WAL per part.
+PART_BYTES = 64 << 20
+#: Connections that read parts; more would only take the server's cores from our decoder.
+_CONNECTIONS = 2
 #: Messages per slice.  Fewer read the WAL before the slice again too often.
 SLICE_MESSAGES = 2_000_000
 
@@ -42,8 +39,10 @@ class SqlStream:
     """Reads through the SQL function, as Arrow record batches through ADBC.
 
     :param conninfo: see ``session.connect``.
+    :param start: the checkpoint.
     :param target: LSN up to which the server is asked to decode.
-    :param slice_messages: messages after which the server ends an answer, at the next commit.
+    :param max_messages: roughly how many messages are wanted; None: all.
+    :param part_bytes: WAL per part; ranges that are shorter are read in one.
     """
 
     def __init__(
@@ -51,107 +50,78 @@ class SqlStream:
         conninfo: str | Mapping[str, Any],
         slot_name: str,
         publication_names: tuple[str, ...],
+        start: Lsn,
         target: Lsn,
         *,
-        slice_messages: int = SLICE_MESSAGES,
+        max_messages: int | None = None,
+        part_bytes: int = PART_BYTES,
     ) -> None:
+        self._conninfo = conninfo
         self._slot_name = slot_name
-        self._publications = sessions.publication_list(publication_names)
+        self._publication_names = publication_names
+        self._start = start
         self._target = target
-        self._slice_messages = slice_messages
-        self._connection: AdbcConnection | None = sessions.connect_adbc(conninfo, slot=slot_name)
-        self._cursor = self._connection.cursor()
-        self._cursor.adbc_statement.set_options(
-            **{"adbc.postgresql.batch_size_hint_bytes": str(CHUNK_BYTES)}
-        )
+        self._max_messages = max_messages
+        self._part_bytes = part_bytes
+        self._parted: PartedRead | None = None
+        self._closed = False
+        self._sessions = [self._session()]
 
     def chunks(self) -> Iterator[MessageChunk]:
         """See ``ChangeStream``."""
-        slot_name = self._slot_name
+        long = self._target - self._start > self._part_bytes
+        if long and self._max_messages is None and self._copy_slots():
+            self._parted = PartedRead(self._sessions, self._start, self._target, self._part_bytes)
+            return self._parted.chunks()
+        return self._slices(min(self._max_messages or SLICE_MESSAGES, SLICE_MESSAGES))
+
+    def close(self) -> None:
+        """See ``ChangeStream``; temporary copies of the slot go with their connections."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._parted is not None:
+            self._parted.stop()
+            for session in self._sessions:
+                session.cancel()
+            self._parted.join()
+        for session in self._sessions:
+            session.close()
+
+    def _session(self) -> SlotSession:
+        return SlotSession(self._conninfo, self._slot_name, self._publication_names)
+
+    def _copy_slots(self) -> bool:
+        """Give every connection a copy of the slot; False: the server has no room for them."""
+        try:
+            while True:
+                self._sessions[-1].make_copy()
+                if len(self._sessions) == _CONNECTIONS:
+                    return True
+                self._sessions.append(self._session())
+        except ConfigurationError as error:
+            log.info("The slot is read by one connection: %s", error)
+            for session in self._sessions:
+                session.close()
+            self._sessions = [self._session()]
+            return False
+
+    def _slices(self, slice_messages: int) -> Iterator[MessageChunk]:
+        """The whole range by one connection; only what is longer than a slice takes a copy."""
+        session, copied = self._sessions[0], False
         while True:
             messages, last_commit = 0, None
-            for chunk in self._slice(slot_name):
+            for chunk in session.peek(self._target, slice_messages):
                 messages += len(chunk.offsets) - 1
                 last_commit = _last_commit_end(chunk) or last_commit
                 yield chunk
-            if messages < self._slice_messages or last_commit is None:
+            if messages < slice_messages or last_commit is None or last_commit >= self._target:
                 return
-            if last_commit >= self._target:
-                return
-            if slot_name == self._slot_name:
-                slot_name = self._copy_slot()
-            self._advance(slot_name, last_commit)
-
-    def close(self) -> None:
-        """See ``ChangeStream``; a temporary copy of the slot goes with the session."""
-        if self._connection is None:
-            return
-        connection, self._connection = self._connection, None
-        # Nothing runs any more when everything was read; cancelling then is refused.
-        with contextlib.suppress(Exception):
-            connection.adbc_cancel()
-        self._cursor.close()
-        connection.close()
-
-    def _slice(self, slot_name: str) -> Iterator[MessageChunk]:
-        statement = sql.SQL(
-            "SELECT data FROM pg_catalog.pg_logical_slot_peek_binary_changes({}, {}, {},"
-            " 'proto_version', {}, 'publication_names', {})"
-        ).format(
-            sql.Literal(slot_name),
-            sql.Literal(str(self._target)),
-            sql.Literal(self._slice_messages),
-            sql.Literal(PROTOCOL_VERSION),
-            sql.Literal(self._publications),
-        )
-        for record_batch in sessions.record_batches(
-            self._cursor, statement.as_string(), slot=self._slot_name
-        ):
-            yield from message_chunks(record_batch.column(0))
-
-    def _copy_slot(self) -> str:
-        """Make a temporary copy of the slot, which ends with this session at the latest."""
-        name = f"pgoutput_{uuid.uuid4().hex}"
-        self._call(
-            sql.SQL(
-                "SELECT slot_name::pg_catalog.text"
-                " FROM pg_catalog.pg_copy_logical_replication_slot({}, {}, true)"
-            ).format(sql.Literal(self._slot_name), sql.Literal(name))
-        )
-        return name
-
-    def _advance(self, slot_name: str, lsn: Lsn) -> None:
-        """Move the temporary copy, never the pipeline's own slot."""
-        assert slot_name != self._slot_name, "reading never moves the pipeline's slot"
-        self._call(
-            sql.SQL(
-                "SELECT end_lsn::pg_catalog.text FROM pg_catalog.pg_replication_slot_advance({}, {})"
-            ).format(sql.Literal(slot_name), sql.Literal(str(lsn)))
-        )
-
-    def _call(self, statement: sql.Composable) -> None:
-        with translated(slot=self._slot_name):
-            self._cursor.execute(statement.as_string())
-            self._cursor.fetchall()
-
-
-def message_chunks(column: pa.Array, chunk_bytes: int = CHUNK_BYTES) -> Iterator[MessageChunk]:
-    """View an Arrow ``binary`` column as chunks of about ``chunk_bytes``; no message is copied."""
-    if len(column) == 0:
-        return
-    assert column.null_count == 0, "every message has bytes"
-    _, offset_buffer, data_buffer = column.buffers()
-    width = np.int64 if str(column.type).startswith("large") else np.int32
-    stored = np.frombuffer(offset_buffer, dtype=width)
-    offsets = stored[column.offset : column.offset + len(column) + 1].astype(np.int64)
-    data = np.frombuffer(data_buffer, dtype=np.uint8)
-    first = 0
-    while first < len(column):
-        wanted = np.searchsorted(offsets, offsets[first] + chunk_bytes, side="right") - 1
-        last = min(max(int(wanted), first + 1), len(column))
-        start, end = int(offsets[first]), int(offsets[last])
-        yield MessageChunk(data[start:end], offsets[first : last + 1] - start)
-        first = last
+            if not copied:
+                session.make_copy()
+                copied = True
+            session.move_copy(last_commit)
+            slice_messages = min(2 * slice_messages, SLICE_MESSAGES)
 
 
 def _last_commit_end(chunk: MessageChunk) -> Lsn | None:

@@ -1,0 +1,148 @@
+"""One connection that reads a slot, or a temporary copy of it, through the SQL function.
+
+What is not here: which range is read by whom, see ``sql_stream.py`` and ``sql_parts.py``.
+
+Source: https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-REPLICATION
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from psycopg import sql
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
+from airflow_provider_pgoutput.capture.source import session as sessions
+from airflow_provider_pgoutput.capture.source.errors import translated
+from airflow_provider_pgoutput.capture.source.stream import CHUNK_BYTES, PROTOCOL_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import pyarrow as pa
+    from adbc_driver_manager.dbapi import Connection as AdbcConnection
+
+
+class SlotSession:
+    """An ADBC connection with, once asked for, a temporary copy of the slot."""
+
+    def __init__(
+        self,
+        conninfo: str | Mapping[str, Any],
+        slot_name: str,
+        publication_names: tuple[str, ...],
+    ) -> None:
+        self._slot_name = slot_name
+        self._publications = sessions.publication_list(publication_names)
+        self._copy_name: str | None = None
+        self._connection: AdbcConnection = sessions.connect_adbc(conninfo, slot=slot_name)
+        self._cursor = self._connection.cursor()
+        self._cursor.adbc_statement.set_options(
+            **{"adbc.postgresql.batch_size_hint_bytes": str(CHUNK_BYTES)}
+        )
+
+    def peek(self, up_to: Lsn, messages: int | None = None) -> Iterator[MessageChunk]:
+        """Messages of the copy, or of the slot while there is none; neither is moved.
+
+        :param messages: the server ends the answer at the first commit past so many.
+        """
+        statement = sql.SQL(
+            "SELECT data FROM pg_catalog.pg_logical_slot_peek_binary_changes({}, {}, {},"
+            " 'proto_version', {}, 'publication_names', {})"
+        ).format(
+            sql.Literal(self._copy_name or self._slot_name),
+            sql.Literal(str(up_to)),
+            sql.Literal(messages),
+            sql.Literal(PROTOCOL_VERSION),
+            sql.Literal(self._publications),
+        )
+        for record_batch in sessions.record_batches(
+            self._cursor, statement.as_string(), slot=self._slot_name
+        ):
+            yield from message_chunks(record_batch.column(0))
+
+    def make_copy(self) -> None:
+        """Make a temporary copy of the slot, which ends with this connection at the latest.
+
+        :raises ConfigurationError: when the server has no room for another slot.
+        """
+        name = f"pgoutput_{uuid.uuid4().hex}"
+        self._scalar(
+            sql.SQL(
+                "SELECT slot_name::pg_catalog.text"
+                " FROM pg_catalog.pg_copy_logical_replication_slot({}, {}, true)"
+            ).format(sql.Literal(self._slot_name), sql.Literal(name))
+        )
+        self._copy_name = name
+
+    def move_copy(self, lsn: Lsn) -> Lsn:
+        """Move the copy, never the slot itself, up to ``lsn``.
+
+        :returns: where the server starts to read the WAL for what comes after ``lsn``.
+        """
+        assert self._copy_name is not None, "reading never moves the pipeline's slot"
+        name = sql.Literal(self._copy_name)
+        confirmed, restart = self._positions(name)
+        if confirmed < lsn:
+            self._scalar(
+                sql.SQL(
+                    "SELECT end_lsn::pg_catalog.text"
+                    " FROM pg_catalog.pg_replication_slot_advance({}, {})"
+                ).format(name, sql.Literal(str(lsn)))
+            )
+            _, restart = self._positions(name)
+        return restart
+
+    def close(self) -> None:
+        """Stop what runs, and end the connection and with it the copy."""
+        # Nothing runs any more when everything was read; cancelling then is refused.
+        with contextlib.suppress(Exception):
+            self._connection.adbc_cancel()
+        with contextlib.suppress(Exception):
+            self._cursor.close()
+        self._connection.close()
+
+    def cancel(self) -> None:
+        """Stop what runs in another thread."""
+        with contextlib.suppress(Exception):
+            self._connection.adbc_cancel()
+
+    def _positions(self, name: sql.Literal) -> tuple[Lsn, Lsn]:
+        """Confirmed and restart LSN of the copy."""
+        text = self._scalar(
+            sql.SQL(
+                "SELECT confirmed_flush_lsn::pg_catalog.text || ' ' || restart_lsn::pg_catalog.text"
+                " FROM pg_catalog.pg_replication_slots WHERE slot_name = {}"
+            ).format(name)
+        )
+        confirmed, restart = text.split(" ")
+        return Lsn.parse(confirmed), Lsn.parse(restart)
+
+    def _scalar(self, statement: sql.Composed) -> str:
+        with translated(slot=self._slot_name):
+            self._cursor.execute(statement.as_string())
+            ((value,),) = self._cursor.fetchall()
+        return str(value)
+
+
+def message_chunks(column: pa.Array, chunk_bytes: int = CHUNK_BYTES) -> Iterator[MessageChunk]:
+    """View an Arrow ``binary`` column as chunks of about ``chunk_bytes``; no message is copied."""
+    if len(column) == 0:
+        return
+    assert column.null_count == 0, "every message has bytes"
+    _, offset_buffer, data_buffer = column.buffers()
+    width = np.int64 if str(column.type).startswith("large") else np.int32
+    stored = np.frombuffer(offset_buffer, dtype=width)
+    offsets = stored[column.offset : column.offset + len(column) + 1].astype(np.int64)
+    data = np.frombuffer(data_buffer, dtype=np.uint8)
+    first = 0
+    while first < len(column):
+        wanted = np.searchsorted(offsets, offsets[first] + chunk_bytes, side="right") - 1
+        last = min(max(int(wanted), first + 1), len(column))
+        start, end = int(offsets[first]), int(offsets[last])
+        yield MessageChunk(data[start:end], offsets[first : last + 1] - start)
+        first = last

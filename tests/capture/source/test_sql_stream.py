@@ -1,0 +1,132 @@
+"""The SQL transport: a range read in parts, in slices or at once is the same range."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
+from airflow_provider_pgoutput.capture.source.sql_stream import SqlStream
+from airflow_provider_pgoutput.errors import SlotNotFound
+
+if TYPE_CHECKING:
+    from tests.capture.pipeline_support import Source
+
+pytestmark = pytest.mark.postgres
+
+
+def flush_lsn(source: Source) -> Lsn:
+    return Lsn.parse(source.execute("SELECT pg_current_wal_flush_lsn()::text")[0][0])
+
+
+def read(stream: SqlStream, start: Lsn, target: Lsn) -> list[tuple[int, int, int, str]]:
+    """Every change: position, operation and new key."""
+    decoder = Decoder(start, target)
+    found = []
+    try:
+        for chunk in stream.chunks():
+            for block in decoder.decode(chunk):
+                keys = block.new[0].to_pylist() if block.new[0] else [None] * len(block)
+                found += [
+                    (lsn, seq, op, str(key))
+                    for lsn, seq, op, key in zip(
+                        block.commit_lsn.tolist(),
+                        block.seq.tolist(),
+                        block.op.tolist(),
+                        keys,
+                        strict=True,
+                    )
+                ]
+    finally:
+        stream.close()
+    # Blocks of several tables interleave; a position orders them.
+    return sorted(found)
+
+
+@pytest.fixture
+def backlog(source: Source) -> tuple[Lsn, Lsn]:
+    """Many transactions, a long one around them, a truncate and another version."""
+    source.execute("CREATE TABLE l(a int PRIMARY KEY, b text)", "ALTER PUBLICATION p ADD TABLE l")
+    source.make_slot()
+    start = Lsn.parse(str(source.confirmed()))
+    with psycopg.connect(source.conninfo) as long:
+        long.execute("INSERT INTO l SELECT g, repeat('l', 100) FROM generate_series(-500, -1) g")
+        source.execute(
+            *(
+                f"INSERT INTO t SELECT g, repeat('x', 100) FROM generate_series({n}000, {n}099) g"
+                for n in range(1, 60)
+            ),
+            "UPDATE t SET a = a + 1000000 WHERE a % 7 = 0",
+            "ALTER TABLE t ADD c int DEFAULT 1",
+            "DELETE FROM t WHERE a % 5 = 0 AND a > 0",
+        )
+        long.execute("INSERT INTO l SELECT g, repeat('l', 100) FROM generate_series(-900, -600) g")
+        long.commit()
+    source.execute("INSERT INTO t VALUES (-1000)")
+    return start, flush_lsn(source)
+
+
+@pytest.mark.parametrize("part_bytes", [1 << 13, 1 << 16, 123_457, 1 << 19])
+def test_parts_join_without_gap_or_double(
+    source: Source, backlog: tuple[Lsn, Lsn], part_bytes: int
+) -> None:
+    start, target = backlog
+    make = (source.conninfo, source.slot_name, ("p",), start, target)
+    whole = read(SqlStream(*make), start, target)
+    assert len(whole) > 7000
+    assert read(SqlStream(*make, part_bytes=part_bytes), start, target) == whole
+    assert source.confirmed() == str(start)
+    (copies,) = source.execute("SELECT count(*) FROM pg_replication_slots WHERE temporary")[0]
+    assert copies == 0
+
+
+@pytest.mark.parametrize("max_messages", [1, 150, 1000])
+def test_slices_join_without_gap_or_double(
+    source: Source, backlog: tuple[Lsn, Lsn], max_messages: int
+) -> None:
+    start, target = backlog
+    make = (source.conninfo, source.slot_name, ("p",), start, target)
+    whole = read(SqlStream(*make), start, target)
+    assert read(SqlStream(*make, max_messages=max_messages), start, target) == whole
+
+
+def test_without_room_for_copies_one_connection_reads(
+    source: Source, backlog: tuple[Lsn, Lsn]
+) -> None:
+    start, target = backlog
+    make = (source.conninfo, source.slot_name, ("p",), start, target)
+    whole = read(SqlStream(*make), start, target)
+    (most, used) = source.execute(
+        "SELECT current_setting('max_replication_slots')::int, count(*) FROM pg_replication_slots"
+    )[0]
+    # Room for one copy, not for two.
+    names = [f"filler_{number}" for number in range(most - used - 1)]
+    source.execute(*(f"SELECT pg_create_physical_replication_slot('{name}')" for name in names))
+    try:
+        assert read(SqlStream(*make, part_bytes=1 << 16), start, target) == whole
+    finally:
+        source.execute(*(f"SELECT pg_drop_replication_slot('{name}')" for name in names))
+
+
+def test_a_part_that_fails_fails_the_read(source: Source) -> None:
+    start = flush_lsn(source)
+    source.execute("INSERT INTO t SELECT generate_series(1, 1000)")
+    stream = SqlStream(
+        source.conninfo, "nobody_s_slot", ("p",), start, flush_lsn(source), part_bytes=1 << 10
+    )
+    with pytest.raises(SlotNotFound):
+        list(stream.chunks())
+    stream.close()
+
+
+def test_a_read_can_be_closed_in_the_middle(source: Source, backlog: tuple[Lsn, Lsn]) -> None:
+    start, target = backlog
+    stream = SqlStream(source.conninfo, source.slot_name, ("p",), start, target, part_bytes=1 << 13)
+    next(stream.chunks())
+    stream.close()
+    stream.close()
+    whole = read(SqlStream(source.conninfo, source.slot_name, ("p",), start, target), start, target)
+    assert len(whole) > 7000
