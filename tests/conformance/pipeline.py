@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from pyiceberg.catalog import load_catalog
+
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.plan import Plan
 from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.checkpoint import Checkpoint, read_checkpoint
 from airflow_provider_pgoutput.capture.pipeline import CaptureRequest, stage_batch
-from pyiceberg.catalog import load_catalog
-
-from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.plan import Plan
 
 if TYPE_CHECKING:
     from pathlib import Path
