@@ -25,7 +25,7 @@ airflow: setup ## Airflow's web page with the DAG loaded and the demo's database
 	@$(BIN)/python -m airflow_provider_pgoutput.quickstart airflow
 
 lint: setup ## Check style and formatting
-	@$(BIN)/ruff check
+	@$(BIN)/ruff check --no-cache
 	@$(BIN)/ruff format --check
 
 types: setup ## Check the types
