@@ -115,7 +115,9 @@ class Pipeline:
     def snapshot_ids(self) -> dict[str, int | None]:
         """The current snapshot of every table in the namespace, read by another engine than Spark."""
         catalog = load_catalog(CATALOG, **self.catalog_properties)
-        found = {}
+        found: dict[str, int | None] = {}
+        if not catalog.namespace_exists(self.namespace):
+            return found
         for identifier in catalog.list_tables(self.namespace):
             snapshot = catalog.load_table(identifier).current_snapshot()
             found[identifier[-1]] = snapshot.snapshot_id if snapshot else None
