@@ -21,7 +21,7 @@ from airflow_provider_pgoutput.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -155,6 +155,15 @@ class IcebergTable:
         """Empty a branch: one metadata commit, whatever the table's size."""
         everything = self._jvm.org.apache.iceberg.expressions.Expressions.alwaysTrue()
         self.java.newDelete().deleteFromRowFilter(everything).toBranch(branch).commit()
+        self.java.refresh()
+
+    def delete_files(self, branch: str, paths: Sequence[str]) -> None:
+        """Take data files out of a branch."""
+        delete = self.java.newDelete().toBranch(branch)
+        for path in paths:
+            # Not a String: for one, Py4J finds an inner method that removes the file itself.
+            delete = delete.deleteFile(self._jvm.java.lang.StringBuilder(path))
+        delete.commit()
         self.java.refresh()
 
     def mark(self, branch: str, marker: Mapping[str, str]) -> None:

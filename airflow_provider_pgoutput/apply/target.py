@@ -139,7 +139,7 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
         marker = table.marker(manifest.slot_name)
         _refuse_foreign(table, marker, target, manifest, copy_lsn)
     applied = marker.end_lsn if marker else None
-    copies = copy_lsn is not None and (applied is None or applied < copy_lsn)
+    copies = copy_lsn is not None and (applied is None or applied <= copy_lsn)
     _refuse_renamed(target, progress, copies)
     known = progress.tables.get(target.name.target)
     if known is not None and not copies and (applied is None or applied < known):

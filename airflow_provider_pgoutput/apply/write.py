@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _PROPERTY = "spark.sql.iceberg.snapshot-property."
 _KEYS_VIEW = "pgoutput_keys"
 _FILE, _POSITION = "_file", "_pos"
+_MERGE_MODE, _MERGE_ON_READ = "write.merge.mode", "merge-on-read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +120,28 @@ class BranchWriter:
                 table=self.table.name.target,
                 advice="copy the table again.",
             )
-        chosen.createOrReplaceTempView(_KEYS_VIEW)
-        conditions = [f"t.{_FILE} = k.file", f"t.{_POSITION} = k.position"]
-        self._merge_delete(_KEYS_VIEW, conditions, None)
+        self._delete_positions(chosen)
+
+    def _delete_positions(self, chosen: DataFrame) -> None:
+        """Delete the rows at the places in ``chosen``: columns ``file`` and ``position``."""
+        if self.table.properties.get(_MERGE_MODE) == _MERGE_ON_READ:
+            chosen.createOrReplaceTempView(_KEYS_VIEW)
+            place = [f"t.{_FILE} = k.file", f"t.{_POSITION} = k.position"]
+            self._merge_delete(_KEYS_VIEW, place, None)
+            return
+        # A copy-on-write MERGE does not see positions: the files are written again without the rows.
+        files = chosen.select("file").distinct()
+        names = [quote(name) for name in self._all().columns]
+        rows = self._all().selectExpr(
+            *names, f"{_FILE} AS `{_FILE}`", f"{_POSITION} AS `{_POSITION}`"
+        )
+        in_them = rows.join(files, F.col(_FILE) == F.col("file"), "left_semi")
+        same = (F.col(_FILE) == F.col("file")) & (F.col(_POSITION) == F.col("position"))
+        kept = in_them.join(chosen, same, "left_anti").selectExpr(*names).localCheckpoint()
+        self.table.delete_files(self.branch, [row["file"] for row in files.collect()])
+        self._follow()
+        kept.writeTo(self._sql_name).option("check-nullability", "false").append()
+        self._follow()
 
     def mark_all_deleted(self, op_column: str) -> None:
         """Soft delete: mark every row of the branch as deleted."""
