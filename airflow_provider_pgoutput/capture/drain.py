@@ -92,5 +92,5 @@ def _fetched_ahead(stream: ChangeStream) -> Iterator[MessageChunk]:
             yield item
     finally:
         stopping.set()
-        stream.close()
+        stream.stop()
         thread.join()

@@ -309,3 +309,14 @@ def test_small_memory_gives_the_same_rows_in_more_row_groups(source: Source) -> 
     rows = source.changes(manifest, "public.t")
     assert len(rows) == 20000
     assert [row["seq"] for row in rows] == list(range(20000))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_limit_ends_a_read_that_has_nothing_more_to_give(source: Source, transport: str) -> None:
+    """The reader waits for the source when the batch is full: nobody may wait for the other."""
+    checkpoint = checkpoint_of(source.stage())
+    for number in range(8):
+        source.execute(f"INSERT INTO t VALUES ({number})")
+        manifest = source.stage(checkpoint=checkpoint, transport=transport, max_changes=1)
+        assert manifest.changes == 1
+        checkpoint = checkpoint_of(manifest)

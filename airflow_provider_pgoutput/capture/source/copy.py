@@ -78,13 +78,14 @@ def copy_tables(
     ready: queue.Queue[CopiedRows | BaseException | None] = queue.Queue(_QUEUED_BATCHES)
     stopping = threading.Event()
 
-    def hand_over(item: CopiedRows | BaseException | None) -> None:
+    def hand_over(item: CopiedRows | BaseException | None) -> bool:
         while not stopping.is_set():
             try:
                 ready.put(item, timeout=0.2)
             except queue.Full:
                 continue
-            return
+            return True
+        return False
 
     def work() -> None:
         try:
@@ -92,7 +93,8 @@ def copy_tables(
             try:
                 while not stopping.is_set():
                     for rows in _copy_one(connection, waiting.get_nowait()):
-                        hand_over(rows)
+                        if not hand_over(rows):
+                            return
             except queue.Empty:
                 hand_over(None)
             finally:

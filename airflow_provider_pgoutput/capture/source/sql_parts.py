@@ -12,10 +12,11 @@ Source: https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-R
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.staging.cut import BatchCut, Limits
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.sql_session import SlotSession
 
 _QUEUED_CHUNKS = 4
+#: How long a wait lasts before it looks whether the read was stopped.
+_PATIENCE_SECONDS = 0.2
+
+_Item = TypeVar("_Item")
 
 
 @dataclass(slots=True)
@@ -56,7 +61,7 @@ class PartedRead:
         self._cursor = start
         self._lock = threading.Lock()
         #: Parts in order; None: there are no more.
-        self._parts: queue.SimpleQueue[_Part | None] = queue.SimpleQueue()
+        self._parts: queue.Queue[_Part | None] = queue.Queue()
         self._stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._work, args=(each,), name=f"part-{number}", daemon=True)
@@ -67,8 +72,8 @@ class PartedRead:
 
     def chunks(self) -> Iterator[MessageChunk]:
         """All chunks of all parts in order."""
-        while (part := self._parts.get()) is not None:
-            while (item := part.arrived.get()) is not None:
+        while (part := self._next(self._parts)) is not None:
+            while (item := self._next(part.arrived)) is not None:
                 if isinstance(item, BaseException):
                     raise item
                 yield item
@@ -81,6 +86,13 @@ class PartedRead:
         """Wait for the threads; their connections were cancelled or have nothing more to give."""
         for thread in self._threads:
             thread.join()
+
+    def _next(self, items: queue.Queue[_Item | None]) -> _Item | None:
+        """The next item; None at the end, and when the read was stopped."""
+        while not self._stopping.is_set():
+            with contextlib.suppress(queue.Empty):
+                return items.get(timeout=_PATIENCE_SECONDS)
+        return None
 
     def _work(self, session: SlotSession) -> None:
         while (part := self._take(session)) is not None:
@@ -120,7 +132,7 @@ class PartedRead:
     def _put(self, part: _Part, item: MessageChunk | BaseException | None) -> bool:
         while not self._stopping.is_set():
             try:
-                part.arrived.put(item, timeout=0.2)
+                part.arrived.put(item, timeout=_PATIENCE_SECONDS)
             except queue.Full:
                 continue
             return True

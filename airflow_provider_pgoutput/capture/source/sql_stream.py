@@ -75,15 +75,20 @@ class SqlStream:
             return self._parted.chunks()
         return self._slices(min(self._max_messages or SLICE_MESSAGES, SLICE_MESSAGES))
 
+    def stop(self) -> None:
+        """See ``ChangeStream``."""
+        if self._parted is not None:
+            self._parted.stop()
+        for session in self._sessions:
+            session.cancel()
+
     def close(self) -> None:
         """See ``ChangeStream``; temporary copies of the slot go with their connections."""
         if self._closed:
             return
         self._closed = True
+        self.stop()
         if self._parted is not None:
-            self._parted.stop()
-            for session in self._sessions:
-                session.cancel()
             self._parted.join()
         for session in self._sessions:
             session.close()

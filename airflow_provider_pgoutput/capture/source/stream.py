@@ -38,6 +38,10 @@ class ChangeStream(Protocol):
         """
         ...
 
+    def stop(self) -> None:
+        """Make ``chunks`` end soon, or fail, in the thread that iterates; for calls from another one."""
+        ...
+
     def close(self) -> None:
-        """End the read and free the slot; may be called at any time, and twice."""
+        """End the read and free the slot; no thread iterates any more. May be called twice."""
         ...

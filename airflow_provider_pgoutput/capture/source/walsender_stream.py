@@ -49,6 +49,8 @@ _BURST_MESSAGES = 4096
 _QUEUED_CHUNKS = 4
 #: How often a quiet server is asked how far it is.
 _ASK_SECONDS = 0.05
+#: How long a wait lasts before it looks whether the read was stopped.
+_PATIENCE_SECONDS = 0.2
 #: How long a server that is asked to stop may take.
 _STOP_SECONDS = 2.0
 
@@ -95,17 +97,24 @@ class WalsenderStream:
 
     def chunks(self) -> Iterator[MessageChunk]:
         """See ``ChangeStream``."""
-        while True:
-            item = self._queue.get()
+        while not self._stopping.is_set():
+            try:
+                item = self._queue.get(timeout=_PATIENCE_SECONDS)
+            except queue.Empty:
+                continue
             if item is None:
                 return
             if isinstance(item, PgoutputError):
                 raise item
             yield item
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """See ``ChangeStream``."""
         self._stopping.set()
+
+    def close(self) -> None:
+        """See ``ChangeStream``."""
+        self.stop()
         self._thread.join()
 
     # What follows runs in the thread that owns the connection.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -10,7 +13,7 @@ import pytest
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
 from airflow_provider_pgoutput.capture.source.sql_stream import SqlStream
-from airflow_provider_pgoutput.errors import SlotNotFound
+from airflow_provider_pgoutput.errors import SlotNotFound, SourceUnavailable
 
 if TYPE_CHECKING:
     from tests.capture.pipeline_support import Source
@@ -130,3 +133,27 @@ def test_a_read_can_be_closed_in_the_middle(source: Source, backlog: tuple[Lsn, 
     stream.close()
     whole = read(SqlStream(source.conninfo, source.slot_name, ("p",), start, target), start, target)
     assert len(whole) > 7000
+
+
+@pytest.mark.parametrize("part_bytes", [1 << 13, 1 << 30])
+def test_a_reader_in_another_thread_can_be_stopped(
+    source: Source, backlog: tuple[Lsn, Lsn], part_bytes: int
+) -> None:
+    start, target = backlog
+    for delay in (0.0, 0.01, 0.05, 0.2):
+        stream = SqlStream(
+            source.conninfo, source.slot_name, ("p",), start, target, part_bytes=part_bytes
+        )
+
+        def iterate(chosen: SqlStream = stream) -> None:
+            with contextlib.suppress(SourceUnavailable):
+                for _ in chosen.chunks():
+                    pass
+
+        reader = threading.Thread(target=iterate)
+        reader.start()
+        time.sleep(delay)
+        stream.stop()
+        reader.join(timeout=20)
+        assert not reader.is_alive()
+        stream.close()

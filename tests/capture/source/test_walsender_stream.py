@@ -152,3 +152,16 @@ def test_a_killed_reader_leaves_a_slot_that_can_be_read(source: Source) -> None:
         break
     assert sum(len(chunk.offsets) - 1 for chunk in stream.chunks()) == 4
     stream.close()
+
+
+def test_a_reader_that_waits_can_be_stopped(source: Source) -> None:
+    source.make_slot()
+    start = Lsn.parse(str(source.confirmed()))
+    stream = WalsenderStream(source.conninfo, source.slot_name, ("p",), start, Lsn(2**62))
+    reader = threading.Thread(target=lambda: list(stream.chunks()))
+    reader.start()
+    time.sleep(0.3)
+    stream.stop()
+    reader.join(timeout=10)
+    assert not reader.is_alive()
+    stream.close()
