@@ -16,7 +16,7 @@ import contextlib
 import queue
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.staging.cut import BatchCut, Limits
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 _QUEUED_CHUNKS = 4
 #: How long a wait lasts before it looks whether the read was stopped.
 _PATIENCE_SECONDS = 0.2
-
-_Item = TypeVar("_Item")
 
 
 @dataclass(slots=True)
@@ -72,6 +70,8 @@ class PartedRead:
 
     def chunks(self) -> Iterator[MessageChunk]:
         """All chunks of all parts in order."""
+        part: _Part | None
+        item: MessageChunk | BaseException | None
         while (part := self._next(self._parts)) is not None:
             while (item := self._next(part.arrived)) is not None:
                 if isinstance(item, BaseException):
@@ -87,7 +87,7 @@ class PartedRead:
         for thread in self._threads:
             thread.join()
 
-    def _next(self, items: queue.Queue[_Item | None]) -> _Item | None:
+    def _next(self, items: queue.Queue[Any]) -> Any:
         """The next item; None at the end, and when the read was stopped."""
         while not self._stopping.is_set():
             with contextlib.suppress(queue.Empty):
