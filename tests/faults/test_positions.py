@@ -128,9 +128,14 @@ def test_f20_what_a_crashed_server_delivers_again_is_not_applied_again(
     run = subject(20)
     run.run()
     with connect(run.pipeline.conninfo) as session:
+        session.execute("CREATE TABLE unpublished(a int)")
+        holder = psycopg.connect(run.pipeline.conninfo)
+        holder.execute("INSERT INTO unpublished VALUES (1)")
         session.execute("CHECKPOINT")
-    holder = psycopg.connect(run.pipeline.conninfo)
-    holder.execute("INSERT INTO bag VALUES (100, 'open')")  # Holds restart_lsn back.
+    # An advance is written to the disk when it moves restart_lsn; this one moves it to the open
+    # transaction, and the next one cannot.
+    run.work()
+    run.run()
     run.work()
     run.run()
     advanced = run.pipeline.confirmed_flush_lsn()
