@@ -40,12 +40,20 @@ def staging_case(rows: int, measured: dict[str, Measurement]) -> dict[str, Any]:
         case[name] = {
             "rows_per_s": rates[name],
             "rows_per_cpu_s": rows / one.cpu_seconds if one.cpu_seconds else None,
+            "rows_per_cpu_s_with_server": with_server(rows, one),
             "peak_mib": one.peak_mib,
             "seconds": one.seconds,
             "ratio_to_pg_recvlogical": ratio(rates, name, "pg_recvlogical"),
             "ratio_to_server": ratio(rates, name, "server"),
         }
     return case
+
+
+def with_server(rows: int, one: Measurement) -> float | None:
+    """Rows per CPU second of reader and server together: what other load on the machine changes least."""
+    if not one.server_cpu_seconds:
+        return None
+    return rows / (one.server_cpu_seconds + (one.cpu_seconds or 0))
 
 
 def ratio(rates: dict[str, float], name: str, other: str) -> float | None:
@@ -84,14 +92,15 @@ def table(result: dict[str, Any]) -> str:
     """Everything side by side, for a terminal."""
     lines = [
         (
-            f"{'case':<5} {'reader':<15} {'rows/s':>11} {'rows/CPU s':>11} {'peak MiB':>9}"
-            f" {'x pg_recvlogical':>17} {'x server':>9}"
+            f"{'case':<5} {'reader':<15} {'rows/s':>11} {'rows/CPU s':>11} {'with server':>11}"
+            f" {'peak MiB':>9} {'x pg_recvlogical':>17} {'x server':>9}"
         )
     ]
     for name, case in result["staging"].items():
         for reader, one in ((key, value) for key, value in case.items() if key != "rows"):
             lines.append(
                 f"{name:<5} {reader:<15} {number(one['rows_per_s'])} {number(one['rows_per_cpu_s'])}"
+                f" {number(one['rows_per_cpu_s_with_server'])}"
                 f" {number(one['peak_mib'], 9)} {fraction(one['ratio_to_pg_recvlogical'], 17)}"
                 f" {fraction(one['ratio_to_server'], 9)}"
             )

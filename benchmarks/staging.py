@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from benchmarks.workloads import DATABASE, PUBLICATION, Backlog, Source, copied_slot
@@ -39,6 +39,8 @@ class Measurement:
     peak_mib: float | None = None
     #: Row changes staged; None: the contender does not say.
     rows: int | None = None
+    #: User and system time of all processes of the server; None: not known on this system.
+    server_cpu_seconds: float | None = None
 
 
 def measure(
@@ -53,6 +55,7 @@ def measure(
     for repetition in range(repetitions):
         for name in contenders if repetition % 2 == 0 else reversed(contenders):
             with copied_slot(source, backlog) as slot:
+                before = source.cpu_seconds()
                 if name == "server":
                     one = read_with_server(source, slot, backlog)
                 elif name == "pg_recvlogical":
@@ -60,6 +63,9 @@ def measure(
                 else:
                     one = read_with_pipeline(source.conninfo, slot, name)
                     check_rows(name, one, backlog)
+                after = source.cpu_seconds()
+            if before is not None and after is not None:
+                one = replace(one, server_cpu_seconds=after - before)
             found[name].append(one)
             report(f"{backlog.workload.name} {name}: {one.seconds:.2f} s")
     return {name: median(measurements) for name, measurements in found.items()}
@@ -70,7 +76,7 @@ def median(measurements: list[Measurement]) -> Measurement:
     middle = statistics.median_low(each.seconds for each in measurements)
     chosen = next(each for each in measurements if each.seconds == middle)
     peaks = [each.peak_mib for each in measurements if each.peak_mib is not None]
-    return Measurement(chosen.seconds, chosen.cpu_seconds, max(peaks, default=None), chosen.rows)
+    return replace(chosen, peak_mib=max(peaks, default=None))
 
 
 def check_rows(name: str, one: Measurement, backlog: Backlog) -> None:

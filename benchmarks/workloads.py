@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -118,6 +118,22 @@ class Source:
         if done.returncode:
             raise RuntimeError(f"{name} ended with {done.returncode}: {done.stderr[-2000:]}")
 
+    def cpu_seconds(self) -> float | None:
+        """User and system time that the server's processes have used, the ended ones too.
+
+        None where there is no ``/proc``. https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html
+        """
+        if not Path("/proc/self/stat").is_file():
+            return None
+        lines = (self.server.data_directory / "postmaster.pid").read_text().splitlines()
+        main = Path("/proc") / lines[0].strip()
+        # The main process sums up its ended children; of a living one only its own time counts.
+        found = sum(_clock_ticks(main)[:4])
+        for child in (main / "task" / main.name / "children").read_text().split():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                found += sum(_clock_ticks(Path("/proc") / child)[:2])
+        return found / os.sysconf("SC_CLK_TCK")
+
     def scalar(self, statement: str, *parameters: object) -> object:
         """First value of the first row that a statement returns."""
         with self.connection.cursor(row_factory=scalar_row) as cursor:
@@ -136,6 +152,13 @@ class Source:
                 )
             )
         )
+
+
+def _clock_ticks(process: Path) -> list[int]:
+    """Fields 14 to 17 of ``/proc/<pid>/stat``: own user and system time, the children's."""
+    # The name in field 2 may hold blanks and parentheses; what follows the last one may not.
+    fields = (process / "stat").read_text().rpartition(")")[2].split()
+    return [int(each) for each in fields[11:15]]
 
 
 @contextmanager

@@ -32,6 +32,7 @@ def test_a_tiny_run_writes_figures_for_every_reader(tmp_path: Path) -> None:
             figures = case[transport]
             assert figures["rows_per_s"] > 0
             assert figures["rows_per_cpu_s"] > 0
+            assert 0 < figures["rows_per_cpu_s_with_server"] < figures["rows_per_cpu_s"]
             assert figures["peak_mib"] > 0
             assert figures["ratio_to_pg_recvlogical"] > 0
             assert figures["ratio_to_server"] > 0
