@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
+from airflow_provider_pgoutput.errors import LakeUnavailable
 from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:
@@ -56,3 +59,42 @@ def test_a_later_run_that_was_killed_is_repeated(
     assert rows == list(range(1, 101 if sealed else 102))
     again = source.stage(checkpoint=checkpoint, transport=transport)
     assert again == manifest
+
+
+@pytest.mark.parametrize("error", [SystemExit(143), OSError(5, "Input/output error")])
+def test_a_run_that_ends_right_after_sealing_loses_nothing(
+    source: Source, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """A task that is told to stop, or a disk that fails, once the manifest is in its place."""
+    source.execute("INSERT INTO t SELECT g, 'x' FROM generate_series(1, 100) g")
+    real = os.fsync
+
+    def fsync(number: int) -> None:
+        if source.manifests() and source.manifests()[-1].endswith(".json"):
+            raise error
+        real(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        with pytest.raises((SystemExit, LakeUnavailable)):
+            source.stage()
+    assert len(source.manifests()) == 1
+    manifest = source.stage()
+    assert len(source.manifests()) == 1
+    assert [row["a"] for row in source.copied(manifest, "public.t")] == list(range(1, 101))
+
+
+@pytest.mark.parametrize("transport", ["sql", "walsender"])
+def test_a_batch_that_lost_its_files_is_staged_again(source: Source, transport: str) -> None:
+    first = source.stage()
+    checkpoint = checkpoint_of(first)
+    source.execute("INSERT INTO t SELECT g, 'x' FROM generate_series(1, 100) g")
+    lost = source.stage(checkpoint=checkpoint, transport=transport)
+    shutil.rmtree(source.staging / source.slot_name / "data")
+    source.execute("INSERT INTO t VALUES (101, 'x')")
+    manifest = source.stage(checkpoint=checkpoint, transport=transport)
+    assert manifest.start_lsn == lost.start_lsn
+    assert len(source.manifests()) == 3
+    rows = [row["a"] for row in source.changes(manifest, "public.t")]
+    assert rows == list(range(1, 102))
+    assert source.stage(checkpoint=checkpoint, transport=transport) == manifest

@@ -23,7 +23,7 @@ from airflow_provider_pgoutput.batch.layout import join
 from airflow_provider_pgoutput.errors import ConfigurationError, LakeUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 #: No access for other users: the files hold rows.
 _FOLDER_MODE = 0o750
@@ -148,6 +148,12 @@ class StagingArea:
         with storage_errors("list"):
             found = self._filesystem.get_file_info(selector)
         return sorted(each.base_name for each in found if each.type == fs.FileType.File)
+
+    def sizes(self, paths: Sequence[str]) -> list[int | None]:
+        """Bytes of each file; None: there is no such file."""
+        with storage_errors("list"):
+            found = self._filesystem.get_file_info([join(self._root, path) for path in paths])
+        return [each.size if each.type == fs.FileType.File else None for each in found]
 
     def delete_folder(self, relative: str) -> None:
         """Delete a folder with all that is in it; nothing happens when it does not exist."""

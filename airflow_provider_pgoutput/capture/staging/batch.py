@@ -63,6 +63,7 @@ class BatchInProgress:
         self._tables = StagedTables(describe, policy)
         self._pool = WriterPool(memory_mib << 20)
         self._rejected: TableWriter | None = None
+        self._sealing = False
         self.rows = 0
 
     def add(self, block: ChangeBlock) -> None:
@@ -153,12 +154,15 @@ class BatchInProgress:
             rejected_files=tuple(self._rejected.files) if self._rejected else (),
             created_by=f"airflow-provider-pgoutput {__version__}",
         )
+        # From here on the manifest may be in its place whatever is raised, even if its write failed.
+        self._sealing = True
         return seal(self._area, manifest, self._root)
 
     def abandon(self) -> None:
-        """Give the batch up: nothing of it remains."""
+        """Give the batch up: nothing of it remains, unless it may be sealed already."""
         self._pool.abandon()
-        self._area.delete_folder(self._root)
+        if not self._sealing:
+            self._area.delete_folder(self._root)
 
     @property
     def relation_oids(self) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ What is not here: the data files, which are complete and durable before.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch import layout
@@ -14,6 +15,8 @@ from airflow_provider_pgoutput.batch.manifest import Manifest
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
+
+log = logging.getLogger(__name__)
 
 
 def find_sealed(
@@ -26,7 +29,8 @@ def find_sealed(
 ) -> tuple[Manifest, str] | None:
     """The sealed batch with the greatest end among those that start at ``start``.
 
-    Manifests of another system, which may use the same positions, are passed over.
+    Manifests of another system, which may use the same positions, are passed over; so are, with a
+    warning, those whose files are gone: such a batch is staged anew.
 
     :param past: only batches that end past it count.
     :returns: the manifest and its URI.
@@ -45,9 +49,29 @@ def find_sealed(
     for _, name in sorted(found, reverse=True):
         path = f"{folder}/{name}"
         manifest = Manifest.from_json(area.read(path).decode("utf-8"))
-        if manifest.system_identifier == system_identifier:
+        if manifest.system_identifier != system_identifier:
+            continue
+        if _has_files(area, manifest, path):
             return manifest, area.uri(path)
     return None
+
+
+def _has_files(area: StagingArea, manifest: Manifest, path: str) -> bool:
+    """Whether every file of a manifest is there with its size; what is in it, apply checks."""
+    files = [file for table in manifest.tables for each in table.versions for file in each.files]
+    files += manifest.rejected_files
+    sizes = area.sizes([file.path for file in files])
+    lost = [file for file, size in zip(files, sizes, strict=True) if size != file.size_bytes]
+    if lost:
+        log.warning(
+            "The manifest %s is passed over: %d of its %d files are missing or of another size, the"
+            " first is %s. The batch is staged again if the slot still holds it.",
+            area.uri(path),
+            len(lost),
+            len(files),
+            lost[0].path,
+        )
+    return not lost
 
 
 def seal(area: StagingArea, manifest: Manifest, attempt_root: str) -> tuple[Manifest, str]:
