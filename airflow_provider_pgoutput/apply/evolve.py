@@ -12,19 +12,18 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.apply.iceberg import IcebergTable
+from airflow_provider_pgoutput.apply.iceberg import FILL_PREFIX, IcebergTable
 from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, java_class
 from airflow_provider_pgoutput.apply.names import TableName, literal, quote
 from airflow_provider_pgoutput.apply.types import spark_type
 from airflow_provider_pgoutput.apply.versions import missing_value
+from airflow_provider_pgoutput.batch.manifest import Column
 from airflow_provider_pgoutput.errors import LakeUnavailable, TableRefused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pyspark.sql import SparkSession
-
-    from airflow_provider_pgoutput.batch.manifest import Column
 
 logger = logging.getLogger(__name__)
 
@@ -86,29 +85,27 @@ def evolve(
     columns: Sequence[Column],
     key: Sequence[str],
     properties: Mapping[str, str],
-) -> None:
+    metadata: Mapping[str, str],
+) -> frozenset[str]:
     """Add and widen columns, set identifier fields and properties, as far as the table lacks them.
 
     :param columns: in the types that the target shall have.
     :param key: names of the key columns; other columns that are required become optional.
+    :param metadata: lake types of the metadata columns that the target shall have, by name.
+    :return: names of the columns whose value the older rows still lack.
     :raises TableRefused: somebody else kept changing the schema at the same time.
     """
+    wanted = [*columns, *(Column(name, 0, -1, "", kind) for name, kind in metadata.items())]
     for _ in range(_ATTEMPTS):
         try:
-            if _evolve_once(spark, table, columns, key):
-                logger.info("Changed the schema of %s.", table.name.target)
-            stale = {name for name in properties if table.properties.get(name) != properties[name]}
-            if stale:
-                change = table.java.updateProperties()
-                for name in sorted(stale):
-                    change = change.set(name, properties[name])
-                change.commit()
-            table.java.refresh()
-            return
+            _evolve_once(spark, table, wanted, key, properties)
         except JAVA_ERRORS as error:
             if not java_class(error).endswith("CommitFailedException"):
                 raise
             table.java.refresh()
+        else:
+            found = table.properties
+            return frozenset(each.name for each in columns if FILL_PREFIX + each.name in found)
     raise TableRefused(
         "The schema is being changed by somebody else.",
         table=table.name.target,
@@ -117,43 +114,73 @@ def evolve(
 
 
 def _evolve_once(
-    spark: SparkSession, table: IcebergTable, columns: Sequence[Column], key: Sequence[str]
-) -> bool:
-    schema = table.java.schema()
-    present = {str(field.name()): field for field in schema.columns()}
-    change, changed = table.java.updateSchema().caseSensitive(True), False
+    spark: SparkSession,
+    table: IcebergTable,
+    columns: Sequence[Column],
+    key: Sequence[str],
+    properties: Mapping[str, str],
+) -> None:
+    """One commit with all changes, or none when there are none."""
+    transaction = table.java.newTransaction()
+    change, changed = transaction.updateSchema().caseSensitive(True), False
+    present = {str(field.name()): field for field in table.java.schema().columns()}
+    wanted_properties = dict(properties)
     for column in columns:
         kind = _java_type(spark, column.lake_type)
         field = present.get(column.name)
         if field is None:
             default = _default(spark, table, column, kind)
-            change = change.addColumn(None, column.name, kind, None, default)
-            changed = True
+            change, changed = change.addColumn(None, column.name, kind, None, default), True
+            if column.missing_value is not None and default is None:
+                # In the same commit: a run that is killed now leaves the note for the next one.
+                wanted_properties[FILL_PREFIX + column.name] = "true"
         elif not field.type().equals(kind) and field.type().isPrimitiveType():
             change, changed = change.updateColumn(column.name, kind), True
     for name, field in present.items():
         if field.isRequired() and name not in key:
             change, changed = change.makeColumnOptional(name), True
-    identifiers = {str(name) for name in schema.identifierFieldNames()}
+    identifiers = {str(name) for name in table.java.schema().identifierFieldNames()}
+    wanted_identifiers = _identifier_fields(present, key)
+    if identifiers != wanted_identifiers:
+        names = _java_list(spark, sorted(wanted_identifiers))
+        change, changed = change.setIdentifierFields(names), True
+    # Also when it changes nothing: a transaction takes no second operation before.
+    change.commit()
+    changed = _set_properties(table, transaction, wanted_properties) or changed
+    if changed:
+        transaction.commitTransaction()
+        logger.info("Changed schema or properties of %s.", table.name.target)
+    table.java.refresh()
+
+
+def _set_properties(table: IcebergTable, transaction: Any, wanted: Mapping[str, str]) -> bool:
+    """Set the properties that the table lacks, in ``transaction``; whether there were any."""
+    found = table.properties
+    stale = sorted(name for name in wanted if found.get(name) != wanted[name])
+    if not stale:
+        return False
+    update = transaction.updateProperties()
+    for name in stale:
+        update = update.set(name, wanted[name])
+    update.commit()
+    return True
+
+
+def _identifier_fields(present: Mapping[str, Any], key: Sequence[str]) -> set[str]:
+    """The key columns, when the specification allows all of them as identifier fields."""
     usable = all(
         name in present
         and present[name].isRequired()
         and not str(present[name].type()).startswith(_NO_IDENTIFIER)
         for name in key
     )
-    wanted = set(key) if usable else set()
-    if identifiers != wanted:
-        change, changed = change.setIdentifierFields(_java_list(spark, sorted(wanted))), True
-    if changed:
-        change.commit()
-        table.java.refresh()
-    return changed
+    return set(key) if usable else set()
 
 
 def _default(spark: SparkSession, table: IcebergTable, column: Column, kind: Any) -> Any:
     """The literal that older rows show in a new column; null when there is none.
 
-    Before format version 3 a table cannot hold it, see ``older_rows``.
+    Before format version 3 a table cannot hold it, and lists it never can: see ``FILL_PREFIX``.
     """
     if column.missing_value is None or format_version(table) < 3 or not kind.isPrimitiveType():
         return None

@@ -34,6 +34,8 @@ MAIN = "main"
 BRANCH_PREFIX = "pgoutput_"
 TAG_PREFIX = "pgoutput_"
 _APPLIED_PROPERTY = "pgoutput.applied."
+#: Table property that names a new column whose value older rows still lack, see ``evolve.py``.
+FILL_PREFIX = "pgoutput.fill."
 _DAY_MS = 24 * 60 * 60 * 1000
 
 
@@ -146,9 +148,11 @@ class IcebergTable:
         system_identifier, batch_id, end_lsn = text.split(" ")
         return Marker(system_identifier, batch_id, Lsn.parse(end_lsn))
 
-    def create_branch(self, branch: str) -> None:
-        """Make a branch from main's head; from an empty snapshot when main has none."""
-        self.java.manageSnapshots().createBranch(branch).commit()
+    def create_branch(self, branch: str, head: int | None) -> None:
+        """Make a branch from snapshot ``head``; from an empty snapshot when main has none."""
+        change = self.java.manageSnapshots()
+        change = change.createBranch(branch) if head is None else change.createBranch(branch, head)
+        change.commit()
         self.java.refresh()
 
     def delete_all(self, branch: str) -> None:
@@ -193,31 +197,53 @@ class IcebergTable:
         }
 
     def publish(
-        self, branch: str, base: int | None, head: int | None, manifest: Manifest, tag_days: int
+        self,
+        branch: str,
+        base: int | None,
+        head: int | None,
+        manifest: Manifest,
+        tag_days: int,
+        filled: frozenset[str] = frozenset(),
     ) -> int:
         """Make ``branch`` the head of main, tag it and remove it: one metadata commit.
 
         :param base: main's head when the branch was made; the commit is refused when it moved.
         :param head: the branch's newest snapshot; the commit is refused when it is another now.
+        :param filled: columns whose value the branch has written into older rows.
         :raises PublishRefused: main or the branch is not what it was.
         :raises CommitStateUnknown: the catalog did not say; look before trying again.
         """
         if head is None or self.branch_head(branch) != head or self.head != base:
             raise PublishRefused("Main moved since the branch was made.", table=self.name.target)
-        snapshot_id = head
+        try:
+            transaction = self._publication(branch, head, manifest, tag_days, filled)
+        except JAVA_ERRORS as error:
+            # Iceberg looked at the table again and found main or the branch elsewhere.
+            raise PublishRefused(
+                "The table changed while the batch was published.", table=self.name.target
+            ) from error
+        self._commit(transaction)
+        return head
+
+    def _publication(
+        self, branch: str, head: int, manifest: Manifest, tag_days: int, filled: frozenset[str]
+    ) -> Any:
+        """The transaction that publishes, not yet committed."""
         transaction = self.java.newTransaction()
         change = transaction.manageSnapshots().fastForwardBranch(MAIN, branch)
         if tag_days:
             tag = TAG_PREFIX + manifest.end_lsn.sortable
             exists = self.java.refs().get(tag) is not None
-            change = (change.replaceTag if exists else change.createTag)(tag, snapshot_id)
+            change = (change.replaceTag if exists else change.createTag)(tag, head)
             change = change.setMaxRefAgeMs(tag, tag_days * _DAY_MS)
         change.removeBranch(branch).commit()
         applied = f"{manifest.system_identifier} {manifest.batch_id} {manifest.end_lsn}"
         properties = transaction.updateProperties()
-        properties.set(_APPLIED_PROPERTY + manifest.slot_name, applied).commit()
-        self._commit(transaction)
-        return snapshot_id
+        properties = properties.set(_APPLIED_PROPERTY + manifest.slot_name, applied)
+        for name in filled:
+            properties = properties.remove(FILL_PREFIX + name)
+        properties.commit()
+        return transaction
 
     def _commit(self, transaction: Any) -> None:
         try:

@@ -57,8 +57,9 @@ def apply(
         rows = folded
         if facts.incomplete:
             rows = resolve(folded, preparation.writer().rows(), segment, missing)
-        inserts_only = not (counts.updates or counts.deletes or counts.truncates)
-        if not preparation.empty and (soft_delete or not inserts_only):
+        # Also for inserts alone: rows can leave the source without an event (a partition is detached,
+        # deletes are not published) and come back.
+        if not preparation.empty:
             marker = None if facts.live or soft_delete or not is_last else preparation.marker
             preparation.writer().delete_keys(folded, segment.key, facts.bounds, marker)
             preparation.counted["deleted_keys"] += facts.keys

@@ -57,9 +57,9 @@ def _apply_net(
         added, removed = counts["added"] or 0, counts["removed"] or 0
         kept = f"array_repeat(true, CAST(greatest({COPIES}, 0) AS INT))"
         if removed:
-            images = [image(i) for i in segment.common]
+            images = [image(i) for i in segment.imaged]
             gone = netted.where(f"{COPIES} < 0").selectExpr(*images, f"-{COPIES} AS {COPIES}")
-            live = f"{OP_COLUMN} <> 'D'" if preparation.soft_delete else "true"
+            live = f"NOT ({OP_COLUMN} <=> 'D')" if preparation.soft_delete else "true"
             preparation.writer().delete_images(gone, COPIES, live)
             preparation.counted["deleted_keys"] += removed
             if preparation.soft_delete:

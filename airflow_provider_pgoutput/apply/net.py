@@ -75,7 +75,7 @@ def net_images(changes: DataFrame, segment: Segment) -> DataFrame:
 
 
 def _images(segment: Segment) -> list[str]:
-    return [image(i) for i in segment.common]
+    return [image(i) for i in segment.imaged]
 
 
 def _signed(changes: DataFrame, segment: Segment) -> DataFrame:
@@ -99,6 +99,6 @@ def _signed(changes: DataFrame, segment: Segment) -> DataFrame:
     return rows.withColumns(
         {
             image(i): F.expr(comparable(staged.new(i), segment.columns[i].lake_type))
-            for i in segment.common
+            for i in segment.imaged
         }
     )

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply import checkpoint, rejected
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable
-from airflow_provider_pgoutput.apply.prepare import Prepared, prepare
-from airflow_provider_pgoutput.apply.publish import publish, remove_dead_branches
+from airflow_provider_pgoutput.apply.prepare import Prepared, isolated
+from airflow_provider_pgoutput.apply.publish import prepare_on_main, publish, remove_dead_branches
 from airflow_provider_pgoutput.apply.staged import open_batch
 from airflow_provider_pgoutput.apply.target import Start, Target, refuse_unordered, start, targets
 from airflow_provider_pgoutput.batch.crash_points import reach
@@ -56,6 +56,7 @@ def apply_batch(spark: SparkSession, plan: Plan) -> ApplyResult:
     :raises PublishRefused: a target kept moving; run the task again.
     """
     began = time.monotonic()
+    spark = isolated(spark)
     batch = open_batch(spark, plan)
     manifest = batch.manifest
     progress = checkpoint.read(spark, plan, manifest)
@@ -71,7 +72,7 @@ def apply_batch(spark: SparkSession, plan: Plan) -> ApplyResult:
     todo = [target for target in found if not starts[target.name.target].done]
     skipped = [target for target in found if starts[target.name.target].done]
 
-    prepared = _prepare_all(spark, batch, todo, starts)
+    prepared = _prepare_all(spark, batch, todo, starts, progress)
     reach("apply.after_prepare")
 
     for each in prepared:
@@ -94,13 +95,17 @@ def apply_batch(spark: SparkSession, plan: Plan) -> ApplyResult:
 
 
 def _prepare_all(
-    spark: SparkSession, batch: StagedBatch, todo: list[Target], starts: dict[str, Start]
+    spark: SparkSession,
+    batch: StagedBatch,
+    todo: list[Target],
+    starts: dict[str, Start],
+    progress: checkpoint.Progress,
 ) -> list[Prepared]:
     """Prepare all tables, some at the same time; nobody sees anything of it yet."""
 
     def one(target: Target) -> Prepared | None:
-        remove_dead_branches(spark, batch, target)
-        return prepare(spark, batch, target, starts[target.name.target])
+        remove_dead_branches(spark, batch, target.name)
+        return prepare_on_main(spark, batch, target, starts[target.name.target], progress)
 
     with ThreadPoolExecutor(max_workers=max(1, batch.plan.parallel_tables)) as pool:
         return [each for each in pool.map(one, todo) if each is not None]

@@ -46,6 +46,8 @@ class Prepared:
     base: int | None
     #: The branch's own newest snapshot.
     head: int
+    #: Columns whose value was written into older rows.
+    filled: frozenset[str] = frozenset()
     #: Rows appended and keys deleted, as far as they were counted.
     counted: dict[str, int] = field(default_factory=dict)
 
@@ -67,12 +69,14 @@ class TablePreparation:
         self._table: IcebergTable | None = None
         self._writer: BranchWriter | None = None
         self._base: int | None = None
+        self._filled: frozenset[str] = frozenset()
         #: The branch is known to hold no rows: nothing can be deleted from it.
         self.empty = False
 
     def run(self) -> Prepared | None:
         """Do all steps; None when the batch changes nothing in the table."""
         self._table = IcebergTable.load(self.spark, self.target.name)
+        self._refuse_moved(self._table)
         existing = {} if self._table is None else _lake_types(self._table)
         source = self.target.source
         self.columns = versions.merge_columns(source, existing)
@@ -90,7 +94,7 @@ class TablePreparation:
         reach("apply.before_publish")
         branch, head = self._writer.branch, self._writer.head
         assert head is not None, "the branch was marked"
-        return Prepared(self.target, branch, self._base, head, self.counted)
+        return Prepared(self.target, branch, self._base, head, self._filled, self.counted)
 
     @property
     def marker(self) -> dict[str, str]:
@@ -118,18 +122,28 @@ class TablePreparation:
         key = () if self.target.is_log else self.target.source.versions[-1].key_columns
         table = self._table or self._create(key)
         ours = properties(self.target, self.batch.manifest)
-        evolve.evolve(self.spark, table, self.columns, key, ours)
-        self._base = table.head
+        self._filled = evolve.evolve(
+            self.spark, table, self.columns, key, ours, metadata=self.target.metadata
+        )
         branch = f"{BRANCH_PREFIX}{self.batch.manifest.batch_id[:16]}_{uuid.uuid4().hex[:8]}"
-        table.create_branch(branch)
+        table.create_branch(branch, self.start.head)
+        # Whatever moved main until now moved it before the branch, so the fence would not see it.
+        self._refuse_moved(table)
+        self._base = self.start.head
         reach("apply.after_branch")
         self._table = table
         writer = BranchWriter(self.spark, table, branch, self.columns)
-        if evolve.format_version(table) < 3:
-            for column in self.columns:
-                if column.missing_value is not None:
-                    writer.fill(column.name, versions.missing_value(column))
+        for column in self.columns:
+            if column.name in self._filled:
+                writer.fill(column.name, versions.missing_value(column))
         return writer
+
+    def _refuse_moved(self, table: IcebergTable | None) -> None:
+        """Demand main's head to be the one on which floor and copy were decided."""
+        if (None if table is None else table.head) != self.start.head:
+            raise PublishRefused(
+                "Main moved after the table was looked at.", table=self.target.name.target
+            )
 
     def _create(self, key: tuple[str, ...]) -> IcebergTable:
         plan, target = self.batch.plan, self.target
@@ -229,25 +243,34 @@ def prepare(
     return prepared
 
 
-def own_session(spark: SparkSession, target: Target) -> SparkSession:
+def isolated(spark: SparkSession) -> SparkSession:
     """A session with the same catalogs whose settings and views no other thread sees."""
     java: Any = spark._jsparkSession
     session = SparkSession(spark.sparkContext, java.cloneSession())
+    for key, value in {
+        # Text of the source stands in statements: it must not read Spark's variables.
+        "spark.sql.variable.substitute": "false",
+        # PostgreSQL's names that differ only in case are different names.
+        "spark.sql.caseSensitive": "true",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.autoBroadcastJoinThreshold": str(_BROADCAST_BYTES),
+        "spark.sql.iceberg.check-nullability": "false",
+    }.items():
+        session.conf.set(key, value)
+    return session
+
+
+def own_session(spark: SparkSession, target: Target) -> SparkSession:
+    """An isolated session with as many shuffle partitions as the table's staged files deserve."""
+    session = isolated(spark)
     staged_bytes = sum(
         file.size_bytes for version in target.source.versions for file in version.files
     )
     cores = spark.sparkContext.defaultParallelism
     wanted = max(cores, 4 * staged_bytes // _BYTES_OF_A_PARTITION)
     configured = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
-    for key, value in {
-        # PostgreSQL's names that differ only in case are different names.
-        "spark.sql.caseSensitive": "true",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": str(min(wanted, max(configured, cores))),
-        "spark.sql.autoBroadcastJoinThreshold": str(_BROADCAST_BYTES),
-        "spark.sql.iceberg.check-nullability": "false",
-    }.items():
-        session.conf.set(key, value)
+    partitions = min(wanted, max(configured, cores))
+    session.conf.set("spark.sql.shuffle.partitions", str(partitions))
     return session
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply import prepare as preparing
 from airflow_provider_pgoutput.apply.iceberg import BRANCH_PREFIX, IcebergTable
-from airflow_provider_pgoutput.apply.target import start
+from airflow_provider_pgoutput.apply.target import Start, start
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.errors import CommitStateUnknown, PublishRefused, TableRefused
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from airflow_provider_pgoutput.apply.checkpoint import Progress
+    from airflow_provider_pgoutput.apply.names import TableName
     from airflow_provider_pgoutput.apply.prepare import Prepared
     from airflow_provider_pgoutput.apply.staged import StagedBatch
     from airflow_provider_pgoutput.apply.target import Target
@@ -40,20 +41,44 @@ def publish(
     :raises PublishRefused: main moved each time.
     """
     waiting: Prepared | None = prepared
+    target = prepared.target
     for attempt in range(1, _ATTEMPTS + 1):
-        if waiting is None:
-            return None
         try:
+            if waiting is None:
+                again = start(spark, target, batch.manifest, progress)
+                if again.done:
+                    return _head(spark, target)
+                waiting = preparing.prepare(spark, batch, target, again)
+                if waiting is None:
+                    return None
             return _publish_once(spark, batch, waiting)
         except PublishRefused as refusal:
             if attempt == _ATTEMPTS:
                 raise
             logger.warning("%s Preparing the batch again on the new main.", refusal)
-        target = prepared.target
-        again = start(spark, target, batch.manifest, progress)
-        if again.done:
-            return _head(spark, target)
-        waiting = preparing.prepare(spark, batch, target, again)
+            waiting = None
+    raise AssertionError("the last attempt raises")
+
+
+def prepare_on_main(
+    spark: SparkSession, batch: StagedBatch, target: Target, begin: Start, progress: Progress
+) -> Prepared | None:
+    """Prepare one table; begin again when main moved since ``begin`` was found out.
+
+    :raises PublishRefused: main moved each time, or another driver applied the batch meanwhile.
+    """
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            return preparing.prepare(spark, batch, target, begin)
+        except PublishRefused as refusal:
+            if attempt == _ATTEMPTS:
+                raise
+            logger.warning("%s Looking at it again.", refusal)
+        begin = start(spark, target, batch.manifest, progress)
+        if begin.done:
+            raise PublishRefused(
+                "Another driver applied the batch meanwhile.", table=target.name.target
+            )
     raise AssertionError("the last attempt raises")
 
 
@@ -67,7 +92,12 @@ def _publish_once(spark: SparkSession, batch: StagedBatch, prepared: Prepared) -
         try:
             days = batch.plan.tag_retention_days
             snapshot_id = table.publish(
-                prepared.branch, prepared.base, prepared.head, batch.manifest, days
+                prepared.branch,
+                prepared.base,
+                prepared.head,
+                batch.manifest,
+                days,
+                prepared.filled,
             )
         except CommitStateUnknown:
             # The batch id in main's history says whether the lost answer was a yes. If not, the same
@@ -97,13 +127,13 @@ def _head(spark: SparkSession, target: Target) -> int:
     return head
 
 
-def remove_dead_branches(spark: SparkSession, batch: StagedBatch, target: Target) -> None:
+def remove_dead_branches(spark: SparkSession, batch: StagedBatch, name: TableName) -> None:
     """Remove branches of earlier attempts at this batch, and ours older than a day.
 
     A driver that still lives and loses its branch is refused when it publishes, as it should be:
     this one has taken the batch over.
     """
-    table = IcebergTable.load(spark, target.name)
+    table = IcebergTable.load(spark, name)
     if table is None:
         return
     same_batch = f"{BRANCH_PREFIX}{batch.manifest.batch_id[:16]}_"
@@ -115,4 +145,4 @@ def remove_dead_branches(spark: SparkSession, batch: StagedBatch, target: Target
     ]
     table.remove_branches(dead)
     if dead:
-        logger.info("Removed %d dead branches of %s.", len(dead), target.name.target)
+        logger.info("Removed %d dead branches of %s.", len(dead), name.target)

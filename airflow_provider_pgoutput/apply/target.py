@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable, Marker
 from airflow_provider_pgoutput.apply.names import TableName
+from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, REJECTED_TABLE
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, METADATA_COLUMNS, Plan, TableOptions
 from airflow_provider_pgoutput.errors import (
@@ -34,6 +35,7 @@ SYSTEM_IDENTIFIER = "pgoutput.system-identifier"
 OP_COLUMN = "_pgoutput_op"
 #: Change log only: names of the columns that the change left out as unchanged TOAST.
 UNCHANGED_COLUMN = "_pgoutput_unchanged"
+_MODE = "pgoutput.mode"
 #: Iceberg keeps these names for itself: https://iceberg.apache.org/spec/#reserved-field-ids
 _RESERVED = frozenset(
     {
@@ -71,6 +73,8 @@ class Start:
     copies: bool
     #: Whether the table has the whole batch already.
     done: bool
+    #: Main's head when this was decided; what is prepared on another head is refused.
+    head: int | None = None
 
 
 def targets(plan: Plan, manifest: Manifest) -> list[Target]:
@@ -111,6 +115,12 @@ def _target(plan: Plan, table: Table) -> Target:
             advice="rename the column or leave it out of the publication.",
         )
     target_name = plan.target_name(table.schema_name, table.table_name)
+    if target_name in {CHECKPOINT_TABLE, REJECTED_TABLE}:
+        raise ConfigurationError(
+            f"Its target {target_name} is a table of the pipeline's own.",
+            table=table.name,
+            advice="set its target option to another name, or leave it out of the publication.",
+        )
     name = TableName(plan.catalog, plan.namespace, target_name)
     return Target(table, name, options, mode, metadata)
 
@@ -122,6 +132,7 @@ def properties(target: Target, manifest: Manifest) -> dict[str, str]:
         RELATION_OID: str(target.source.relation_oid),
         SLOT: manifest.slot_name,
         SYSTEM_IDENTIFIER: manifest.system_identifier,
+        _MODE: target.mode,
     }
 
 
@@ -159,7 +170,8 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
             advice="apply the batches between, in order.",
         )
     floor = max(applied or Lsn(0), copy_lsn or Lsn(0))
-    return Start(floor, copies, done=applied is not None and applied >= manifest.end_lsn)
+    done = applied is not None and applied >= manifest.end_lsn
+    return Start(floor, copies, done, None if table is None else table.head)
 
 
 def _refuse_foreign(
@@ -177,6 +189,12 @@ def _refuse_foreign(
                 table=target.name.target,
                 advice="name another target, or drop this table if it is no longer needed.",
             )
+    if found.get(_MODE, target.mode) != target.mode:
+        raise TableRefused(
+            f"The table was written in mode {found[_MODE]!r}, the plan says {target.mode!r}.",
+            table=target.name.target,
+            advice="name another target for the other mode, and copy the table again.",
+        )
     if marker and marker.system_identifier != manifest.system_identifier:
         raise TableRefused(
             "The table was written from another PostgreSQL system.",

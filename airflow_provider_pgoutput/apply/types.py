@@ -67,5 +67,6 @@ def comparable(column: str, lake_type: str) -> str:
     if _MAP.fullmatch(lake_type):
         return f"to_json(array_sort(map_entries({column})))"
     if _LIST.fullmatch(lake_type):
-        return f"to_json({column})"
+        # By element: as JSON, Spark shows times to the millisecond only.
+        return f"transform({column}, x -> CAST(x AS STRING))"
     return column

@@ -50,11 +50,13 @@ class Segment:
         return tuple(staged.new(position) for position in self.key)
 
     @property
-    def common(self) -> tuple[int, ...]:
-        """Positions of the columns that every version of the segment has."""
-        names = [{column.name for column in version.columns} for version in self.versions]
-        shared = set.intersection(*names)
-        return tuple(i for i, column in enumerate(self.columns) if column.name in shared)
+    def imaged(self) -> tuple[int, ...]:
+        """Positions of the columns that make a row's image: those of the segment's newest version.
+
+        Older rows show in a newer column what PostgreSQL shows; a dropped column is nobody's any more.
+        """
+        newest = {column.name for column in self.versions[-1].columns}
+        return tuple(i for i, column in enumerate(self.columns) if column.name in newest)
 
     @property
     def unchanged(self) -> tuple[int, ...]:
