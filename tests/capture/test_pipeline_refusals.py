@@ -73,7 +73,10 @@ def test_a_physical_slot_is_refused(source: Source) -> None:
 
 
 def test_a_slot_of_another_plugin_is_refused(source: Source) -> None:
-    source.make_slot("test_decoding")
+    try:
+        source.make_slot("test_decoding")
+    except psycopg.errors.UndefinedFile:
+        pytest.skip("this server was built without test_decoding")
     assert "test_decoding" in refused(source, WrongSlot)
 
 

@@ -8,7 +8,7 @@ Source: https://www.postgresql.org/docs/current/catalogs.html
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
@@ -17,9 +17,11 @@ from airflow_provider_pgoutput.capture.types.type_info import CATALOG_QUERY, Typ
 from airflow_provider_pgoutput.errors import ConfigurationError, PublicationMissing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     import psycopg
+
+    from airflow_provider_pgoutput.capture.source.keys import Keys
 
     Session = psycopg.Connection[tuple[Any, ...]]
 
@@ -68,17 +70,6 @@ SELECT a.attrelid::pg_catalog.int8, a.attname::pg_catalog.text, a.atttypid::pg_c
   FROM pg_catalog.pg_attribute a
  WHERE a.attrelid = ANY (%s::pg_catalog.oid[]) AND a.attnum > 0 AND NOT a.attisdropped
  ORDER BY a.attrelid, a.attnum
-"""
-
-_KEY_QUERY = """
-SELECT i.indrelid::pg_catalog.int8, i.indisprimary, i.indisreplident, i.indimmediate,
-       ARRAY(SELECT a.attname::pg_catalog.text
-               FROM pg_catalog.unnest(i.indkey) WITH ORDINALITY k(attnum, place)
-               JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-              WHERE k.place <= i.indnkeyatts ORDER BY k.place)
-  FROM pg_catalog.pg_index i
- WHERE i.indrelid = ANY (%s::pg_catalog.oid[]) AND i.indisvalid
-   AND (i.indisprimary OR i.indisreplident)
 """
 
 _NAME_QUERY = """
@@ -150,64 +141,6 @@ class PublishedTable:
     def name(self) -> str:
         """``schema.table``, for people and as the key of options."""
         return f"{self.schema_name}.{self.table_name}"
-
-
-@dataclass(slots=True)
-class Keys:
-    """Which columns identify a row, by table: from the user, the primary key, the identity index.
-
-    Relation messages are not asked: with REPLICA IDENTITY FULL they flag every column.
-    """
-
-    configured: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    _primary: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    _identity: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    #: Tables whose primary key is deferrable: it identifies rows, and yet is no replica identity.
-    _deferrable: set[int] = field(default_factory=set)
-    _asked: set[int] = field(default_factory=set)
-
-    def load(self, session: Session, relation_oids: Iterable[int]) -> None:
-        """Ask the catalog about relations not asked about yet."""
-        wanted = sorted(set(relation_oids) - self._asked)
-        if not wanted:
-            return
-        with translated():
-            rows = session.execute(_KEY_QUERY, (wanted,)).fetchall()
-        for relation_oid, is_primary, is_identity, is_immediate, columns in rows:
-            if is_primary:
-                self._primary[relation_oid] = tuple(columns)
-                if not is_immediate:
-                    self._deferrable.add(relation_oid)
-            if is_identity:
-                self._identity[relation_oid] = tuple(columns)
-        self._asked.update(wanted)
-
-    def identity(self, relation_oid: int, replica_identity: str) -> tuple[str, ...]:
-        """Columns of the replica identity; empty for FULL and NOTHING."""
-        if replica_identity == "d":
-            usable = relation_oid not in self._deferrable
-            return self._primary.get(relation_oid, ()) if usable else ()
-        return self._identity.get(relation_oid, ()) if replica_identity == "i" else ()
-
-    def of(self, relation_oid: int, table: str, columns: Sequence[str]) -> tuple[str, ...]:
-        """Key columns of a table, all of them among ``columns``; empty: it has no key.
-
-        :param table: ``schema.table``.
-        :raises ConfigurationError: when a configured key names a column that is not published.
-        """
-        configured = self.configured.get(table)
-        if configured:
-            if missing := [name for name in configured if name not in columns]:
-                raise ConfigurationError(
-                    f"The configured key names columns that are not published: {', '.join(missing)}.",
-                    table=table,
-                    advice="correct key_columns, or publish the columns.",
-                )
-            return tuple(configured)
-        for found in (self._primary.get(relation_oid), self._identity.get(relation_oid)):
-            if found and set(found) <= set(columns):
-                return found
-        return ()
 
 
 def read_server(session: Session) -> Server:
@@ -282,6 +215,7 @@ def _table(
         )
     filters = [row[7] for row in group]
     identity = set(keys.identity(relation_oid, replica_identity))
+    keys.publish(relation_oid, names)
     columns = tuple(
         PublishedColumn(
             column, type_oid, modifier, missing, replica_identity == "f" or column in identity
@@ -296,7 +230,13 @@ def _table(
         kind=kind,
         replica_identity=replica_identity,
         columns=columns,
-        key_columns=keys.of(relation_oid, name, names),
+        key_columns=keys.of(
+            relation_oid,
+            name,
+            replica_identity,
+            names,
+            [each.name for each in columns if each.is_identity],
+        ),
         row_filters=() if None in filters else tuple(dict.fromkeys(filters)),
     )
 

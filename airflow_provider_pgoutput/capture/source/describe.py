@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from airflow_provider_pgoutput.capture.pgoutput.messages import Relation
-    from airflow_provider_pgoutput.capture.source.catalog import Keys, PublishedTable, Session
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Session
+    from airflow_provider_pgoutput.capture.source.keys import Keys
     from airflow_provider_pgoutput.capture.types.type_info import TypeInfo
 
 
@@ -54,7 +55,13 @@ class Describer:
                 )
                 for each in relation.columns
             ),
-            key_columns=self._keys.of(relation.oid, relation.name, names),
+            key_columns=self._keys.of(
+                relation.oid,
+                relation.name,
+                relation.replica_identity,
+                names,
+                [each.name for each in relation.columns if each.is_identity],
+            ),
         )
 
     def published(self, table: PublishedTable) -> TableVersion:

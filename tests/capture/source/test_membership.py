@@ -8,12 +8,12 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.capture.source.catalog import (
-    Keys,
     read_publications,
     read_published_tables,
     read_server,
     warn_of_missing_identity,
 )
+from airflow_provider_pgoutput.capture.source.keys import Keys
 from airflow_provider_pgoutput.capture.source.membership import warn_of_membership_changes
 
 if TYPE_CHECKING:
