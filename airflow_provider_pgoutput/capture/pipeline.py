@@ -19,7 +19,6 @@ from airflow_provider_pgoutput.capture.drain import commit_time, drain
 from airflow_provider_pgoutput.capture.progress import Progress
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import (
-    Keys,
     Server,
     read_names,
     read_publications,
@@ -29,6 +28,7 @@ from airflow_provider_pgoutput.capture.source.catalog import (
 )
 from airflow_provider_pgoutput.capture.source.copy import CopyOrder, copy_tables
 from airflow_provider_pgoutput.capture.source.describe import Describer
+from airflow_provider_pgoutput.capture.source.keys import Keys
 from airflow_provider_pgoutput.capture.source.membership import warn_of_membership_changes
 from airflow_provider_pgoutput.capture.source.publication_watch import (
     check_publications_throughout,

@@ -49,7 +49,8 @@ class PgoutputStageOperator(BaseOperator):
     :param max_seconds: end the batch at the first commit past so many seconds of reading.
     :param initial_copy: whether the first run copies the tables; False: only changes from now on.
     :param value_policy: what to do with values that their column cannot hold, see ``docs/types.md``.
-    :param key_columns: key columns of tables, ``{"schema.table": ["column"]}``, over the catalog's.
+    :param key_columns: key columns of tables, ``{"schema.table": ["column"]}``, over the catalog's;
+        within the replica identity, or any with REPLICA IDENTITY FULL.
     :param memory_mib: memory for decoding and writing, in MiB.
     :param copy_connections: tables or parts of tables copied at the same time.
     """
