@@ -58,15 +58,16 @@ class Pipeline:
 
     def stage(self, **options: Any) -> Batch:
         """Stage one batch."""
-        request = CaptureRequest(
-            conninfo=self.conninfo,
-            slot_name=self.slot_name,
-            publication_names=self.publication_names,
-            staging_uri=self.staging.as_uri(),
-            checkpoint=self.checkpoint(),
-            **{**self.capture_options, **options},
+        arguments = {
+            "conninfo": self.conninfo,
+            "slot_name": self.slot_name,
+            "publication_names": self.publication_names,
+            "staging_uri": self.staging.as_uri(),
+            "checkpoint": self.checkpoint(),
+        }
+        return Batch(
+            *stage_batch(CaptureRequest(**{**arguments, **self.capture_options, **options}))
         )
-        return Batch(*stage_batch(request))
 
     def plan(self, batch: Batch) -> Plan:
         """What the apply operator would write for this batch."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.crash_points import VARIABLE
+from airflow_provider_pgoutput.operators.spark_files import spark_files
 from airflow_provider_pgoutput.quickstart.spark import LocalLake, local_conf, spark_environment
 
 if TYPE_CHECKING:
@@ -34,21 +35,18 @@ def advance_in_process(pipeline: Pipeline, crash_at: str) -> bool:
 
 
 def apply_in_process(pipeline: Pipeline, batch: Batch, crash_at: str, lake: LocalLake) -> bool:
-    """Apply a batch through spark-submit; return whether the crash point killed the driver."""
+    """Apply a batch as the operator does; return whether the crash point killed the driver."""
     environment = {**os.environ, **spark_environment(), VARIABLE: crash_at}
-    environment["PYTHONPATH"] = str(ROOT)
     plan = pipeline.staging / f"plan-{crash_at.replace(':', '-')}.json"
     plan.write_text(pipeline.plan(batch).to_json(), encoding="utf-8")
-    conf = {**local_conf(driver_memory="1g"), **lake.spark_conf()}
-    command = [
-        str(Path(environment["SPARK_HOME"]) / "bin" / "spark-submit"),
-        "--master",
-        "local[2]",
-    ]
-    for name, value in conf.items():
+    program = Path(environment["SPARK_HOME"]) / "bin" / "spark-submit"
+    command = [str(program), "--master", "local[2]"]
+    for name, value in {**local_conf(driver_memory="1g"), **lake.spark_conf()}.items():
         command += ["--conf", f"{name}={value}"]
-    main = ROOT / "airflow_provider_pgoutput" / "apply" / "main.py"
-    return _killed([*command, str(main), "--plan-uri", plan.as_uri()], environment, "")
+    with spark_files({}, None) as files:
+        command += ["--py-files", files.package_zip, "--properties-file", files.properties_file]
+        command += [files.application, "--plan-uri", plan.as_uri()]
+        return _killed(command, environment, "")
 
 
 def _run_capture(task: str, pipeline: Pipeline, crash_at: str, options: dict[str, Any]) -> bool:
