@@ -48,7 +48,12 @@ from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
 from airflow_provider_pgoutput.capture.staging.cut import BatchCut, Limits
 from airflow_provider_pgoutput.capture.staging.seal import find_sealed
 from airflow_provider_pgoutput.capture.types.cast import NULL_AND_KEEP, ValuePolicy
-from airflow_provider_pgoutput.errors import ConfigurationError, SlotNotFound, SourceChanged
+from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
+    SlotBusy,
+    SlotNotFound,
+    SourceChanged,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -219,6 +224,7 @@ class _Capture:
             with contextlib.closing(stream), _no_garbage_collection():
                 check_not_ahead(self._confirmed(), start, request.slot_name)
                 decoder = drain(stream, cut, batch, start, Progress(start, target))
+            self._refuse_moved(start)
             batch.finish_files()
             self.check_publications()
             if self._server.major >= 18 and request.transport == SQL:
@@ -299,6 +305,16 @@ class _Capture:
                 "The slot was dropped while it was read.", slot=self._request.slot_name
             )
         return slot.confirmed_flush_lsn
+
+    def _refuse_moved(self, start: Lsn) -> None:
+        """The server silently begins later when the slot was moved between our look and the read."""
+        if self._confirmed() > start:
+            raise SlotBusy(
+                "Another run moved the slot while it was read; nothing was staged.",
+                slot=self._request.slot_name,
+                lsn=start,
+                advice="let one run at a time use the slot (max_active_runs=1).",
+            )
 
     def _open_stream(self, start: Lsn, target: Lsn) -> ChangeStream:
         request = self._request

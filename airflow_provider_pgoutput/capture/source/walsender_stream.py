@@ -27,7 +27,7 @@ from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.errors import meaning, translated
 from airflow_provider_pgoutput.capture.source.publication_watch import SKIPPED
 from airflow_provider_pgoutput.capture.source.stream import CHUNK_BYTES, PROTOCOL_VERSION
-from airflow_provider_pgoutput.errors import PgoutputError, ProtocolError
+from airflow_provider_pgoutput.errors import PgoutputError, ProtocolError, SourceUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -92,6 +92,7 @@ class WalsenderStream:
             raise
         timeout_seconds = (row[0] if row else 0) / 1000 or 60.0
         self._reply_seconds = min(10.0, timeout_seconds / 4)
+        self._streaming = True
         self._thread = threading.Thread(target=self._run, name="walsender", daemon=True)
         self._thread.start()
 
@@ -120,21 +121,27 @@ class WalsenderStream:
     # What follows runs in the thread that owns the connection.
 
     def _run(self) -> None:
+        last: PgoutputError | None = None
         try:
-            try:
-                with translated(slot=self._slot_name):
-                    self._receive(self._session.pgconn)
-                    self._stop(self._session.pgconn)
-            except PgoutputError as error:
-                self._hand_over(error)
-            except Exception as error:
-                self._hand_over(
-                    ProtocolError(f"The reader of the walsender failed: {type(error).__name__}.")
-                )
-            else:
-                self._hand_over(None)
+            with translated(slot=self._slot_name):
+                self._receive(self._session.pgconn)
+                self._streaming = False
+                self._stop(self._session.pgconn)
+        except PgoutputError as error:
+            last = error
+        except OSError as error:
+            last = SourceUnavailable(
+                f"The connection to the walsender failed: {type(error).__name__}.",
+                slot=self._slot_name,
+            )
+            last.__cause__ = error
+        except Exception as error:
+            last = ProtocolError(f"The reader of the walsender failed: {type(error).__name__}.")
+            last.__cause__ = error
         finally:
+            self._streaming = False
             self._session.close()
+        self._hand_over(last)
 
     def _receive(self, connection: PGconn) -> None:
         """Gather messages until the target is reached or the reader has enough."""
@@ -208,7 +215,8 @@ class WalsenderStream:
             try:
                 self._queue.put(item, timeout=self._reply_seconds)
             except queue.Full:
-                if self._session.pgconn.status == psycopg.pq.ConnStatus.OK:
+                # After the end of the stream there is nobody to reply to, only the reader to wait for.
+                if self._streaming:
                     self._reply(self._session.pgconn, ask=False)
             else:
                 return
