@@ -51,9 +51,13 @@ def test_modules_that_are_started_exist(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_files_of_the_package_that_are_named_exist(name: str) -> None:
-    named = re.findall(r"`((?:airflow_provider_pgoutput|dags_examples|tests|benchmarks)/[\w./]+)`",
-                       (ROOT / name).read_text())  # fmt: skip
-    assert [each for each in named if not (ROOT / each).exists()] == []
+    named = re.findall(
+        r"`((?:airflow_provider_pgoutput|dags_examples|tests|benchmarks)/[\w./]+)`",
+        (ROOT / name).read_text(),
+    )
+    # What a benchmark writes is no file of the repository.
+    kept = [each for each in named if not each.startswith("benchmarks/results/")]
+    assert [each for each in kept if not (ROOT / each).exists()] == []
 
 
 @pytest.mark.parametrize("name", NAMES)
