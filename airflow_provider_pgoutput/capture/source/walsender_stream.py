@@ -47,7 +47,9 @@ _BEGIN_LAYOUT = struct.Struct("!cQ")
 #: Messages gathered at most between two looks at the clock.
 _BURST_MESSAGES = 4096
 _QUEUED_CHUNKS = 4
-#: How often a quiet server is asked how far it is.
+#: How soon a quiet server is asked how far it is; the wait doubles until it answers. A packet of ours
+#: sets back the timer with which a kernel sends what does not fit the window that the other end has
+#: (0.2 s at least), so asking at a steady short interval can keep a stalled connection stalled for ever.
 _ASK_SECONDS = 0.05
 #: How long a wait lasts before it looks whether the read was stopped.
 _PATIENCE_SECONDS = 0.2
@@ -149,10 +151,12 @@ class WalsenderStream:
         size = 0
         idle = False
         replied = time.monotonic()
+        ask_seconds = _ASK_SECONDS
         while not self._stopping.is_set():
             wal_end, more, drained = self._burst(connection, gathered)
             size += more
-            idle = idle and not more
+            if more:
+                idle, ask_seconds = False, _ASK_SECONDS
             reached = wal_end >= self._target
             if gathered and (idle or size >= CHUNK_BYTES or reached):
                 chunk = _chunk(gathered)
@@ -165,9 +169,12 @@ class WalsenderStream:
                 return
             # A server with nothing to send is asked how far it is, since it may say so only after
             # half its timeout; one that sends is told that we live.
-            if idle or time.monotonic() - replied >= self._reply_seconds:
+            quiet_seconds = time.monotonic() - replied
+            if quiet_seconds >= self._reply_seconds or (idle and quiet_seconds >= ask_seconds):
                 self._reply(connection, ask=idle)
                 replied = time.monotonic()
+                if idle:
+                    ask_seconds = min(2 * ask_seconds, self._reply_seconds)
             if drained:
                 readable, _, _ = select.select([connection.socket], [], [], _ASK_SECONDS)
                 idle = not readable
