@@ -11,6 +11,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from tests.airflow.example_pipeline import SOURCE, Pipeline
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
@@ -158,3 +160,15 @@ def lake(tmp_path: Path, set_connection: Callable[[str, dict[str, Any]], None]) 
         "iceberg_default", {"conn_type": "iceberg", "host": properties["uri"], "extra": extra}
     )
     return TestLake(properties)
+
+
+@pytest.fixture
+def pipeline(
+    tmp_path: Path, postgres_database: str, monkeypatch: pytest.MonkeyPatch, airflow_home: Path
+) -> Iterator[Pipeline]:
+    """The example DAG on a source with three tables; nothing is captured yet."""
+    with psycopg.connect(postgres_database, autocommit=True) as session:
+        session.execute(SOURCE)
+        yield Pipeline(tmp_path, postgres_database, monkeypatch)
+        session.execute("SELECT pg_drop_replication_slot('shop')")
+        session.execute("DROP OWNED BY cdc_reader; DROP ROLE cdc_reader")

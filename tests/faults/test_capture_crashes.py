@@ -1,4 +1,4 @@
-"""F01 to F06 and F19: capture killed between any two of its durable steps, then run again.
+"""F01 to F05 and F19: capture killed between any two of its durable steps, then run again.
 
 The crash points are found in the source. Each is tried in the first run, which creates the slot and
 copies the tables, in a later run, and in the task that advances the slot.

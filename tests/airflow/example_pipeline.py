@@ -1,0 +1,190 @@
+"""The example DAG with its own connections, source and lake, and what Airflow says of its runs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_provider_pgoutput.quickstart.spark import LocalLake, local_conf, spark_environment
+
+if TYPE_CHECKING:
+    import pytest
+
+CANARY = "canary-0xC0FFEE-password"
+DAG_FOLDER = Path(__file__).parents[2] / "dags_examples"
+SOURCE = f"""
+    CREATE ROLE cdc_reader LOGIN REPLICATION PASSWORD '{CANARY}';
+    CREATE SCHEMA sales;
+    CREATE TABLE orders (id int PRIMARY KEY, customer text, price numeric(12, 2));
+    CREATE TABLE customers (name text PRIMARY KEY, since timestamptz, notes text);
+    CREATE TABLE sales.lines (a int, b int, amount float8, PRIMARY KEY (a, b));
+    INSERT INTO orders SELECT i, 'customer ' || i % 10, i * 1.5 FROM generate_series(1, 500) i;
+    INSERT INTO customers SELECT 'customer ' || i, now() - i * interval '1 day', repeat('x', i)
+                      FROM generate_series(0, 9) i;
+    INSERT INTO sales.lines SELECT i, j, i / (j + 1.0) FROM generate_series(1, 50) i,
+                                                            generate_series(1, 3) j;
+    CREATE PUBLICATION shop FOR ALL TABLES;
+    GRANT USAGE ON SCHEMA sales TO cdc_reader;
+    GRANT SELECT ON ALL TABLES IN SCHEMA public, sales TO cdc_reader;
+"""
+TABLES = {
+    "public.orders": "shop.orders",
+    "public.customers": "shop.customers",
+    "sales.lines": "shop.sales__lines",
+}
+
+Rows = dict[str, Counter[tuple[Any, ...]]]
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What Airflow knows of a DAG run."""
+
+    #: State and number of the try, by the task's name; the state None: not scheduled yet.
+    tasks: dict[str, tuple[str | None, int]]
+    #: What the tasks returned.
+    values: dict[str, Any]
+
+
+class Pipeline:
+    """The example DAG with its connections, its source and its lake."""
+
+    def __init__(self, home: Path, conninfo: str, environment: pytest.MonkeyPatch) -> None:
+        self.conninfo = conninfo
+        self.lake = LocalLake(home / "lake").create()
+        self.staging_uri = (home / "staging").as_uri()
+        given = conninfo_to_dict(conninfo)
+        source = {
+            "conn_type": "postgres",
+            "host": given["host"],
+            "port": int(str(given["port"])),
+            "login": "cdc_reader",
+            "password": CANARY,
+            "schema": given["dbname"],
+        }
+        iceberg = {
+            "conn_type": "iceberg",
+            "extra": {
+                **self.lake.pyiceberg_properties(),
+                "catalog-name": "lake",
+                "header.Authorization": f"Bearer {CANARY}",
+            },
+        }
+        spark_conf = home / "spark-conf"
+        spark_conf.mkdir()
+        (spark_conf / "spark-defaults.conf").write_text(
+            "".join(f"{name} {value}\n" for name, value in local_conf("1g").items())
+        )
+        variables = spark_environment() | {
+            "SPARK_CONF_DIR": str(spark_conf),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(DAG_FOLDER),
+            "AIRFLOW_CONN_POSTGRES_DEFAULT": json.dumps(source),
+            "AIRFLOW_CONN_ICEBERG_DEFAULT": json.dumps(iceberg),
+            "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
+        }
+        for name, value in variables.items():
+            environment.setenv(name, value)
+        self.log = ""
+
+    def conf(self, **changed: Any) -> str:
+        """What the DAG run is given, as JSON."""
+        return json.dumps(
+            {
+                "slot_name": "shop",
+                "publication_names": ["shop"],
+                "staging_uri": self.staging_uri,
+                "namespace": "shop",
+                **changed,
+            }
+        )
+
+    def run(self, **changed: Any) -> dict[str, Any]:
+        """Run the DAG once, as ``airflow dags test`` does; the values that its tasks returned."""
+        command = ["airflow", "dags", "test", "pgoutput_to_iceberg", "-c", self.conf(**changed)]
+        status = self.python("-m", *command)
+        assert status == 0, self.log[-5000:]
+        newest = newest_run()
+        assert list(newest.tasks.values()) == [("success", 1)] * 3, (newest, self.log[-5000:])
+        return newest.values
+
+    def python(self, *arguments: str) -> int:
+        """Run a Python program to its end and keep what it prints; its exit status."""
+        result = subprocess.run(
+            [sys.executable, *arguments],
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.log += result.stdout
+        return result.returncode
+
+    def source_rows(self) -> Rows:
+        """Every row of the source, by table."""
+        with psycopg.connect(self.conninfo) as session:
+            return {
+                table: Counter(session.execute(f"SELECT * FROM {table}").fetchall())
+                for table in TABLES
+            }
+
+    def lake_rows(self) -> Rows:
+        """Every row of the lake, by table of the source."""
+        catalog = self.lake_catalog()
+        return {
+            source: Counter(
+                tuple(row.values())
+                for row in catalog.load_table(target).scan().to_arrow().to_pylist()
+            )
+            for source, target in TABLES.items()
+        }
+
+    def lake_catalog(self) -> Any:
+        """The lake, read by another engine than Spark."""
+        from pyiceberg.catalog import load_catalog
+
+        return load_catalog("lake", **self.lake.pyiceberg_properties())
+
+    def assert_equal(self) -> None:
+        """Every row of the source is in the lake, and no other."""
+        wanted = self.source_rows()
+        assert all(wanted.values())
+        assert self.lake_rows() == wanted
+
+
+def newest_run() -> RunState:
+    """What Airflow's database says of the DAG run that was made last."""
+    with metadata_database() as database:
+        ((run_id,),) = database.execute("SELECT run_id FROM dag_run ORDER BY id DESC LIMIT 1")
+        tasks = database.execute(
+            "SELECT task_id, state, try_number FROM task_instance WHERE run_id = ?", (run_id,)
+        ).fetchall()
+        values = database.execute(
+            "SELECT task_id, value FROM xcom WHERE run_id = ? AND key = 'return_value'", (run_id,)
+        ).fetchall()
+    return RunState(
+        {task_id.rpartition(".")[2]: (state, number) for task_id, state, number in tasks},
+        {task_id.rpartition(".")[2]: parsed(value) for task_id, value in values},
+    )
+
+
+def metadata_database() -> contextlib.closing[sqlite3.Connection]:
+    """Airflow's own database, to read only."""
+    path = Path(os.environ["AIRFLOW_HOME"]) / "airflow.db"
+    return contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True))
+
+
+def parsed(value: str) -> Any:
+    """An XCom, which the database keeps as JSON in JSON."""
+    found = json.loads(value)
+    return json.loads(found) if isinstance(found, str) else found
