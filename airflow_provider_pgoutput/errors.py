@@ -5,6 +5,7 @@ PgoutputError
 |   |__ SourceUnavailable         the source did not answer or closed the connection
 |   |__ SlotBusy                  somebody else reads the slot now
 |   |__ LakeUnavailable           the Iceberg catalog or the staging area did not answer
+|   |__ StagingFull               the worker's own disk has no room for an unfinished transaction
 |   |__ PublishRefused            the table moved while the batch was prepared: prepare it again
 |   |__ CommitStateUnknown        the catalog did not say whether it committed: look, then decide
 |__ FatalError                  trying again gives the same                 -> Airflow fails at once
@@ -95,6 +96,10 @@ class SlotBusy(RetryableError):
 
 class LakeUnavailable(RetryableError):
     """The Iceberg catalog or the staging area did not answer."""
+
+
+class StagingFull(RetryableError):
+    """The worker's own disk has no room for a transaction that is not committed yet."""
 
 
 class PublishRefused(RetryableError):

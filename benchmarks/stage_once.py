@@ -17,7 +17,8 @@ import psycopg
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
-from airflow_provider_pgoutput.capture.pipeline import CaptureRequest, stage_batch
+from airflow_provider_pgoutput.capture.pipeline import stage_batch
+from airflow_provider_pgoutput.capture.request import CaptureRequest
 
 
 def run(order: dict[str, str]) -> dict[str, float]:

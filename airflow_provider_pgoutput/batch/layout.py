@@ -6,11 +6,13 @@
     <staging_uri>/<slot>/data/<start>-<attempt>/<relation oid>-v<version>/changes-00000.parquet
     <staging_uri>/<slot>/data/<start>-<attempt>/<relation oid>-v<version>/copy-00000.parquet
     <staging_uri>/<slot>/data/<start>-<attempt>/rejected/rejected-00000.parquet
+    <staging_uri>/<slot>/data/<start>-<attempt>/prepared/prepared-00000.arrow
     <staging_uri>/<slot>/plans/<batch id>-<attempt>.json                      what one apply was asked to do
 
 LSNs are written as sixteen hexadecimal digits, so names sort as positions do. Tables are named by
 their OID: no identifier of the source becomes part of a path. Nothing is ever modified in place; an
-attempt writes below a folder of its own and the manifest, written last, makes it a batch.
+attempt writes below a folder of its own and the manifest, written last, makes it a batch. The file of a
+prepared transaction is named by the manifests of all batches at whose end it still waits.
 """
 
 from __future__ import annotations
@@ -84,6 +86,11 @@ def table_folder(attempt_root: str, relation_oid: int, version: int) -> str:
 def file_name(kind: str, number: int) -> str:
     """Name of a staged file; ``kind`` is ``changes``, ``copy`` or ``rejected``."""
     return f"{kind}-{number:05d}.parquet"
+
+
+def prepared_path(attempt_root: str, number: int) -> str:
+    """Path of the content of a prepared transaction."""
+    return f"{attempt_root}/prepared/prepared-{number:05d}.arrow"
 
 
 def plan_path(slot_name: str, batch_id: str, attempt: str) -> str:

@@ -117,6 +117,28 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
+class PreparedTransaction:
+    """A transaction that is prepared, neither committed nor rolled back, at the end of the batch.
+
+    Its content waits in a file, perhaps of an earlier batch, and is no part of any table yet.
+    """
+
+    #: The name that a user gave it: data, never a path and never SQL.
+    gid: str
+    xid: int
+    prepare_lsn: str
+    end_lsn: str
+    #: Microseconds since 2000-01-01 UTC.
+    prepared_at_us: int
+    #: Of an Arrow IPC stream with one binary column, the messages in the layout of protocol version 1;
+    #: relative to the staging root.
+    path: str
+    messages: int
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """A sealed batch."""
 
@@ -132,6 +154,8 @@ class Manifest:
     #: Commit time of the last transaction, ISO 8601 in UTC.
     last_commit_time: str | None = None
     rejected_files: tuple[StagedFile, ...] = ()
+    #: Only of slots that are read with ``two_phase``.
+    prepared: tuple[PreparedTransaction, ...] = ()
     created_by: str = ""
 
     @property
@@ -148,6 +172,7 @@ class Manifest:
             "end_lsn",
             "tables",
             "rejected_files",
+            "prepared",
         )
         content = _without_paths({name: body[name] for name in named})
         text = json.dumps(content, sort_keys=True, ensure_ascii=True)
@@ -191,6 +216,7 @@ class Manifest:
                     "publication_names": tuple(body["publication_names"]),
                     "tables": tuple(_table(each) for each in body["tables"]),
                     "rejected_files": tuple(_file(each) for each in body["rejected_files"]),
+                    "prepared": tuple(PreparedTransaction(**each) for each in body["prepared"]),
                 }
             )
         except (KeyError, TypeError, AttributeError, ConfigurationError) as error:

@@ -63,7 +63,7 @@ def advance_slot(
                 lsn=checkpoint_lsn,
                 advice="find out who dropped it; changes since then are lost: copy the tables again.",
             )
-        confirmed = check_slot(slot, server)
+        confirmed = check_slot(slot, server, two_phase=True)
         if confirmed >= checkpoint_lsn:
             log.info("Slot %s is at %s already.", slot_name, confirmed)
             return confirmed

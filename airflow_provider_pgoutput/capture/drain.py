@@ -12,14 +12,14 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.crash_points import reach
-from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
 from airflow_provider_pgoutput.errors import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
+    from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
+    from airflow_provider_pgoutput.capture.pgoutput.prepared import PreparedTransactions
     from airflow_provider_pgoutput.capture.progress import Progress
     from airflow_provider_pgoutput.capture.source.stream import ChangeStream
     from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
@@ -30,14 +30,17 @@ _FETCHED_CHUNKS = 3
 
 
 def drain(
-    stream: ChangeStream, cut: BatchCut, batch: BatchInProgress, start: Lsn, progress: Progress
-) -> Decoder:
+    stream: ChangeStream,
+    cut: BatchCut,
+    batch: BatchInProgress,
+    decoder: Decoder,
+    progress: Progress,
+    prepared: PreparedTransactions | None = None,
+) -> None:
     """Read a stream until the batch is complete.
 
-    :returns: the decoder, which knows the last commit and the number of transactions.
     :raises ProtocolError: when the stream breaks the protocol, or ends inside a transaction.
     """
-    decoder = Decoder(start, cut.end_lsn)
     for chunk in _fetched_ahead(stream):
         wanted = cut.take(chunk)
         if len(wanted.offsets) > 1:
@@ -45,6 +48,8 @@ def drain(
                 batch.add(block)
         reach("stage.after_chunk")
         progress.report(batch.rows, len(chunk.data), cut.last_lsn)
+        if prepared is not None:
+            prepared.settle(min(cut.last_lsn, cut.end_lsn))
         if cut.finished:
             break
     if decoder.in_transaction:
@@ -52,7 +57,6 @@ def drain(
             "The stream ended inside a transaction.",
             advice="run the task again; report it if it repeats.",
         )
-    return decoder
 
 
 def commit_time(committed_at_us: int) -> str:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.crash_points import reach
-from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.capture.drain import commit_time, drain
+from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
 from airflow_provider_pgoutput.capture.progress import Progress
+from airflow_provider_pgoutput.capture.request import SQL, WALSENDER, CaptureRequest
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import (
     Server,
@@ -42,21 +42,21 @@ from airflow_provider_pgoutput.capture.source.slot import (
     read_slot,
 )
 from airflow_provider_pgoutput.capture.source.sql_stream import SqlStream
+from airflow_provider_pgoutput.capture.source.stream import SlotRead
 from airflow_provider_pgoutput.capture.source.walsender_stream import WalsenderStream
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
 from airflow_provider_pgoutput.capture.staging.cut import BatchCut, Limits
-from airflow_provider_pgoutput.capture.staging.seal import find_sealed
-from airflow_provider_pgoutput.capture.types.cast import NULL_AND_KEEP, ValuePolicy
+from airflow_provider_pgoutput.capture.staging.prepared import TwoPhase
+from airflow_provider_pgoutput.capture.staging.seal import find_ending, find_sealed
 from airflow_provider_pgoutput.errors import (
-    ConfigurationError,
     SlotBusy,
     SlotNotFound,
     SourceChanged,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import Manifest
@@ -65,64 +65,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.stream import ChangeStream
 
 log = logging.getLogger(__name__)
-
-SQL = "sql"
-WALSENDER = "walsender"
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureRequest:
-    """What one run is asked to do.
-
-    :raises ConfigurationError: when the arguments do not go together.
-    """
-
-    #: A libpq connection string or URI, or its parameters.
-    conninfo: str | Mapping[str, Any] = field(repr=False)
-    slot_name: str
-    publication_names: Sequence[str]
-    staging_uri: str
-    #: How far the lake is; None: nothing of this slot was ever applied.
-    checkpoint: Checkpoint | None = None
-    #: ``sql`` or ``walsender``.
-    transport: str = SQL
-    max_changes: int | None = None
-    max_bytes: int | None = None
-    max_seconds: float | None = None
-    #: Whether the first batch holds all rows of the published tables.
-    initial_copy: bool = True
-    #: ``null_and_keep`` or ``fail`` by type family; the key ``default`` is for all others.
-    value_policy: Mapping[str, str] = field(default_factory=dict)
-    #: Key columns by ``schema.table``, over those of the catalog.
-    key_columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    #: Names the folder of this attempt's files.
-    attempt: str = "attempt"
-    #: Memory for rows that wait to be written, in MiB.
-    memory_mib: int = 256
-    #: Tables copied at the same time.
-    copy_connections: int = 2
-
-    def __post_init__(self) -> None:
-        check_slot_name(self.slot_name)
-        if self.transport not in {SQL, WALSENDER}:
-            raise ConfigurationError(
-                f"Unknown transport {self.transport!r}.", advice=f"use {SQL!r} or {WALSENDER!r}."
-            )
-        if not self.publication_names or isinstance(self.publication_names, str):
-            raise ConfigurationError("publication_names is not a list of at least one name.")
-        limits = (self.max_changes, self.max_bytes, self.max_seconds)
-        if any(each is not None and each <= 0 for each in limits):
-            raise ConfigurationError(
-                "max_changes, max_bytes and max_seconds are positive, or None."
-            )
-        if self.memory_mib < 8 or self.copy_connections < 1:
-            raise ConfigurationError("memory_mib is at least 8, copy_connections at least 1.")
-
-    @property
-    def policy(self) -> ValuePolicy:
-        """The value policy, checked."""
-        families = dict(self.value_policy)
-        return ValuePolicy(families.pop("default", NULL_AND_KEEP), families)
 
 
 def stage_batch(request: CaptureRequest) -> tuple[Manifest, str]:
@@ -137,7 +79,8 @@ def stage_batch(request: CaptureRequest) -> tuple[Manifest, str]:
         server = read_server(session)
         check_wal_level(server)
         slot = read_slot(session, request.slot_name)
-        confirmed = None if slot is None else check_slot(slot, server)
+        two_phase = request.options.two_phase
+        confirmed = None if slot is None else check_slot(slot, server, two_phase=two_phase)
         capture = _Capture(request, area, session, server)
         capture.check_publications()
         if request.checkpoint is not None:
@@ -158,6 +101,7 @@ class _Capture:
         self._session = session
         self._server = server
         self._publication_names = tuple(request.publication_names)
+        self._options = request.options.for_server(server, self._publication_names)
         self._keys = Keys(request.key_columns)
         self._describer = Describer(session, self._keys)
 
@@ -172,7 +116,8 @@ class _Capture:
     def first_batch(self) -> tuple[Manifest, str]:
         """Create the slot and stage all tables as they were at its first position."""
         slot_name = self._request.slot_name
-        with create_slot(self._request.conninfo, slot_name) as snapshot:
+        two_phase = self._options.two_phase
+        with create_slot(self._request.conninfo, slot_name, two_phase=two_phase) as snapshot:
             log.info("Created slot %s at %s.", slot_name, snapshot.consistent_point)
             reach("stage.after_slot")
             return self._copy_batch(snapshot.consistent_point, snapshot)
@@ -218,12 +163,14 @@ class _Capture:
         request, target = self._request, self._server.flush_lsn
         limits = Limits(request.max_changes, request.max_bytes, request.max_seconds)
         reach("stage.before_read")
-        with self._batch(start) as batch:
+        with self._batch(start) as batch, self._two_phase(start) as two_phase:
+            prepared = None if two_phase is None else two_phase.transactions
             cut = BatchCut(start, target, limits)
-            stream = self._open_stream(start, target)
+            stream = self._open_stream(start, target, two_phase)
             with contextlib.closing(stream), _no_garbage_collection():
                 check_not_ahead(self._confirmed(), start, request.slot_name)
-                decoder = drain(stream, cut, batch, start, Progress(start, target))
+                decoder = Decoder(start, target, skip_origins=self._options.skip_origins)
+                drain(stream, cut, batch, decoder, Progress(start, target), prepared)
             self._refuse_moved(start)
             batch.finish_files()
             self.check_publications()
@@ -239,12 +186,15 @@ class _Capture:
                 names=self._names(batch.relation_oids),
                 transactions=decoder.transactions,
                 last_commit_time=None if commit is None else commit_time(commit.committed_at_us),
+                prepared=() if two_phase is None else two_phase.write(batch, cut.end_lsn),
             )
 
     def _copy_batch(self, start: Lsn, snapshot: ExportedSnapshot) -> tuple[Manifest, str]:
         """Stage all published tables as they are in the snapshot, at its consistent point."""
         point = snapshot.consistent_point
-        with self._batch(start) as batch:
+        with self._batch(start) as batch, self._two_phase(start) as two_phase:
+            if two_phase is not None:
+                self._learn_prepared(start, point, two_phase)
             if self._request.initial_copy:
                 tables = read_published_tables(
                     self._session, self._server, self._publication_names, self._keys
@@ -265,7 +215,37 @@ class _Capture:
                     progress.report(batch.rows, copied.rows.nbytes, point)
             batch.finish_files()
             self.check_publications()
-            return batch.seal(self._server, self._publication_names, point, names={})
+            prepared = () if two_phase is None else two_phase.write(batch, point)
+            return batch.seal(
+                self._server, self._publication_names, point, names={}, prepared=prepared
+            )
+
+    def _learn_prepared(self, start: Lsn, point: Lsn, two_phase: TwoPhase) -> None:
+        """Read what was prepared before a copy: the server will send no more than its commit."""
+        if start < point:
+            with contextlib.closing(self._open_stream(start, point, two_phase)) as stream:
+                for _ in stream.chunks():
+                    pass
+
+    @contextlib.contextmanager
+    def _two_phase(self, start: Lsn) -> Iterator[TwoPhase | None]:
+        """Prepared transactions that wait at the start, when they are read before they commit."""
+        if not self._options.two_phase:
+            yield None
+            return
+        earlier = find_ending(
+            self._area, self._request.slot_name, self._server.system_identifier, start
+        )
+        if earlier is None and self._request.checkpoint is not None:
+            log.warning(
+                "The batch that ended at %s is not in the staging area any more: a transaction that was"
+                " prepared before it can no longer be applied.",
+                start,
+            )
+        with TwoPhase(
+            self._area, start, earlier, lone_commits=self._options.lone_commits
+        ) as two_phase:
+            yield two_phase
 
     def _find_sealed(self, start: Lsn, past: Lsn | None = None) -> tuple[Manifest, str] | None:
         found = find_sealed(
@@ -316,20 +296,14 @@ class _Capture:
                 advice="let one run at a time use the slot (max_active_runs=1).",
             )
 
-    def _open_stream(self, start: Lsn, target: Lsn) -> ChangeStream:
+    def _open_stream(self, start: Lsn, target: Lsn, two_phase: TwoPhase | None) -> ChangeStream:
         request = self._request
-        if request.transport == WALSENDER:
-            return WalsenderStream(
-                request.conninfo, request.slot_name, self._publication_names, start, target
-            )
-        return SqlStream(
-            request.conninfo,
-            request.slot_name,
-            self._publication_names,
-            start,
-            target,
-            max_messages=self._max_messages,
+        read = SlotRead(
+            request.conninfo, request.slot_name, self._options, start, target, two_phase
         )
+        if request.transport == WALSENDER:
+            return WalsenderStream(read)
+        return SqlStream(read, max_messages=self._max_messages)
 
     @property
     def _max_messages(self) -> int | None:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_pgoutput.batch.xcom import BatchXCom
-    from airflow_provider_pgoutput.capture.pipeline import CaptureRequest
+    from airflow_provider_pgoutput.capture.request import CaptureRequest
+    from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
 
 
 class PgoutputStageOperator(BaseOperator):
@@ -44,6 +45,12 @@ class PgoutputStageOperator(BaseOperator):
     :param catalog_name: name of the catalog, when it is not named like its connection.
     :param transport: ``sql`` reads through the SQL function, which is faster and needs temporary space
         on the server; ``walsender`` reads through the replication protocol, which does not.
+    :param proto_version: version of the pgoutput protocol, 1 to 4; None: the highest that the server has.
+    :param streaming: ``off``, ``on`` or ``parallel``: whether large transactions come while they run, so
+        that the server need not keep them; None: ``on`` where the server can.
+    :param two_phase: read prepared transactions at PREPARE TRANSACTION; the slot remembers it. They are
+        applied at COMMIT PREPARED, as without.
+    :param origin: ``none`` leaves out what the source itself replicated from another server; ``any``.
     :param max_changes: end the batch at the first commit past so many row changes.
     :param max_bytes: end the batch at the first commit past so many bytes of messages.
     :param max_seconds: end the batch at the first commit past so many seconds of reading.
@@ -64,6 +71,10 @@ class PgoutputStageOperator(BaseOperator):
         "iceberg_conn_id",
         "catalog_name",
         "transport",
+        "proto_version",
+        "streaming",
+        "two_phase",
+        "origin",
         "max_changes",
         "max_bytes",
         "max_seconds",
@@ -87,6 +98,10 @@ class PgoutputStageOperator(BaseOperator):
         iceberg_conn_id: str = "iceberg_default",
         catalog_name: str | None = None,
         transport: str = "sql",
+        proto_version: int | str | None = None,
+        streaming: str | None = None,
+        two_phase: bool | str = False,
+        origin: str = "any",
         max_changes: int | str | None = None,
         max_bytes: int | str | None = None,
         max_seconds: int | str | None = None,
@@ -106,6 +121,10 @@ class PgoutputStageOperator(BaseOperator):
         self.iceberg_conn_id = iceberg_conn_id
         self.catalog_name = catalog_name
         self.transport = transport
+        self.proto_version = proto_version
+        self.streaming = streaming
+        self.two_phase = two_phase
+        self.origin = origin
         self.max_changes = max_changes
         self.max_bytes = max_bytes
         self.max_seconds = max_seconds
@@ -139,10 +158,11 @@ class PgoutputStageOperator(BaseOperator):
         return batch
 
     def _request(self, context: Context) -> CaptureRequest:
-        from airflow_provider_pgoutput.capture.pipeline import CaptureRequest
+        from airflow_provider_pgoutput.capture.request import CaptureRequest
         from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 
         slot_name = arguments.required_text(self.slot_name, "slot_name")
+        options = self._options()
         lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
         limits = {
             name: arguments.whole_number(getattr(self, name), name)
@@ -161,10 +181,22 @@ class PgoutputStageOperator(BaseOperator):
             staging_uri=arguments.required_text(self.staging_uri, "staging_uri"),
             checkpoint=lake.checkpoint(slot_name),
             transport=arguments.required_text(self.transport, "transport"),
+            options=options,
             initial_copy=arguments.flag(self.initial_copy, "initial_copy"),
             value_policy=arguments.mapping(self.value_policy, "value_policy"),
             key_columns=arguments.mapping(self.key_columns, "key_columns"),
             attempt=new_attempt(context),
             # A limit that was not given is capture's to choose.
             **{name: value for name, value in limits.items() if value is not None},
+        )
+
+    def _options(self) -> StreamOptions:
+        """What pgoutput is asked to send; a wrong combination fails before anything is connected."""
+        from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+
+        return StreamOptions(
+            proto_version=arguments.whole_number(self.proto_version, "proto_version"),
+            streaming=arguments.optional_text(self.streaming),
+            two_phase=arguments.flag(self.two_phase, "two_phase"),
+            origin=arguments.required_text(self.origin, "origin"),
         )

@@ -15,11 +15,15 @@ from pyarrow import parquet
 
 from airflow_provider_pgoutput.batch.crash_points import VARIABLE
 from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
-from airflow_provider_pgoutput.capture.pipeline import CaptureRequest, stage_batch
+from airflow_provider_pgoutput.capture.pipeline import stage_batch
+from airflow_provider_pgoutput.capture.request import CaptureRequest
+from airflow_provider_pgoutput.capture.source.plugin_options import PluginOptions
+from airflow_provider_pgoutput.capture.source.stream import SlotRead
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import Manifest
 
 #: A program that stages one batch; its request comes as JSON on standard input.
@@ -27,8 +31,11 @@ _PROGRAM = """
 import json, sys
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
-from airflow_provider_pgoutput.capture.pipeline import CaptureRequest, stage_batch
+from airflow_provider_pgoutput.capture.pipeline import stage_batch
+from airflow_provider_pgoutput.capture.request import CaptureRequest
+from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
 body = json.load(sys.stdin)
+body["options"] = StreamOptions(**body["options"])
 if body["checkpoint"]:
     body["checkpoint"] = Checkpoint(Lsn.parse(body["checkpoint"][0]), body["checkpoint"][1])
 stage_batch(CaptureRequest(**body))
@@ -70,6 +77,15 @@ class Source:
             }
         )
 
+    def read(self, start: Lsn, target: Lsn, **options: Any) -> SlotRead:
+        """A read of the slot; ``conninfo`` and ``slot_name`` among the options win over ours."""
+        named = {"conninfo": self.conninfo, "slot_name": self.slot_name}
+        for name in named.keys() & options.keys():
+            named[name] = options.pop(name)
+        return SlotRead(
+            **named, options=PluginOptions(("p",), **options), start=start, target=target
+        )
+
     def stage(self, **options: Any) -> Manifest:
         manifest, uri = stage_batch(self.request(**options))
         assert uri.endswith(".json")
@@ -82,6 +98,7 @@ class Source:
         body = {
             each.name: getattr(request, each.name) for each in dataclasses.fields(CaptureRequest)
         }
+        body["options"] = dataclasses.asdict(request.options)
         body["checkpoint"] = checkpoint and [str(checkpoint.end_lsn), checkpoint.system_identifier]
         done = subprocess.run(
             [sys.executable, "-c", _PROGRAM],

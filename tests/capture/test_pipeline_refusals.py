@@ -94,9 +94,7 @@ def test_a_slot_that_somebody_reads_is_busy(source: Source, transport: str) -> N
     from airflow_provider_pgoutput.capture.source.walsender_stream import WalsenderStream
 
     checkpoint = checkpoint_of(source.stage())
-    other = WalsenderStream(
-        source.conninfo, source.slot_name, ("p",), checkpoint.end_lsn, Lsn(2**62)
-    )
+    other = WalsenderStream(source.read(checkpoint.end_lsn, Lsn(2**62)))
     try:
         message = refused(source, SlotBusy, checkpoint=checkpoint, transport=transport)
         assert "PID" in message

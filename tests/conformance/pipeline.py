@@ -17,7 +17,8 @@ from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.plan import Plan
 from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.checkpoint import Checkpoint, read_checkpoint
-from airflow_provider_pgoutput.capture.pipeline import CaptureRequest, stage_batch
+from airflow_provider_pgoutput.capture.pipeline import stage_batch
+from airflow_provider_pgoutput.capture.request import CaptureRequest
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,8 @@ import sys
 
 from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.checkpoint import read_checkpoint
-from airflow_provider_pgoutput.capture.pipeline import CaptureRequest, stage_batch
+from airflow_provider_pgoutput.capture.pipeline import stage_batch
+from airflow_provider_pgoutput.capture.request import CaptureRequest
 
 
 def main() -> None:

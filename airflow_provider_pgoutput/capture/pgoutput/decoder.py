@@ -37,7 +37,7 @@ _PART_BYTES: Final = 1 << 30
 
 
 class Decoder:
-    """Decodes pgoutput protocol version 1 in text format.
+    """Decodes whole transactions in the order of their commits: protocol version 1, in text format.
 
     Transactions whose commit LSN is before ``start_lsn``, or at or past ``end_lsn``, are skipped: their
     rows are not looked at, their relations and types are learnt. After an error the decoder refuses to
@@ -45,10 +45,18 @@ class Decoder:
 
     :param start_lsn: None: from the beginning.
     :param end_lsn: None: without an end.
+    :param skip_origins: skip transactions that this server replicated from another, as the server's
+        option ``origin 'none'`` does from version 16 on.
     """
 
-    def __init__(self, start_lsn: Lsn | None = None, end_lsn: Lsn | None = None) -> None:
-        self._transactions = Transactions(start_lsn, end_lsn)
+    def __init__(
+        self,
+        start_lsn: Lsn | None = None,
+        end_lsn: Lsn | None = None,
+        *,
+        skip_origins: bool = False,
+    ) -> None:
+        self._transactions = Transactions(start_lsn, end_lsn, skip_origins=skip_origins)
         self._relations = Relations()
         self._failed = False
         #: Messages of ``pg_logical_emit_message`` so far, in skipped transactions too.

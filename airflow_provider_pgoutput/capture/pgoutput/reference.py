@@ -31,8 +31,9 @@ from airflow_provider_pgoutput.capture.pgoutput.messages import (
 from airflow_provider_pgoutput.capture.pgoutput.state import (
     COUNTED,
     EVENT_NAMES,
-    NEXT_STATE,
+    FIRST_VERSION,
     OUTSIDE,
+    WHOLE,
     check_begin,
     check_commit,
 )
@@ -72,9 +73,17 @@ class Change:
 class ReferenceDecoder:
     """Decodes message after message; its properties mean what those of ``Decoder`` mean."""
 
-    def __init__(self, start_lsn: Lsn | None = None, end_lsn: Lsn | None = None) -> None:
+    def __init__(
+        self,
+        start_lsn: Lsn | None = None,
+        end_lsn: Lsn | None = None,
+        *,
+        skip_origins: bool = False,
+    ) -> None:
         self._start_lsn = start_lsn
         self._end_lsn = end_lsn
+        self._skip_origins = skip_origins
+        self._has_origin = False
         self._state = OUTSIDE
         self._begin: Begin | None = None
         self._next_seq = 0
@@ -96,9 +105,9 @@ class ReferenceDecoder:
         :raises ProtocolError: when the message is invalid or may not stand here.
         """
         event = event_of(body)
-        if event not in NEXT_STATE[self._state]:
+        if event not in WHOLE[self._state]:
             raise misplaced(event, self._state, self._lsn)
-        self._state = NEXT_STATE[self._state][event]
+        self._state = WHOLE[self._state][event]
         seq = self._next_seq
         if event in COUNTED:
             self._next_seq += 1
@@ -116,6 +125,7 @@ class ReferenceDecoder:
         lsn = self._lsn
         return (
             lsn is not None
+            and not (self._skip_origins and self._has_origin)
             and (self._start_lsn is None or lsn >= self._start_lsn)
             and (self._end_lsn is None or lsn < self._end_lsn)
         )
@@ -124,6 +134,7 @@ class ReferenceDecoder:
         if event == "B":
             self._begin = parse_begin(body)
             self._next_seq = 0
+            self._has_origin = False
             check_begin(self._begin, self.last_commit)
         elif event == "C":
             assert self._begin is not None, "the state table lets no commit stand outside"
@@ -141,6 +152,7 @@ class ReferenceDecoder:
         elif event == "O":
             parse_origin(body, self._lsn)
             self.origins += 1
+            self._has_origin = True
         else:
             parse_logical_message(body, self._lsn)
             self.logical_messages += 1
@@ -166,19 +178,18 @@ class ReferenceDecoder:
         return self.relations[oid]
 
 
-def event_of(body: bytes) -> str:
+def event_of(body: bytes, version: int = 1) -> str:
     """Name the event of ``state.py`` that a message is.
 
-    :raises ProtocolError: when no message of protocol version 1 starts like this.
+    :raises ProtocolError: when no message of the protocol version starts like this.
     """
     tag = body[:1].decode("latin-1")
-    if tag == "M" and body[1:2] != b"\x01":
-        return "m"
-    if tag not in EVENT_NAMES or tag == "m":
+    if tag not in EVENT_NAMES or tag == "m" or FIRST_VERSION.get(tag, 1) > version:
         raise ProtocolError(
-            f"A message starts with byte {body[:1].hex() or 'none'}, which protocol version 1 lacks."
+            f"A message starts with byte {body[:1].hex() or 'none'}, which protocol version {version} "
+            "lacks."
         )
-    return tag
+    return "m" if tag == "M" and body[1:2] != b"\x01" else tag
 
 
 def misplaced(event: str, state: str, lsn: Lsn | None) -> ProtocolError:

@@ -1,11 +1,12 @@
-"""Which message may follow which: one table, read by the reference decoder and by the fast one.
+"""Which message may follow which, in protocol versions 1 to 4: one table, read by every decoder.
 
 An event is a message's tag, except that a transactional logical message is ``M`` and another one ``m``:
 the server sends the latter as soon as it meets it in the WAL, hence between transactions. An origin may
 not follow a change, as in the server's own apply worker. A pair that is not in the table is a
 ProtocolError. Nothing here looks at the content of a message.
 
-The protocol versions 2 to 4 add states for streamed and prepared transactions; they are not here.
+``reassemble.py`` walks the whole table and makes whole transactions of what it reads; the decoders
+behind it see the part of the table that version 1 has.
 
 Source: https://www.postgresql.org/docs/current/protocol-logical-replication.html
 """
@@ -22,36 +23,46 @@ if TYPE_CHECKING:
 OUTSIDE: Final = "outside a transaction"
 BEGUN: Final = "at the start of a transaction"
 CHANGING: Final = "after a change in a transaction"
+BLOCK_STARTED: Final = "at the start of a stream block"
+STREAMING: Final = "after a change in a stream block"
+PREPARE_BEGUN: Final = "at the start of a prepared transaction"
+PREPARING: Final = "after a change in a prepared transaction"
+
+
+def _inside(started: str, changing: str, end: str) -> dict[str, dict[str, str]]:
+    """Rows of the table for what stands between the first and the last message of a unit."""
+    changes = dict.fromkeys("IUDTM", changing)
+    announcements = dict.fromkeys("RY", started)
+    return {
+        started: {"O": started, **announcements, **changes, end: OUTSIDE},
+        changing: {**dict.fromkeys("RY", changing), **changes, end: OUTSIDE},
+    }
+
 
 NEXT_STATE: Final[dict[str, dict[str, str]]] = {
-    OUTSIDE: {"B": BEGUN, "m": OUTSIDE},
-    BEGUN: {
-        "O": BEGUN,
-        "R": BEGUN,
-        "Y": BEGUN,
-        "I": CHANGING,
-        "U": CHANGING,
-        "D": CHANGING,
-        "T": CHANGING,
-        "M": CHANGING,
-        "C": OUTSIDE,
+    OUTSIDE: {
+        "B": BEGUN,
+        "m": OUTSIDE,
+        # Stream commit, stream abort: of a transaction whose blocks came before.
+        "S": BLOCK_STARTED,
+        "c": OUTSIDE,
+        "A": OUTSIDE,
+        # Commit prepared, rollback prepared, stream prepare.
+        "b": PREPARE_BEGUN,
+        "K": OUTSIDE,
+        "r": OUTSIDE,
+        "p": OUTSIDE,
     },
-    CHANGING: {
-        "R": CHANGING,
-        "Y": CHANGING,
-        "I": CHANGING,
-        "U": CHANGING,
-        "D": CHANGING,
-        "T": CHANGING,
-        "M": CHANGING,
-        "C": OUTSIDE,
-    },
+    **_inside(BEGUN, CHANGING, "C"),
+    **_inside(BLOCK_STARTED, STREAMING, "E"),
+    **_inside(PREPARE_BEGUN, PREPARING, "P"),
 }
+
+#: The protocol version in which an event appeared; 1 when it is not here.
+FIRST_VERSION: Final = {**dict.fromkeys("SEcA", 2), **dict.fromkeys("bPKrp", 3)}
 
 #: Events that take a number in the transaction, see ``batch/changes.py``.
 COUNTED: Final = "IUDTM"
-
-EVENTS: Final = tuple(sorted({event for row in NEXT_STATE.values() for event in row}))
 
 #: Name of the message behind an event, for errors.
 EVENT_NAMES: Final = {
@@ -66,7 +77,42 @@ EVENT_NAMES: Final = {
     "T": "Truncate",
     "M": "transactional Message",
     "m": "non-transactional Message",
+    "S": "Stream Start",
+    "E": "Stream Stop",
+    "c": "Stream Commit",
+    "A": "Stream Abort",
+    "b": "Begin Prepare",
+    "P": "Prepare",
+    "K": "Commit Prepared",
+    "r": "Rollback Prepared",
+    "p": "Stream Prepare",
 }
+
+
+def events_of(version: int) -> tuple[str, ...]:
+    """All events that a stream of a protocol version can have."""
+    return tuple(sorted(each for each in EVENT_NAMES if FIRST_VERSION.get(each, 1) <= version))
+
+
+def next_states(version: int) -> dict[str, dict[str, str]]:
+    """The part of the table that a stream of a protocol version can reach."""
+    events = events_of(version)
+    rows = {
+        state: {event: target for event, target in row.items() if event in events}
+        for state, row in NEXT_STATE.items()
+    }
+    reached, waiting = {OUTSIDE}, [OUTSIDE]
+    while waiting:
+        for target in rows[waiting.pop()].values():
+            if target not in reached:
+                reached.add(target)
+                waiting.append(target)
+    return {state: row for state, row in rows.items() if state in reached}
+
+
+#: What the decoders see: whole transactions in the order of their commits.
+WHOLE: Final = next_states(1)
+WHOLE_EVENTS: Final = events_of(1)
 
 
 def check_begin(begin: Begin, last_commit: Commit | None) -> None:

@@ -20,16 +20,16 @@ from airflow_provider_pgoutput.capture.pgoutput.messages import (
     parse_begin,
     parse_commit,
 )
+from airflow_provider_pgoutput.capture.pgoutput.pieces import check_offsets
 from airflow_provider_pgoutput.capture.pgoutput.reference import event_of, misplaced
 from airflow_provider_pgoutput.capture.pgoutput.state import (
     COUNTED,
-    EVENTS,
-    NEXT_STATE,
     OUTSIDE,
+    WHOLE,
+    WHOLE_EVENTS,
     check_begin,
     check_commit,
 )
-from airflow_provider_pgoutput.errors import ProtocolError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
 #: Bytes behind the last message, so that eight bytes can be read at every message's every byte.
 PADDING: Final = 8
 
-_STATES: Final = tuple(NEXT_STATE)
-_UNKNOWN: Final = len(EVENTS)
-_CODE: Final = {event: code for code, event in enumerate(EVENTS)}
+_STATES: Final = tuple(WHOLE)
+_UNKNOWN: Final = len(WHOLE_EVENTS)
+_CODE: Final = {event: code for code, event in enumerate(WHOLE_EVENTS)}
 
 
 def code_mask(events: str) -> NDArray[np.bool_]:
     """Make the lookup table from an event's code to whether it is one of ``events``."""
-    mask = np.zeros(len(EVENTS) + 1, dtype=np.bool_)
+    mask = np.zeros(len(WHOLE_EVENTS) + 1, dtype=np.bool_)
     mask[[_CODE[event] for event in events]] = True
     return mask
 
 
 def _setters() -> NDArray[np.int8]:
     """Make the lookup table from an event's code to the state it leads to; -1: to where it was."""
-    setters = np.full(len(EVENTS) + 1, -1, dtype=np.int8)
+    setters = np.full(len(WHOLE_EVENTS) + 1, -1, dtype=np.int8)
     for event, code in _CODE.items():
-        steps = {(state, row[event]) for state, row in NEXT_STATE.items() if event in row}
+        steps = {(state, row[event]) for state, row in WHOLE.items() if event in row}
         targets = {target for _, target in steps}
         if len(targets) == 1:
             setters[code] = _STATES.index(targets.pop())
@@ -68,8 +68,8 @@ def _setters() -> NDArray[np.int8]:
 
 
 def _allowed() -> NDArray[np.bool_]:
-    allowed = np.zeros((len(_STATES), len(EVENTS) + 1), dtype=np.bool_)
-    for state, row in NEXT_STATE.items():
+    allowed = np.zeros((len(_STATES), len(WHOLE_EVENTS) + 1), dtype=np.bool_)
+    for state, row in WHOLE.items():
         for event in row:
             allowed[_STATES.index(state), _CODE[event]] = True
     return allowed
@@ -93,12 +93,9 @@ class Messages:
     __slots__ = ("data", "ends", "events", "head", "starts")
 
     def __init__(self, chunk: MessageChunk) -> None:
+        check_offsets(chunk)
         offsets = chunk.offsets
-        if len(offsets) == 0 or offsets[0] < 0 or offsets[-1] > len(chunk.data):
-            raise ProtocolError("The offsets of a chunk lead out of its data.")
         first, last = int(offsets[0]), int(offsets[-1])
-        if len(offsets) > 1 and (np.diff(offsets) <= 0).any():
-            raise ProtocolError("A message is empty or its offset goes back, at byte 0.")
         #: All bytes, and ``PADDING`` zeros behind them.
         self.data: NDArray[np.uint8] = np.empty(last - first + PADDING, dtype=np.uint8)
         self.data[: last - first] = chunk.data[first:last]
@@ -108,7 +105,7 @@ class Messages:
         #: The first eight bytes of each message as a number. Those of a row message are its tag, the
         #: relation's OID (4 bytes), the kind of the first tuple and its number of columns (2 bytes).
         self.head: NDArray[np.uint64] = self.words("<u8")[self.starts].byteswap()
-        #: Position in ``EVENTS`` of each message's event.
+        #: Position in ``WHOLE_EVENTS`` of each message's event.
         self.events: NDArray[np.uint8] = _CODE_OF_TAG[(self.head >> np.uint64(56)).astype(np.uint8)]
         if (self.events == _UNKNOWN).any():
             event_of(self.body(int(np.argmax(self.events == _UNKNOWN))))
@@ -137,7 +134,7 @@ class Messages:
 
     def event(self, index: int) -> str:
         """The event of one message."""
-        return EVENTS[int(self.events[index])]
+        return WHOLE_EVENTS[int(self.events[index])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +159,14 @@ class Placement:
 class Transactions:
     """The transaction that is open, and what is known of those before."""
 
-    def __init__(self, start_lsn: Lsn | None, end_lsn: Lsn | None) -> None:
+    def __init__(
+        self, start_lsn: Lsn | None, end_lsn: Lsn | None, *, skip_origins: bool = False
+    ) -> None:
         self._start_lsn = start_lsn
         self._end_lsn = end_lsn
+        self._skip_origins = skip_origins
+        #: Whether the open transaction is skipped because it has an origin.
+        self._has_origin = False
         self._state = OUTSIDE
         self._next_seq = 0
         self.begin: Begin | None = None
@@ -183,6 +185,12 @@ class Transactions:
         np.cumsum(transaction, out=transaction)
         lsns, times, xids = self._begins(messages, begins)
         wanted = self._wanted(lsns)
+        if self._skip_origins:
+            has_origin = np.zeros(len(lsns), dtype=np.bool_)
+            has_origin[0] = self._has_origin
+            has_origin[transaction[messages.of("O")]] = True
+            self._has_origin = bool(has_origin[-1])
+            wanted &= ~has_origin
         self._commits(messages, begins, transaction, lsns, wanted)
 
         counted = np.cumsum(_COUNTED[messages.events], dtype=np.int64)

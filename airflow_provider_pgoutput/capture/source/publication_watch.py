@@ -11,8 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.capture.source.errors import meaning, translated
-from airflow_provider_pgoutput.capture.source.session import publication_list
-from airflow_provider_pgoutput.capture.source.stream import PROTOCOL_VERSION
+from airflow_provider_pgoutput.capture.source.plugin_options import publication_list
 
 if TYPE_CHECKING:
     import psycopg
@@ -54,8 +53,8 @@ def check_publications_throughout(
             if row is not None and row[0]:
                 session.execute(
                     "SELECT pg_catalog.count(*) FROM pg_catalog.pg_logical_slot_peek_binary_changes("
-                    "%s, %s, NULL, 'proto_version', %s, 'publication_names', %s)",
-                    (slot_name, str(end), PROTOCOL_VERSION, publication_list(publication_names)),
+                    "%s, %s, NULL, 'proto_version', '1', 'publication_names', %s)",
+                    (slot_name, str(end), publication_list(publication_names)),
                 )
     finally:
         session.remove_notice_handler(listen)

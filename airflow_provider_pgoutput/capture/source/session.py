@@ -144,11 +144,6 @@ def record_batches(
         yield record_batch
 
 
-def publication_list(publication_names: tuple[str, ...]) -> str:
-    """The value of pgoutput's option ``publication_names``: identifiers, each quoted."""
-    return ",".join('"' + name.replace('"', '""') + '"' for name in publication_names)
-
-
 def _set_statement() -> sql.Composed:
     """One statement that pins all settings for the session, over any default and variable."""
     calls = [

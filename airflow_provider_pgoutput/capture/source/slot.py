@@ -121,10 +121,12 @@ def read_slot(session: Session, slot_name: str) -> SlotFacts | None:
     )
 
 
-def check_slot(slot: SlotFacts, server: Server) -> Lsn:
+def check_slot(slot: SlotFacts, server: Server, *, two_phase: bool = False) -> Lsn:
     """Refuse a slot that this pipeline cannot read; return its confirmed position.
 
-    :raises WrongSlot: physical, of another plugin or database, temporary, synchronised, or two-phase.
+    :param two_phase: whether prepared transactions are read at PREPARE TRANSACTION.
+
+    :raises WrongSlot: physical, of another plugin or database, temporary, synchronised, or two-phase unasked.
     :raises SlotLost: when the server removed WAL that the slot needed.
     :raises SlotBusy: when another session reads it, or it is still being made.
     """
@@ -164,12 +166,12 @@ def check_slot(slot: SlotFacts, server: Server) -> Lsn:
             slot=slot.name,
             advice="read the slot on the primary.",
         )
-    if slot.two_phase:
+    if slot.two_phase and not two_phase:
         raise WrongSlot(
             "The slot decodes prepared transactions at PREPARE (two_phase), before they commit.",
             slot=slot.name,
-            advice="use a slot that was made without two_phase; prepared transactions then come whole "
-            "at COMMIT PREPARED.",
+            advice="set two_phase, or use a slot that was never read with it; prepared transactions then "
+            "come whole at COMMIT PREPARED.",
         )
     if slot.active_pid is not None:
         raise SlotBusy(
@@ -202,7 +204,11 @@ def check_not_ahead(confirmed_flush_lsn: Lsn, checkpoint: Lsn, slot_name: str) -
 
 
 def create_slot(
-    conninfo: str | Mapping[str, Any], slot_name: str, *, temporary: bool = False
+    conninfo: str | Mapping[str, Any],
+    slot_name: str,
+    *,
+    temporary: bool = False,
+    two_phase: bool = False,
 ) -> ExportedSnapshot:
     """Make a logical slot and export the snapshot of its first position.
 
@@ -215,10 +221,11 @@ def create_slot(
     """
     session = sessions.connect(conninfo, replication=True, slot=slot_name)
     try:
-        statement = sql.SQL("CREATE_REPLICATION_SLOT {} {}LOGICAL {} (SNAPSHOT 'export')").format(
+        statement = sql.SQL("CREATE_REPLICATION_SLOT {} {}LOGICAL {} (SNAPSHOT 'export'{})").format(
             sql.Identifier(check_slot_name(slot_name)),
             sql.SQL("TEMPORARY " if temporary else ""),
             sql.Identifier(PLUGIN),
+            sql.SQL(", TWO_PHASE" if two_phase else ""),
         )
         with translated(slot=slot_name):
             row = session.execute(statement).fetchone()

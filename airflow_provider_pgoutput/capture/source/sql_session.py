@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from psycopg import sql
@@ -18,52 +18,54 @@ from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.errors import translated
-from airflow_provider_pgoutput.capture.source.stream import CHUNK_BYTES, PROTOCOL_VERSION
+from airflow_provider_pgoutput.capture.source.stream import CHUNK_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     import pyarrow as pa
     from adbc_driver_manager.dbapi import Connection as AdbcConnection
+
+    from airflow_provider_pgoutput.capture.source.stream import SlotRead
 
 
 class SlotSession:
     """An ADBC connection with, once asked for, a temporary copy of the slot."""
 
-    def __init__(
-        self,
-        conninfo: str | Mapping[str, Any],
-        slot_name: str,
-        publication_names: tuple[str, ...],
-    ) -> None:
-        self._slot_name = slot_name
-        self._publications = sessions.publication_list(publication_names)
+    def __init__(self, read: SlotRead) -> None:
+        self._read = read
+        self._slot_name = read.slot_name
         self._copy_name: str | None = None
-        self._connection: AdbcConnection = sessions.connect_adbc(conninfo, slot=slot_name)
+        #: Messages of the last answer so far, those of unfinished transactions too.
+        self.messages = 0
+        self._connection: AdbcConnection = sessions.connect_adbc(read.conninfo, slot=read.slot_name)
         self._cursor = self._connection.cursor()
         self._cursor.adbc_statement.set_options(
             **{"adbc.postgresql.batch_size_hint_bytes": str(CHUNK_BYTES)}
         )
 
     def peek(self, up_to: Lsn, messages: int | None = None) -> Iterator[MessageChunk]:
-        """Messages of the copy, or of the slot while there is none; neither is moved.
+        """Whole transactions of the copy, or of the slot while there is none; neither is moved.
 
-        :param messages: the server ends the answer at the first commit past so many.
+        :param messages: the server ends the answer past so many: after a commit, or after a part of a
+            transaction that it streams.
         """
         statement = sql.SQL(
-            "SELECT data FROM pg_catalog.pg_logical_slot_peek_binary_changes({}, {}, {},"
-            " 'proto_version', {}, 'publication_names', {})"
+            "SELECT data FROM pg_catalog.pg_logical_slot_peek_binary_changes({}, {}, {}, {})"
         ).format(
             sql.Literal(self._copy_name or self._slot_name),
             sql.Literal(str(up_to)),
             sql.Literal(messages),
-            sql.Literal(PROTOCOL_VERSION),
-            sql.Literal(self._publications),
+            self._read.options.as_arguments(),
         )
-        for record_batch in sessions.record_batches(
-            self._cursor, statement.as_string(), slot=self._slot_name
-        ):
-            yield from message_chunks(record_batch.column(0))
+        self.messages = 0
+        with self._read.reassembler() as reassembler:
+            for record_batch in sessions.record_batches(
+                self._cursor, statement.as_string(), slot=self._slot_name
+            ):
+                for chunk in message_chunks(record_batch.column(0)):
+                    self.messages += len(chunk.offsets) - 1
+                    yield from reassembler.take(chunk)
 
     def make_copy(self) -> None:
         """Make a temporary copy of the slot, which ends with this connection at the latest.

@@ -10,7 +10,7 @@ copies of the slot, in slices of a number of messages.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,10 +20,11 @@ from airflow_provider_pgoutput.capture.source.sql_session import SlotSession
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
+    from airflow_provider_pgoutput.capture.source.stream import SlotRead
 
 log = logging.getLogger(__name__)
 
@@ -39,40 +40,29 @@ SLICE_MESSAGES = 4_000_000
 class SqlStream:
     """Reads through the SQL function, as Arrow record batches through ADBC.
 
-    :param conninfo: see ``session.connect``.
-    :param start: the checkpoint.
-    :param target: LSN up to which the server is asked to decode.
     :param max_messages: roughly how many messages are wanted; None: all.
     :param part_bytes: WAL per part; ranges that are shorter are read in one.
     """
 
     def __init__(
-        self,
-        conninfo: str | Mapping[str, Any],
-        slot_name: str,
-        publication_names: tuple[str, ...],
-        start: Lsn,
-        target: Lsn,
-        *,
-        max_messages: int | None = None,
-        part_bytes: int = PART_BYTES,
+        self, read: SlotRead, *, max_messages: int | None = None, part_bytes: int = PART_BYTES
     ) -> None:
-        self._conninfo = conninfo
-        self._slot_name = slot_name
-        self._publication_names = publication_names
-        self._start = start
-        self._target = target
+        self._read = read
         self._max_messages = max_messages
         self._part_bytes = part_bytes
         self._parted: PartedRead | None = None
         self._closed = False
-        self._sessions = [self._session()]
+        self._sessions = [SlotSession(read)]
 
     def chunks(self) -> Iterator[MessageChunk]:
         """See ``ChangeStream``."""
-        long = self._target - self._start > self._part_bytes
+        start, target = self._read.start, self._read.target
+        if self._read.two_phase is not None:
+            # A copy of the slot would send prepared transactions at their commit.
+            return self._sessions[0].peek(target)
+        long = target - start > self._part_bytes
         if long and self._max_messages is None and self._copy_slots():
-            self._parted = PartedRead(self._sessions, self._start, self._target, self._part_bytes)
+            self._parted = PartedRead(self._sessions, start, target, self._part_bytes)
             return self._parted.chunks()
         return self._slices(min(self._max_messages or SLICE_MESSAGES, SLICE_MESSAGES))
 
@@ -94,9 +84,6 @@ class SqlStream:
         for session in self._sessions:
             session.close()
 
-    def _session(self) -> SlotSession:
-        return SlotSession(self._conninfo, self._slot_name, self._publication_names)
-
     def _copy_slots(self) -> bool:
         """Give every connection a copy of the slot; False: the server has no room for them."""
         try:
@@ -104,24 +91,29 @@ class SqlStream:
                 self._sessions[-1].make_copy()
                 if len(self._sessions) == _CONNECTIONS:
                     return True
-                self._sessions.append(self._session())
+                self._sessions.append(SlotSession(self._read))
         except ConfigurationError as error:
             log.info("The slot is read by one connection: %s", error)
             for session in self._sessions:
                 session.close()
-            self._sessions = [self._session()]
+            self._sessions = [SlotSession(self._read)]
             return False
 
     def _slices(self, slice_messages: int) -> Iterator[MessageChunk]:
         """The whole range by one connection; only what is longer than a slice takes a copy."""
         session, copied = self._sessions[0], False
         while True:
-            messages, last_commit = 0, None
-            for chunk in session.peek(self._target, slice_messages):
-                messages += len(chunk.offsets) - 1
+            last_commit = None
+            for chunk in session.peek(self._read.target, slice_messages):
                 last_commit = _last_commit_end(chunk) or last_commit
                 yield chunk
-            if messages < slice_messages or last_commit is None or last_commit >= self._target:
+            if session.messages < slice_messages:
+                return
+            if last_commit is None:
+                # Nothing but parts of streamed transactions: only a longer slice reaches their end.
+                slice_messages *= 2
+                continue
+            if last_commit >= self._read.target:
                 return
             if not copied:
                 session.make_copy()

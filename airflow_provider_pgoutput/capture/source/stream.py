@@ -1,23 +1,64 @@
 """The seam between the two ways of reading a slot and everything behind them.
 
-``sql_stream.py`` and ``walsender_stream.py`` are the two. A stream gives the messages of pgoutput
-protocol version 1 in chunks; what they mean is the decoder's matter, where a batch ends is
-``staging/cut.py``'s.
+``sql_stream.py`` and ``walsender_stream.py`` are the two. Whatever protocol version is spoken, a stream
+gives whole transactions in the order of their commits, as version 1 has them; what they mean is the
+decoder's matter, where a batch ends is ``staging/cut.py``'s.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from airflow_provider_pgoutput.capture.pgoutput.reassemble import Reassembler
+from airflow_provider_pgoutput.capture.source.plugin_options import STREAMING_PARALLEL
+from airflow_provider_pgoutput.capture.staging.spill import SpillFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
+    from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
+    from airflow_provider_pgoutput.capture.source.plugin_options import PluginOptions
+    from airflow_provider_pgoutput.capture.staging.prepared import TwoPhase
 
 #: Larger chunks fall out of the processor's cache while they are decoded.
 CHUNK_BYTES = 3 << 20
 
-PROTOCOL_VERSION = "1"
+
+@dataclass(frozen=True, slots=True)
+class SlotRead:
+    """What is read, whichever way."""
+
+    #: See ``session.connect``.
+    conninfo: str | Mapping[str, Any] = field(repr=False)
+    slot_name: str
+    options: PluginOptions
+    #: The checkpoint; the server sends what commits at or past it.
+    start: Lsn
+    #: The read ends when everything that commits before it was sent.
+    target: Lsn
+    #: Set when prepared transactions are read before they commit.
+    two_phase: TwoPhase | None = None
+
+    @contextlib.contextmanager
+    def reassembler(self) -> Iterator[Reassembler]:
+        """What makes whole transactions of one answer of the server; what is unfinished is dropped."""
+        two_phase = self.two_phase
+        # What is prepared has to outlive the answer.
+        spill = SpillFolder() if two_phase is None else two_phase.spill
+        try:
+            yield Reassembler(
+                self.options.proto_version,
+                chunk_bytes=CHUNK_BYTES,
+                parallel=self.options.streaming == STREAMING_PARALLEL,
+                new_spool=spill.new,
+                prepared=None if two_phase is None else two_phase.transactions,
+            )
+        finally:
+            if two_phase is None:
+                spill.close()
 
 
 class ChangeStream(Protocol):

@@ -15,7 +15,7 @@ import select
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import psycopg
@@ -26,15 +26,16 @@ from airflow_provider_pgoutput.capture.pgoutput.messages import POSTGRES_EPOCH_U
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.errors import meaning, translated
 from airflow_provider_pgoutput.capture.source.publication_watch import SKIPPED
-from airflow_provider_pgoutput.capture.source.stream import CHUNK_BYTES, PROTOCOL_VERSION
+from airflow_provider_pgoutput.capture.source.stream import CHUNK_BYTES
 from airflow_provider_pgoutput.errors import PgoutputError, ProtocolError, SourceUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from psycopg.pq.abc import PGconn
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.capture.source.stream import SlotRead
 
 _XLOG_DATA, _KEEPALIVE = ord("w"), ord("k")
 #: Tag, start and end of the WAL, time of the server; the message follows.
@@ -42,7 +43,10 @@ _XLOG_HEADER_BYTES = 25
 _KEEPALIVE_LAYOUT = struct.Struct("!cQqB")
 #: Tag, received, flushed, applied, our time, whether an answer is wanted.
 _REPLY_LAYOUT = struct.Struct("!cQQQqB")
-_BEGIN_LAYOUT = struct.Struct("!cQ")
+_LSN_LAYOUT = struct.Struct("!Q")
+#: Where the LSN of the commit or prepare stands in the messages that have one: Begin, Stream Commit,
+#: Begin Prepare, Stream Prepare, Commit Prepared.
+_LSN_PLACES = {"B": 1, "c": 6, "b": 1, "p": 2, "K": 2}
 
 #: Messages gathered at most between two looks at the clock.
 _BURST_MESSAGES = 4096
@@ -58,37 +62,26 @@ _STOP_SECONDS = 2.0
 
 
 class WalsenderStream:
-    """Reads through START_REPLICATION.
+    """Reads through START_REPLICATION."""
 
-    :param conninfo: see ``session.connect``.
-    :param start: the checkpoint; the server sends what commits at or past it.
-    :param target: the read ends at a transaction or a keepalive at or past it.
-    """
-
-    def __init__(
-        self,
-        conninfo: str | Mapping[str, Any],
-        slot_name: str,
-        publication_names: tuple[str, ...],
-        start: Lsn,
-        target: Lsn,
-    ) -> None:
-        self._slot_name = slot_name
-        self._target = target
+    def __init__(self, read: SlotRead) -> None:
+        self._read = read
+        self._slot_name = read.slot_name
+        self._target = read.target
         self._queue: queue.Queue[MessageChunk | PgoutputError | None] = queue.Queue(_QUEUED_CHUNKS)
         self._stopping = threading.Event()
-        self._received = int(start)
+        self._received = int(read.start)
         self._notices: list[PgoutputError] = []
-        self._session = sessions.connect(conninfo, replication=True, slot=slot_name)
+        self._session = sessions.connect(read.conninfo, replication=True, slot=read.slot_name)
         try:
             self._session.add_notice_handler(self._notice)
-            with translated(slot=slot_name):
+            with translated(slot=read.slot_name):
                 row = self._session.execute(
                     "SELECT setting::int4 FROM pg_catalog.pg_settings"
                     " WHERE name = 'wal_sender_timeout'"
                 ).fetchone()
                 # Nobody else may look at the slot while it is ours: the comparison comes after.
-                self._session.execute(_start_statement(slot_name, publication_names, start))
+                self._session.execute(_start_statement(read))
         except BaseException:
             self._session.close()
             raise
@@ -100,16 +93,17 @@ class WalsenderStream:
 
     def chunks(self) -> Iterator[MessageChunk]:
         """See ``ChangeStream``."""
-        while not self._stopping.is_set():
-            try:
-                item = self._queue.get(timeout=_PATIENCE_SECONDS)
-            except queue.Empty:
-                continue
-            if item is None:
-                return
-            if isinstance(item, PgoutputError):
-                raise item
-            yield item
+        with self._read.reassembler() as reassembler:
+            while not self._stopping.is_set():
+                try:
+                    item = self._queue.get(timeout=_PATIENCE_SECONDS)
+                except queue.Empty:
+                    continue
+                if item is None:
+                    return
+                if isinstance(item, PgoutputError):
+                    raise item
+                yield from reassembler.take(item)
 
     def stop(self) -> None:
         """See ``ChangeStream``."""
@@ -161,7 +155,7 @@ class WalsenderStream:
             if gathered and (idle or size >= CHUNK_BYTES or reached):
                 chunk = _chunk(gathered)
                 gathered, size = [], 0
-                reached = reached or _begins_at(chunk, self._target)
+                reached = reached or _reaches(chunk, self._target)
                 self._hand_over(chunk)
             if self._notices:
                 raise self._notices[0]
@@ -261,16 +255,11 @@ class WalsenderStream:
             )
 
 
-def _start_statement(
-    slot_name: str, publication_names: tuple[str, ...], start: Lsn
-) -> sql.Composed:
-    return sql.SQL(
-        "START_REPLICATION SLOT {} LOGICAL {} (proto_version {}, publication_names {})"
-    ).format(
-        sql.Identifier(slot_name),
-        sql.SQL(str(start)),  # digits and a slash by construction
-        sql.Literal(PROTOCOL_VERSION),
-        sql.Literal(sessions.publication_list(publication_names)),
+def _start_statement(read: SlotRead) -> sql.Composed:
+    return sql.SQL("START_REPLICATION SLOT {} LOGICAL {} ({})").format(
+        sql.Identifier(read.slot_name),
+        sql.SQL(str(read.start)),  # digits and a slash by construction
+        read.options.as_options(),
     )
 
 
@@ -280,12 +269,17 @@ def _chunk(gathered: list[memoryview]) -> MessageChunk:
     return MessageChunk(np.frombuffer(b"".join(gathered), dtype=np.uint8), offsets)
 
 
-def _begins_at(chunk: MessageChunk, target: Lsn) -> bool:
-    """Whether a transaction of the chunk commits at or past the target."""
-    begins = np.flatnonzero(chunk.data[chunk.offsets[:-1]] == ord("B"))
-    if len(begins) == 0:
-        return False
-    first = int(chunk.offsets[begins[-1]])
-    body = chunk.data[first : first + _BEGIN_LAYOUT.size].tobytes()
-    _, final_lsn = _BEGIN_LAYOUT.unpack(body)
-    return bool(final_lsn >= target)
+def _reaches(chunk: MessageChunk, target: Lsn) -> bool:
+    """Whether the chunk holds the end of a transaction, or its prepare, at or past the target.
+
+    The server sends these in the order of the WAL, so all that commits before was sent.
+    """
+    tags = chunk.data[chunk.offsets[:-1]]
+    for tag, place in _LSN_PLACES.items():
+        found = np.flatnonzero(tags == ord(tag))
+        if len(found):
+            first = int(chunk.offsets[found[-1]]) + place
+            (lsn,) = _LSN_LAYOUT.unpack(chunk.data[first : first + _LSN_LAYOUT.size].tobytes())
+            if lsn >= target:
+                return True
+    return False

@@ -142,6 +142,11 @@ class StagingArea:
         ):
             return bytes(file.read())
 
+    def open(self, relative: str) -> pa.NativeFile:
+        """Open a file for reading from its beginning."""
+        with storage_errors("read"):
+            return self._filesystem.open_input_stream(join(self._root, relative))
+
     def names(self, folder: str) -> list[str]:
         """Names of the files in a folder, sorted; none when there is no such folder."""
         selector = fs.FileSelector(join(self._root, folder), allow_not_found=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
-    from airflow_provider_pgoutput.batch.manifest import TableVersion
+    from airflow_provider_pgoutput.batch.manifest import PreparedTransaction, TableVersion
     from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock
     from airflow_provider_pgoutput.capture.source.catalog import Server
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
@@ -133,6 +133,7 @@ class BatchInProgress:
         names: Mapping[int, tuple[str, str]],
         transactions: int = 0,
         last_commit_time: str | None = None,
+        prepared: Sequence[PreparedTransaction] = (),
     ) -> tuple[Manifest, str]:
         """Write the manifest; the files are complete.
 
@@ -152,6 +153,7 @@ class BatchInProgress:
             transactions=transactions,
             last_commit_time=last_commit_time,
             rejected_files=tuple(self._rejected.files) if self._rejected else (),
+            prepared=tuple(prepared),
             created_by=f"airflow-provider-pgoutput {__version__}",
         )
         # From here on the manifest may be in its place whatever is raised, even if its write failed.
@@ -163,6 +165,10 @@ class BatchInProgress:
         self._pool.abandon()
         if not self._sealing:
             self._area.delete_folder(self._root)
+
+    def prepared_path(self, number: int) -> str:
+        """Where the content of a prepared transaction of this batch goes."""
+        return layout.prepared_path(self._root, number)
 
     @property
     def relation_oids(self) -> tuple[int, ...]:

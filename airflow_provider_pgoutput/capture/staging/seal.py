@@ -14,6 +14,7 @@ from airflow_provider_pgoutput.batch.manifest import Manifest
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.batch.manifest import PreparedTransaction, StagedFile
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
 
 log = logging.getLogger(__name__)
@@ -56,10 +57,30 @@ def find_sealed(
     return None
 
 
+def find_ending(
+    area: StagingArea, slot_name: str, system_identifier: str, end: Lsn
+) -> Manifest | None:
+    """A sealed batch that ends at ``end``: all of them know the same prepared transactions there.
+
+    :raises BatchRefused: when a manifest is damaged.
+    """
+    folder = layout.manifest_folder(slot_name)
+    for name in reversed(area.names(folder)):
+        positions = layout.parse_manifest_name(name)
+        if positions is not None and positions[1] == end:
+            manifest = Manifest.from_json(area.read(f"{folder}/{name}").decode("utf-8"))
+            if manifest.system_identifier == system_identifier:
+                return manifest
+    return None
+
+
 def _has_files(area: StagingArea, manifest: Manifest, path: str) -> bool:
     """Whether every file of a manifest is there with its size; what is in it, apply checks."""
-    files = [file for table in manifest.tables for each in table.versions for file in each.files]
+    files: list[StagedFile | PreparedTransaction] = [
+        file for table in manifest.tables for each in table.versions for file in each.files
+    ]
     files += manifest.rejected_files
+    files += manifest.prepared
     sizes = area.sizes([file.path for file in files])
     lost = [file for file, size in zip(files, sizes, strict=True) if size != file.size_bytes]
     if lost:

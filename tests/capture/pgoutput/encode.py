@@ -92,3 +92,46 @@ def _value(value: Value) -> bytes:
 
 def text(value: str) -> bytes:
     return value.encode() + b"\0"
+
+
+def streamed(body: bytes, xid: int) -> bytes:
+    """Put a (sub)transaction's id into a message, as inside a stream block."""
+    return body[:1] + struct.pack("!I", xid) + body[1:]
+
+
+def stream_start(xid: int, first: bool) -> bytes:
+    return struct.pack("!cIB", b"S", xid, first)
+
+
+def stream_stop() -> bytes:
+    return b"E"
+
+
+def stream_commit(
+    xid: int, commit_lsn: int, end_lsn: int | None = None, committed_at_us: int = 0, flags: int = 0
+) -> bytes:
+    end = commit_lsn + 48 if end_lsn is None else end_lsn
+    return struct.pack("!cIBQQq", b"c", xid, flags, commit_lsn, end, committed_at_us)
+
+
+def stream_abort(xid: int, subxid: int, lsn: int | None = None) -> bytes:
+    """With an LSN: as ``streaming 'parallel'`` has it."""
+    body = struct.pack("!cII", b"A", xid, subxid)
+    return body if lsn is None else body + struct.pack("!Qq", lsn, 0)
+
+
+def begin_prepare(prepare_lsn: int, xid: int, gid: str) -> bytes:
+    return struct.pack("!cQQqI", b"b", prepare_lsn, prepare_lsn + 48, 0, xid) + text(gid)
+
+
+def prepare(prepare_lsn: int, xid: int, gid: str, tag: bytes = b"P") -> bytes:
+    """With the tag ``p``: of a streamed transaction."""
+    return struct.pack("!cBQQqI", tag, 0, prepare_lsn, prepare_lsn + 48, 0, xid) + text(gid)
+
+
+def commit_prepared(commit_lsn: int, xid: int, gid: str) -> bytes:
+    return struct.pack("!cBQQqI", b"K", 0, commit_lsn, commit_lsn + 48, 0, xid) + text(gid)
+
+
+def rollback_prepared(prepare_lsn: int, lsn: int, xid: int, gid: str) -> bytes:
+    return struct.pack("!cBQQqqI", b"r", 0, prepare_lsn + 48, lsn + 48, 0, 0, xid) + text(gid)

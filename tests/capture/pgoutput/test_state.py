@@ -13,9 +13,9 @@ from airflow_provider_pgoutput.capture.pgoutput.state import (
     BEGUN,
     CHANGING,
     EVENT_NAMES,
-    EVENTS,
-    NEXT_STATE,
     OUTSIDE,
+    WHOLE,
+    WHOLE_EVENTS,
 )
 from airflow_provider_pgoutput.errors import ProtocolError
 from tests.capture.pgoutput import encode
@@ -62,10 +62,10 @@ def refusals(bodies: Sequence[bytes]) -> tuple[ProtocolError, ProtocolError, Pro
     return by_reference.value, at_once.value, one_by_one.value
 
 
-@pytest.mark.parametrize(("state", "event"), list(itertools.product(NEXT_STATE, EVENTS)))
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(WHOLE, WHOLE_EVENTS)))
 def test_every_pair_of_state_and_event(state: str, event: str) -> None:
     bodies = [*WAY_TO[state], MESSAGE_OF_EVENT[event]]
-    if event in NEXT_STATE[state]:
+    if event in WHOLE[state]:
         list(map(ReferenceDecoder().decode, bodies))
         Decoder().decode(chunk_of(bodies))
         return

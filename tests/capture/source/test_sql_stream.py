@@ -77,10 +77,10 @@ def test_parts_join_without_gap_or_double(
     source: Source, backlog: tuple[Lsn, Lsn], part_bytes: int
 ) -> None:
     start, target = backlog
-    make = (source.conninfo, source.slot_name, ("p",), start, target)
-    whole = read(SqlStream(*make), start, target)
+    order = source.read(start, target)
+    whole = read(SqlStream(order), start, target)
     assert len(whole) > 7000
-    assert read(SqlStream(*make, part_bytes=part_bytes), start, target) == whole
+    assert read(SqlStream(order, part_bytes=part_bytes), start, target) == whole
     assert source.confirmed() == str(start)
     # A copy goes when the server has noticed that its connection ended.
     deadline = time.monotonic() + 10
@@ -94,17 +94,17 @@ def test_slices_join_without_gap_or_double(
     source: Source, backlog: tuple[Lsn, Lsn], max_messages: int
 ) -> None:
     start, target = backlog
-    make = (source.conninfo, source.slot_name, ("p",), start, target)
-    whole = read(SqlStream(*make), start, target)
-    assert read(SqlStream(*make, max_messages=max_messages), start, target) == whole
+    order = source.read(start, target)
+    whole = read(SqlStream(order), start, target)
+    assert read(SqlStream(order, max_messages=max_messages), start, target) == whole
 
 
 def test_without_room_for_copies_one_connection_reads(
     source: Source, backlog: tuple[Lsn, Lsn]
 ) -> None:
     start, target = backlog
-    make = (source.conninfo, source.slot_name, ("p",), start, target)
-    whole = read(SqlStream(*make), start, target)
+    order = source.read(start, target)
+    whole = read(SqlStream(order), start, target)
     (most, used) = source.execute(
         "SELECT current_setting('max_replication_slots')::int, count(*) FROM pg_replication_slots"
     )[0]
@@ -112,7 +112,7 @@ def test_without_room_for_copies_one_connection_reads(
     names = [f"filler_{number}" for number in range(most - used - 1)]
     source.execute(*(f"SELECT pg_create_physical_replication_slot('{name}')" for name in names))
     try:
-        assert read(SqlStream(*make, part_bytes=1 << 16), start, target) == whole
+        assert read(SqlStream(order, part_bytes=1 << 16), start, target) == whole
     finally:
         source.execute(*(f"SELECT pg_drop_replication_slot('{name}')" for name in names))
 
@@ -121,7 +121,7 @@ def test_a_part_that_fails_fails_the_read(source: Source) -> None:
     start = flush_lsn(source)
     source.execute("INSERT INTO t SELECT generate_series(1, 1000)")
     stream = SqlStream(
-        source.conninfo, "nobody_s_slot", ("p",), start, flush_lsn(source), part_bytes=1 << 10
+        source.read(start, flush_lsn(source), slot_name="nobody_s_slot"), part_bytes=1 << 10
     )
     with pytest.raises(SlotNotFound):
         list(stream.chunks())
@@ -130,11 +130,11 @@ def test_a_part_that_fails_fails_the_read(source: Source) -> None:
 
 def test_a_read_can_be_closed_in_the_middle(source: Source, backlog: tuple[Lsn, Lsn]) -> None:
     start, target = backlog
-    stream = SqlStream(source.conninfo, source.slot_name, ("p",), start, target, part_bytes=1 << 13)
+    stream = SqlStream(source.read(start, target), part_bytes=1 << 13)
     next(stream.chunks())
     stream.close()
     stream.close()
-    whole = read(SqlStream(source.conninfo, source.slot_name, ("p",), start, target), start, target)
+    whole = read(SqlStream(source.read(start, target)), start, target)
     assert len(whole) > 7000
 
 
@@ -144,9 +144,7 @@ def test_a_reader_in_another_thread_can_be_stopped(
 ) -> None:
     start, target = backlog
     for delay in (0.0, 0.01, 0.05, 0.2):
-        stream = SqlStream(
-            source.conninfo, source.slot_name, ("p",), start, target, part_bytes=part_bytes
-        )
+        stream = SqlStream(source.read(start, target), part_bytes=part_bytes)
 
         def iterate(chosen: SqlStream = stream) -> None:
             with contextlib.suppress(SourceUnavailable):

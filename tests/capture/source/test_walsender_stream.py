@@ -35,7 +35,7 @@ def test_a_slow_reader_survives_a_short_wal_sender_timeout(source: Source) -> No
         )
     )
     conninfo = f"{source.conninfo}?options=-c%20wal_sender_timeout%3D1s"
-    stream = WalsenderStream(conninfo, source.slot_name, ("p",), start, flush_lsn(source))
+    stream = WalsenderStream(source.read(start, flush_lsn(source), conninfo=conninfo))
     messages = 0
     try:
         for number, chunk in enumerate(stream.chunks()):
@@ -54,7 +54,7 @@ def test_a_quiet_server_ends_the_read_at_once(source: Source) -> None:
     start = Lsn.parse(str(source.confirmed()))
     source.execute("CREATE TABLE u(a int)", "INSERT INTO u SELECT generate_series(1, 1000)")
     began = time.monotonic()
-    stream = WalsenderStream(source.conninfo, source.slot_name, ("p",), start, flush_lsn(source))
+    stream = WalsenderStream(source.read(start, flush_lsn(source)))
     assert sum(len(chunk.offsets) - 1 for chunk in stream.chunks()) == 0
     stream.close()
     assert time.monotonic() - began < 2
@@ -80,7 +80,7 @@ def test_a_busy_server_does_not_keep_the_read_alive(source: Source) -> None:
     writer.start()
     try:
         began = time.monotonic()
-        stream = WalsenderStream(source.conninfo, source.slot_name, ("p",), start, target)
+        stream = WalsenderStream(source.read(start, target))
         for _ in stream.chunks():
             pass
         stream.close()
@@ -93,12 +93,12 @@ def test_a_busy_server_does_not_keep_the_read_alive(source: Source) -> None:
 def test_closing_early_frees_the_slot(source: Source) -> None:
     source.make_slot()
     start = Lsn.parse(str(source.confirmed()))
-    stream = WalsenderStream(source.conninfo, source.slot_name, ("p",), start, Lsn(2**62))
+    stream = WalsenderStream(source.read(start, Lsn(2**62)))
     with pytest.raises(SlotBusy):
-        WalsenderStream(source.conninfo, source.slot_name, ("p",), start, Lsn(2**62))
+        WalsenderStream(source.read(start, Lsn(2**62)))
     stream.close()
     stream.close()
-    WalsenderStream(source.conninfo, source.slot_name, ("p",), start, Lsn(2**62)).close()
+    WalsenderStream(source.read(start, Lsn(2**62))).close()
 
 
 def test_a_reader_does_not_hold_up_the_shutdown_of_the_server(
@@ -107,7 +107,7 @@ def test_a_reader_does_not_hold_up_the_shutdown_of_the_server(
     source.make_slot()
     start = Lsn.parse(str(source.confirmed()))
     source.execute("INSERT INTO t VALUES (1)")
-    stream = WalsenderStream(source.conninfo, source.slot_name, ("p",), start, Lsn(2**62))
+    stream = WalsenderStream(source.read(start, Lsn(2**62)))
     chunks = stream.chunks()
     next(chunks)
     began = time.monotonic()
@@ -125,8 +125,11 @@ def test_a_killed_reader_leaves_a_slot_that_can_be_read(source: Source) -> None:
     start = Lsn.parse(str(source.confirmed()))
     program = (
         "import sys; from airflow_provider_pgoutput.batch.lsn import Lsn;"
+        "from airflow_provider_pgoutput.capture.source.plugin_options import PluginOptions;"
+        "from airflow_provider_pgoutput.capture.source.stream import SlotRead;"
         "from airflow_provider_pgoutput.capture.source.walsender_stream import WalsenderStream as W;"
-        "W(sys.argv[1], sys.argv[2], ('p',), Lsn(int(sys.argv[3])), Lsn(2**62));"
+        "start = Lsn(int(sys.argv[3]));"
+        "W(SlotRead(sys.argv[1], sys.argv[2], PluginOptions(('p',)), start, Lsn(2**62)));"
         "print('reading', flush=True); sys.stdin.read()"
     )
     reader = subprocess.Popen(
@@ -142,9 +145,7 @@ def test_a_killed_reader_leaves_a_slot_that_can_be_read(source: Source) -> None:
     deadline = time.monotonic() + 10
     while True:
         try:
-            stream = WalsenderStream(
-                source.conninfo, source.slot_name, ("p",), start, flush_lsn(source)
-            )
+            stream = WalsenderStream(source.read(start, flush_lsn(source)))
         except SlotBusy:
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -157,7 +158,7 @@ def test_a_killed_reader_leaves_a_slot_that_can_be_read(source: Source) -> None:
 def test_a_reader_that_waits_can_be_stopped(source: Source) -> None:
     source.make_slot()
     start = Lsn.parse(str(source.confirmed()))
-    stream = WalsenderStream(source.conninfo, source.slot_name, ("p",), start, Lsn(2**62))
+    stream = WalsenderStream(source.read(start, Lsn(2**62)))
     reader = threading.Thread(target=lambda: list(stream.chunks()))
     reader.start()
     time.sleep(0.3)

@@ -1,0 +1,206 @@
+"""Messages put aside until their transaction ends, and cutting chunks of messages into such pieces.
+
+A *piece* is some messages in stream order with the transaction id of each, in the layout of protocol
+version 1: the id that streamed messages carry is taken out. A *spool* holds the pieces of one
+transaction. All of it is vectorised; no message becomes a Python object. What is not here: which piece
+belongs to which transaction (``reassemble.py``) and the files of a spool (``staging/spill.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
+from airflow_provider_pgoutput.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+_ORIGIN = ord("O")
+_XID_BYTES = 4
+_TAG_AND_XID_BYTES = 1 + _XID_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some messages of one transaction; nothing in it refers to the chunk they came from."""
+
+    data: NDArray[np.uint8]
+    #: Bytes of each message; their sum is the length of ``data``.
+    lengths: NDArray[np.int64]
+    #: The (sub)transaction that wrote each message.
+    xids: NDArray[np.uint32]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """Where the messages start, and the end of the last."""
+        return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(self.lengths)))
+
+    @property
+    def tags(self) -> NDArray[np.uint8]:
+        """The first byte of each message."""
+        return self.data[self.offsets[:-1]]
+
+
+class Spool(Protocol):
+    """Holds the pieces of one transaction that is not committed yet."""
+
+    def append(self, piece: Piece) -> None:
+        """Put a piece behind the others."""
+        ...
+
+    def pieces(self) -> Iterator[Piece]:
+        """All pieces in order, as often as asked; they may be cut elsewhere than they were given."""
+        ...
+
+    def discard(self) -> None:
+        """Forget everything; nothing else may be called afterwards."""
+        ...
+
+
+class MemorySpool:
+    """A spool without files."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Piece] = []
+
+    def append(self, piece: Piece) -> None:
+        """See ``Spool``."""
+        self._pieces.append(piece)
+
+    def pieces(self) -> Iterator[Piece]:
+        """See ``Spool``."""
+        return iter(tuple(self._pieces))
+
+    def discard(self) -> None:
+        """See ``Spool``."""
+        self._pieces.clear()
+
+
+def check_offsets(chunk: MessageChunk) -> None:
+    """Demand that a chunk holds whole messages that are not empty.
+
+    :raises ProtocolError: otherwise.
+    """
+    offsets = chunk.offsets
+    if len(offsets) == 0 or offsets[0] < 0 or offsets[-1] > len(chunk.data):
+        raise ProtocolError("The offsets of a chunk lead out of its data.")
+    if len(offsets) > 1 and (np.diff(offsets) <= 0).any():
+        raise ProtocolError("A message is empty or its offset goes back, at byte 0.")
+
+
+def whole_piece(chunk: MessageChunk, first: int, last: int, xid: int) -> Piece:
+    """Messages ``first`` up to ``last`` of a chunk, none of which carries an id, as a piece of ``xid``."""
+    offsets = chunk.offsets[first : last + 1]
+    data = chunk.data[int(offsets[0]) : int(offsets[-1])].copy()
+    return Piece(data, np.diff(offsets), np.full(last - first, xid, dtype=np.uint32))
+
+
+def streamed_piece(chunk: MessageChunk, first: int, last: int, xid: int) -> Piece:
+    """Messages ``first`` up to ``last`` of a stream block of ``xid``, with the ids that they carry taken out.
+
+    All messages of a block carry the id of their (sub)transaction behind the tag, but for Origin.
+
+    :raises ProtocolError: when a message is too short for it.
+    """
+    starts, ends = chunk.offsets[first:last], chunk.offsets[first + 1 : last + 1]
+    carries = chunk.data[starts] != _ORIGIN
+    if (carries & (ends - starts < _TAG_AND_XID_BYTES)).any():
+        raise ProtocolError(
+            "A streamed message is cut short: its transaction id is missing, at byte 1."
+        )
+    xids = np.full(last - first, xid, dtype=np.uint32)
+    words = np.ndarray(
+        (max(len(chunk.data) - _XID_BYTES + 1, 0),),
+        dtype=">u4",
+        buffer=np.ascontiguousarray(chunk.data).data,
+        strides=(1,),
+    )
+    xids[carries] = words[starts[carries] + 1]
+    # Arrow copies the runs: of each message its tag, and what follows the id.
+    cuts = np.empty((last - first, 4), dtype=np.int64)
+    cuts[:, 0], cuts[:, 3] = starts, ends
+    cuts[:, 1] = starts + 1
+    cuts[:, 2] = starts + 1 + np.where(carries, _XID_BYTES, 0)
+    kept = np.arange(2 * (last - first), dtype=np.int64) * 2
+    data = _runs(chunk.data, cuts.reshape(-1), kept)
+    return Piece(data, ends - starts - np.where(carries, _XID_BYTES, 0), xids)
+
+
+def without(piece: Piece, xids: Iterable[int]) -> Piece:
+    """A piece without the messages of some (sub)transactions."""
+    unwanted = np.isin(piece.xids, np.fromiter(xids, dtype=np.uint32))
+    if not unwanted.any():
+        return piece
+    kept = np.flatnonzero(~unwanted)
+    offsets = piece.offsets
+    data = _runs(piece.data, offsets, kept) if len(kept) else piece.data[:0]
+    return Piece(data, piece.lengths[kept], piece.xids[kept])
+
+
+def chunks_of(pieces: Iterable[Piece], chunk_bytes: int) -> Iterator[MessageChunk]:
+    """The messages of pieces in chunks of roughly ``chunk_bytes``, whatever the sizes of the pieces."""
+    waiting: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        if len(piece) == 0:
+            continue
+        waiting.append(piece)
+        size += len(piece.data)
+        if size >= chunk_bytes:
+            yield from _cut(joined(waiting), chunk_bytes)
+            waiting, size = [], 0
+    if waiting:
+        yield from _cut(joined(waiting), chunk_bytes)
+
+
+def joined(pieces: list[Piece]) -> Piece:
+    """One piece of several."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return Piece(
+        np.concatenate([each.data for each in pieces]),
+        np.concatenate([each.lengths for each in pieces]),
+        np.concatenate([each.xids for each in pieces]),
+    )
+
+
+def one_message(body: bytes, xid: int) -> Piece:
+    """A piece of a single message."""
+    return Piece(
+        np.frombuffer(body, dtype=np.uint8),
+        np.array([len(body)], dtype=np.int64),
+        np.array([xid], dtype=np.uint32),
+    )
+
+
+def _cut(piece: Piece, chunk_bytes: int) -> Iterator[MessageChunk]:
+    offsets = piece.offsets
+    first = 0
+    while first < len(piece):
+        wanted = np.searchsorted(offsets, offsets[first] + 2 * chunk_bytes, side="right") - 1
+        last = min(max(int(wanted), first + 1), len(piece))
+        yield MessageChunk(piece.data, offsets[first : last + 1])
+        first = last
+
+
+def _runs(
+    data: NDArray[np.uint8], offsets: NDArray[np.int64], kept: NDArray[np.int64]
+) -> NDArray[np.uint8]:
+    """The bytes of some of the runs between ``offsets``, one behind the other."""
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets)), pa.py_buffer(data)]
+    runs = pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
+    taken = pc.take(runs, pa.array(kept), boundscheck=False)
+    ends = np.frombuffer(taken.buffers()[1], dtype=np.int64)[: len(kept) + 1]
+    content = np.frombuffer(taken.buffers()[2], dtype=np.uint8)
+    return content[int(ends[0]) : int(ends[-1])]

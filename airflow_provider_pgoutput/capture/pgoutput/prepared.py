@@ -1,0 +1,117 @@
+"""Prepared transactions of one read: those that wait, and which of them ended, where.
+
+A transaction is known by its id and gid together: a gid can be used again once it is free. Its content
+waits from its Prepare, perhaps of an earlier batch, until ``COMMIT PREPARED`` or ``ROLLBACK PREPARED``.
+What is not here: where the content of earlier batches lies (``staging/prepared.py``).
+
+Source: https://www.postgresql.org/docs/current/logicaldecoding-two-phase-commits.html
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.capture.pgoutput.pieces import Spool
+    from airflow_provider_pgoutput.capture.pgoutput.stream_messages import (
+        CommitPrepared,
+        Prepare,
+        RollbackPrepared,
+    )
+
+_Key = tuple[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A prepared transaction and its content."""
+
+    prepare: Prepare
+    spool: Spool
+
+    @property
+    def key(self) -> _Key:
+        """What names it."""
+        return (self.prepare.xid, self.prepare.gid)
+
+
+class PreparedTransactions:
+    """What waits, across the threads of a read.
+
+    :param start: of the batch.
+    :param earlier: what waited at the end of the batch before.
+    :param lone_commits: whether the server sends ``COMMIT PREPARED`` of transactions that changed nothing
+        (before 15.19), whose Prepare it does not send.
+    """
+
+    def __init__(self, start: Lsn, earlier: Iterable[Waiting], *, lone_commits: bool) -> None:
+        self._start = start
+        self._lone_commits = lone_commits
+        self._lock = threading.Lock()
+        self._waiting = {each.key: each for each in earlier}
+        #: The first LSN past which a transaction is no longer open.
+        self._ended: dict[_Key, int] = {}
+        #: ``COMMIT PREPARED`` of transactions that changed nothing.
+        self.empty = 0
+
+    def put(self, prepare: Prepare, spool: Spool) -> None:
+        """Take a transaction that was prepared."""
+        with self._lock:
+            one = Waiting(prepare, spool)
+            self._ended.pop(one.key, None)
+            self._waiting[one.key] = one
+
+    def committed(self, message: CommitPrepared) -> Spool | None:
+        """The content of a transaction that commits; None: it is of an earlier batch, or has none.
+
+        :raises ProtocolError: when its content was never seen.
+        """
+        key = (message.xid, message.gid)
+        with self._lock:
+            found = self._waiting.get(key)
+            if found is not None:
+                self._ended[key] = message.commit.commit_lsn + 1
+                return found.spool
+            if message.commit.commit_lsn < self._start:
+                return None
+            if self._lone_commits:
+                self.empty += 1
+                return None
+        raise ProtocolError(
+            f"COMMIT PREPARED of transaction {message.xid}, whose content came neither in this batch nor "
+            "in one before.",
+            lsn=message.commit.commit_lsn,
+            advice="the batch in which it was prepared was staged without two_phase, or its files are "
+            "gone: copy the tables again.",
+        )
+
+    def rolled_back(self, message: RollbackPrepared) -> None:
+        """End a transaction; one that is not known changed nothing here."""
+        with self._lock:
+            key = (message.xid, message.gid)
+            if key in self._waiting:
+                self._ended[key] = message.end_lsn
+
+    def open_at(self, end: Lsn) -> list[Waiting]:
+        """Transactions prepared before ``end`` that had not ended there, in the order of their prepares."""
+        with self._lock:
+            found = [
+                each
+                for key, each in self._waiting.items()
+                if each.prepare.prepare_lsn < end and self._ended.get(key, end + 1) > end
+            ]
+        return sorted(found, key=lambda each: each.prepare.prepare_lsn)
+
+    def settle(self, end: Lsn) -> None:
+        """Forget transactions that ended at or before ``end``: the batch reaches at least so far."""
+        with self._lock:
+            for key in [key for key, ended in self._ended.items() if ended <= end]:
+                del self._ended[key]
+                self._waiting.pop(key).spool.discard()

@@ -1,0 +1,321 @@
+"""Makes whole transactions in commit order of what protocol versions 2 to 4 send in parts.
+
+In goes the stream of any version; out comes a stream of version 1, for the decoder behind it. A
+transaction that is streamed while it runs waits in a spool until its commit; what was rolled back in it
+is left out then; one that never ends within the read is dropped, because the next read sends it again.
+A prepared transaction waits until ``COMMIT PREPARED``, which may come in another batch. Transactions
+that the server sends whole pass through untouched, so batches are the same with every version and option.
+
+The server announces a relation once for everything that it sends at commit, and once more inside each
+transaction that it streams. ``announced.py`` keeps the decoder's knowledge and the server's idea of it the
+same. What is not here: what a row message means.
+
+Source: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from airflow_provider_pgoutput.capture.pgoutput.announced import (
+    Announced,
+    Unfinished,
+    relations_in,
+    tag_mask,
+)
+from airflow_provider_pgoutput.capture.pgoutput.pieces import (
+    MemorySpool,
+    Piece,
+    Spool,
+    check_offsets,
+    chunks_of,
+    one_message,
+    streamed_piece,
+    whole_piece,
+    without,
+)
+from airflow_provider_pgoutput.capture.pgoutput.reference import event_of, misplaced
+from airflow_provider_pgoutput.capture.pgoutput.state import (
+    BEGUN,
+    CHANGING,
+    EVENT_NAMES,
+    FIRST_VERSION,
+    NEXT_STATE,
+    OUTSIDE,
+    events_of,
+)
+from airflow_provider_pgoutput.capture.pgoutput.stream_messages import (
+    parse_begin_prepare,
+    parse_commit_prepared,
+    parse_prepare,
+    parse_rollback_prepared,
+    parse_stream_abort,
+    parse_stream_commit,
+    parse_stream_start,
+    parse_stream_stop,
+)
+from airflow_provider_pgoutput.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
+    from airflow_provider_pgoutput.capture.pgoutput.messages import Commit
+    from airflow_provider_pgoutput.capture.pgoutput.prepared import PreparedTransactions
+    from airflow_provider_pgoutput.capture.pgoutput.stream_messages import Prepare
+
+_RELATION: Final = ord("R")
+_ORIGIN: Final = ord("O")
+_MESSAGE: Final = ord("M")
+_BEGIN_LAYOUT: Final = struct.Struct("!cQqI")
+_COMMIT_LAYOUT: Final = struct.Struct("!cBQQq")
+_OID: Final = struct.Struct("!I")
+
+
+#: Messages that put the stream into, or out of, something else than a whole transaction.
+_STEERS: Final = tag_mask("".join(FIRST_VERSION))
+_BRACKETS: Final = tag_mask("BC")
+_ANNOUNCES: Final = tag_mask("RY")
+#: Row messages, truncates and logical messages: what an origin may not follow.
+_CHANGES: Final = tag_mask("IUDTM")
+
+
+class Reassembler:
+    """Reassembles one read of a slot.
+
+    :param version: ``proto_version`` of the read.
+    :param chunk_bytes: size of the chunks that are made of spooled transactions, roughly.
+    :param parallel: the option ``streaming`` is ``parallel``, which makes abort messages longer.
+    :param new_spool: makes the place where an unfinished transaction waits.
+    :param prepared: where prepared transactions wait; None: the read has no ``two_phase``.
+    """
+
+    def __init__(
+        self,
+        version: int,
+        *,
+        chunk_bytes: int = 3 << 20,
+        parallel: bool = False,
+        new_spool: Callable[[], Spool] = MemorySpool,
+        prepared: PreparedTransactions | None = None,
+    ) -> None:
+        self._version = version
+        self._events = frozenset(events_of(version))
+        self._chunk_bytes = chunk_bytes
+        self._parallel = parallel
+        self._new_spool = new_spool
+        self._prepared = prepared
+        self._state = OUTSIDE
+        self._streams: dict[int, Unfinished] = {}
+        #: The transaction whose block, or whose prepare, is open now.
+        self._open: Unfinished | None = None
+        self._preparing: Prepare | None = None
+        self._announced = Announced()
+        #: Messages so far.
+        self._position = 0
+
+    @property
+    def open_streams(self) -> int:
+        """Streamed transactions that neither committed nor rolled back yet."""
+        return len(self._streams)
+
+    def take(self, chunk: MessageChunk) -> Iterator[MessageChunk]:
+        """Take the next chunk; give what became complete with it. Iterate it to its end.
+
+        :raises ProtocolError: when a message may not stand where it stands, or is not valid.
+        """
+        if len(chunk.offsets) < 2:
+            return
+        check_offsets(chunk)
+        tags = chunk.data[chunk.offsets[:-1]]
+        steering = np.flatnonzero(_STEERS[tags])
+        if not len(steering) and self._open is None and not self._announced.owed:
+            # By far the most frequent case: nothing but whole transactions.
+            self._learn(chunk, tags, 0, len(tags))
+            self._follow_brackets(tags)
+            yield chunk
+        else:
+            yield from chunks_of(self._pieces(chunk, tags, steering), self._chunk_bytes)
+        self._position += len(tags)
+
+    def _pieces(
+        self, chunk: MessageChunk, tags: NDArray[np.uint8], steering: NDArray[np.intp]
+    ) -> Iterator[Piece]:
+        first = 0
+        for index in (*steering.tolist(), len(tags)):
+            if first < index:
+                yield from self._between(chunk, tags, first, index)
+            if index < len(tags):
+                body = chunk.data[chunk.offsets[index] : chunk.offsets[index + 1]].tobytes()
+                yield from self._steer(body)
+            first = index + 1
+
+    def _between(
+        self, chunk: MessageChunk, tags: NDArray[np.uint8], first: int, last: int
+    ) -> Iterator[Piece]:
+        """Messages without a steering one among them."""
+        if self._open is None:
+            self._learn(chunk, tags, first, last)
+            yield from self._announced.settle(whole_piece(chunk, first, last, 0))
+            self._follow_brackets(tags[first:last])
+            return
+        self._check_inside(chunk, tags, first, last)
+        if self._preparing is not None:
+            piece = whole_piece(chunk, first, last, self._open.xid)
+            # The server counts what it announces here as announced for all that follows.
+            self._announced.learn(piece, self._position + first, owed=True)
+            self._announced.complete(piece, self._open)
+        else:
+            piece = streamed_piece(chunk, first, last, self._open.xid)
+            self._announced.note(piece, self._position + first, self._open)
+        self._open.spool.append(piece)
+
+    def _learn(self, chunk: MessageChunk, tags: NDArray[np.uint8], first: int, last: int) -> None:
+        if self._version > 1 and (tags[first:last] == _RELATION).any():
+            piece = whole_piece(chunk, first, last, 0)
+            self._announced.learn(piece, self._position + first, owed=False)
+
+    def _follow_brackets(self, tags: NDArray[np.uint8]) -> None:
+        """Whether the stream is inside a whole transaction; the decoder checks the rest."""
+        brackets = np.flatnonzero(_BRACKETS[tags])
+        if len(brackets):
+            self._state = BEGUN if tags[brackets[-1]] == ord("B") else OUTSIDE
+            tags = tags[brackets[-1] :]
+        if self._state == BEGUN and _CHANGES[tags].any():
+            self._state = CHANGING
+
+    def _check_inside(
+        self, chunk: MessageChunk, tags: NDArray[np.uint8], first: int, last: int
+    ) -> None:
+        """Hold the messages of a block or of a prepared transaction against the state table."""
+        row = NEXT_STATE[self._state]
+        changing = row["I"]
+        inside = tags[first:last]
+        changes = _CHANGES[inside]
+        allowed = changes | _ANNOUNCES[inside]
+        if self._state != changing:
+            before_changes = np.cumsum(changes) == 0
+            allowed |= (inside == _ORIGIN) & before_changes
+        if self._preparing is not None and (logical := inside == _MESSAGE).any():
+            # In a stream block the flag stands behind an id, and the decoder looks at it.
+            flags = chunk.offsets[first:last][logical] + 1
+            allowed[logical] = chunk.data[np.minimum(flags, len(chunk.data) - 1)] == 1
+        if not allowed.all():
+            wrong = int(np.argmin(allowed))
+            body = chunk.data[chunk.offsets[first + wrong] : chunk.offsets[first + wrong + 1]]
+            event = event_of(body.tobytes(), self._version)
+            state = changing if changes[:wrong].any() else self._state
+            raise misplaced(event, state, None)
+        if changes.any():
+            self._state = changing
+
+    def _steer(self, body: bytes) -> Iterator[Piece]:
+        event = event_of(body, self._version)
+        if event not in NEXT_STATE[self._state]:
+            raise misplaced(event, self._state, None)
+        self._state = NEXT_STATE[self._state][event]
+        if event == "S":
+            self._start_block(body)
+        elif event == "E":
+            parse_stream_stop(body)
+            self._open = None
+        elif event == "A":
+            self._abort(body)
+        elif event == "c":
+            xid, commit = parse_stream_commit(body)
+            streamed = self._known(xid, event)
+            del self._streams[xid]
+            yield from self._replay(streamed, commit)
+            self._announced.promote(streamed)
+            yield from self._end(streamed, commit)
+            streamed.spool.discard()
+        else:
+            yield from self._two_phase(event, body)
+
+    def _start_block(self, body: bytes) -> None:
+        start = parse_stream_start(body)
+        if start.is_first == (start.xid in self._streams):
+            what = "is streamed already" if start.is_first else "was not streamed before"
+            raise ProtocolError(f"Stream Start message: transaction {start.xid} {what}, at byte 5.")
+        if start.is_first:
+            self._streams[start.xid] = Unfinished(start.xid, self._new_spool())
+        self._open = self._streams[start.xid]
+
+    def _abort(self, body: bytes) -> None:
+        abort = parse_stream_abort(body, with_time=self._parallel)
+        streamed = self._known(abort.xid, "A")
+        if abort.subxid == abort.xid:
+            del self._streams[abort.xid]
+            streamed.spool.discard()
+        else:
+            streamed.aborted.add(abort.subxid)
+            # The server announces every relation again to the rest of the transaction.
+            streamed.announced.clear()
+
+    def _known(self, xid: int, event: str) -> Unfinished:
+        if xid not in self._streams:
+            raise ProtocolError(
+                f"{EVENT_NAMES[event]} message: transaction {xid} was not streamed, at byte 1."
+            )
+        return self._streams[xid]
+
+    def _two_phase(self, event: str, body: bytes) -> Iterator[Piece]:
+        if self._prepared is None:
+            raise ProtocolError(
+                f"{EVENT_NAMES[event]} message: the read did not ask for two_phase, at byte 0."
+            )
+        if event == "b":
+            self._preparing = parse_begin_prepare(body)
+            self._open = Unfinished(self._preparing.xid, self._new_spool())
+        elif event == "P":
+            prepare = parse_prepare(body)
+            if prepare != self._preparing or self._open is None:
+                raise ProtocolError(
+                    "Prepare message: it is not of the transaction that was begun, at byte 2.",
+                    lsn=prepare.prepare_lsn,
+                )
+            self._prepared.put(prepare, self._open.spool)
+            self._preparing = self._open = None
+        elif event == "p":
+            prepare = parse_prepare(body)
+            streamed = self._known(prepare.xid, event)
+            del self._streams[prepare.xid]
+            self._prepared.put(prepare, self._condensed(streamed))
+        elif event == "r":
+            self._prepared.rolled_back(parse_rollback_prepared(body))
+        else:
+            message = parse_commit_prepared(body)
+            spool = self._prepared.committed(message)
+            if spool is not None:
+                unfinished = Unfinished(message.xid, spool)
+                yield from self._replay(unfinished, message.commit)
+                yield from self._end(unfinished, message.commit)
+
+    def _condensed(self, streamed: Unfinished) -> Spool:
+        """The spool without what was rolled back."""
+        if not streamed.aborted:
+            return streamed.spool
+        spool = self._new_spool()
+        for piece in streamed.spool.pieces():
+            spool.append(without(piece, streamed.aborted))
+        streamed.spool.discard()
+        return spool
+
+    def _replay(self, unfinished: Unfinished, commit: Commit) -> Iterator[Piece]:
+        """A transaction as version 1 sends it, up to its commit."""
+        begin = (commit.commit_lsn, commit.committed_at_us, unfinished.xid)
+        yield one_message(_BEGIN_LAYOUT.pack(b"B", *begin), unfinished.xid)
+        for piece in unfinished.spool.pieces():
+            kept = without(piece, unfinished.aborted) if unfinished.aborted else piece
+            unfinished.oids |= set(relations_in(kept))
+            yield kept
+
+    def _end(self, unfinished: Unfinished, commit: Commit) -> Iterator[Piece]:
+        yield from self._announced.again(unfinished.oids)
+        end = (commit.commit_lsn, commit.end_lsn, commit.committed_at_us)
+        yield one_message(_COMMIT_LAYOUT.pack(b"C", 0, *end), unfinished.xid)

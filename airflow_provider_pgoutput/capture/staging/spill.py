@@ -1,0 +1,176 @@
+"""Spools on the worker's own disk: transactions that wait for their commit, in bounded memory.
+
+All spools of a read share a budget. When it is reached, the largest writes what it holds in memory to a
+file of its own, in a private folder of the system's temporary directory (``TMPDIR``), which goes away
+with the read. Nothing here is durable or needs to be: an unfinished transaction is sent again.
+What is not here: which messages a spool gets (``pgoutput/reassemble.py``).
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Final
+
+import numpy as np
+
+from airflow_provider_pgoutput.capture.pgoutput.pieces import Piece, joined
+from airflow_provider_pgoutput.errors import StagingFull
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Memory of all spools of a read together.
+SPILL_BYTES: Final = 32 << 20
+#: What a piece costs beside its bytes.
+_PIECE_BYTES: Final = 512
+#: A file is read in parts of this size at most, unless a piece is larger.
+_WRITTEN_PIECE_BYTES: Final = 4 << 20
+_BYTES_BESIDE_MESSAGE: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """Where a piece lies in the file: its lengths, its ids, its data."""
+
+    position: int
+    messages: int
+    size_bytes: int
+
+
+class SpillFolder:
+    """Makes spools that share one budget; a context manager.
+
+    :param memory_bytes: what all spools together keep in memory, roughly.
+    """
+
+    def __init__(self, memory_bytes: int = SPILL_BYTES) -> None:
+        self._memory_bytes = memory_bytes
+        self._folder: Path | None = None
+        self._spools: dict[int, FileSpool] = {}
+        self._made = 0
+        self.held_bytes = 0
+        #: Bytes written to files so far.
+        self.written_bytes = 0
+
+    def new(self) -> FileSpool:
+        """Make an empty spool."""
+        spool = FileSpool(self, self._made)
+        self._spools[self._made] = spool
+        self._made += 1
+        return spool
+
+    def close(self) -> None:
+        """Remove all files; no spool may be used any more."""
+        self._spools.clear()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def held(self, more_bytes: int) -> None:
+        """Count what a spool took into memory, or gave up; write the largest when it is too much."""
+        self.held_bytes += more_bytes
+        while self.held_bytes > self._memory_bytes:
+            max(self._spools.values(), key=lambda each: each.held_bytes).write_out()
+
+    def path(self, number: int) -> Path:
+        """The file of a spool."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="pgoutput-spill-"))
+        return self._folder / str(number)
+
+    def forget(self, number: int) -> None:
+        """Drop a spool."""
+        self._spools.pop(number, None)
+
+
+class FileSpool:
+    """See ``Spool``; made by ``SpillFolder.new``."""
+
+    def __init__(self, folder: SpillFolder, number: int) -> None:
+        self._folder = folder
+        self._number = number
+        self._held: list[Piece] = []
+        self._written: list[_Written] = []
+        self.held_bytes = 0
+
+    def append(self, piece: Piece) -> None:
+        """See ``Spool``."""
+        self._held.append(piece)
+        size = _size(piece)
+        self.held_bytes += size
+        self._folder.held(size)
+
+    def pieces(self) -> Iterator[Piece]:
+        """See ``Spool``."""
+        written, held = tuple(self._written), tuple(self._held)
+        if written:
+            with self._folder.path(self._number).open("rb") as file:
+                for each in written:
+                    yield _read(file, each)
+        yield from held
+
+    def discard(self) -> None:
+        """See ``Spool``."""
+        if self._written:
+            self._folder.path(self._number).unlink(missing_ok=True)
+        self._folder.forget(self._number)
+        self._written, self._held = [], []
+        self._release()
+
+    def write_out(self) -> None:
+        """Move what is in memory to the file.
+
+        :raises StagingFull: when the disk has no room for it.
+        """
+        path = self._folder.path(self._number)
+        try:
+            with path.open("ab") as file:
+                for piece in _gathered(self._held):
+                    position = file.tell()
+                    for array in (piece.lengths, piece.xids, piece.data):
+                        file.write(np.ascontiguousarray(array).data)
+                    self._written.append(_Written(position, len(piece), len(piece.data)))
+                    self._folder.written_bytes += file.tell() - position
+        except OSError as error:
+            raise StagingFull(
+                f"A streamed transaction cannot be put aside in {path.parent}: {error.strerror}.",
+                advice="make room, point TMPDIR to a larger disk, or set streaming to 'off', so that the "
+                "server keeps transactions until they commit.",
+            ) from error
+        self._held = []
+        self._release()
+
+    def _release(self) -> None:
+        released, self.held_bytes = self.held_bytes, 0
+        self._folder.held(-released)
+
+
+def _size(piece: Piece) -> int:
+    return len(piece.data) + _BYTES_BESIDE_MESSAGE * len(piece) + _PIECE_BYTES
+
+
+def _gathered(pieces: list[Piece]) -> Iterator[Piece]:
+    """Pieces of some size of many small ones."""
+    waiting: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        waiting.append(piece)
+        size += len(piece.data)
+        if size >= _WRITTEN_PIECE_BYTES:
+            yield joined(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield joined(waiting)
+
+
+def _read(file: IO[bytes], written: _Written) -> Piece:
+    file.seek(written.position)
+    size = written.messages * _BYTES_BESIDE_MESSAGE + written.size_bytes
+    content = np.fromfile(file, dtype=np.uint8, count=size)
+    first, second = 8 * written.messages, 12 * written.messages
+    return Piece(
+        content[second:], content[:first].view(np.int64), content[first:second].view(np.uint32)
+    )

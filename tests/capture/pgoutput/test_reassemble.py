@@ -1,0 +1,474 @@
+"""Streams of versions 2 to 4 made whole: the fast way against the slow one, and every refusal of both."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
+from airflow_provider_pgoutput.capture.pgoutput.pieces import MemorySpool
+from airflow_provider_pgoutput.capture.pgoutput.prepared import PreparedTransactions
+from airflow_provider_pgoutput.capture.pgoutput.reassemble import Reassembler
+from airflow_provider_pgoutput.capture.pgoutput.reference import (
+    Change,
+    ReferenceDecoder,
+    changes_of_block,
+)
+from airflow_provider_pgoutput.capture.pgoutput.state import (
+    BEGUN,
+    BLOCK_STARTED,
+    CHANGING,
+    EVENT_NAMES,
+    NEXT_STATE,
+    OUTSIDE,
+    PREPARE_BEGUN,
+    PREPARING,
+    STREAMING,
+    events_of,
+    next_states,
+)
+from airflow_provider_pgoutput.capture.staging.spill import SpillFolder
+from airflow_provider_pgoutput.errors import ProtocolError
+from tests.capture.pgoutput import encode
+from tests.capture.pgoutput.slow_reassembly import SlowReassembler
+from tests.capture.pgoutput.support import by_relation, chunk_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from airflow_provider_pgoutput.capture.pgoutput.pieces import Spool
+
+LSN = 0x16_B374D848
+T, U = 16385, 16386
+
+
+def slowly(bodies: Iterable[bytes], version: int = 4) -> list[Change]:
+    slow, decoder = SlowReassembler(version), ReferenceDecoder()
+    return [
+        change for body in bodies for whole in slow.take(body) for change in decoder.decode(whole)
+    ]
+
+
+def quickly(
+    chunks: Iterable[Sequence[bytes]],
+    version: int = 4,
+    new_spool: Callable[[], Spool] = MemorySpool,
+    chunk_bytes: int = 3 << 20,
+) -> list[Change]:
+    prepared = PreparedTransactions(Lsn(0), [], lone_commits=False) if version > 2 else None
+    fast = Reassembler(version, new_spool=new_spool, prepared=prepared, chunk_bytes=chunk_bytes)
+    decoder = Decoder()
+    changes = [
+        change
+        for bodies in chunks
+        for whole in fast.take(chunk_of(list(bodies), gap=3))
+        for block in decoder.decode(whole)
+        for change in changes_of_block(block)
+    ]
+    assert not decoder.in_transaction
+    return changes
+
+
+class Program:
+    """A random source: sessions with savepoints whose WAL is streamed, prepared or sent whole."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)  # noqa: S311 - a test
+        self.stream: list[bytes] = []
+        self._lsn = LSN
+        self._xid = 700
+        self._shapes = {T: 2, U: 2}
+        #: What the server takes for announced to everybody, by OID.
+        self._sent: set[int] = set()
+        self._open: dict[int, _Session] = {}
+
+    def run(self, steps: int) -> list[bytes]:
+        for _ in range(steps):
+            self._step()
+        while self._open:
+            self._end(next(iter(self._open.values())))
+        return self.stream
+
+    def next_lsn(self) -> int:
+        self._lsn += 64
+        return self._lsn
+
+    def next_xid(self) -> int:
+        self._xid += 1
+        return self._xid
+
+    def _step(self) -> None:
+        choice = self.random.random()
+        if choice < 0.15 and len(self._open) < 4:
+            session = _Session(self, self.next_xid())
+            self._open[session.xid] = session
+        elif choice < 0.75 and self._open:
+            self.random.choice(list(self._open.values())).block()
+        elif choice < 0.85 and self._open:
+            self._end(self.random.choice(list(self._open.values())))
+        elif choice < 0.9:
+            self._alter()
+        else:
+            self._whole()
+
+    def _alter(self) -> None:
+        """A committed change of a table's shape; the server will announce it again to everybody."""
+        oid = self.random.choice((T, U))
+        if any(oid in session.used for session in self._open.values()):
+            return  # An open transaction holds a lock on it.
+        self._shapes[oid] = self.random.randint(1, 4)
+        self._sent.discard(oid)
+        for session in self._open.values():
+            session.sent.discard(oid)
+
+    def changes(self, sent: set[int], subxid: int | None, used: set[int]) -> list[bytes]:
+        """Some row changes, with the announcements that they need."""
+        bodies = []
+        for _ in range(self.random.randint(0, 4)):
+            oid = self.random.choice((T, U))
+            used.add(oid)
+            if oid not in sent:
+                names = [(f"c{i}", 25) for i in range(self._shapes[oid])]
+                bodies.append(encode.relation(oid, names))
+                sent.add(oid)
+            values = [str(self.random.random()).encode() for _ in range(self._shapes[oid])]
+            kind = self.random.random()
+            if kind < 0.6:
+                bodies.append(encode.insert(oid, values))
+            elif kind < 0.8:
+                bodies.append(encode.update(oid, values, values))
+            elif kind < 0.9:
+                bodies.append(encode.delete(oid, values))
+            else:
+                bodies.append(encode.truncate([oid]))
+        return bodies if subxid is None else [encode.streamed(each, subxid) for each in bodies]
+
+    def _whole(self) -> None:
+        lsn, xid = self.next_lsn(), self.next_xid()
+        if self.random.random() < 0.3:
+            gid = f"g{self.random.randint(1, 2)}"
+            body = self.changes(self._sent, None, set())
+            prepared = [encode.begin_prepare(lsn, xid, gid), *body, encode.prepare(lsn, xid, gid)]
+            self.stream += prepared
+            self._finish_prepared(lsn, xid, gid)
+            return
+        body = self.changes(self._sent, None, set())
+        self.stream += [encode.begin(lsn, 0, xid), *body, encode.commit(lsn)]
+
+    def _finish_prepared(self, lsn: int, xid: int, gid: str) -> None:
+        for _ in range(self.random.randint(0, 2)):
+            self._step()
+        if self.random.random() < 0.7:
+            self.stream.append(encode.commit_prepared(self.next_lsn(), xid, gid))
+        else:
+            self.stream.append(encode.rollback_prepared(lsn, self.next_lsn(), xid, gid))
+
+    def _end(self, session: _Session) -> None:
+        del self._open[session.xid]
+        if not session.streamed:
+            return
+        choice = self.random.random()
+        if choice < 0.2:
+            self.stream.append(encode.stream_abort(session.xid, session.xid))
+        elif choice < 0.4:
+            lsn = self.next_lsn()
+            self.stream.append(encode.prepare(lsn, session.xid, "s", b"p"))
+            self._finish_prepared(lsn, session.xid, "s")
+        else:
+            self.stream.append(encode.stream_commit(session.xid, self.next_lsn()))
+            self._sent |= session.sent
+
+
+class _Session:
+    def __init__(self, program: Program, xid: int) -> None:
+        self._program = program
+        self.xid = xid
+        self._subxids = [xid]
+        self.sent: set[int] = set()
+        self.used: set[int] = set()
+        self.streamed = False
+
+    def block(self) -> None:
+        program = self._program
+        choice = program.random.random()
+        if choice < 0.2:
+            self._subxids.append(program.next_xid())
+        elif choice < 0.35 and len(self._subxids) > 1 and self.streamed:
+            for subxid in reversed(self._subxids[1:]):
+                program.stream.append(encode.stream_abort(self.xid, subxid))
+            del self._subxids[1:]
+            self.sent.clear()
+        else:
+            bodies = program.changes(self.sent, self._subxids[-1], self.used)
+            start = encode.stream_start(self.xid, not self.streamed)
+            program.stream += [start, *bodies, encode.stream_stop()]
+            self.streamed = True
+
+
+def cuts(bodies: list[bytes], seed: int) -> list[list[bytes]]:
+    choose = random.Random(seed)  # noqa: S311 - a test
+    places = sorted(choose.randint(0, len(bodies)) for _ in range(choose.randint(0, 12)))
+    edges = [0, *places, len(bodies)]
+    return [bodies[first:last] for first, last in itertools.pairwise(edges)]
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_random_streams_come_out_as_the_slow_way_says(seed: int) -> None:
+    bodies = Program(seed).run(60)
+    expected = by_relation(slowly(bodies))
+    assert by_relation(quickly([bodies])) == expected
+    assert by_relation(quickly([each] for each in bodies)) == expected
+    spill = SpillFolder(memory_bytes=2000)
+    try:
+        assert by_relation(quickly(cuts(bodies, seed), new_spool=spill.new)) == expected
+        assert by_relation(quickly(cuts(bodies, -seed), chunk_bytes=50)) == expected
+    finally:
+        spill.close()
+
+
+def test_the_random_streams_hold_what_they_should() -> None:
+    kinds = {chr(body[0]) for seed in range(20) for body in Program(seed).run(60)}
+    assert kinds >= set("BCRIUDTSEcAbPKrp")
+    assert any(slowly(Program(seed).run(60)) for seed in range(20))
+
+
+ROW = encode.insert(T, [b"1", b"x"])
+RELATION = encode.relation(T)
+IN_BLOCK = {"R", "Y", "I", "U", "D", "T", "M"}
+BODIES = {
+    "B": encode.begin(LSN + 64),
+    "C": encode.commit(LSN),
+    "O": encode.origin(7, "up"),
+    "R": RELATION,
+    "Y": encode.type_message(16390, "mood"),
+    "I": ROW,
+    "U": encode.update(T, [b"1", b"y"]),
+    "D": encode.delete(T, [b"1", None]),
+    "T": encode.truncate([T]),
+    "M": encode.logical_message(b"x", transactional=True),
+    "m": encode.logical_message(b"x", transactional=False),
+    "S": encode.stream_start(800, True),
+    "E": encode.stream_stop(),
+    "c": encode.stream_commit(700, LSN + 64),
+    "A": encode.stream_abort(700, 700),
+    "b": encode.begin_prepare(LSN, 701, "g"),
+    "P": encode.prepare(LSN, 701, "g"),
+    "p": encode.prepare(LSN + 64, 700, "h", b"p"),
+    "K": encode.commit_prepared(LSN + 64, 702, "k"),
+    "r": encode.rollback_prepared(LSN, LSN + 64, 702, "k"),
+}
+# Transaction 700 is streamed already, 702 is prepared.
+BEFORE = [
+    *(encode.begin_prepare(LSN - 640, 702, "k"), RELATION, encode.prepare(LSN - 640, 702, "k")),
+    *(encode.stream_start(700, True), encode.streamed(RELATION, 700), encode.stream_stop()),
+]
+WAY_TO = {
+    OUTSIDE: [*BEFORE],
+    BEGUN: [*BEFORE, encode.begin(LSN), RELATION],
+    CHANGING: [*BEFORE, encode.begin(LSN), RELATION, ROW],
+    BLOCK_STARTED: [*BEFORE, encode.stream_start(700, False), encode.streamed(RELATION, 700)],
+    STREAMING: [
+        *(*BEFORE, encode.stream_start(700, False)),
+        *(encode.streamed(RELATION, 700), encode.streamed(ROW, 700)),
+    ],
+    PREPARE_BEGUN: [*BEFORE, encode.begin_prepare(LSN, 701, "g"), RELATION],
+    PREPARING: [*BEFORE, encode.begin_prepare(LSN, 701, "g"), RELATION, ROW],
+}
+
+
+def both_refuse(bodies: list[bytes], version: int = 4) -> list[ProtocolError]:
+    errors = []
+    for run in (
+        lambda: slowly(bodies, version),
+        lambda: quickly([bodies], version),
+        lambda: quickly([[body] for body in bodies], version),
+    ):
+        with pytest.raises(ProtocolError) as refused:
+            run()
+        errors.append(refused.value)
+    return errors
+
+
+# Inside a block every Message carries an id, and whether it is transactional is seen at the commit.
+PAIRS = [
+    (state, event)
+    for state, event in itertools.product(NEXT_STATE, events_of(4))
+    if event != "m" or state not in {BLOCK_STARTED, STREAMING}
+]
+
+
+@pytest.mark.parametrize(("state", "event"), PAIRS)
+def test_every_pair_of_state_and_event(state: str, event: str) -> None:
+    body = BODIES[event]
+    if state in {BLOCK_STARTED, STREAMING} and event in IN_BLOCK:
+        body = encode.streamed(body, 700)
+    bodies = [*WAY_TO[state], body]
+    if event in NEXT_STATE[state]:
+        slow, fast = (
+            SlowReassembler(4),
+            Reassembler(4, prepared=PreparedTransactions(Lsn(0), [], lone_commits=False)),
+        )
+        for each in bodies:
+            slow.take(each)
+        list(fast.take(chunk_of(bodies)))
+        return
+    for error in both_refuse(bodies):
+        assert f"{EVENT_NAMES[event]} message {state}" in str(error)
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_messages_of_later_versions_are_refused(version: int) -> None:
+    for event in set(events_of(4)) - set(events_of(version)):
+        for error in both_refuse([BODIES[event]], version):
+            assert f"which protocol version {version} lacks" in str(error)
+
+
+def test_versions_reach_their_part_of_the_table() -> None:
+    assert set(next_states(1)) == {OUTSIDE, BEGUN, CHANGING}
+    assert set(next_states(2)) == {OUTSIDE, BEGUN, CHANGING, BLOCK_STARTED, STREAMING}
+    assert next_states(4) == next_states(3) == NEXT_STATE
+
+
+REFUSED = {
+    "stream start again": [encode.stream_start(1, True), b"E", encode.stream_start(1, True)],
+    "later block of an unknown transaction": [encode.stream_start(1, False)],
+    "commit of an unknown transaction": [encode.stream_commit(1, LSN)],
+    "abort of an unknown transaction": [encode.stream_abort(1, 1)],
+    "abort with the fields of parallel": [
+        encode.stream_start(1, True),
+        b"E",
+        encode.stream_abort(1, 1, 9),
+    ],
+    "stream prepare of an unknown transaction": [encode.prepare(LSN, 1, "g", b"p")],
+    "commit after abort": [
+        *(encode.stream_start(1, True), b"E"),
+        *(encode.stream_abort(1, 1), encode.stream_commit(1, LSN)),
+    ],
+    "streamed message too short": [encode.stream_start(1, True), b"I\0\0\0", b"E"],
+    "another prepare": [encode.begin_prepare(LSN, 1, "g"), encode.prepare(LSN, 1, "h")],
+    "commit prepared of an unknown transaction": [encode.commit_prepared(LSN, 1, "g")],
+    "commit prepared of another transaction with the gid": [
+        *(encode.begin_prepare(LSN, 1, "g"), encode.prepare(LSN, 1, "g")),
+        encode.commit_prepared(LSN + 64, 2, "g"),
+    ],
+    "stream commit with flags": [
+        *(encode.stream_start(1, True), b"E"),
+        encode.stream_commit(1, LSN, flags=1),
+    ],
+    "xid zero": [encode.stream_start(0, True)],
+    "stream stop too long": [encode.stream_start(1, True), b"E\0"],
+    "commits out of order": [
+        *(encode.begin(LSN + 640), encode.commit(LSN + 640)),
+        *(encode.stream_start(1, True), b"E", encode.stream_commit(1, LSN)),
+    ],
+    "a streamed row without its relation": [
+        *(encode.stream_start(1, True), encode.streamed(ROW, 1), b"E"),
+        encode.stream_commit(1, LSN),
+    ],
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str) -> None:
+    both_refuse(REFUSED[case])
+
+
+def test_an_abort_of_parallel_streaming_is_longer() -> None:
+    bodies = [encode.stream_start(1, True), b"E", encode.stream_abort(1, 1, 9)]
+    fast = Reassembler(4, parallel=True)
+    assert not list(fast.take(chunk_of(bodies)))
+    assert fast.open_streams == 0
+
+
+def test_a_read_without_two_phase_refuses_prepared_transactions() -> None:
+    with pytest.raises(ProtocolError, match="did not ask for two_phase"):
+        list(Reassembler(4).take(chunk_of([BODIES["b"]])))
+
+
+def test_an_unfinished_transaction_gives_nothing() -> None:
+    bodies = [
+        encode.stream_start(1, True),
+        encode.streamed(RELATION, 1),
+        encode.streamed(ROW, 1),
+        b"E",
+    ]
+    fast = Reassembler(2)
+    assert not list(fast.take(chunk_of(bodies)))
+    assert fast.open_streams == 1
+
+
+def test_whole_transactions_pass_without_a_copy() -> None:
+    chunk = chunk_of([encode.begin(LSN), RELATION, ROW, encode.commit(LSN)])
+    (passed,) = Reassembler(4).take(chunk)
+    assert passed is chunk
+
+
+def test_a_relation_of_a_streamed_transaction_does_not_hide_a_newer_one() -> None:
+    """The server announced version 2 to everybody after version 1 inside the transaction."""
+    newer = encode.relation(T, [("a", 23), ("b", 25), ("c", 25)])
+    bodies = [
+        *(
+            encode.stream_start(1, True),
+            encode.streamed(RELATION, 1),
+            encode.streamed(ROW, 1),
+            b"E",
+        ),
+        *(encode.begin(LSN), newer, encode.insert(T, [b"2", b"x", b"c"]), encode.commit(LSN)),
+        encode.stream_commit(1, LSN + 64),
+        *(encode.begin(LSN + 128), encode.insert(T, [b"3", b"x", b"c"]), encode.commit(LSN + 128)),
+    ]
+    rows = [change.new for change in quickly([bodies])]
+    assert rows == [(b"2", b"x", b"c"), (b"1", b"x"), (b"3", b"x", b"c")]
+
+
+def test_a_prepared_transaction_keeps_the_relations_that_it_relies_on() -> None:
+    newer = encode.relation(T, [("a", 23)])
+    bodies = [
+        *(encode.begin(LSN), RELATION, ROW, encode.commit(LSN)),
+        *(encode.begin_prepare(LSN + 64, 5, "g"), ROW, encode.prepare(LSN + 64, 5, "g")),
+        *(encode.begin(LSN + 128), newer, encode.insert(T, [b"9"]), encode.commit(LSN + 128)),
+        encode.commit_prepared(LSN + 192, 5, "g"),
+        *(encode.begin(LSN + 256), encode.insert(T, [b"8"]), encode.commit(LSN + 256)),
+    ]
+    rows = [change.new for change in quickly([bodies])]
+    assert rows == [(b"1", b"x"), (b"9",), (b"1", b"x"), (b"8",)]
+
+
+def test_large_transactions_come_in_chunks_of_the_wanted_size() -> None:
+    rows = [encode.streamed(encode.insert(T, [b"1", b"x" * 100]), 1) for _ in range(1000)]
+    bodies = [encode.stream_start(1, True), encode.streamed(RELATION, 1), *rows, b"E"]
+    bodies.append(encode.stream_commit(1, LSN))
+    chunks = list(Reassembler(2, chunk_bytes=10_000).take(chunk_of(bodies)))
+    assert len(chunks) > 5
+    sizes = [int(each.offsets[-1] - each.offsets[0]) for each in chunks]
+    assert max(sizes) <= 20_000 + 200
+    assert sum(len(each.offsets) - 1 for each in chunks) >= 1003
+
+
+def test_memory_of_spools_stays_within_the_budget() -> None:
+    spill = SpillFolder(memory_bytes=100_000)
+    fast = Reassembler(2, new_spool=spill.new)
+    content = b"x" * 1000
+    for number in range(400):
+        xid = 1 + number % 3
+        bodies = [
+            encode.stream_start(xid, number < 3),
+            encode.streamed(RELATION, xid),
+            *[encode.streamed(encode.insert(T, [b"%d" % number, content]), xid)] * 5,
+            b"E",
+        ]
+        assert not list(fast.take(chunk_of(bodies)))
+        assert spill.held_bytes <= 100_000
+    assert spill.written_bytes > 1_500_000
+    decoder = Decoder()
+    (blocks,) = (
+        [*decoder.decode(each)] for each in fast.take(chunk_of([encode.stream_commit(2, LSN)]))
+    )
+    assert sum(len(each) for each in blocks) == 5 * 133
+    assert np.concatenate([each.seq for each in blocks])[-1] == 5 * 133 - 1
+    spill.close()
