@@ -29,9 +29,9 @@ class MessageChunk:
 class ChangeBlock:
     """Row changes of one relation, as the relation message before them described it.
 
-    All arrays have one element per change, in stream order. Text stays as the server sent it: a raw
-    column is an Arrow ``binary`` array, null where the tuple holds NULL, where the value is unchanged
-    TOAST, and where the change has no such tuple.
+    All arrays have one element per change, in stream order. Values stay as the server sent them, text
+    or binary: a raw column is an Arrow ``binary`` array, null where the tuple holds NULL, where the value
+    is unchanged TOAST, and where the change has no such tuple.
     """
 
     relation: Relation

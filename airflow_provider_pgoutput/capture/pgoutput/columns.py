@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TEXT: Final = ord("t")
+BINARY: Final = ord("b")
 NULL: Final = ord("n")
 UNCHANGED: Final = ord("u")
 
@@ -46,8 +47,10 @@ class Walk:
     starts: list[NDArray[np.int64]]
     #: By column: positions just past it.
     ends: list[NDArray[np.int64]]
-    #: By column: the kind of each value; None: all are text.
+    #: By column: the kind of each value; None: all have a value.
     kinds: list[NDArray[np.uint8] | None]
+    #: The kind of a value that is there: ``TEXT`` or ``BINARY``.
+    value_kind: int
     #: Positions just past the tuples.
     final: NDArray[np.int64]
 
@@ -65,12 +68,14 @@ def walk(
     words: NDArray[np.uint64],
     positions: NDArray[np.int64],
     width: int,
+    value_kind: int = TEXT,
 ) -> Walk:
     """Walk tuples of ``width`` columns.
 
     :param data: the bytes of the chunk.
     :param words: view of ``data``; element ``i`` is the ``<u8`` that starts at byte ``i``.
     :param positions: of the first value's kind in each tuple, ascending.
+    :param value_kind: ``TEXT`` or ``BINARY``: the kind of all values that are there.
     :raises WalkFault: when a value has a kind that no tuple has, or a tuple leads out of the chunk.
     """
     starts: list[NDArray[np.int64]] = []
@@ -83,21 +88,21 @@ def walk(
             raise WalkFault(int(np.argmax(positions >= len(words)))) from None
         kind = (word >> np.uint64(56)).astype(np.uint8)
         lengths = ((word >> np.uint64(24)) & np.uint64(0xFFFFFFFF)).view(np.int64)
-        if (kind == TEXT).all():
+        if (kind == value_kind).all():
             start = positions + 5
             positions = start + lengths
             kinds.append(None)
         else:
-            is_text = kind == TEXT
-            wrong = ~(is_text | (kind == NULL) | (kind == UNCHANGED))
+            is_value = kind == value_kind
+            wrong = ~(is_value | (kind == NULL) | (kind == UNCHANGED))
             if wrong.any():
                 raise WalkFault(int(np.argmax(wrong)))
-            start = positions + np.where(is_text, 5, 1)
-            positions = start + np.where(is_text, lengths, 0)
+            start = positions + np.where(is_value, 5, 1)
+            positions = start + np.where(is_value, lengths, 0)
             kinds.append(kind)
         starts.append(start)
         ends.append(positions)
-    return Walk(data, starts, ends, kinds, positions)
+    return Walk(data, starts, ends, kinds, value_kind, positions)
 
 
 class Collector:
@@ -116,16 +121,16 @@ class Collector:
         self._indices = self._with_gaps(self._present)
 
     def values(self, column: int) -> pa.Array:
-        """The column as a ``binary`` array, null where there is no tuple or no text."""
+        """The column as a ``binary`` array, null where there is no tuple or no value."""
         found = self._found
         count = len(found.final)
         kind = found.kinds[column]
         indices = self._indices
         if kind is not None:
-            is_text = kind == TEXT
-            if not is_text.any():
+            is_value = kind == found.value_kind
+            if not is_value.any():
                 return pa.nulls(len(self._slots), pa.binary())
-            indices = self._with_gaps(is_text[self._slots] & self._present)
+            indices = self._with_gaps(is_value[self._slots] & self._present)
         offsets = np.empty(2 * count, dtype=np.int32)
         offsets[0::2] = found.starts[column]
         offsets[1::2] = found.ends[column]

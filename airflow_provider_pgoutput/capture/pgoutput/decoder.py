@@ -37,7 +37,7 @@ _PART_BYTES: Final = 1 << 30
 
 
 class Decoder:
-    """Decodes whole transactions in the order of their commits: protocol version 1, in text format.
+    """Decodes whole transactions in the order of their commits: protocol version 1.
 
     Transactions whose commit LSN is before ``start_lsn``, or at or past ``end_lsn``, are skipped: their
     rows are not looked at, their relations and types are learnt. After an error the decoder refuses to
@@ -47,6 +47,7 @@ class Decoder:
     :param end_lsn: None: without an end.
     :param skip_origins: skip transactions that this server replicated from another, as the server's
         option ``origin 'none'`` does from version 16 on.
+    :param binary: values come in binary form, as with the server's option ``binary``.
     """
 
     def __init__(
@@ -55,7 +56,9 @@ class Decoder:
         end_lsn: Lsn | None = None,
         *,
         skip_origins: bool = False,
+        binary: bool = False,
     ) -> None:
+        self._binary = binary
         self._transactions = Transactions(start_lsn, end_lsn, skip_origins=skip_origins)
         self._relations = Relations()
         self._failed = False
@@ -105,7 +108,7 @@ class Decoder:
 
     def _decode(self, chunk: MessageChunk) -> list[ChangeBlock]:
         messages = Messages(chunk)
-        placed = Chunk(messages, self._transactions.follow(messages), self._relations)
+        placed = Chunk(messages, self._transactions.follow(messages), self._relations, self._binary)
         self._relations.start_chunk()
         truncates: list[tuple[int, int]] = []
         for index in messages.of("ORYTMm").tolist():

@@ -79,7 +79,9 @@ class ReferenceDecoder:
         end_lsn: Lsn | None = None,
         *,
         skip_origins: bool = False,
+        binary: bool = False,
     ) -> None:
+        self._binary = binary
         self._start_lsn = start_lsn
         self._end_lsn = end_lsn
         self._skip_origins = skip_origins
@@ -169,7 +171,7 @@ class ReferenceDecoder:
             relations = [self._relation(oid) for oid in truncate.relation_oids]
             return [Change(relation, *place, None, None, None) for relation in relations]
         relation = self._relation(oid_of_row(body, self._lsn))
-        old_kind, old, new = parse_row(body, relation, self._lsn)
+        old_kind, old, new = parse_row(body, relation, self._lsn, binary=self._binary)
         return [Change(relation, *place, old_kind, new, old)]
 
     def _relation(self, oid: int) -> Relation:
@@ -208,7 +210,7 @@ def oid_of_row(body: bytes, lsn: Lsn | None) -> int:
 
 
 def parse_row(
-    body: bytes, relation: Relation, lsn: Lsn | None
+    body: bytes, relation: Relation, lsn: Lsn | None, *, binary: bool = False
 ) -> tuple[str | None, Tuple | None, Tuple | None]:
     """Parse an Insert, Update or Delete into the kind of its old tuple, the old and the new tuple.
 
@@ -218,6 +220,7 @@ def parse_row(
     :raises ProtocolError: when the bytes are not exactly one such message of ``relation``.
     """
     operation = chr(body[0])
+    value_kind = "b" if binary else "t"
     reader = MessageReader(body, f"{EVENT_NAMES[operation]} of {relation.name}", lsn)
     reader.uint32()
     kind = chr(reader.byte())
@@ -229,27 +232,29 @@ def parse_row(
             raise reader.fault(
                 f"{kind} does not go with replica identity {relation.replica_identity}", back=1
             )
-        old_kind, old = kind, _tuple(reader, relation, may_be_unchanged=False)
+        old_kind, old = kind, _tuple(reader, relation, value_kind, may_be_unchanged=False)
         if operation == "U":
             kind = chr(reader.byte())
             if kind != "N":
                 raise reader.fault("no tuple of this kind may follow", back=1)
     if operation != "D":
-        new = _tuple(reader, relation, may_be_unchanged=operation == "U")
+        new = _tuple(reader, relation, value_kind, may_be_unchanged=operation == "U")
     reader.finish()
     return old_kind, old, new
 
 
-def _tuple(reader: MessageReader, relation: Relation, *, may_be_unchanged: bool) -> Tuple:
+def _tuple(
+    reader: MessageReader, relation: Relation, value_kind: str, *, may_be_unchanged: bool
+) -> Tuple:
     count = reader.int16()
     if count != len(relation.columns):
         raise reader.fault(f"{count} columns instead of {len(relation.columns)}", back=2)
-    return tuple(_value(reader, may_be_unchanged) for _ in range(count))
+    return tuple(_value(reader, value_kind, may_be_unchanged) for _ in range(count))
 
 
-def _value(reader: MessageReader, may_be_unchanged: bool) -> Value:
+def _value(reader: MessageReader, value_kind: str, may_be_unchanged: bool) -> Value:
     kind = chr(reader.byte())
-    if kind == "t":
+    if kind == value_kind:
         return reader.content(reader.int32())
     if kind == "n":
         return None
