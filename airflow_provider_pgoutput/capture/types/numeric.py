@@ -17,11 +17,18 @@ from airflow_provider_pgoutput.capture.types.values import (
     accepted,
     cast_mostly,
     cast_text,
+    valid_rows,
+    without,
 )
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
+
+#: Of any decimal, and what Arrow parses.
+_MOST_DIGITS = 38
+#: With a sign, a zero and a point.
+_LONGEST_DECIMAL_TEXT = _MOST_DIGITS + 3
 
 
 def exact_caster(target: pa.DataType) -> Caster:
@@ -46,13 +53,28 @@ def decimal_caster(target: pa.DataType) -> Caster:
         found[rest] = _too_large(runs, rows[rest], target.precision, target.scale)
         return found
 
-    def cast(raw: pa.Array) -> CastResult:
+    def cast_short(raw: pa.Array) -> CastResult:
         try:
             return cast_mostly(raw, target, _is_special)
         except MalformedText:
             return cast_mostly(raw, target, unholdable)
 
+    def cast(raw: pa.Array) -> CastResult:
+        long = _longer_than_any_decimal(raw)
+        if len(long) == 0:
+            return cast_short(raw)
+        too_large = _too_large(ByteRuns.of(raw), long, target.precision, target.scale)
+        rest = cast_short(without(raw, long[too_large]))
+        return CastResult(rest.values, np.union1d(long[too_large], rest.rejected))
+
     return cast
+
+
+def _longer_than_any_decimal(raw: pa.Array) -> NDArray[np.int64]:
+    """Rows that no decimal prints; Arrow 26 takes a number of 128 digits or more for another one."""
+    runs = ByteRuns.of(raw)
+    rows = np.flatnonzero(runs.ends - runs.starts > _LONGEST_DECIMAL_TEXT)
+    return rows[np.isin(rows, valid_rows(raw))] if len(rows) else rows
 
 
 def _is_special(runs: ByteRuns, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -72,5 +94,10 @@ def _too_large(
         text = runs.data[runs.starts[row] : runs.ends[row]].tobytes().removeprefix(b"-")
         whole, _, fraction = text.partition(b".")
         if (whole + fraction).isdigit():
-            found[index] = len(whole.lstrip(b"0")) > precision - scale or len(fraction) > scale
+            whole = whole.lstrip(b"0")
+            found[index] = (
+                len(whole) > precision - scale
+                or len(fraction.rstrip(b"0")) > scale
+                or len(whole + fraction) > _MOST_DIGITS
+            )
     return found
