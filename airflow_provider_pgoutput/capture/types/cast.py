@@ -3,11 +3,12 @@
 Start here: ``column_caster``. The session that produced the text must have DateStyle ISO,
 IntervalStyle postgres, TimeZone UTC, extra_float_digits 1 or more, bytea_output hex and
 client_encoding UTF8; under other settings a caster says that the text is malformed.
-What is not here: where rejected values go.
+What is not here: where rejected values go, and columns in binary form (``binary.py``).
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ from airflow_provider_pgoutput.capture.types.values import (
 from airflow_provider_pgoutput.errors import ConfigurationError, ProtocolError, ValueRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from airflow_provider_pgoutput.batch.manifest import Column
 
@@ -52,6 +53,12 @@ FAIL = "fail"
 #: timestamp): decimals (NaN, infinity), dates and timestamps (infinity, BC, years past 9999), and
 #: lists (several dimensions, lower bounds other than 1, elements that do not fit).
 FAMILIES = ("decimal", "date", "timestamp", "list")
+
+_TEXT_ADVICE = (
+    "check that the session's DateStyle, TimeZone, bytea_output and client_encoding are the pinned "
+    "ones, and that the column's type is current."
+)
+_BINARY_ADVICE = "check that the column's type is current, or use text mode (binary=False)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,8 @@ class ColumnCaster:
     #: ``schema.table``, for errors.
     table: str | None
     _cast: Caster
+    #: Prints raw values in binary form; None: raw values are text.
+    _texts: Callable[[pa.Array], pa.Array] | None = None
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -96,29 +105,13 @@ class ColumnCaster:
         return arrow_type(self.column.lake_type)
 
     def cast(self, raw: pa.Array) -> CastResult:
-        """Cast a raw column: an Arrow ``binary`` array of PostgreSQL's text, null for NULL.
+        """Cast a raw column: an Arrow ``binary`` array of what PostgreSQL sent, null for NULL.
 
         :raises ValueRefused: when a value does not fit and the policy says fail, or is not UTF-8.
-        :raises ProtocolError: when a value is not what the type's output function prints.
+        :raises ProtocolError: when a value is not what the type's output or send function makes.
         """
-        try:
+        with self._explained():
             result = self._cast(raw)
-        except InvalidEncoding:
-            raise ValueRefused(
-                f"A value of type {self.column.type_name} is not valid UTF-8.",
-                table=self.table,
-                column=self.column.name,
-                advice="the database's encoding is probably SQL_ASCII, which checks nothing: repair the "
-                "value at the source, or leave the column out with a column list of the publication.",
-            ) from None
-        except MalformedText:
-            raise ProtocolError(
-                f"A value is not in the text form of type {self.column.type_name}.",
-                table=self.table,
-                column=self.column.name,
-                advice="check that the session's DateStyle, TimeZone, bytea_output and "
-                "client_encoding are the pinned ones, and that the column's type is current.",
-            ) from None
         if len(result.rejected) and self.policy.fails(self.column.lake_type):
             raise ValueRefused(
                 f"{len(result.rejected)} value(s) of type {self.column.type_name} do not fit "
@@ -128,6 +121,42 @@ class ColumnCaster:
                 advice=f"change the value at the source, or set the value policy to {NULL_AND_KEEP!r}.",
             )
         return result
+
+    def texts(self, raw: pa.Array) -> pa.Array:
+        """The text that PostgreSQL prints for raw values, which is kept of those that do not fit.
+
+        Of binary values it is made one by one: for few of them.
+
+        :raises ProtocolError: when a value is not what the type's send function makes.
+        """
+        if self._texts is None:
+            return raw
+        with self._explained():
+            return self._texts(raw)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn what a caster raises into an error that names the column."""
+        try:
+            yield
+        except InvalidEncoding:
+            raise ValueRefused(
+                f"A value of type {self.column.type_name} is not valid UTF-8.",
+                table=self.table,
+                column=self.column.name,
+                advice="the database's encoding is probably SQL_ASCII, which checks nothing: repair the "
+                "value at the source, or leave the column out with a column list of the publication.",
+            ) from None
+        except MalformedText:
+            form, advice = (
+                ("text", _TEXT_ADVICE) if self._texts is None else ("binary", _BINARY_ADVICE)
+            )
+            raise ProtocolError(
+                f"A value is not in the {form} form of type {self.column.type_name}.",
+                table=self.table,
+                column=self.column.name,
+                advice=advice,
+            ) from None
 
 
 def column_caster(column: Column, policy: ValuePolicy, *, table: str | None = None) -> ColumnCaster:

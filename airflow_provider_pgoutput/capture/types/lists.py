@@ -43,20 +43,11 @@ def list_caster(target: pa.DataType, brackets: Brackets, element_caster: Caster)
         if len(rejected := literals.not_one_dimensional()):
             return _without_rejected(raw, valid_rows(raw)[rejected])
         counts, elements = literals.split()
-        offsets = _offsets(raw, counts)
         result = element_caster(elements)
         if len(result.rejected):
-            rows = np.searchsorted(offsets[1:], result.rejected, side="right")
-            return _without_rejected(raw, np.unique(rows))
-        mask = null_mask(raw)
-        return accepted(
-            pa.ListArray.from_arrays(
-                pa.array(offsets),
-                result.values,
-                type=target,
-                mask=None if mask is None else pa.array(mask),
-            )
-        )
+            dense_rows = np.searchsorted(np.cumsum(counts), result.rejected, side="right")
+            return _without_rejected(raw, np.unique(valid_rows(raw)[dense_rows]))
+        return accepted(list_array(raw, counts, result.values, target))
 
     def _without_rejected(raw: pa.Array, rejected: NDArray[np.int64]) -> CastResult:
         rest = cast(without(raw, rejected))
@@ -77,6 +68,19 @@ def cast_map(raw: pa.Array) -> CastResult:
             cast_string(values).values,
             mask=None if mask is None else pa.array(mask),
         )
+    )
+
+
+def list_array(
+    raw: pa.Array, counts: NDArray[np.int64], elements: pa.Array, target: pa.DataType
+) -> pa.Array:
+    """Elements as lists at the rows of ``raw`` that are not null, each with its number of them."""
+    mask = null_mask(raw)
+    return pa.ListArray.from_arrays(
+        pa.array(_offsets(raw, counts)),
+        elements,
+        type=target,
+        mask=None if mask is None else pa.array(mask),
     )
 
 

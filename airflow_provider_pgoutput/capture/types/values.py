@@ -1,15 +1,16 @@
 """What all casters share: what a cast gives, how it fails, and an Arrow column seen as bytes.
 
-A caster is a function from a raw column (Arrow ``binary``: the text that PostgreSQL sent) to typed
-values and the positions of the rows that the type cannot hold, whose values are null. It knows
-neither the column's name nor the policy; ``cast.py`` does.
+A caster is a function from a raw column (Arrow ``binary``: what PostgreSQL sent, in text form or, for
+the casters of ``binary.py``, in binary form) to typed values and the positions of the rows that the
+type cannot hold, whose values are null. It knows neither the column's name nor the policy; ``cast.py``
+does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +23,7 @@ _NOTHING: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
 
 class MalformedText(Exception):
-    """Text that PostgreSQL does not print for this type under the pinned settings; holds no value.
+    """Not what PostgreSQL sends for this type under the pinned settings; holds no value.
 
     ``cast.py`` turns it into a ``ProtocolError`` that names the column.
     """
@@ -96,6 +97,12 @@ class ByteRuns:
             wanted = np.frombuffer(text, dtype=np.uint8)
             same[candidates] = (self.data[positions] == wanted).all(axis=1)
         return same
+
+
+def overlapping(data: NDArray[np.uint8], wire: np.dtype[Any]) -> NDArray[Any]:
+    """The number that begins at each byte of ``data``; nothing is copied before it is asked for."""
+    size = max(len(data) - wire.itemsize + 1, 0)
+    return np.ndarray((size,), wire, data, strides=(1,))
 
 
 def cut(

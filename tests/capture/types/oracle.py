@@ -223,6 +223,16 @@ def plain(values: pa.Array) -> list[Any]:
     return values.to_pylist()
 
 
+def assert_same(found: CastResult, expected: CastResult) -> None:
+    """Two casts of the same values gave the same."""
+    found.values.validate(full=True)
+    assert found.values.type == expected.values.type
+    assert found.rejected.tolist() == expected.rejected.tolist()
+    assert found.rejected.dtype == expected.rejected.dtype
+    # Floats as bytes: NaN is NaN, and -0 is not 0.
+    assert plain(found.values) == plain(expected.values)
+
+
 def assert_exact(rendered: Rendered, stored: Callable[[bytes], Any]) -> None:
     """The cast column is what the server stores, and what it cannot hold is null and reported."""
     expected = [None if each is None else stored(each) for each in rendered.stored]
