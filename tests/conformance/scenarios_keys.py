@@ -188,11 +188,17 @@ SCENARIOS = (
     ),
     Scenario(
         "C17",
-        "a table without key and identity is appended to",
-        setup=("CREATE TABLE t(a int)", PUBLISH),
-        dml=("INSERT INTO t VALUES (1), (1)",),
-        expected={"t": [("1",), ("1",)]},
-        changes=(2,),
+        "a table without key and replica identity is not refused: its inserts are appended",
+        setup=("CREATE TABLE t(a int)", PUBLISH, "INSERT INTO t VALUES (1)"),
+        dml=(
+            "INSERT INTO t VALUES (1), (1)",
+            "INSERT INTO t VALUES (1)",
+            "UPDATE t SET a = 2",
+        ),
+        dml_sqlstate="55000",
+        expected={"t": [("1",)] * 4},
+        warning=("c17.t", "replica identity"),
+        changes=(2, 1),
     ),
     Scenario(
         "C18",
