@@ -6,16 +6,16 @@ work mostly outside Python's lock. What is not here: where the batch starts, end
 
 from __future__ import annotations
 
-import queue
 import threading
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.crash_points import reach
+from airflow_provider_pgoutput.capture.hand_over import HandOver
 from airflow_provider_pgoutput.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
     from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
@@ -66,35 +66,16 @@ def commit_time(committed_at_us: int) -> str:
 
 def _fetched_ahead(stream: ChangeStream) -> Iterator[MessageChunk]:
     """The stream's chunks, fetched by a thread while the ones before are worked on."""
-    ready: queue.Queue[MessageChunk | BaseException | None] = queue.Queue(_FETCHED_CHUNKS)
-    stopping = threading.Event()
+    ready: HandOver[MessageChunk] = HandOver(_FETCHED_CHUNKS)
 
-    def hand_over(item: MessageChunk | BaseException | None) -> bool:
-        while not stopping.is_set():
-            try:
-                ready.put(item, timeout=0.2)
-            except queue.Full:
-                continue
-            return True
-        return False
+    def chunks() -> Generator[MessageChunk, None, None]:
+        yield from stream.chunks()
 
-    def fetch() -> None:
-        try:
-            for chunk in stream.chunks():
-                if not hand_over(chunk):
-                    return
-            hand_over(None)
-        except BaseException as error:
-            hand_over(error)
-
-    thread = threading.Thread(target=fetch, name="fetch", daemon=True)
+    thread = threading.Thread(target=lambda: ready.feed(chunks()), name="fetch", daemon=True)
     thread.start()
     try:
-        while (item := ready.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
+        yield from ready
     finally:
-        stopping.set()
+        ready.stop()
         stream.stop()
         thread.join()

@@ -9,6 +9,7 @@ Source: https://www.postgresql.org/docs/current/logical-replication-row-filter.h
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from dataclasses import dataclass
@@ -18,12 +19,13 @@ import pyarrow as pa
 from psycopg import sql
 
 from airflow_provider_pgoutput.batch.changes import COPIED, new
+from airflow_provider_pgoutput.capture.hand_over import HandOver
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.staging.rejected import NEW_TUPLE, Rejection, rejected_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from adbc_driver_manager.dbapi import Connection as AdbcConnection
 
@@ -75,53 +77,37 @@ def copy_tables(
     waiting: queue.SimpleQueue[CopyOrder] = queue.SimpleQueue()
     for order in orders:
         waiting.put(order)
-    ready: queue.Queue[CopiedRows | BaseException | None] = queue.Queue(_QUEUED_BATCHES)
-    stopping = threading.Event()
-
-    def hand_over(item: CopiedRows | BaseException | None) -> bool:
-        while not stopping.is_set():
-            try:
-                ready.put(item, timeout=0.2)
-            except queue.Full:
-                continue
-            return True
-        return False
+    threads_wanted = max(1, min(connections, len(orders)))
+    ready: HandOver[CopiedRows] = HandOver(_QUEUED_BATCHES, makers=threads_wanted)
 
     def work() -> None:
-        try:
-            connection = _snapshot_session(conninfo, snapshot_name)
-            try:
-                while not stopping.is_set():
-                    for rows in _copy_one(connection, waiting.get_nowait()):
-                        if not hand_over(rows):
-                            return
-            except queue.Empty:
-                hand_over(None)
-            finally:
-                connection.close()
-        except BaseException as error:
-            hand_over(error)
+        ready.feed(_copy_waiting(conninfo, snapshot_name, waiting))
 
     threads = [
         threading.Thread(target=work, name=f"copy-{number}", daemon=True)
-        for number in range(max(1, min(connections, len(orders))))
+        for number in range(threads_wanted)
     ]
     for thread in threads:
         thread.start()
     try:
-        running = len(threads)
-        while running:
-            item = ready.get()
-            if item is None:
-                running -= 1
-            elif isinstance(item, BaseException):
-                raise item
-            else:
-                yield item
+        yield from ready
     finally:
-        stopping.set()
+        ready.stop()
         for thread in threads:
             thread.join()
+
+
+def _copy_waiting(
+    conninfo: str | Mapping[str, Any], snapshot_name: str, waiting: queue.SimpleQueue[CopyOrder]
+) -> Generator[CopiedRows, None, None]:
+    """Copy one waiting table after the other over one connection, until none waits."""
+    with contextlib.closing(_snapshot_session(conninfo, snapshot_name)) as connection:
+        while True:
+            try:
+                order = waiting.get_nowait()
+            except queue.Empty:
+                return
+            yield from _copy_one(connection, order)
 
 
 def select_statement(table: PublishedTable, columns: Sequence[Column]) -> sql.Composable:

@@ -14,10 +14,14 @@ from airflow_provider_pgoutput.capture.types.mapping import lake_type, type_name
 from airflow_provider_pgoutput.capture.types.type_info import find_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from airflow_provider_pgoutput.capture.pgoutput.messages import Relation
-    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Session
+    from airflow_provider_pgoutput.capture.pgoutput.messages import Relation, RelationColumn
+    from airflow_provider_pgoutput.capture.source.catalog import (
+        PublishedColumn,
+        PublishedTable,
+        Session,
+    )
     from airflow_provider_pgoutput.capture.source.keys import Keys
     from airflow_provider_pgoutput.capture.types.type_info import TypeInfo
 
@@ -38,52 +42,36 @@ class Describer:
         self._keys.load(self._session, [relation.oid])
         missing = read_missing_values(self._session, [relation.oid])
         names = [each.name for each in relation.columns]
-        types = self._types_with(each.type_oid for each in relation.columns)
-        return TableVersion(
-            version=1,
-            schema_name=relation.schema_name,
-            table_name=relation.table_name,
-            replica_identity=relation.replica_identity,
-            columns=tuple(
-                _column(
-                    types,
-                    each.name,
-                    each.type_oid,
-                    each.type_modifier,
-                    identity=each.is_identity,
-                    missing_value=missing.get((relation.oid, each.name)),
-                )
-                for each in relation.columns
-            ),
-            key_columns=self._keys.of(
-                relation.oid,
-                relation.name,
-                relation.replica_identity,
-                names,
-                [each.name for each in relation.columns if each.is_identity],
-            ),
+        key_columns = self._keys.of(
+            relation.oid,
+            relation.name,
+            relation.replica_identity,
+            names,
+            [each.name for each in relation.columns if each.is_identity],
+        )
+        return self._version(
+            relation, key_columns, {each: missing.get((relation.oid, each)) for each in names}
         )
 
     def published(self, table: PublishedTable) -> TableVersion:
         """Describe a table that is about to be copied."""
+        missing = {each.name: each.missing_value for each in table.columns}
+        return self._version(table, table.key_columns, missing)
+
+    def _version(
+        self,
+        table: Relation | PublishedTable,
+        key_columns: tuple[str, ...],
+        missing: Mapping[str, str | None],
+    ) -> TableVersion:
         types = self._types_with(each.type_oid for each in table.columns)
         return TableVersion(
             version=1,
             schema_name=table.schema_name,
             table_name=table.table_name,
             replica_identity=table.replica_identity,
-            columns=tuple(
-                _column(
-                    types,
-                    each.name,
-                    each.type_oid,
-                    each.type_modifier,
-                    identity=each.is_identity,
-                    missing_value=each.missing_value,
-                )
-                for each in table.columns
-            ),
-            key_columns=table.key_columns,
+            columns=tuple(_column(types, each, missing[each.name]) for each in table.columns),
+            key_columns=key_columns,
         )
 
     def _types_with(self, type_oids: Iterable[int]) -> dict[int, TypeInfo]:
@@ -98,20 +86,14 @@ class Describer:
 
 
 def _column(
-    types: dict[int, TypeInfo],
-    name: str,
-    type_oid: int,
-    type_modifier: int,
-    *,
-    identity: bool,
-    missing_value: str | None,
+    types: dict[int, TypeInfo], column: RelationColumn | PublishedColumn, missing_value: str | None
 ) -> Column:
     return Column(
-        name=name,
-        type_oid=type_oid,
-        type_modifier=type_modifier,
-        type_name=type_name(type_oid, type_modifier, types),
-        lake_type=lake_type(type_oid, type_modifier, types),
-        identity=identity,
+        name=column.name,
+        type_oid=column.type_oid,
+        type_modifier=column.type_modifier,
+        type_name=type_name(column.type_oid, column.type_modifier, types),
+        lake_type=lake_type(column.type_oid, column.type_modifier, types),
+        identity=column.is_identity,
         missing_value=missing_value,
     )

@@ -12,24 +12,21 @@ Source: https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-R
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import threading
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.hand_over import HandOver
 from airflow_provider_pgoutput.capture.staging.cut import BatchCut, Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
     from airflow_provider_pgoutput.capture.source.sql_session import SlotSession
 
 _QUEUED_CHUNKS = 4
-#: How long a wait lasts before it looks whether the read was stopped.
-_PATIENCE_SECONDS = 0.2
 
 
 @dataclass(slots=True)
@@ -38,10 +35,7 @@ class _Part:
 
     low: Lsn
     high: Lsn
-    #: Chunks, then None; or an error.
-    arrived: queue.Queue[MessageChunk | BaseException | None] = field(
-        default_factory=lambda: queue.Queue(_QUEUED_CHUNKS)
-    )
+    arrived: HandOver[MessageChunk]
 
 
 class PartedRead:
@@ -58,9 +52,9 @@ class PartedRead:
         self._part_bytes = part_bytes
         self._cursor = start
         self._lock = threading.Lock()
-        #: Parts in order; None: there are no more.
-        self._parts: queue.Queue[_Part | None] = queue.Queue()
         self._stopping = threading.Event()
+        #: Parts in order. Each thread says when there are no more; the first that does is right.
+        self._parts: HandOver[_Part] = HandOver(0, stopping=self._stopping)
         self._threads = [
             threading.Thread(target=self._work, args=(each,), name=f"part-{number}", daemon=True)
             for number, each in enumerate(sessions)
@@ -70,13 +64,8 @@ class PartedRead:
 
     def chunks(self) -> Iterator[MessageChunk]:
         """All chunks of all parts in order."""
-        part: _Part | None
-        item: MessageChunk | BaseException | None
-        while (part := self._next(self._parts)) is not None:
-            while (item := self._next(part.arrived)) is not None:
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
+        for part in self._parts:
+            yield from part.arrived
 
     def stop(self) -> None:
         """Let the threads end at their next chunk."""
@@ -87,25 +76,9 @@ class PartedRead:
         for thread in self._threads:
             thread.join()
 
-    def _next(self, items: queue.Queue[Any]) -> Any:
-        """The next item; None at the end, and when the read was stopped."""
-        while not self._stopping.is_set():
-            with contextlib.suppress(queue.Empty):
-                return items.get(timeout=_PATIENCE_SECONDS)
-        return None
-
     def _work(self, session: SlotSession) -> None:
         while (part := self._take(session)) is not None:
-            try:
-                cut = BatchCut(part.low, part.high, Limits())
-                for chunk in session.peek(part.high):
-                    # The server may send one transaction more, which the next part sends too.
-                    wanted = cut.take(chunk)
-                    if len(wanted.offsets) > 1 and not self._put(part, wanted):
-                        return
-                self._put(part, None)
-            except BaseException as error:
-                self._put(part, error)
+            if not part.arrived.feed(_chunks_of(part, session)):
                 return
 
     def _take(self, session: SlotSession) -> _Part | None:
@@ -113,9 +86,9 @@ class PartedRead:
         with self._lock:
             low = self._cursor
             if low >= self._target or self._stopping.is_set():
-                self._parts.put(None)
+                self._parts.end()
                 return None
-            part = _Part(low, self._target)
+            part = _Part(low, self._target, HandOver(_QUEUED_CHUNKS, stopping=self._stopping))
             try:
                 restart = session.move_copy(low)
                 width = max(self._part_bytes, low - restart)
@@ -123,17 +96,17 @@ class PartedRead:
             except BaseException as error:
                 self._cursor = self._target
                 self._parts.put(part)
-                self._put(part, error)
+                part.arrived.fail(error)
                 return None
             self._cursor = part.high
             self._parts.put(part)
             return part
 
-    def _put(self, part: _Part, item: MessageChunk | BaseException | None) -> bool:
-        while not self._stopping.is_set():
-            try:
-                part.arrived.put(item, timeout=_PATIENCE_SECONDS)
-            except queue.Full:
-                continue
-            return True
-        return False
+
+def _chunks_of(part: _Part, session: SlotSession) -> Generator[MessageChunk, None, None]:
+    """The part's transactions; the server may send one more, which the next part sends too."""
+    cut = BatchCut(part.low, part.high, Limits())
+    for chunk in session.peek(part.high):
+        wanted = cut.take(chunk)
+        if len(wanted.offsets) > 1:
+            yield wanted
