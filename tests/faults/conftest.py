@@ -12,10 +12,11 @@ from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, TableOptions
 from tests.conformance.compare import connect
 from tests.conformance.pipeline import Batch, Pipeline
 from tests.faults.invariants import Judge
+from tests.faults.slot_watch import SlotWatch
 from tests.faults.workload import LOG_TABLE, SETUP, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -29,6 +30,7 @@ class Subject:
 
     pipeline: Pipeline
     judge: Judge
+    watch: SlotWatch
     workload: Workload
     #: The batches that were applied to their end, in order.
     applied: list[Batch] = field(default_factory=list)
@@ -82,8 +84,9 @@ def subject(
     spark: SparkSession,
     lake_catalog_properties: dict[str, str],
     tmp_path: Path,
-) -> Callable[[int], Subject]:
-    """Make the source's tables from a seed; nothing is captured yet."""
+) -> Iterator[Callable[[int], Subject]]:
+    """Make the source's tables from a seed; nothing is captured yet, and its slot is watched."""
+    watches: list[SlotWatch] = []
 
     def make(seed: int) -> Subject:
         with connect(postgres_database) as session:
@@ -100,8 +103,11 @@ def subject(
             spark=spark,
             plan_options={"tables": {f"public.{LOG_TABLE}": TableOptions(mode=CHANGE_LOG)}},
         )
-        judge = Judge(pipeline)
+        watches.append(SlotWatch(pipeline))
+        judge = Judge(pipeline, watches[-1])
         judge.remember_source()
-        return Subject(pipeline, judge, Workload(seed))
+        return Subject(pipeline, judge, watches[-1], Workload(seed))
 
-    return make
+    yield make
+    for watch in watches:
+        watch.stop()

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from tests.conformance.pipeline import Batch, Pipeline
     from tests.conformance.scenario import Row
+    from tests.faults.slot_watch import SlotWatch
 
 State = dict[str, Counter["Row"]]
 
@@ -39,6 +40,7 @@ class Judge:
     """Judges one pipeline, from its first run to its last."""
 
     pipeline: Pipeline
+    watch: SlotWatch
     #: What the source held at each time that a batch could end at, the latest last.
     states: list[State] = field(default_factory=list)
     _greatest_checkpoint: Lsn | None = None
@@ -67,7 +69,7 @@ class Judge:
             )
 
     def check_positions(self) -> None:
-        """I4 and I5: the slot is never past the checkpoint, and the checkpoint never goes back."""
+        """I4 and I5: the slot is not past the checkpoint now, and the checkpoint never goes back."""
         confirmed = self.pipeline.confirmed_flush_lsn()
         checkpoint = self.pipeline.checkpoint()
         end = checkpoint.end_lsn if checkpoint else None
@@ -85,12 +87,21 @@ class Judge:
         :param journal_changes: committed row changes of the change log's table.
         """
         self.check_positions()
+        self._check_watch(batches[0].manifest.start_lsn)
         for table in UPSERT_TABLES:
             unequal = difference(self._lake(table), self.states[-1][table])
             assert not unequal, f"I1, I2: {table}: {unequal}"
         self._check_log(journal_changes)
         self._check_repetition(batches)
         self._check_references()
+
+    def _check_watch(self, created_at: Lsn) -> None:
+        """I4 at every instant, as far as a look every few milliseconds sees it."""
+        self.watch.wait_for_a_look()
+        confirmed = self.pipeline.confirmed_flush_lsn()
+        assert self.watch.sightings[-1].confirmed == confirmed, "the watch missed the last move"
+        early = self.watch.early(created_at)
+        assert not early, f"I4: the slot was past the checkpoint: {early}"
 
     def _check_log(self, journal_changes: int) -> None:
         """I2 and I3 on the change log: each change once, and its replay gives the source."""
