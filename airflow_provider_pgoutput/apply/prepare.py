@@ -255,6 +255,8 @@ def isolated(spark: SparkSession) -> SparkSession:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.autoBroadcastJoinThreshold": str(_BROADCAST_BYTES),
         "spark.sql.iceberg.check-nullability": "false",
+        # Folded rows are kept for the three statements that read them: packing them costs more than folding.
+        "spark.sql.inMemoryColumnarStorage.compressed": "false",
     }.items():
         session.conf.set(key, value)
     return session
