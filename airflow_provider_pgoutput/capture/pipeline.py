@@ -18,6 +18,7 @@ from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
 from airflow_provider_pgoutput.capture.progress import Progress
 from airflow_provider_pgoutput.capture.request import SQL, WALSENDER, CaptureRequest
 from airflow_provider_pgoutput.capture.source import session as sessions
+from airflow_provider_pgoutput.capture.source.binary_forms import check_binary_forms
 from airflow_provider_pgoutput.capture.source.catalog import (
     Server,
     read_names,
@@ -49,6 +50,7 @@ from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
 from airflow_provider_pgoutput.capture.staging.cut import BatchCut, Limits
 from airflow_provider_pgoutput.capture.staging.prepared import TwoPhase
 from airflow_provider_pgoutput.capture.staging.seal import find_ending, find_sealed
+from airflow_provider_pgoutput.capture.types.cast import column_caster
 from airflow_provider_pgoutput.errors import (
     SlotBusy,
     SlotNotFound,
@@ -111,6 +113,8 @@ class _Capture:
         tables = read_published_tables(
             self._session, self._server, self._publication_names, self._keys
         )
+        if self._options.binary:
+            check_binary_forms(tables, self._describer.types_of(tables))
         warn_of_missing_identity(publications, tables)
 
     def first_batch(self) -> tuple[Manifest, str]:
@@ -169,7 +173,12 @@ class _Capture:
             stream = self._open_stream(start, target, two_phase)
             with contextlib.closing(stream), _no_garbage_collection():
                 check_not_ahead(self._confirmed(), start, request.slot_name)
-                decoder = Decoder(start, target, skip_origins=self._options.skip_origins)
+                decoder = Decoder(
+                    start,
+                    target,
+                    skip_origins=self._options.skip_origins,
+                    binary=self._options.binary,
+                )
                 drain(stream, cut, batch, decoder, Progress(start, target), prepared)
             self._refuse_moved(start)
             batch.finish_files()
@@ -330,6 +339,7 @@ class _Capture:
             self._describer,
             request.policy,
             request.memory_mib,
+            self._describer.binary_caster if self._options.binary else column_caster,
         )
         try:
             yield batch

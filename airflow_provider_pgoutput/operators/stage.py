@@ -50,6 +50,7 @@ class PgoutputStageOperator(BaseOperator):
         that the server need not keep them; None: ``on`` where the server can.
     :param two_phase: read prepared transactions at PREPARE TRANSACTION; the slot remembers it. They are
         applied at COMMIT PREPARED, as without.
+    :param binary: read values in binary form; only for tables whose types all have one that we read.
     :param origin: ``none`` leaves out what the source itself replicated from another server; ``any``.
     :param max_changes: end the batch at the first commit past so many row changes.
     :param max_bytes: end the batch at the first commit past so many bytes of messages.
@@ -74,6 +75,7 @@ class PgoutputStageOperator(BaseOperator):
         "proto_version",
         "streaming",
         "two_phase",
+        "binary",
         "origin",
         "max_changes",
         "max_bytes",
@@ -101,6 +103,7 @@ class PgoutputStageOperator(BaseOperator):
         proto_version: int | str | None = None,
         streaming: str | None = None,
         two_phase: bool | str = False,
+        binary: bool | str = False,
         origin: str = "any",
         max_changes: int | str | None = None,
         max_bytes: int | str | None = None,
@@ -124,6 +127,7 @@ class PgoutputStageOperator(BaseOperator):
         self.proto_version = proto_version
         self.streaming = streaming
         self.two_phase = two_phase
+        self.binary = binary
         self.origin = origin
         self.max_changes = max_changes
         self.max_bytes = max_bytes
@@ -198,5 +202,6 @@ class PgoutputStageOperator(BaseOperator):
             proto_version=arguments.whole_number(self.proto_version, "proto_version"),
             streaming=arguments.optional_text(self.streaming),
             two_phase=arguments.flag(self.two_phase, "two_phase"),
+            binary=arguments.flag(self.binary, "binary"),
             origin=arguments.required_text(self.origin, "origin"),
         )

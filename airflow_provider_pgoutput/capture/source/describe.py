@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.manifest import Column, TableVersion
 from airflow_provider_pgoutput.capture.source.catalog import read_missing_values, read_types
+from airflow_provider_pgoutput.capture.types.binary import binary_caster
 from airflow_provider_pgoutput.capture.types.mapping import lake_type, type_name
 from airflow_provider_pgoutput.capture.types.type_info import find_type
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         Session,
     )
     from airflow_provider_pgoutput.capture.source.keys import Keys
+    from airflow_provider_pgoutput.capture.types.cast import ColumnCaster, ValuePolicy
     from airflow_provider_pgoutput.capture.types.type_info import TypeInfo
 
 
@@ -57,6 +59,17 @@ class Describer:
         """Describe a table that is about to be copied."""
         missing = {each.name: each.missing_value for each in table.columns}
         return self._version(table, table.key_columns, missing)
+
+    def types_of(self, tables: Iterable[PublishedTable]) -> dict[int, TypeInfo]:
+        """The users' types, those of the tables' columns among them."""
+        return self._types_with(column.type_oid for table in tables for column in table.columns)
+
+    def binary_caster(
+        self, column: Column, policy: ValuePolicy, *, table: str | None = None
+    ) -> ColumnCaster:
+        """Choose the caster of a column whose values are in binary form; see ``types/binary.py``."""
+        types = self._types_with([column.type_oid])
+        return binary_caster(column, policy, types=types, table=table)
 
     def _version(
         self,

@@ -19,6 +19,7 @@ from airflow_provider_pgoutput.capture.staging.rejected import SCHEMA as REJECTE
 from airflow_provider_pgoutput.capture.staging.seal import seal
 from airflow_provider_pgoutput.capture.staging.tables import StagedTables, stage_block
 from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
+from airflow_provider_pgoutput.capture.types.cast import column_caster
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
     from airflow_provider_pgoutput.capture.staging.tables import (
         Describe,
+        MakeCaster,
         StagedTable,
         StagedVersion,
     )
@@ -42,6 +44,7 @@ class BatchInProgress:
     """Collects the rows of one batch and seals it.
 
     :param memory_mib: rows held in memory stay below it, in MiB.
+    :param change_caster: chooses the casters of changed values: text, or binary where it is read so.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class BatchInProgress:
         describe: Describe,
         policy: ValuePolicy,
         memory_mib: int,
+        change_caster: MakeCaster = column_caster,
     ) -> None:
         self._area = area
         self._slot_name = slot_name
@@ -60,7 +64,7 @@ class BatchInProgress:
         # The same attempt may run twice (a task that was cleared); its files must not meet.
         name = f"{_UNSAFE.sub('-', attempt).strip('-')[:80] or 'attempt'}-{uuid.uuid4().hex[:8]}"
         self._root = layout.attempt_folder(slot_name, start, name)
-        self._tables = StagedTables(describe, policy)
+        self._tables = StagedTables(describe, policy, change_caster)
         self._pool = WriterPool(memory_mib << 20)
         self._rejected: TableWriter | None = None
         self._sealing = False

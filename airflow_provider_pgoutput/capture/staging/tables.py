@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from airflow_provider_pgoutput.batch.manifest import Column
     from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock
     from airflow_provider_pgoutput.capture.pgoutput.messages import Relation
     from airflow_provider_pgoutput.capture.staging.writers import TableWriter
@@ -71,22 +72,44 @@ class Describe(Protocol):
         ...
 
 
+class MakeCaster(Protocol):
+    """Chooses the caster of a column, for values in text or in binary form."""
+
+    def __call__(
+        self, column: Column, policy: ValuePolicy, *, table: str | None = None
+    ) -> ColumnCaster:
+        """See ``types/cast.py`` and ``types/binary.py``."""
+        ...
+
+
 @dataclass(slots=True)
 class StagedVersion:
     """One version of a table with its casters and its files."""
 
     relation_oid: int
     version: TableVersion
+    #: Of copied values, which come as text.
     casters: tuple[ColumnCaster, ...]
+    #: Of changed values, in the form in which the slot is read.
+    change_casters: tuple[ColumnCaster, ...]
     changes_writer: TableWriter | None = None
     copy_writer: TableWriter | None = None
 
     @classmethod
-    def of(cls, relation_oid: int, version: TableVersion, policy: ValuePolicy) -> StagedVersion:
+    def of(
+        cls,
+        relation_oid: int,
+        version: TableVersion,
+        policy: ValuePolicy,
+        change_caster: MakeCaster = column_caster,
+    ) -> StagedVersion:
         """Choose the casters of a version's columns."""
         name = f"{version.schema_name}.{version.table_name}"
         casters = tuple(column_caster(each, policy, table=name) for each in version.columns)
-        return cls(relation_oid, version, casters)
+        if change_caster is column_caster:
+            return cls(relation_oid, version, casters, casters)
+        changed = tuple(change_caster(each, policy, table=name) for each in version.columns)
+        return cls(relation_oid, version, casters, changed)
 
     @property
     def new_fields(self) -> list[pa.Field]:
@@ -149,11 +172,17 @@ class StagedTable:
 
 
 class StagedTables:
-    """All tables of a batch by OID."""
+    """All tables of a batch by OID.
 
-    def __init__(self, describe: Describe, policy: ValuePolicy) -> None:
+    :param change_caster: chooses the casters of changed values.
+    """
+
+    def __init__(
+        self, describe: Describe, policy: ValuePolicy, change_caster: MakeCaster = column_caster
+    ) -> None:
         self._describe = describe
         self._policy = policy
+        self._change_caster = change_caster
         self.by_oid: dict[int, StagedTable] = {}
 
     def version_of(self, relation: Relation) -> tuple[StagedTable, StagedVersion]:
@@ -175,7 +204,9 @@ class StagedTables:
 
     def _append(self, table: StagedTable, version: TableVersion) -> None:
         numbered = dataclasses.replace(version, version=len(table.versions) + 1)
-        table.versions.append(StagedVersion.of(table.relation_oid, numbered, self._policy))
+        table.versions.append(
+            StagedVersion.of(table.relation_oid, numbered, self._policy, self._change_caster)
+        )
 
 
 @dataclass(slots=True)
@@ -203,7 +234,7 @@ def stage_block(version: StagedVersion, block: ChangeBlock) -> StagedRows:
     ]
     names = [each.name for each in _LEADING_FIELDS]
     rejected: list[pa.RecordBatch] = []
-    for place, (caster, raw) in enumerate(zip(version.casters, block.new, strict=True)):
+    for place, (caster, raw) in enumerate(zip(version.change_casters, block.new, strict=True)):
         names.append(changes.new(place))
         if raw is None:
             columns.append(pa.nulls(len(block), caster.arrow_type))
@@ -212,7 +243,7 @@ def stage_block(version: StagedVersion, block: ChangeBlock) -> StagedRows:
         columns.append(result.values)
         if len(result.rejected):
             rejected.append(_rejected(version, block, place, NEW_TUPLE, result.rejected))
-    for place, (caster, raw) in enumerate(zip(version.casters, block.old, strict=True)):
+    for place, (caster, raw) in enumerate(zip(version.change_casters, block.old, strict=True)):
         if raw is None or raw.null_count == len(raw):
             continue
         result = caster.cast(raw)
@@ -262,8 +293,8 @@ def _rejected(
     rejection = Rejection(
         column=version.version.columns[place],
         tuple_kind=tuple_kind,
-        raw=raw.take(chosen),
-        key=dict(_keys(version.version, block, tuple_kind, chosen)),
+        raw=version.change_casters[place].texts(raw.take(chosen)),
+        key=dict(_keys(version, block, tuple_kind, chosen)),
         op=_letters(_OP_CODES[block.op[positions]], _OPS).cast(pa.string()),
         commit_lsn=pa.array(block.commit_lsn[positions]),
         seq=pa.array(block.seq[positions]),
@@ -272,16 +303,16 @@ def _rejected(
 
 
 def _keys(
-    version: TableVersion, block: ChangeBlock, tuple_kind: str, chosen: pa.Array
+    version: StagedVersion, block: ChangeBlock, tuple_kind: str, chosen: pa.Array
 ) -> Iterator[tuple[str, pa.Array]]:
-    """Raw text of the key columns: of the tuple itself, else of the other one (unchanged TOAST)."""
+    """Text of the key columns: of the tuple itself, else of the other one (unchanged TOAST)."""
     first, second = (block.new, block.old) if tuple_kind == NEW_TUPLE else (block.old, block.new)
-    for place, column in enumerate(version.columns):
-        if column.name not in version.key_columns:
+    for place, column in enumerate(version.version.columns):
+        if column.name not in version.version.key_columns:
             continue
         found = [each[place] for each in (first, second)]
         taken = [each.take(chosen) for each in found if each is not None]
-        if len(taken) == 2:
-            yield column.name, pc.coalesce(*taken)
-        else:
-            yield column.name, taken[0] if taken else pa.nulls(len(chosen), pa.binary())
+        raw = pa.nulls(len(chosen), pa.binary())
+        if taken:
+            raw = pc.coalesce(*taken) if len(taken) == 2 else taken[0]
+        yield column.name, version.change_casters[place].texts(raw)

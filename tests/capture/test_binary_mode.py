@@ -1,0 +1,131 @@
+"""Text and binary give the same batches: one workload, two formats, every type with a binary form."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyarrow import parquet
+
+from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from airflow_provider_pgoutput.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from tests.capture.pipeline_support import Source
+
+pytestmark = pytest.mark.postgres
+
+#: Two values of each type; the second goes through every special case that the type has.
+VALUES = {
+    "int2": ("1", "-32768"),
+    "int4": ("2", "2147483647"),
+    "int8": ("3", "-9223372036854775808"),
+    "oid": ("4", "4294967295"),
+    "float4": ("1.5", "'-Infinity'"),
+    "float8": ("2.5", "'NaN'"),
+    "bool": ("true", "false"),
+    "text": ("'te\nxt'", "''"),
+    "varchar(10)": ("'é日'", "' '"),
+    "char(5)": ("'ab'", "''"),
+    "json": ("""'{"a": 1}'""", "'null'"),
+    "jsonb": ("""'{"b": [1, 2]}'""", "'null'"),
+    "bytea": (r"'\x00ff'", "''"),
+    "numeric(12,2)": ("-12345.67", "'NaN'"),
+    "numeric(38,10)": ("1234567890.0123456789", "0"),
+    "numeric": ("1e130", "'-Infinity'"),
+    "date": ("'2026-02-28'", "'-infinity'"),
+    "time": ("'23:59:59.999999'", "'24:00'"),
+    "timestamp": ("'2026-02-28 12:00:00.5'", "'0044-03-15 BC'"),
+    "timestamptz": ("'2026-02-28 12:00:00.5+02'", "'infinity'"),
+    "uuid": ("'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'", "'00000000-0000-0000-0000-000000000000'"),
+    "mood": ("'happy'", "'sad'"),
+    "amount": ("1.50", "2"),
+    "int4[]": ("'{1,NULL,3}'", "'{{1,2},{3,4}}'"),
+    "text[]": ("""'{a,"b,c",NULL}'""", "'[0:1]={x,y}'"),
+    "numeric(12,2)[]": ("'{1.5,2}'", "'{}'"),
+}
+
+
+def workload(source: Source) -> None:
+    columns = ", ".join(f"c{number} {kind}" for number, kind in enumerate(VALUES))
+    first = ", ".join(value for value, _ in VALUES.values())
+    second = ", ".join(value for _, value in VALUES.values())
+    nulls = ", ".join("NULL" for _ in VALUES)
+    changed = ", ".join(f"c{n} = {value}" for n, (_, value) in enumerate(VALUES.values()))
+    source.execute(
+        "CREATE TYPE mood AS ENUM ('happy', 'sad')",
+        "CREATE DOMAIN amount AS numeric(10,2)",
+        f"CREATE TABLE typed(k uuid DEFAULT gen_random_uuid(), d date, {columns}, PRIMARY KEY (k, d))",
+        f"CREATE TABLE whole({columns})",
+        "ALTER TABLE whole REPLICA IDENTITY FULL",
+        "ALTER PUBLICATION p ADD TABLE typed, whole",
+    )
+    source.make_slot()
+    key = "gen_random_uuid(), '2026-01-01'"
+    source.execute(
+        f"INSERT INTO typed VALUES ({key}, {first}), ({key}, {second}), ({key}, {nulls})",
+        f"INSERT INTO whole VALUES ({first}), ({second}), ({nulls})",
+        "UPDATE typed SET d = '2027-01-01' WHERE c0 = 1",
+        f"UPDATE typed SET {changed} WHERE c0 = 1",
+        f"UPDATE whole SET {changed} WHERE c0 = 1",
+        "UPDATE typed SET c0 = 7, c7 = repeat('large', 5000)",
+        "UPDATE typed SET c0 = 8",
+        "DELETE FROM typed WHERE c1 IS NULL",
+        "DELETE FROM whole",
+    )
+
+
+def content(source: Source, manifest: Manifest) -> tuple[Any, ...]:
+    tables = {each.name: each.counts for each in manifest.tables}
+    rows = {name: repr(source.changes(manifest, name)) for name in tables}
+    rejected = [
+        repr(parquet.read_table(source.staging / each.path).to_pylist())
+        for each in manifest.rejected_files
+    ]
+    return tables, rows, rejected
+
+
+@pytest.mark.parametrize("transport", ["sql", "walsender"])
+def test_text_and_binary_stage_the_same(source: Source, transport: str) -> None:
+    workload(source)
+    staged = []
+    for binary in (False, True):
+        slot = f"{source.slot_name}_{transport}_{binary}".lower()
+        source.execute(f"SELECT pg_copy_logical_replication_slot('{source.slot_name}', '{slot}')")
+        manifest = source.stage(
+            slot_name=slot,
+            initial_copy=False,
+            transport=transport,
+            options=StreamOptions(binary=binary),
+        )
+        staged.append(content(source, manifest))
+        source.execute(f"SELECT pg_drop_replication_slot('{slot}')")
+    tables, _, rejected = staged[0]
+    assert {name: counts.changes for name, counts in tables.items()} == {
+        "public.typed": 12,
+        "public.whole": 7,
+    }
+    # Dates and numbers that no column of the lake holds, with the text and the key that they have.
+    assert "-infinity" in rejected[0]
+    assert "0044-03-15 00:00:00 BC" in rejected[0]
+    assert staged[0] == staged[1]
+
+
+def test_a_copy_and_its_changes_are_one_table(source: Source) -> None:
+    """Copied rows come as text or by COPY's own rules, changes in binary form."""
+    source.execute("INSERT INTO t VALUES (1, 'copied')")
+    first = source.stage(options=StreamOptions(binary=True))
+    assert [row["b"] for row in source.copied(first, "public.t")] == ["copied"]
+
+
+def test_types_without_a_binary_form_are_named_before_the_read(source: Source) -> None:
+    source.execute(
+        "CREATE TABLE odd(a int PRIMARY KEY, b interval, c inet, d text)",
+        "ALTER PUBLICATION p ADD TABLE odd",
+    )
+    with pytest.raises(ConfigurationError) as refused:
+        source.stage(options=StreamOptions(binary=True))
+    for named in ("public.odd.b (interval)", "public.odd.c (inet)", "text mode"):
+        assert named in str(refused.value)
+    assert source.confirmed() is None
