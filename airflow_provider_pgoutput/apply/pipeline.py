@@ -13,10 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.apply import checkpoint, rejected
+from airflow_provider_pgoutput.apply import checkpoint
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 from airflow_provider_pgoutput.apply.prepare import Prepared, isolated
 from airflow_provider_pgoutput.apply.publish import prepare_on_main, publish, remove_dead_branches
+from airflow_provider_pgoutput.apply.side_tables import append_messages, append_rejected
 from airflow_provider_pgoutput.apply.staged import open_batch
 from airflow_provider_pgoutput.apply.target import Start, Target, refuse_unordered, start, targets
 from airflow_provider_pgoutput.batch.crash_points import reach
@@ -80,7 +81,8 @@ def apply_batch(spark: SparkSession, plan: Plan) -> ApplyResult:
         if snapshot_id is not None:
             result.published[each.target.name.target] = snapshot_id
         reach("apply.between_publishes")
-    rejected.append(spark, batch)
+    append_rejected(spark, batch)
+    append_messages(spark, batch)
 
     reach("apply.before_checkpoint")
     applied = _applied(spark, batch, found, skipped, result.published)

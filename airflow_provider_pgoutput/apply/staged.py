@@ -86,6 +86,7 @@ def _verify_files(spark: SparkSession, batch: StagedBatch) -> None:
     tables = batch.manifest.tables
     files = [each for table in tables for version in table.versions for each in version.files]
     files += batch.manifest.rejected_files
+    files += batch.manifest.message_files
     with ThreadPoolExecutor(max_workers=4, thread_name_prefix="verify") as pool:
         # list() raises the first refusal.
         list(pool.map(lambda file: _verify_file(spark, batch, file), files))

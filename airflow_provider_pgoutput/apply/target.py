@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable, Marker
 from airflow_provider_pgoutput.apply.names import TableName
-from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, REJECTED_TABLE
+from airflow_provider_pgoutput.batch.checkpoint import OWN_TABLES
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, METADATA_COLUMNS, Plan, TableOptions
 from airflow_provider_pgoutput.errors import (
@@ -115,7 +115,7 @@ def _target(plan: Plan, table: Table) -> Target:
             advice="rename the column or leave it out of the publication.",
         )
     target_name = plan.target_name(table.schema_name, table.table_name)
-    if target_name in {CHECKPOINT_TABLE, REJECTED_TABLE}:
+    if target_name in OWN_TABLES:
         raise ConfigurationError(
             f"Its target {target_name} is a table of the pipeline's own.",
             table=table.name,

@@ -8,7 +8,7 @@ column                  Parquet type        meaning
 ======================  ==================  =========================================================
 ``commit_lsn``          int64               LSN of the commit record of the transaction
 ``seq``                 int64               ordinal of the change in its transaction, from 0, counting
-                                            row, truncate and logical messages and nothing else
+                                            rows and truncates and nothing else
 ``op``                  string              ``I`` insert, ``U`` update, ``D`` delete, ``T`` truncate
 ``xid``                 int64               transaction id, unsigned 32 bit
 ``commit_ts``           timestamp(us, UTC)  commit time
@@ -24,7 +24,8 @@ gives them as null.  A *copy* file holds rows of the initial copy: only ``n`` co
 ``(commit_lsn, seq)`` is a position in the stream and unique in it: the LSN of a row is not
 (PostgreSQL gives all rows of one COPY the same).
 
-A *rejected* file holds the raw text of values that their column could not hold, see ``REJECTED``.
+A *rejected* file holds the raw text of values that their column could not hold, see ``REJECTED``. A
+*messages* file holds what ``pg_logical_emit_message`` wrote, see ``MESSAGES``.
 
 Source: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -87,4 +88,22 @@ REJECTED = (
     ("type_name", "string"),
     ("key", "string"),
     ("raw_value", "string"),
+)
+
+LSN = "lsn"
+PREFIX = "prefix"
+
+#: Name and lake type of the columns of a messages file, and of the table that receives it. ``lsn`` is
+#: where the message's record ends in the WAL, as the server says, and unique. ``seq`` is that of the
+#: change before which the message stands. A message that is not transactional has null for
+#: ``commit_lsn``, ``seq``, ``xid`` and ``commit_ts``.
+MESSAGES = (
+    (LSN, "long"),
+    (COMMIT_LSN, "long"),
+    (SEQ, "long"),
+    (XID, "long"),
+    (COMMIT_TS, "timestamptz"),
+    ("transactional", "boolean"),
+    (PREFIX, "string"),
+    ("content", "binary"),
 )

@@ -15,6 +15,9 @@ SUMMARY_END_LSN = "pgoutput.end-lsn"
 
 CHECKPOINT_TABLE = "pgoutput_checkpoint"
 REJECTED_TABLE = "pgoutput_rejected_values"
+MESSAGES_TABLE = "pgoutput_messages"
+#: Tables of the pipeline's own in a namespace; no table of the source can have such a target.
+OWN_TABLES = frozenset({CHECKPOINT_TABLE, REJECTED_TABLE, MESSAGES_TABLE})
 
 #: Name and lake type of the checkpoint table's columns.  A batch writes, in one commit, a row for
 #: each table that it changed and one row with a null ``table_name`` for the batch as a whole; the

@@ -6,6 +6,7 @@
     <staging_uri>/<slot>/data/<start>-<attempt>/<relation oid>-v<version>/changes-00000.parquet
     <staging_uri>/<slot>/data/<start>-<attempt>/<relation oid>-v<version>/copy-00000.parquet
     <staging_uri>/<slot>/data/<start>-<attempt>/rejected/rejected-00000.parquet
+    <staging_uri>/<slot>/data/<start>-<attempt>/messages/messages-00000.parquet
     <staging_uri>/<slot>/data/<start>-<attempt>/prepared/prepared-00000.arrow
     <staging_uri>/<slot>/plans/<batch id>-<attempt>.json                      what one apply was asked to do
 
@@ -84,7 +85,7 @@ def table_folder(attempt_root: str, relation_oid: int, version: int) -> str:
 
 
 def file_name(kind: str, number: int) -> str:
-    """Name of a staged file; ``kind`` is ``changes``, ``copy`` or ``rejected``."""
+    """Name of a staged file; ``kind`` is that of ``StagedFile``."""
     return f"{kind}-{number:05d}.parquet"
 
 

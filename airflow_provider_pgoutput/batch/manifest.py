@@ -41,7 +41,7 @@ class Column:
 class StagedFile:
     """One Parquet file; see ``batch/changes.py`` for its columns."""
 
-    #: ``changes``, ``copy`` or ``rejected``.
+    #: ``changes``, ``copy``, ``rejected`` or ``messages``.
     kind: str
     #: Relative to the staging root.
     path: str
@@ -154,6 +154,8 @@ class Manifest:
     #: Commit time of the last transaction, ISO 8601 in UTC.
     last_commit_time: str | None = None
     rejected_files: tuple[StagedFile, ...] = ()
+    #: Only of slots that are read with ``messages``.
+    message_files: tuple[StagedFile, ...] = ()
     #: Only of slots that are read with ``two_phase``.
     prepared: tuple[PreparedTransaction, ...] = ()
     created_by: str = ""
@@ -172,6 +174,7 @@ class Manifest:
             "end_lsn",
             "tables",
             "rejected_files",
+            "message_files",
             "prepared",
         )
         content = _without_paths({name: body[name] for name in named})
@@ -182,6 +185,11 @@ class Manifest:
     def changes(self) -> int:
         """Row changes of all tables, copied rows not counted."""
         return sum(table.counts.changes for table in self.tables)
+
+    @property
+    def logical_messages(self) -> int:
+        """Logical messages, which are part of no table."""
+        return sum(file.rows for file in self.message_files)
 
     def to_json(self) -> str:
         """The manifest as the text of its file."""
@@ -216,6 +224,7 @@ class Manifest:
                     "publication_names": tuple(body["publication_names"]),
                     "tables": tuple(_table(each) for each in body["tables"]),
                     "rejected_files": tuple(_file(each) for each in body["rejected_files"]),
+                    "message_files": tuple(_file(each) for each in body["message_files"]),
                     "prepared": tuple(PreparedTransaction(**each) for each in body["prepared"]),
                 }
             )

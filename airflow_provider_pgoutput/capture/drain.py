@@ -46,6 +46,8 @@ def drain(
         if len(wanted.offsets) > 1:
             for block in decoder.decode(wanted):
                 batch.add(block)
+            for messages in decoder.take_messages():
+                batch.add_messages(messages)
         reach("stage.after_chunk")
         progress.report(batch.rows, len(chunk.data), cut.last_lsn)
         if prepared is not None:

@@ -44,6 +44,7 @@ from airflow_provider_pgoutput.capture.source.slot import (
 )
 from airflow_provider_pgoutput.capture.source.sql_stream import SqlStream
 from airflow_provider_pgoutput.capture.source.stream import SlotRead
+from airflow_provider_pgoutput.capture.source.target import read_record_end
 from airflow_provider_pgoutput.capture.source.walsender_stream import WalsenderStream
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
@@ -164,7 +165,7 @@ class _Capture:
 
     def _stream_batch(self, start: Lsn) -> tuple[Manifest, str]:
         """Read, decode, cast and write the changes from ``start`` up to the target."""
-        request, target = self._request, self._server.flush_lsn
+        request, target = self._request, self._target()
         limits = Limits(request.max_changes, request.max_bytes, request.max_seconds)
         reach("stage.before_read")
         with self._batch(start) as batch, self._two_phase(start) as two_phase:
@@ -197,6 +198,12 @@ class _Capture:
                 last_commit_time=None if commit is None else commit_time(commit.committed_at_us),
                 prepared=() if two_phase is None else two_phase.write(batch, cut.end_lsn),
             )
+
+    def _target(self) -> Lsn:
+        """Where the batch ends when no limit ends it before; decided once, before anything is read."""
+        if self._request.options.messages:
+            return read_record_end(self._session)
+        return self._server.flush_lsn
 
     def _copy_batch(self, start: Lsn, snapshot: ExportedSnapshot) -> tuple[Manifest, str]:
         """Stage all published tables as they are in the snapshot, at its consistent point."""
@@ -340,6 +347,7 @@ class _Capture:
             request.policy,
             request.memory_mib,
             self._describer.binary_caster if self._options.binary else column_caster,
+            request.options.message_prefixes,
         )
         try:
             yield batch

@@ -47,10 +47,13 @@ class PgoutputStageOperator(BaseOperator):
         on the server; ``walsender`` reads through the replication protocol, which does not.
     :param proto_version: version of the pgoutput protocol, 1 to 4; None: the highest that the server has.
     :param streaming: ``off``, ``on`` or ``parallel``: whether large transactions come while they run, so
-        that the server need not keep them; None: ``on`` where the server can.
+        that the server need not keep them; None: ``on`` where the server can and nothing is lost by it.
     :param two_phase: read prepared transactions at PREPARE TRANSACTION; the slot remembers it. They are
         applied at COMMIT PREPARED, as without.
     :param binary: read values in binary form; only for tables whose types all have one that we read.
+    :param messages: stage logical messages (``pg_logical_emit_message``); they go to the table
+        ``pgoutput_messages`` of the namespace.
+    :param message_prefixes: only logical messages with one of these prefixes; empty: all.
     :param origin: ``none`` leaves out what the source itself replicated from another server; ``any``.
     :param max_changes: end the batch at the first commit past so many row changes.
     :param max_bytes: end the batch at the first commit past so many bytes of messages.
@@ -76,6 +79,8 @@ class PgoutputStageOperator(BaseOperator):
         "streaming",
         "two_phase",
         "binary",
+        "messages",
+        "message_prefixes",
         "origin",
         "max_changes",
         "max_bytes",
@@ -104,6 +109,8 @@ class PgoutputStageOperator(BaseOperator):
         streaming: str | None = None,
         two_phase: bool | str = False,
         binary: bool | str = False,
+        messages: bool | str = False,
+        message_prefixes: Sequence[str] | str | None = None,
         origin: str = "any",
         max_changes: int | str | None = None,
         max_bytes: int | str | None = None,
@@ -128,6 +135,8 @@ class PgoutputStageOperator(BaseOperator):
         self.streaming = streaming
         self.two_phase = two_phase
         self.binary = binary
+        self.messages = messages
+        self.message_prefixes = message_prefixes
         self.origin = origin
         self.max_changes = max_changes
         self.max_bytes = max_bytes
@@ -203,5 +212,9 @@ class PgoutputStageOperator(BaseOperator):
             streaming=arguments.optional_text(self.streaming),
             two_phase=arguments.flag(self.two_phase, "two_phase"),
             binary=arguments.flag(self.binary, "binary"),
+            messages=arguments.flag(self.messages, "messages"),
+            message_prefixes=arguments.optional_text_list(
+                self.message_prefixes, "message_prefixes"
+            ),
             origin=arguments.required_text(self.origin, "origin"),
         )

@@ -189,6 +189,8 @@ class Source:
         self._open: list[tuple[Relation, Change]] | None = None
         self._copies: dict[str, tuple[int, list[Row]]] = {}
         self._attempts = 0
+        #: LSN, commit LSN and content of all logical messages.
+        self.messages: list[tuple[int, int | None, bytes]] = []
 
     def table(
         self,
@@ -221,6 +223,15 @@ class Source:
         self.pending.append((self.lsn, self._open))
         self.lsn += 0x30
         self._open = None
+
+    def message(self, content: bytes, *, transactional: bool) -> None:
+        """Emit a logical message, in a transaction of its own or in none."""
+        self.lsn += 0x40
+        lsn, commit_lsn = self.lsn, None
+        if transactional:
+            commit_lsn = self.lsn
+            self.lsn += 0x30
+        self.messages.append((lsn, commit_lsn, content))
 
     def copy(self, relation: Relation) -> None:
         """Let the next batch hold a copy of the table as it is now."""
@@ -264,8 +275,27 @@ class Source:
                 found.append(self._stage_table(relation, rows, copy, root))
         return Manifest(
             self.slot_name, self.system_identifier, 1, "db", ("p",), start, end, tuple(found),
-            transactions=len(taken),
+            transactions=len(taken), message_files=self._stage_messages(start, end, root),
         )  # fmt: skip
+
+    def _stage_messages(self, start: Lsn, end: Lsn, root: str) -> tuple[StagedFile, ...]:
+        """The messages of a range, in a file when there are any."""
+        rows = [
+            {
+                staged.LSN: lsn,
+                staged.COMMIT_LSN: commit_lsn,
+                "transactional": commit_lsn is not None,
+                staged.PREFIX: "app",
+                "content": content,
+            }
+            for lsn, commit_lsn, content in self.messages
+            if (start < lsn <= end if commit_lsn is None else start <= commit_lsn < end)
+        ]
+        if not rows:
+            return ()
+        schema = pa.schema([(name, _ARROW[kind]) for name, kind in staged.MESSAGES])
+        path = f"{root}/messages/{layout.file_name('messages', 0)}"
+        return (self._write_file(path, "messages", pa.Table.from_pylist(rows, schema)),)
 
     def _stage_table(self, relation: Relation, rows: Any, copy: Any, root: str) -> Table:
         counts, versions = Counts(), []

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-_MODULES = ("pipeline", "prepare", "publish", "keyed", "keyless", "log")
+_MODULES = ("pipeline", "prepare", "publish", "keyed", "keyless", "log", "side_tables")
 POINTS = (
     "apply.after_branch",
     "apply.after_copy",
@@ -34,6 +34,8 @@ POINTS = (
     "apply.after_prepare",
     "apply.after_publish",
     "apply.between_publishes",
+    "apply.after_side_append",
+    "apply.after_side_publish",
     "apply.before_checkpoint",
     "apply.after_checkpoint",
 )
@@ -44,18 +46,24 @@ class Killed(BaseException):
 
 
 def _two_tables(source: Source) -> tuple[Plan, Plan, list[Relation]]:
-    """A first batch, and a second one with changes of one table and a copy of the other."""
+    """A first batch, and a second one with changes of one table and a copy of the other.
+
+    Both hold logical messages.
+    """
     one = source.table("one", (column("a"), column("b", "string")), key=("a",))
     two = source.table("two", (column("a"), column("b", "string")), key=("a",))
     for relation in (one, two):
         relation.insert(1, "x")
         relation.insert(2, "y")
+    source.message(b"first", transactional=False)
     first = source.stage()
     source.copy(two)
     for relation in (one, two):
         relation.update(a_is(1), {"a": 5})
         relation.delete(a_is(2))
         relation.insert(3, "z")
+    source.message(b"second", transactional=True)
+    source.message(b"third", transactional=False)
     return first, source.stage(), [one, two]
 
 
@@ -100,6 +108,8 @@ def test_an_apply_that_was_killed_is_run_again(
     for relation in relations:
         assert lake_rows(relation) == source_rows(relation)
         assert _ours(spark, relation) == (2, [])
+    messages = spark.table(f"lake.{source.slot_name}.pgoutput_messages").orderBy("lsn")
+    assert [bytes(row["content"]) for row in messages.collect()] == [b"first", b"second", b"third"]
     rows = spark.table(f"lake.{source.slot_name}.pgoutput_checkpoint")
     # Two batches of two tables, and a row for each batch.
     assert rows.count() == 6

@@ -131,7 +131,9 @@ def test_a_table_does_not_change_its_mode(
         apply_batch(spark, replace(source.stage(), mode=CHANGE_LOG))
 
 
-@pytest.mark.parametrize("name", ["pgoutput_checkpoint", "pgoutput_rejected_values"])
+@pytest.mark.parametrize(
+    "name", ["pgoutput_checkpoint", "pgoutput_rejected_values", "pgoutput_messages"]
+)
 def test_a_source_table_cannot_take_a_name_of_the_pipelines_own(
     spark: SparkSession, source: Source, name: str
 ) -> None:

@@ -123,6 +123,11 @@ class Source:
     def copied(self, manifest: Manifest, name: str) -> list[dict[str, Any]]:
         return [row for table in self._tables(manifest, name, "copy") for row in table]
 
+    def messages(self, manifest: Manifest) -> list[dict[str, Any]]:
+        """All staged logical messages, in stream order."""
+        tables = [parquet.read_table(self.staging / each.path) for each in manifest.message_files]
+        return [row for table in tables for row in table.to_pylist()]
+
     def _tables(self, manifest: Manifest, name: str, kind: str) -> list[list[dict[str, Any]]]:
         (table,) = [each for each in manifest.tables if each.name == name]
         found = []

@@ -18,13 +18,25 @@ if TYPE_CHECKING:
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "conformance.md"
 _FOLDER = "tests/conformance"
 
-#: Scenarios that have to stop are tests of their own, and so are not in the table of scenarios.
-REFUSALS = (
+#: Scenarios that have to stop, or that need other options, are tests of their own.
+APART = (
     (
         "C26",
         "a partial update of a row that the target does not hold",
         "`RowMissing`; nothing is published, the checkpoint stays",
         "test_refusals.py::test_c26_a_partial_update_of_a_missing_row_is_refused",
+    ),
+    (
+        "C85",
+        "logical messages, transactional or not, and one that is rolled back",
+        "each is in `pgoutput_messages` once, over both transports; none that was rolled back",
+        "test_messages_and_origins.py::test_c85_logical_messages_reach_their_table_once",
+    ),
+    (
+        "C86",
+        "logical messages that nobody asked for",
+        "no table `pgoutput_messages`",
+        "test_messages_and_origins.py::test_c86_without_messages_there_are_none",
     ),
     (
         "C92",
@@ -66,9 +78,9 @@ def page() -> str:
         for scenario in SCENARIOS
         for variant in VARIANTS
     ]
-    tests += [(identifier, test) for identifier, _, _, test in REFUSALS]
+    tests += [(identifier, test) for identifier, _, _, test in APART]
     demands = [(scenario.id, scenario.title, _demands(scenario)) for scenario in SCENARIOS]
-    demands += [(identifier, title, demand) for identifier, title, demand, _ in REFUSALS]
+    demands += [(identifier, title, demand) for identifier, title, demand, _ in APART]
     record = passed.read()
     return (
         _HEAD

@@ -54,3 +54,28 @@ class ChangeBlock:
 
     def __len__(self) -> int:
         return len(self.seq)
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalMessageBlock:
+    """Messages of ``pg_logical_emit_message``, in stream order; all columns have one element for each.
+
+    The server gives a message the LSN where its WAL record ends. A null in ``commit_lsn``, ``seq``,
+    ``xid`` and ``commit_ts_us`` is a message that belongs to no transaction.
+    """
+
+    lsn: NDArray[np.int64]
+    transactional: NDArray[np.bool_]
+    commit_lsn: pa.Array
+    #: The message stands before the change with this ``seq`` in its transaction.
+    seq: pa.Array
+    xid: pa.Array
+    #: Microseconds since 1970-01-01 UTC.
+    commit_ts_us: pa.Array
+    #: An Arrow ``string`` array.
+    prefix: pa.Array
+    #: An Arrow ``binary`` array.
+    content: pa.Array
+
+    def __len__(self) -> int:
+        return len(self.lsn)

@@ -2,8 +2,8 @@
 
 It steers. ``transactions.py`` places each message in its transaction, this file reads the messages that
 are not rows, ``relations.py`` knows the version of each row's relation, ``rows.py`` and ``columns.py`` cut
-the rows and ``assemble.py`` makes blocks of them. What must come out is said by ``reference.py``. Nothing
-here opens a connection or looks anything up.
+the rows, ``assemble.py`` makes blocks of them and ``logical_messages.py`` of the logical messages. What
+must come out is said by ``reference.py``. Nothing here opens a connection or looks anything up.
 
 Source: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -16,8 +16,8 @@ import numpy as np
 
 from airflow_provider_pgoutput.capture.pgoutput.assemble import assemble
 from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock, MessageChunk
+from airflow_provider_pgoutput.capture.pgoutput.logical_messages import cut_logical_messages
 from airflow_provider_pgoutput.capture.pgoutput.messages import (
-    parse_logical_message,
     parse_origin,
     parse_relation,
     parse_truncate,
@@ -30,6 +30,7 @@ from airflow_provider_pgoutput.errors import ProtocolError
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.capture.pgoutput.blocks import LogicalMessageBlock
     from airflow_provider_pgoutput.capture.pgoutput.messages import Commit, Relation, TypeMessage
 
 #: Arrow's offsets are signed numbers of 32 bits; a chunk beyond this is decoded in parts.
@@ -60,7 +61,9 @@ class Decoder:
     ) -> None:
         self._binary = binary
         self._transactions = Transactions(start_lsn, end_lsn, skip_origins=skip_origins)
+        self._range = start_lsn, end_lsn
         self._relations = Relations()
+        self._found_messages: list[LogicalMessageBlock] = []
         self._failed = False
         #: Messages of ``pg_logical_emit_message`` so far, in skipped transactions too.
         self.logical_messages = 0
@@ -106,20 +109,28 @@ class Decoder:
         self._failed = False
         return blocks
 
+    def take_messages(self) -> list[LogicalMessageBlock]:
+        """Give the wanted logical messages of the chunks that were decoded since the last call."""
+        found, self._found_messages = self._found_messages, []
+        return found
+
     def _decode(self, chunk: MessageChunk) -> list[ChangeBlock]:
         messages = Messages(chunk)
         placed = Chunk(messages, self._transactions.follow(messages), self._relations, self._binary)
         self._relations.start_chunk()
         truncates: list[tuple[int, int]] = []
-        for index in messages.of("ORYTMm").tolist():
+        for index in messages.of("ORYT").tolist():
             self._control(placed, index, truncates)
+        self.logical_messages += len(messages.of("Mm"))
+        if (found := cut_logical_messages(placed, *self._range)) is not None:
+            self._found_messages.append(found)
         return assemble(select_rows(placed, truncates))
 
     def _control(self, chunk: Chunk, index: int, truncates: list[tuple[int, int]]) -> None:
         """Take note of a message that is neither a row nor a transaction's bracket."""
         event = chunk.messages.event(index)
         body = chunk.messages.body(index)
-        lsn = None if event == "m" else chunk.placement.lsn(index)
+        lsn = chunk.placement.lsn(index)
         if event == "R":
             self._relations.announce(index, parse_relation(body, lsn))
         elif event == "Y":
@@ -129,12 +140,9 @@ class Decoder:
             truncate = parse_truncate(body, lsn)
             if chunk.placement.wanted[chunk.placement.transaction[index]]:
                 truncates += [(index, oid) for oid in truncate.relation_oids]
-        elif event == "O":
+        else:
             parse_origin(body, lsn)
             self.origins += 1
-        else:
-            parse_logical_message(body, lsn)
-            self.logical_messages += 1
 
 
 def _parts(chunk: MessageChunk) -> list[MessageChunk]:

@@ -17,6 +17,7 @@ from airflow_provider_pgoutput.capture.pgoutput.messages import (
     POSTGRES_EPOCH_US,
     Begin,
     Commit,
+    LogicalMessage,
     MessageReader,
     Relation,
     TypeMessage,
@@ -41,7 +42,7 @@ from airflow_provider_pgoutput.errors import ProtocolError
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
-    from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock
+    from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock, LogicalMessageBlock
 
 
 class Unchanged(enum.Enum):
@@ -70,6 +71,20 @@ class Change:
     old: Tuple | None
 
 
+@dataclass(frozen=True, slots=True)
+class EmittedMessage:
+    """One logical message; the fields are those of ``LogicalMessageBlock``."""
+
+    lsn: int
+    transactional: bool
+    commit_lsn: int | None
+    seq: int | None
+    xid: int | None
+    commit_ts_us: int | None
+    prefix: str
+    content: bytes
+
+
 class ReferenceDecoder:
     """Decodes message after message; its properties mean what those of ``Decoder`` mean."""
 
@@ -92,6 +107,8 @@ class ReferenceDecoder:
         self.transactions = 0
         self.origins = 0
         self.logical_messages = 0
+        #: Those that are wanted.
+        self.messages: list[EmittedMessage] = []
         self.last_commit: Commit | None = None
         self.relations: dict[int, Relation] = {}
         self.types: dict[int, TypeMessage] = {}
@@ -156,8 +173,30 @@ class ReferenceDecoder:
             self.origins += 1
             self._has_origin = True
         else:
-            parse_logical_message(body, self._lsn)
-            self.logical_messages += 1
+            self._take_message(parse_logical_message(body, self._lsn))
+
+    def _take_message(self, message: LogicalMessage) -> None:
+        self.logical_messages += 1
+        begin = self._begin if message.transactional else None
+        if begin is not None:
+            wanted = self._wanted
+        else:
+            wanted = (self._start_lsn is None or message.lsn > self._start_lsn) and (
+                self._end_lsn is None or message.lsn <= self._end_lsn
+            )
+        if not wanted:
+            return
+        emitted = EmittedMessage(
+            lsn=int(message.lsn),
+            transactional=message.transactional,
+            commit_lsn=None if begin is None else int(begin.final_lsn),
+            seq=None if begin is None else self._next_seq,
+            xid=None if begin is None else begin.xid,
+            commit_ts_us=None if begin is None else begin.committed_at_us + POSTGRES_EPOCH_US,
+            prefix=message.prefix,
+            content=message.content,
+        )
+        self.messages.append(emitted)
 
     def _changes(self, event: str, body: bytes, seq: int) -> list[Change]:
         assert self._begin is not None, "the state table lets no change stand outside"
@@ -294,3 +333,11 @@ def changes_of_block(block: ChangeBlock) -> list[Change]:
         )
 
     return [change(row) for row in range(len(block))]
+
+
+def messages_of_block(block: LogicalMessageBlock) -> list[EmittedMessage]:
+    """Turn the columns of a block into the reference's objects, to compare the two."""
+    columns = [block.commit_lsn, block.seq, block.xid, block.commit_ts_us]
+    columns += [block.prefix, block.content]
+    lists = [block.lsn.tolist(), block.transactional.tolist(), *(c.to_pylist() for c in columns)]
+    return [EmittedMessage(*each) for each in zip(*lists, strict=True)]

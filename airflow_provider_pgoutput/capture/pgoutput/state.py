@@ -61,8 +61,9 @@ NEXT_STATE: Final[dict[str, dict[str, str]]] = {
 #: The protocol version in which an event appeared; 1 when it is not here.
 FIRST_VERSION: Final = {**dict.fromkeys("SEcA", 2), **dict.fromkeys("bPKrp", 3)}
 
-#: Events that take a number in the transaction, see ``batch/changes.py``.
-COUNTED: Final = "IUDTM"
+#: Events that take a number in the transaction, see ``batch/changes.py``. A logical message takes none:
+#: the server sends it only when it is asked to, and positions must not depend on that.
+COUNTED: Final = "IUDT"
 
 #: Name of the message behind an event, for errors.
 EVENT_NAMES: Final = {

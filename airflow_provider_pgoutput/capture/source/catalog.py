@@ -40,7 +40,8 @@ SELECT pg_catalog.current_setting('server_version_num')::pg_catalog.int4,
             THEN pg_catalog.pg_last_wal_replay_lsn()
             ELSE pg_catalog.pg_current_wal_flush_lsn()
        END::pg_catalog.text,
-       pg_catalog.current_setting('wal_level')
+       pg_catalog.current_setting('wal_level'),
+       EXISTS (SELECT FROM pg_catalog.pg_replication_origin)
 """
 
 _PUBLICATION_QUERY = """
@@ -91,6 +92,8 @@ class Server:
     #: All WAL before it is on the server's disk (on a standby: is replayed).
     flush_lsn: Lsn
     wal_level: str
+    #: Whether it knows other servers whose changes it may replicate.
+    has_origins: bool = False
 
     @property
     def major(self) -> int:
@@ -148,8 +151,9 @@ def read_server(session: Session) -> Server:
     with translated():
         row = session.execute(_SERVER_QUERY).fetchone()
     assert row is not None, "a SELECT of scalars gives a row"
-    version, system_identifier, timeline, database, flush_lsn, wal_level = row
-    return Server(version, system_identifier, timeline, database, Lsn.parse(flush_lsn), wal_level)
+    version, system_identifier, timeline, database, flush_lsn, wal_level, has_origins = row
+    target = Lsn.parse(flush_lsn)
+    return Server(version, system_identifier, timeline, database, target, wal_level, has_origins)
 
 
 def read_publications(session: Session, names: Sequence[str]) -> tuple[Publication, ...]:

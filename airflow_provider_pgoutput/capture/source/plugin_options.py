@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 STREAMING_OFF: Final = "off"
 STREAMING_ON: Final = "on"
 STREAMING_PARALLEL: Final = "parallel"
+_STREAMS: Final = (STREAMING_ON, STREAMING_PARALLEL)
 ORIGIN_ANY: Final = "any"
 ORIGIN_NONE: Final = "none"
 
@@ -45,7 +46,7 @@ class StreamOptions:
 
     #: 1 to 4; None: the highest that the server has.
     proto_version: int | None = None
-    #: ``off``, ``on`` or ``parallel``; None: ``on`` where the protocol version has it.
+    #: ``off``, ``on`` or ``parallel``; None: ``on`` where that loses nothing, see ``_may_stream``.
     streaming: str | None = None
     #: Whether prepared transactions are read at PREPARE TRANSACTION.
     two_phase: bool = False
@@ -53,6 +54,8 @@ class StreamOptions:
     binary: bool = False
     #: Whether logical messages are staged.
     messages: bool = False
+    #: Only logical messages with one of these prefixes are staged; empty: all. The server sends all.
+    message_prefixes: tuple[str, ...] = ()
     #: ``none``: only what was first written on this server; ``any``: what it replicates too.
     origin: str = ORIGIN_ANY
 
@@ -72,6 +75,17 @@ class StreamOptions:
             raise ConfigurationError(
                 f"Unknown value {self.origin!r} of origin.",
                 advice=f"use {ORIGIN_ANY!r} or {ORIGIN_NONE!r}.",
+            )
+        if self.message_prefixes and not self.messages:
+            raise ConfigurationError(
+                "message_prefixes is given, and messages is off.",
+                advice="set messages, or leave message_prefixes out.",
+            )
+        if self.messages and self.streaming in _STREAMS:
+            raise ConfigurationError(
+                f"streaming {self.streaming!r} does not go with messages: of a streamed message the server "
+                "does not say in which subtransaction it was, and that may have been rolled back.",
+                advice="leave streaming out.",
             )
         if version is not None and version < self._needed:
             raise ConfigurationError(
@@ -93,9 +107,17 @@ class StreamOptions:
                 f"{needed}.",
                 advice="leave the option out, or upgrade the server.",
             )
+        filters_origins = server.version >= _SERVER_WITH_ORIGIN
+        if self.origin == ORIGIN_NONE and not filters_origins and self.streaming in _STREAMS:
+            raise ConfigurationError(
+                f"PostgreSQL {server.major} does not filter by origin, and does not name the origin of what "
+                "it streams.",
+                advice="leave streaming out, or upgrade the server.",
+            )
         streaming = self.streaming
         if streaming is None:
-            streaming = STREAMING_ON if version >= _VERSION_FOR[STREAMING_ON] else STREAMING_OFF
+            streams = version >= _VERSION_FOR[STREAMING_ON] and self._may_stream(server)
+            streaming = STREAMING_ON if streams else STREAMING_OFF
         return PluginOptions(
             publication_names=publication_names,
             proto_version=version,
@@ -104,9 +126,20 @@ class StreamOptions:
             binary=self.binary,
             messages=self.messages,
             origin=self.origin,
-            server_filters_origins=server.version >= _SERVER_WITH_ORIGIN,
+            server_filters_origins=filters_origins,
             lone_commits=server.version < _SERVER_WITHOUT_LONE_COMMITS,
         )
+
+    def _may_stream(self, server: Server) -> bool:
+        """Whether streaming loses nothing that is asked for.
+
+        A streamed transaction comes without its origin, and its messages without their subtransaction.
+        """
+        if self.messages:
+            return False
+        if self.origin == ORIGIN_NONE:
+            return server.version >= _SERVER_WITH_ORIGIN
+        return not server.has_origins
 
     @property
     def _needed(self) -> int:

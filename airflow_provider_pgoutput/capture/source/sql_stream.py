@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from airflow_provider_pgoutput.capture.pgoutput.messages import parse_commit
+from airflow_provider_pgoutput.capture.pgoutput.messages import (
+    parse_commit,
+    parse_logical_message,
+)
 from airflow_provider_pgoutput.capture.source.sql_parts import PartedRead
 from airflow_provider_pgoutput.capture.source.sql_session import SlotSession
 from airflow_provider_pgoutput.errors import ConfigurationError
@@ -103,30 +106,36 @@ class SqlStream:
         """The whole range by one connection; only what is longer than a slice takes a copy."""
         session, copied = self._sessions[0], False
         while True:
-            last_commit = None
+            last_end = None
             for chunk in session.peek(self._read.target, slice_messages):
-                last_commit = _last_commit_end(chunk) or last_commit
+                last_end = _last_end(chunk) or last_end
                 yield chunk
             if session.messages < slice_messages:
                 return
-            if last_commit is None:
+            if last_end is None:
                 # Nothing but parts of streamed transactions: only a longer slice reaches their end.
                 slice_messages *= 2
                 continue
-            if last_commit >= self._read.target:
+            if last_end >= self._read.target:
                 return
             if not copied:
                 session.make_copy()
                 copied = True
-            session.move_copy(last_commit)
+            session.move_copy(last_end)
             slice_messages = min(2 * slice_messages, SLICE_MESSAGES)
 
 
-def _last_commit_end(chunk: MessageChunk) -> Lsn | None:
-    """End LSN of the last commit in the chunk."""
-    commits = np.flatnonzero(chunk.data[chunk.offsets[:-1]] == ord("C"))
-    if len(commits) == 0:
+def _last_end(chunk: MessageChunk) -> Lsn | None:
+    """Where the last transaction of the chunk ends, or a later message that belongs to none.
+
+    The server may end a slice after either.
+    """
+    starts = chunk.offsets[:-1]
+    tags = chunk.data[starts]
+    flags = chunk.data[np.minimum(starts + 1, len(chunk.data) - 1)]
+    ends = np.flatnonzero((tags == ord("C")) | ((tags == ord("M")) & (flags == 0)))
+    if len(ends) == 0:
         return None
-    index = int(commits[-1])
+    index = int(ends[-1])
     body = chunk.data[chunk.offsets[index] : chunk.offsets[index + 1]].tobytes()
-    return parse_commit(body).end_lsn
+    return parse_commit(body).end_lsn if body[:1] == b"C" else parse_logical_message(body).lsn

@@ -15,6 +15,8 @@ import pyarrow as pa
 from airflow_provider_pgoutput import __version__
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.manifest import Counts, Manifest
+from airflow_provider_pgoutput.capture.staging.messages import SCHEMA as MESSAGES_SCHEMA
+from airflow_provider_pgoutput.capture.staging.messages import message_rows
 from airflow_provider_pgoutput.capture.staging.rejected import SCHEMA as REJECTED_SCHEMA
 from airflow_provider_pgoutput.capture.staging.seal import seal
 from airflow_provider_pgoutput.capture.staging.tables import StagedTables, stage_block
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import PreparedTransaction, TableVersion
-    from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock
+    from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock, LogicalMessageBlock
     from airflow_provider_pgoutput.capture.source.catalog import Server
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
     from airflow_provider_pgoutput.capture.staging.tables import (
@@ -45,6 +47,7 @@ class BatchInProgress:
 
     :param memory_mib: rows held in memory stay below it, in MiB.
     :param change_caster: chooses the casters of changed values: text, or binary where it is read so.
+    :param message_prefixes: only logical messages with one of them are kept; empty: all.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class BatchInProgress:
         policy: ValuePolicy,
         memory_mib: int,
         change_caster: MakeCaster = column_caster,
+        message_prefixes: Sequence[str] = (),
     ) -> None:
         self._area = area
         self._slot_name = slot_name
@@ -66,7 +70,9 @@ class BatchInProgress:
         self._root = layout.attempt_folder(slot_name, start, name)
         self._tables = StagedTables(describe, policy, change_caster)
         self._pool = WriterPool(memory_mib << 20)
+        self._message_prefixes = message_prefixes
         self._rejected: TableWriter | None = None
+        self._messages: TableWriter | None = None
         self._sealing = False
         self.rows = 0
 
@@ -111,16 +117,17 @@ class BatchInProgress:
     def reject(self, rows: pa.RecordBatch) -> None:
         """Keep values that their column could not hold."""
         if self._rejected is None:
-            self._rejected = self._pool.add(
-                TableWriter(
-                    self._area,
-                    f"{self._root}/rejected",
-                    "rejected",
-                    REJECTED_SCHEMA,
-                    frozenset(REJECTED_SCHEMA.names),
-                )
-            )
+            self._rejected = self._side_writer("rejected", REJECTED_SCHEMA)
         self._pool.append(self._rejected, rows)
+
+    def add_messages(self, block: LogicalMessageBlock) -> None:
+        """Stage logical messages, as far as their prefix is wanted."""
+        rows = message_rows(block, self._message_prefixes)
+        if rows.num_rows == 0:
+            return
+        if self._messages is None:
+            self._messages = self._side_writer("messages", MESSAGES_SCHEMA)
+        self._pool.append(self._messages, rows)
 
     def finish_files(self) -> None:
         """Complete every file and make it durable."""
@@ -157,6 +164,7 @@ class BatchInProgress:
             transactions=transactions,
             last_commit_time=last_commit_time,
             rejected_files=tuple(self._rejected.files) if self._rejected else (),
+            message_files=tuple(self._messages.files) if self._messages else (),
             prepared=tuple(prepared),
             created_by=f"airflow-provider-pgoutput {__version__}",
         )
@@ -178,6 +186,11 @@ class BatchInProgress:
     def relation_oids(self) -> tuple[int, ...]:
         """OIDs of the tables that have rows."""
         return tuple(self._tables.by_oid)
+
+    def _side_writer(self, kind: str, schema: pa.Schema) -> TableWriter:
+        """A writer of rows that belong to no table of the source."""
+        folder, required = f"{self._root}/{kind}", frozenset(schema.names)
+        return self._pool.add(TableWriter(self._area, folder, kind, schema, required))
 
     def _writer(
         self, version: StagedVersion, kind: str, schema: pa.Schema, required: frozenset[str]

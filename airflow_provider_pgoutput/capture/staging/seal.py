@@ -80,6 +80,7 @@ def _has_files(area: StagingArea, manifest: Manifest, path: str) -> bool:
         file for table in manifest.tables for each in table.versions for file in each.files
     ]
     files += manifest.rejected_files
+    files += manifest.message_files
     files += manifest.prepared
     sizes = area.sizes([file.path for file in files])
     lost = [file for file, size in zip(files, sizes, strict=True) if size != file.size_bytes]

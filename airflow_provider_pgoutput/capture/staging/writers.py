@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyarrow import parquet
 
-from airflow_provider_pgoutput.batch.changes import COMMIT_LSN, LEADING
+from airflow_provider_pgoutput.batch.changes import COMMIT_LSN, LEADING, PREFIX, SEQ
 from airflow_provider_pgoutput.batch.layout import file_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import StagedFile
@@ -36,6 +36,8 @@ FILE_BYTES = 192 << 20
 _WAITING_GROUPS = 2
 
 _LEADING_NAMES = frozenset(name for name, _ in LEADING)
+#: Columns in which few values repeat.
+_DICTIONARY_NAMES = (_LEADING_NAMES - {SEQ}) | {PREFIX}
 
 
 @dataclass(slots=True)
@@ -124,9 +126,7 @@ class _OpenFile:
             compression="zstd",
             compression_level=1,
             # Few values repeat in a column of a table, but all do in the leading ones.
-            use_dictionary=[
-                name for name in schema.names if name in _LEADING_NAMES and name != "seq"
-            ],
+            use_dictionary=[name for name in schema.names if name in _DICTIONARY_NAMES],
             write_statistics=[name for name in schema.names if name in _LEADING_NAMES],
             store_schema=False,
         )

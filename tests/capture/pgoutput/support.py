@@ -15,6 +15,7 @@ from airflow_provider_pgoutput.capture.pgoutput.reference import (
     Change,
     ReferenceDecoder,
     changes_of_block,
+    messages_of_block,
 )
 from airflow_provider_pgoutput.errors import ProtocolError
 
@@ -90,7 +91,7 @@ def reference_outcome(
 ) -> Outcome:
     decoder = ReferenceDecoder(start_lsn, end_lsn)
     changes = [change for body in bodies for change in decoder.decode(body)]
-    return by_relation(changes), state_of(decoder)
+    return by_relation(changes), {**state_of(decoder), "messages": decoder.messages}
 
 
 def decoder_outcome(
@@ -103,7 +104,8 @@ def decoder_outcome(
         for block in decoder.decode(chunk_of(bodies))
         for change in changes_of_block(block)
     ]
-    return by_relation(changes), state_of(decoder)
+    messages = [each for block in decoder.take_messages() for each in messages_of_block(block)]
+    return by_relation(changes), {**state_of(decoder), "messages": messages}
 
 
 def outcome_or_error(bodies: list[bytes]) -> tuple[Outcome | None, Outcome | None]:

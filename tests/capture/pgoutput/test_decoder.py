@@ -12,8 +12,17 @@ from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.pgoutput import decoder as decoder_module
 from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock, MessageChunk
 from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
-from airflow_provider_pgoutput.capture.pgoutput.messages import Commit, TypeMessage
-from airflow_provider_pgoutput.capture.pgoutput.reference import UNCHANGED, changes_of_block
+from airflow_provider_pgoutput.capture.pgoutput.messages import (
+    POSTGRES_EPOCH_US,
+    Commit,
+    TypeMessage,
+)
+from airflow_provider_pgoutput.capture.pgoutput.reference import (
+    UNCHANGED,
+    EmittedMessage,
+    changes_of_block,
+    messages_of_block,
+)
 from airflow_provider_pgoutput.errors import ProtocolError
 from tests.capture.pgoutput import encode
 from tests.capture.pgoutput.support import chunk_of
@@ -127,7 +136,7 @@ def test_blocks_come_in_the_order_of_their_first_changes() -> None:
     assert [block.seq.tolist() for block in blocks] == [[0, 2], [1]]
 
 
-def test_numbers_count_changes_and_transactional_messages_only() -> None:
+def test_numbers_count_changes_only() -> None:
     bodies = [
         encode.begin(100),
         encode.origin(7, "up"),
@@ -143,10 +152,35 @@ def test_numbers_count_changes_and_transactional_messages_only() -> None:
         encode.insert(T, [b"3", b"z"]),
     ]
     (whole,) = decode(*bodies)
-    assert whole.seq.tolist() == [1, 2, 0]
+    assert whole.seq.tolist() == [0, 1, 0]
     decoder = Decoder()
     one_by_one = [block for body in bodies for block in decoder.decode(chunk_of([body]))]
-    assert [block.seq.tolist() for block in one_by_one] == [[1], [2], [0]]
+    assert [block.seq.tolist() for block in one_by_one] == [[0], [1], [0]]
+
+
+def test_logical_messages_are_columns() -> None:
+    decoder = Decoder(Lsn(100), Lsn(300))
+    bodies = [
+        encode.logical_message(b"before", transactional=False, lsn=100),
+        encode.begin(150, 7, 700),
+        encode.logical_message(b"\x00\xff", transactional=True, prefix="", lsn=120),
+        encode.relation(T),
+        encode.insert(T, [b"1", b"x"]),
+        encode.logical_message(b"", transactional=True, prefix="é", lsn=140),
+        encode.commit(150, 160, 7),
+        encode.logical_message(b"alone", transactional=False, lsn=300),
+        encode.logical_message(b"after", transactional=False, lsn=301),
+    ]
+    decoder.decode(chunk_of(bodies))
+    (block,) = decoder.take_messages()
+    time_us = 7 + POSTGRES_EPOCH_US
+    assert messages_of_block(block) == [
+        EmittedMessage(120, True, 150, 0, 700, time_us, "", b"\x00\xff"),
+        EmittedMessage(140, True, 150, 1, 700, time_us, "é", b""),
+        EmittedMessage(300, False, None, None, None, None, "app", b"alone"),
+    ]
+    assert decoder.take_messages() == []
+    assert decoder.logical_messages == 5
 
 
 def test_what_is_exposed_follows_the_stream() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from hypothesis import HealthCheck, given, settings
@@ -50,7 +51,7 @@ def streams(draw: st.DrawFn) -> tuple[list[bytes], list[int]]:
         commits.append(lsn)
         bodies += draw(transactions(known, lsn))
         if draw(st.booleans()):
-            bodies.append(encode.logical_message(b"between", transactional=False))
+            bodies.append(draw(logical_messages(lsn + 44, transactional=False)))
     if bodies and draw(st.integers(0, 4)) == 0:
         # Ends inside a transaction, as a chunk may.
         bodies += draw(transactions(known, lsn + 5000))[:-1]
@@ -93,7 +94,14 @@ def changes(draw: st.DrawFn, known: dict[int, Version], oid: int) -> bytes:
         return encode.truncate(others, draw(st.integers(0, 3)))
     if event == "Y":
         return encode.type_message(oid, "mood")
-    return encode.logical_message(draw(st.binary(max_size=8)), transactional=True)
+    return draw(logical_messages(1, transactional=True))
+
+
+@st.composite
+def logical_messages(draw: st.DrawFn, lsn: int, *, transactional: bool) -> bytes:
+    prefix = draw(st.sampled_from(["", "app", "é"]))
+    content = draw(st.binary(max_size=8))
+    return encode.logical_message(content, transactional=transactional, prefix=prefix, lsn=lsn)
 
 
 @st.composite
@@ -123,6 +131,8 @@ def test_ranges_of_lsns_together_are_the_whole(data: st.DataObject) -> None:
     assert above == reference_outcome(bodies, middle, None)
     whole, state = reference_outcome(bodies)
     assert joined(below, above) == whole
+    found = [*below[1]["messages"], *above[1]["messages"]]
+    assert Counter(found) == Counter(state["messages"])
     assert below[1]["transactions"] + above[1]["transactions"] == state["transactions"]
 
 

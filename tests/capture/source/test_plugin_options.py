@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,9 @@ def server(version: int) -> Server:
         ({"proto_version": 5}, "proto_version"),
         ({"streaming": "yes"}, "streaming"),
         ({"origin": "local"}, "origin"),
+        ({"message_prefixes": ("app",)}, "messages is off"),
+        ({"messages": True, "streaming": "on"}, "does not go with messages"),
+        ({"messages": True, "streaming": "parallel"}, "does not go with messages"),
         (
             {"proto_version": 1, "streaming": "on"},
             "proto_version 1 does not go with streaming 'on'",
@@ -58,6 +62,28 @@ def test_an_older_version_has_no_streaming() -> None:
 
 
 @pytest.mark.parametrize(
+    ("version", "has_origins", "options", "streaming"),
+    [
+        (180006, True, {}, "off"),
+        (180006, True, {"origin": "none"}, "on"),
+        (180006, True, {"streaming": "on"}, "on"),
+        (180006, False, {"messages": True}, "off"),
+        (150019, False, {"origin": "none"}, "off"),
+    ],
+)
+def test_nothing_is_streamed_by_default_that_would_lose_something(
+    version: int, has_origins: bool, options: dict[str, Any], streaming: str
+) -> None:
+    asked = replace(server(version), has_origins=has_origins)
+    assert StreamOptions(**options).for_server(asked, ("p",)).streaming == streaming
+
+
+def test_an_older_server_cannot_leave_out_what_it_streams() -> None:
+    with pytest.raises(ConfigurationError, match="does not filter by origin"):
+        StreamOptions(origin="none", streaming="on").for_server(server(150019), ("p",))
+
+
+@pytest.mark.parametrize(
     ("version", "options"),
     [
         (150019, {"proto_version": 4}),
@@ -78,7 +104,7 @@ def test_statements_hold_what_is_not_the_default() -> None:
         ("publication_names", '"a""b","é, c"'),
     )
     every = StreamOptions(
-        streaming="parallel", two_phase=True, binary=True, messages=True, origin="none"
+        streaming="parallel", two_phase=True, binary=True, origin="none"
     ).for_server(server(180006), ("p",))
     assert dict(every.pairs) == {
         "proto_version": "4",
@@ -86,8 +112,13 @@ def test_statements_hold_what_is_not_the_default() -> None:
         "streaming": "parallel",
         "two_phase": "on",
         "binary": "on",
-        "messages": "on",
         "origin": "none",
+    }
+    messages = StreamOptions(messages=True).for_server(server(180006), ("p",))
+    assert dict(messages.pairs) == {
+        "proto_version": "4",
+        "publication_names": '"p"',
+        "messages": "on",
     }
     assert every.as_options().as_string().startswith('"proto_version" \'4\', "publication_names"')
     assert every.as_arguments().as_string().startswith("'proto_version', '4', 'publication_names'")

@@ -27,6 +27,13 @@ def flush_lsn(source: Source) -> Lsn:
 
 def read(stream: SqlStream, start: Lsn, target: Lsn) -> list[tuple[int, int, int, str]]:
     """Every change: position, operation and new key."""
+    return read_with_messages(stream, start, target)[0]
+
+
+def read_with_messages(
+    stream: SqlStream, start: Lsn, target: Lsn
+) -> tuple[list[tuple[int, int, int, str]], list[tuple[int, bytes]]]:
+    """Every change, and LSN and content of every logical message."""
     decoder = Decoder(start, target)
     found = []
     try:
@@ -46,7 +53,12 @@ def read(stream: SqlStream, start: Lsn, target: Lsn) -> list[tuple[int, int, int
     finally:
         stream.close()
     # Blocks of several tables interleave; a position orders them.
-    return sorted(found)
+    messages = [
+        each
+        for block in decoder.take_messages()
+        for each in zip(block.lsn.tolist(), block.content.to_pylist(), strict=True)
+    ]
+    return sorted(found), messages
 
 
 @pytest.fixture
@@ -87,6 +99,39 @@ def test_parts_join_without_gap_or_double(
     while source.execute("SELECT FROM pg_replication_slots WHERE temporary"):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.fixture
+def emitted(source: Source) -> tuple[Lsn, Lsn]:
+    """Logical messages between, in and across transactions; most of them are longer than a WAL page."""
+    source.make_slot()
+    start = Lsn.parse(str(source.confirmed()))
+    emit = "SELECT pg_logical_emit_message({}, 'app', '{}' || repeat('m', {}))"
+    with psycopg.connect(source.conninfo) as long:
+        long.execute("INSERT INTO t VALUES (-1)")
+        for number in range(40):
+            source.execute(emit.format("false", f"{number} ", 300 * number))
+            if number % 4 == 0:
+                long.execute(emit.format("true", f"long {number} ", 100))
+                source.execute(f"INSERT INTO t SELECT generate_series({number}00, {number}50)")
+        long.commit()
+    source.execute(emit.format("true", "last ", 9000))
+    return start, flush_lsn(source)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"part_bytes": 1 << 13}, {"part_bytes": 12_345}, {"part_bytes": 1 << 16}]
+    + [{"max_messages": each} for each in (1, 7, 60)],
+)
+def test_logical_messages_come_once_however_the_range_is_cut(
+    source: Source, emitted: tuple[Lsn, Lsn], options: dict[str, int]
+) -> None:
+    order = source.read(*emitted, messages=True)
+    changes, messages = read_with_messages(SqlStream(order), *emitted)
+    assert len(messages) == 40 + 10 + 1
+    found = read_with_messages(SqlStream(order, **options), *emitted)
+    assert found == (changes, messages)
 
 
 @pytest.mark.parametrize("max_messages", [1, 150, 1000])

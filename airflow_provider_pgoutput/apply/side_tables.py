@@ -1,0 +1,132 @@
+"""Appends to the tables of the pipeline's own that rows go to, exactly once.
+
+Values that their column could not hold are NULL in the table and kept as text in one; logical messages
+go to the other, and to no table of the source. Both are shared by the slots of a namespace; each commit
+carries its batch's marker, as on every table. The checkpoint is not written here.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from airflow_provider_pgoutput.apply.evolve import create_table
+from airflow_provider_pgoutput.apply.iceberg import BRANCH_PREFIX, IcebergTable, marker_of
+from airflow_provider_pgoutput.apply.names import TableName
+from airflow_provider_pgoutput.apply.publish import remove_dead_branches
+from airflow_provider_pgoutput.apply.staged import read_files
+from airflow_provider_pgoutput.batch.changes import COMMIT_LSN, LSN, MESSAGES, REJECTED
+from airflow_provider_pgoutput.batch.checkpoint import MESSAGES_TABLE, REJECTED_TABLE
+from airflow_provider_pgoutput.batch.crash_points import reach
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.errors import CommitStateUnknown, PublishRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from airflow_provider_pgoutput.apply.iceberg import Marker
+    from airflow_provider_pgoutput.apply.staged import StagedBatch
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+
+logger = logging.getLogger(__name__)
+
+#: Other slots may publish to the same table at the same time.
+_ATTEMPTS = 10
+_SLOT_NAME = "slot_name"
+
+
+@dataclass(frozen=True, slots=True)
+class SideTable:
+    """A table that a batch appends rows to."""
+
+    name: TableName
+    #: Name and lake type.
+    columns: Sequence[tuple[str, str]]
+    comment: str
+
+
+def append_rejected(spark: SparkSession, batch: StagedBatch) -> None:
+    """Append the rejected values, unless their table has them.
+
+    :raises PublishRefused: other slots kept writing at the same time.
+    """
+    manifest = batch.manifest
+    if manifest.rejected_files:
+        rows = read_files(spark, batch, manifest.rejected_files, REJECTED)
+        comment = "Values that their column could not hold, as PostgreSQL's text"
+        table = SideTable(_name(batch, REJECTED_TABLE), REJECTED, comment)
+        _append(spark, batch, table, rows)
+
+
+def append_messages(spark: SparkSession, batch: StagedBatch) -> None:
+    """Append the logical messages, unless their table has them.
+
+    :raises PublishRefused: other slots kept writing at the same time.
+    """
+    manifest = batch.manifest
+    if manifest.message_files:
+        rows = read_files(spark, batch, manifest.message_files, MESSAGES)
+        # Two slots of one database read the same messages.
+        rows = rows.withColumn(_SLOT_NAME, F.lit(manifest.slot_name))
+        columns = (*MESSAGES, (_SLOT_NAME, "string"))
+        comment = "Logical messages of PostgreSQL, pg_logical_emit_message"
+        _append(spark, batch, SideTable(_name(batch, MESSAGES_TABLE), columns, comment), rows)
+
+
+def _name(batch: StagedBatch, table: str) -> TableName:
+    return TableName(batch.plan.catalog, batch.plan.namespace, table)
+
+
+def _append(spark: SparkSession, batch: StagedBatch, side: SideTable, rows: DataFrame) -> None:
+    manifest, name = batch.manifest, side.name
+    table = IcebergTable.load(spark, name) or create_table(
+        spark,
+        name,
+        [(column, kind, False) for column, kind in side.columns],
+        comment=side.comment,
+        properties={"format-version": "2"},
+    )
+    remove_dead_branches(spark, batch, name)
+    for attempt in range(1, _ATTEMPTS + 1):
+        table.java.refresh()
+        marker = table.marker(manifest.slot_name)
+        if marker and marker.end_lsn >= manifest.end_lsn:
+            return
+        branch, base = f"{BRANCH_PREFIX}{manifest.batch_id[:16]}_{uuid.uuid4().hex[:8]}", table.head
+        table.create_branch(branch, base)
+        writer = rows.where(_unwritten(side, manifest, marker)).writeTo(name.branch_sql(branch))
+        for key, text in marker_of(manifest).items():
+            writer = writer.option(f"snapshot-property.{key}", text)
+        writer.append()
+        reach("apply.after_side_append")
+        table.java.refresh()
+        try:
+            head = table.branch_head(branch)
+            table.publish(branch, base, head, manifest, tag_days=0)
+        except (PublishRefused, CommitStateUnknown):
+            if attempt == _ATTEMPTS:
+                raise
+            logger.info("%s moved; looking again.", name.target)
+        else:
+            reach("apply.after_side_publish")
+            return
+
+
+def _unwritten(side: SideTable, manifest: Manifest, marker: Marker | None) -> str:
+    """SQL of the rows that the side table lacks: batches may overlap."""
+    if marker is None:
+        return "true"
+    end = int(marker.end_lsn)
+    if side.columns is REJECTED:
+        copies = [Lsn.parse(table.copy_lsn) for table in manifest.tables if table.copy_lsn]
+        outside = "true" if any(each > marker.end_lsn for each in copies) else "false"
+    else:
+        # A message's LSN is where its record ends, so one that ends where a batch does belongs to it.
+        outside = f"{LSN} > {end}"
+    return f"CASE WHEN {COMMIT_LSN} IS NULL THEN {outside} ELSE {COMMIT_LSN} >= {end} END"
