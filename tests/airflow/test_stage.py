@@ -76,6 +76,16 @@ def test_a_limit_ends_the_batch_at_a_commit(
     assert batch["changes"] == 2
 
 
+def test_logical_messages_are_asked_for_as_text_too(
+    source: Session, lake: TestLake, tmp_path: Path, task_context: Any
+) -> None:
+    lake.record("stage_test", stage(tmp_path).execute(task_context)["end_lsn"])
+    for prefix in ("outbox", "audit", "other"):
+        source.execute("SELECT pg_logical_emit_message(true, %s, %s)", (prefix, SECRET_VALUE))
+    wanted = stage(tmp_path, messages="true", message_prefixes='["outbox", "audit"]')
+    assert manifest_of(wanted.execute(task_context)).logical_messages == 2
+
+
 def test_its_xcom_is_small_json_that_the_next_tasks_accept(
     tmp_path: Path, task_context: Any
 ) -> None:
