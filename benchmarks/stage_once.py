@@ -12,6 +12,7 @@ import resource
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
@@ -19,9 +20,10 @@ from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
+from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
 
 
-def run(order: dict[str, str]) -> dict[str, float]:
+def run(order: dict[str, Any]) -> dict[str, float]:
     """Stage from the slot's own position to the end of the WAL; seconds, CPU seconds, memory, rows."""
     request = CaptureRequest(
         conninfo=order["conninfo"],
@@ -30,6 +32,7 @@ def run(order: dict[str, str]) -> dict[str, float]:
         staging_uri=order["staging_uri"],
         checkpoint=position(order["conninfo"], order["slot"]),
         transport=order["transport"],
+        options=StreamOptions(**order["options"]),
         attempt="bench",
     )
     cpu_before = cpu_seconds()

@@ -3,6 +3,8 @@
 The contenders, all over TCP on 127.0.0.1 and to the same end LSN:
 
 ``sql``, ``walsender``  our pipeline from slot to sealed batch, in a process of its own
+``sql_whole``           the same without streaming, for the workload of one large transaction
+``sql_binary``          the same with values in binary form, for the workload of wide rows
 ``pg_recvlogical``      PostgreSQL's own client, which drops what it receives: ``--file=/dev/null``
 ``server``              ``SELECT count(*)`` over the peek function: decoding without any transfer
 """
@@ -17,15 +19,21 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.workloads import DATABASE, PUBLICATION, Backlog, Source, copied_slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 TRANSPORTS = ("sql", "walsender")
 CONTENDERS = ("server", "sql", "pg_recvlogical", "walsender")
+#: Ways of ours that one workload is about: transport and options of the read.
+VARIANTS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
+    "W2": {"sql_binary": ("sql", {"binary": True})},
+    "W4": {"sql_whole": ("sql", {"streaming": "off"})},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,8 @@ def measure(
     report: Callable[[str], None],
 ) -> dict[str, Measurement]:
     """Median of each contender; the order is turned round every time, so that drift hits all alike."""
+    variants = VARIANTS.get(backlog.workload.name, {}) if "sql" in contenders else {}
+    contenders = (*contenders, *variants)
     found: dict[str, list[Measurement]] = {name: [] for name in contenders}
     for repetition in range(repetitions):
         for name in contenders if repetition % 2 == 0 else reversed(contenders):
@@ -61,7 +71,7 @@ def measure(
                 elif name == "pg_recvlogical":
                     one = read_with_pg_recvlogical(source, slot, backlog)
                 else:
-                    one = read_with_pipeline(source.conninfo, slot, name)
+                    one = read_with_pipeline(source.conninfo, slot, *variants.get(name, (name, {})))
                     check_rows(name, one, backlog)
                 after = source.cpu_seconds()
             if before is not None and after is not None:
@@ -113,14 +123,21 @@ def read_with_pg_recvlogical(source: Source, slot: str, backlog: Backlog) -> Mea
     return Measurement(seconds, cpu)
 
 
-def read_with_pipeline(conninfo: str, slot: str, transport: str) -> Measurement:
+def read_with_pipeline(
+    conninfo: str,
+    slot: str,
+    transport: str,
+    options: dict[str, Any],
+    parent: Path | None = None,
+) -> Measurement:
     """Stage one batch in a process that does nothing else; see stage_once.py."""
-    with tempfile.TemporaryDirectory(prefix="pgoutput-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="pgoutput-bench-", dir=parent) as folder:
         order = {
             "conninfo": conninfo,
             "slot": slot,
             "publication": PUBLICATION,
             "transport": transport,
+            "options": options,
             "staging_uri": folder,
         }
         done = subprocess.run(

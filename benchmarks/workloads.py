@@ -33,6 +33,9 @@ SERVER_SETTINGS = {
     "wal_level": "logical",
 }
 
+#: The id, 31 times 32 digits, and what the protocol puts around them.
+HUGE_ROW_BYTES = 1020
+
 DATABASE = "bench"
 PGBENCH_CLIENTS = 4
 
@@ -176,6 +179,24 @@ def backlog(source: Source, workload: Workload, scale: float) -> Iterator[Backlo
         yield Backlog(workload, slot, end_lsn, rows)
     finally:
         source.scalar("SELECT pg_drop_replication_slot(%s)", slot)
+
+
+@contextmanager
+def huge_backlog(source: Source, gigabytes: float) -> Iterator[Backlog]:
+    """One transaction of rows of some 1 kB; the slot and its WAL go away afterwards."""
+    workload = Workload("huge", "one transaction", None, 0)
+    rows = max(1, round(gigabytes * 1e9 / HUGE_ROW_BYTES))
+    source.connection.execute("CREATE TABLE bench_huge(id bigint PRIMARY KEY, content text)")
+    source.scalar("SELECT pg_create_logical_replication_slot('bench_huge', 'pgoutput')")
+    try:
+        source.connection.execute(
+            "INSERT INTO bench_huge SELECT g, repeat(md5(g::text), 31)"
+            f" FROM generate_series(1, {rows}) g".encode()
+        )
+        end_lsn = str(source.scalar("SELECT pg_current_wal_flush_lsn()::text"))
+        yield Backlog(workload, "bench_huge", end_lsn, rows)
+    finally:
+        source.scalar("SELECT pg_drop_replication_slot('bench_huge')")
 
 
 def run(source: Source, workload: Workload, scale: float) -> None:
