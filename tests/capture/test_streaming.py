@@ -218,6 +218,21 @@ def test_prepared_rows_wait_across_batches(
     assert not batch.prepared
 
 
+def test_prepared_transactions_that_changed_nothing(prepares: Source) -> None:
+    """Of some, older servers send a lone COMMIT PREPARED, or a lone Prepare before it."""
+    source = prepares
+    source.execute("INSERT INTO t VALUES (1, 'x')")
+    batch = source.stage(options=TWO_PHASE)
+    for number, end in enumerate(["COMMIT", "ROLLBACK", "COMMIT"]):
+        prepare(source, "empty", "SELECT * FROM t FOR SHARE")
+        if number == 2:
+            batch = source.stage(checkpoint=checkpoint_of(batch), options=TWO_PHASE)
+        source.execute(f"{end} PREPARED 'empty'", f"INSERT INTO t VALUES ({number + 2}, 'x')")
+        batch = source.stage(checkpoint=checkpoint_of(batch), options=TWO_PHASE)
+        assert keys(source, batch) == [number + 2]
+        assert not batch.prepared
+
+
 def test_two_phase_stages_what_a_plain_read_stages(prepares: Source) -> None:
     source = prepares
     source.make_slot()

@@ -48,7 +48,7 @@ class PreparedTransactions:
     :param start: of the batch.
     :param earlier: what waited at the end of the batch before.
     :param lone_commits: whether the server sends ``COMMIT PREPARED`` of transactions that changed nothing
-        (before 15.19), whose Prepare it does not send.
+        (before 15.19, 16.15 and 17.11), whose Prepare it does not send.
     """
 
     def __init__(self, start: Lsn, earlier: Iterable[Waiting], *, lone_commits: bool) -> None:

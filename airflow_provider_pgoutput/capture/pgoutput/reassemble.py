@@ -26,6 +26,7 @@ from airflow_provider_pgoutput.capture.pgoutput.announced import (
     relations_in,
     tag_mask,
 )
+from airflow_provider_pgoutput.capture.pgoutput.messages import parse_relation
 from airflow_provider_pgoutput.capture.pgoutput.pieces import (
     MemorySpool,
     Piece,
@@ -151,8 +152,7 @@ class Reassembler:
             if first < index:
                 yield from self._between(chunk, tags, first, index)
             if index < len(tags):
-                body = chunk.data[chunk.offsets[index] : chunk.offsets[index + 1]].tobytes()
-                yield from self._steer(body)
+                yield from self._steer(_body(chunk, index))
             first = index + 1
 
     def _between(
@@ -160,18 +160,23 @@ class Reassembler:
     ) -> Iterator[Piece]:
         """Messages without a steering one among them."""
         if self._open is None:
-            self._learn(chunk, tags, first, last)
             yield from self._announced.settle(whole_piece(chunk, first, last, 0))
+            # Only now: what is owed is owed to the first transaction, before its own announcements.
+            self._learn(chunk, tags, first, last)
             self._follow_brackets(tags[first:last])
             return
         self._check_inside(chunk, tags, first, last)
         if self._preparing is not None:
             piece = whole_piece(chunk, first, last, self._open.xid)
+            # An announcement outlives a transaction that is rolled back, whose rows nobody looks at.
+            for index in np.flatnonzero(tags[first:last] == _RELATION).tolist():
+                parse_relation(_body(chunk, first + index))
             # The server counts what it announces here as announced for all that follows.
             self._announced.learn(piece, self._position + first, owed=True)
             self._announced.complete(piece, self._open)
         else:
             piece = streamed_piece(chunk, first, last, self._open.xid)
+            self._check_alive(piece, self._open)
             self._announced.note(piece, self._position + first, self._open)
         self._open.spool.append(piece)
 
@@ -207,12 +212,20 @@ class Reassembler:
             allowed[logical] = chunk.data[np.minimum(flags, len(chunk.data) - 1)] == 1
         if not allowed.all():
             wrong = int(np.argmin(allowed))
-            body = chunk.data[chunk.offsets[first + wrong] : chunk.offsets[first + wrong + 1]]
-            event = event_of(body.tobytes(), self._version)
+            event = event_of(_body(chunk, first + wrong), self._version)
             state = changing if changes[:wrong].any() else self._state
             raise misplaced(event, state, None)
         if changes.any():
             self._state = changing
+
+    @staticmethod
+    def _check_alive(piece: Piece, streamed: Unfinished) -> None:
+        """What was rolled back is left out at the commit, so nothing may join it afterwards."""
+        if streamed.aborted and not streamed.aborted.isdisjoint(np.unique(piece.xids).tolist()):
+            raise ProtocolError(
+                f"A message of transaction {streamed.xid} belongs to a subtransaction that was rolled "
+                "back before, at byte 1."
+            )
 
     def _steer(self, body: bytes) -> Iterator[Piece]:
         event = event_of(body, self._version)
@@ -274,7 +287,10 @@ class Reassembler:
             self._open = Unfinished(self._preparing.xid, self._new_spool())
         elif event == "P":
             prepare = parse_prepare(body)
-            if prepare != self._preparing or self._open is None:
+            if self._open is None:
+                self._prepared.put(prepare, self._new_spool())
+                return
+            if prepare != self._preparing:
                 raise ProtocolError(
                     "Prepare message: it is not of the transaction that was begun, at byte 2.",
                     lsn=prepare.prepare_lsn,
@@ -319,3 +335,7 @@ class Reassembler:
         yield from self._announced.again(unfinished.oids)
         end = (commit.commit_lsn, commit.end_lsn, commit.committed_at_us)
         yield one_message(_COMMIT_LAYOUT.pack(b"C", 0, *end), unfinished.xid)
+
+
+def _body(chunk: MessageChunk, index: int) -> bytes:
+    return chunk.data[chunk.offsets[index] : chunk.offsets[index + 1]].tobytes()

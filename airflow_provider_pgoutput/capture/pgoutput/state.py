@@ -52,6 +52,8 @@ NEXT_STATE: Final[dict[str, dict[str, str]]] = {
         "K": OUTSIDE,
         "r": OUTSIDE,
         "p": OUTSIDE,
+        # Without a Begin Prepare: servers 18.0 to 18.5, of a transaction that changed nothing.
+        "P": OUTSIDE,
     },
     **_inside(BEGUN, CHANGING, "C"),
     **_inside(BLOCK_STARTED, STREAMING, "E"),

@@ -33,8 +33,9 @@ _VERSION_FOR: Final = {STREAMING_OFF: 1, STREAMING_ON: 2, STREAMING_PARALLEL: 4}
 _VERSION_FOR_TWO_PHASE: Final = 3
 #: The first server that filters by origin itself.
 _SERVER_WITH_ORIGIN: Final = 160000
-#: The first server that does not send ``COMMIT PREPARED`` of a transaction that changed nothing.
-_SERVER_WITHOUT_LONE_COMMITS: Final = 150019
+#: By major version: the first minor one that does not send ``COMMIT PREPARED`` alone of a transaction that
+#: changed nothing (15.18 and 16.14 do, 15.19, 16.15 and 17.11 do not; 18.4 sends a Prepare before it).
+_FIRST_WITHOUT_LONE_COMMITS: Final = {15: 19, 16: 15, 17: 11}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ class StreamOptions:
             messages=self.messages,
             origin=self.origin,
             server_filters_origins=filters_origins,
-            lone_commits=server.version < _SERVER_WITHOUT_LONE_COMMITS,
+            lone_commits=server.version % 10000 < _FIRST_WITHOUT_LONE_COMMITS.get(server.major, 0),
         )
 
     def _may_stream(self, server: Server) -> bool:

@@ -124,6 +124,23 @@ def test_statements_hold_what_is_not_the_default() -> None:
     assert every.as_arguments().as_string().startswith("'proto_version', '4', 'publication_names'")
 
 
+@pytest.mark.parametrize(
+    ("version", "lone"),
+    [
+        (150018, True),
+        (150019, False),
+        (160014, True),
+        (160015, False),
+        (170010, True),
+        (170011, False),
+        (180004, False),
+        (180006, False),
+    ],
+)
+def test_servers_that_send_commits_of_empty_prepared_transactions(version: int, lone: bool) -> None:
+    assert StreamOptions().for_server(server(version), ("p",)).lone_commits == lone
+
+
 def test_an_older_server_leaves_origins_to_us() -> None:
     old = StreamOptions(origin="none").for_server(server(150019), ("p",))
     assert old.skip_origins
