@@ -7,7 +7,7 @@ PYTHON ?=
 PYTEST_ARGS ?=
 export PYTHON
 
-.PHONY: help setup test lint types demo airflow bench clean
+.PHONY: help setup test lint types demo airflow bench fuzz clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,12 @@ lint: setup ## Check style and formatting
 
 types: setup ## Check the types
 	@$(BIN)/mypy
+
+INPUTS ?= 100000
+SEED ?= 1
+
+fuzz: setup ## Damage streams and compare both decoders (INPUTS=100000 SEED=1)
+	@$(BIN)/python -m tests.capture.pgoutput.fuzz --inputs $(INPUTS) --seed $(SEED)
 
 bench: setup ## Measure against pg_recvlogical and a bare MERGE
 	@$(BIN)/python -m benchmarks

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.capture.pgoutput.messages import parse_relation
 from airflow_provider_pgoutput.capture.pgoutput.reference import event_of, misplaced
 from airflow_provider_pgoutput.capture.pgoutput.state import NEXT_STATE, OUTSIDE
 from airflow_provider_pgoutput.capture.pgoutput.stream_messages import (
@@ -30,13 +31,24 @@ if TYPE_CHECKING:
 
 
 class SlowReassembler:
-    def __init__(self, version: int, *, parallel: bool = False) -> None:
+    def __init__(
+        self,
+        version: int,
+        *,
+        parallel: bool = False,
+        two_phase: bool = True,
+        lone_commits: bool = False,
+    ) -> None:
         self._version = version
         self._parallel = parallel
+        self._two_phase_asked = two_phase
+        self._lone_commits = lone_commits
         self._state = OUTSIDE
         self._open: int | None = None
         #: By transaction: its messages with the subtransaction of each.
         self._streams: dict[int, list[tuple[int, bytes]]] = {}
+        #: Subtransactions that were rolled back, by transaction.
+        self._aborted: dict[int, set[int]] = {}
         self._preparing: list[bytes] | None = None
         self._prepared: dict[tuple[int, str], list[bytes]] = {}
         #: By OID: the announcement that the server takes for known, and where it came in the stream.
@@ -55,6 +67,8 @@ class SlowReassembler:
         if self._open is not None and event != "E":
             return self._in_block(body)
         if self._preparing is not None and event != "P":
+            if event == "R":
+                parse_relation(body)
             self._learn(body)
             self._preparing.append(body)
             return []
@@ -71,6 +85,8 @@ class SlowReassembler:
                 raise ProtocolError("cut short")
             (xid,) = struct.unpack_from("!I", body, 1)
             body = body[:1] + body[5:]
+        if xid in self._aborted[self._open]:
+            raise ProtocolError("rolled back")
         if body[:1] == b"R" and len(body) > 4:
             (oid,) = struct.unpack_from("!I", body, 1)
             self._announced_in[self._open][oid] = (self._position, body)
@@ -94,7 +110,9 @@ class SlowReassembler:
             start = parse_stream_start(body)
             if start.is_first == (start.xid in self._streams):
                 raise ProtocolError("first flag")
-            self._streams.setdefault(start.xid, [])
+            if start.is_first:
+                self._streams[start.xid] = []
+                self._aborted[start.xid] = set()
             self._announced_in.setdefault(start.xid, {})
             self._open = start.xid
         elif event == "E":
@@ -105,10 +123,12 @@ class SlowReassembler:
             messages = self._messages_of(abort.xid)
             self._announced_in[abort.xid].clear()
             if abort.xid != abort.subxid:
+                self._aborted[abort.xid].add(abort.subxid)
                 self._streams[abort.xid] = [each for each in messages if each[0] != abort.subxid]
         elif event == "c":
             xid, commit = parse_stream_commit(body)
             bodies = [each for _, each in self._messages_of(xid)]
+            del self._streams[xid]
             for oid, (position, announced) in self._announced_in.pop(xid).items():
                 if oid not in self._known or self._known[oid][0] < position:
                     self._known[oid] = (position, announced)
@@ -125,12 +145,16 @@ class SlowReassembler:
         return self._streams[xid]
 
     def _two_phase(self, event: str, body: bytes) -> list[bytes]:
+        if not self._two_phase_asked:
+            raise ProtocolError("not asked for")
         if event == "b":
             self._begun = parse_begin_prepare(body)
             self._preparing = self._announcements()
         elif event == "P":
             prepare = parse_prepare(body)
-            if prepare != self._begun or self._preparing is None:
+            if self._preparing is None:
+                self._preparing = []
+            elif prepare != self._begun:
                 raise ProtocolError("another prepare")
             self._prepared[prepare.xid, prepare.gid] = self._preparing
             self._preparing = None
@@ -144,6 +168,8 @@ class SlowReassembler:
         else:
             message = parse_commit_prepared(body)
             if (message.xid, message.gid) not in self._prepared:
+                if self._lone_commits:
+                    return []
                 raise ProtocolError("never prepared")
             bodies = self._prepared[message.xid, message.gid]
             return self._whole(message.xid, message.commit, bodies)

@@ -17,7 +17,11 @@ from tests.capture.pgoutput.support import (
     every_vector,
     expected_notation,
     newest_bodies,
+    newest_version,
+    quickly,
+    reading_of,
     reference_outcome,
+    thinned,
 )
 
 _SHORT = 6
@@ -28,43 +32,52 @@ def test_every_scenario_is_recorded() -> None:
 
 
 @every_vector
-def test_reference_decodes_what_was_measured(scenario: str, version: str) -> None:
-    assert stream_notation(bodies_of_vector(scenario, version)) == expected_notation(
-        scenario, version
-    )
+def test_the_vector_is_what_was_measured(scenario: str, version: str) -> None:
+    bodies, reading = bodies_of_vector(scenario, version), reading_of(scenario, version)
+    assert stream_notation(bodies, reading) == expected_notation(scenario, version)
 
 
 @every_vector
 def test_both_decoders_agree(scenario: str, version: str) -> None:
-    bodies = bodies_of_vector(scenario, version)
-    assert decoder_outcome([bodies]) == reference_outcome(bodies)
+    bodies, reading = bodies_of_vector(scenario, version), reading_of(scenario, version)
+    assert decoder_outcome([bodies], reading=reading) == reference_outcome(bodies, reading=reading)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_chunk_boundaries_do_not_show(scenario: str) -> None:
-    bodies = newest_bodies(scenario)
-    expected = reference_outcome(bodies)
-    assert decoder_outcome([body] for body in bodies) == expected
+    bodies = thinned(newest_bodies(scenario))
+    reading = reading_of(scenario, newest_version(scenario))
+    expected = reference_outcome(bodies, reading=reading)
+    assert decoder_outcome(([body] for body in bodies), reading=reading) == expected
     for cut in range(len(bodies) + 1):
-        assert decoder_outcome([bodies[:cut], bodies[cut:]]) == expected
+        assert decoder_outcome([bodies[:cut], bodies[cut:]], reading=reading) == expected
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_every_way_to_cut_a_short_stream(scenario: str) -> None:
     bodies = newest_bodies(scenario)[:_SHORT]
-    expected = reference_outcome(bodies)
-    for is_cut in itertools.product((False, True), repeat=len(bodies) - 1):
+    reading = reading_of(scenario, newest_version(scenario))
+    expected = reference_outcome(bodies, reading=reading)
+    for is_cut in itertools.product((False, True), repeat=max(len(bodies) - 1, 0)):
         chunks = [bodies[:1]]
         for body, starts_chunk in zip(bodies[1:], is_cut, strict=True):
             if starts_chunk:
                 chunks.append([])
             chunks[-1].append(body)
-        assert decoder_outcome(chunks) == expected
+        assert decoder_outcome(chunks, reading=reading) == expected
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_bytes_around_the_messages_do_not_show(scenario: str) -> None:
     bodies = newest_bodies(scenario)
-    plain, padded = Decoder().decode(chunk_of(bodies)), Decoder().decode(chunk_of(bodies, gap=13))
+    if reading_of(scenario).version > 1:
+        bodies = [
+            chunk.data[first:last].tobytes()
+            for chunk in quickly([bodies], reading_of(scenario))
+            for first, last in itertools.pairwise(chunk.offsets.tolist())
+        ]
+    binary = reading_of(scenario).binary
+    plain = Decoder(binary=binary).decode(chunk_of(bodies))
+    padded = Decoder(binary=binary).decode(chunk_of(bodies, gap=13))
     assert [block.new for block in padded] == [block.new for block in plain]
     assert [block.old for block in padded] == [block.old for block in plain]
