@@ -75,12 +75,13 @@ class Announced:
     def complete(self, piece: Piece, unfinished: Unfinished) -> None:
         """Put in front of a prepared transaction's rows the announcements on which they rely.
 
-        Its spool is read after others may have been made, perhaps in another run.
+        Its spool is read after others may have been made, perhaps in another run. Rows may rely on an
+        older one even where the transaction makes its own: it can change the shape of a table between them.
         """
         own = relations_in(piece)
         for oid in row_oids(piece):
             known = self._messages.get(oid)
-            if known is not None and oid not in unfinished.oids and oid not in own:
+            if known is not None and oid not in unfinished.oids:
                 unfinished.spool.append(one_message(known[1], unfinished.xid))
             unfinished.oids.add(oid)
         unfinished.oids |= set(own)

@@ -171,9 +171,9 @@ class Reassembler:
             # An announcement outlives a transaction that is rolled back, whose rows nobody looks at.
             for index in np.flatnonzero(tags[first:last] == _RELATION).tolist():
                 parse_relation(_body(chunk, first + index))
+            self._announced.complete(piece, self._open)
             # The server counts what it announces here as announced for all that follows.
             self._announced.learn(piece, self._position + first, owed=True)
-            self._announced.complete(piece, self._open)
         else:
             piece = streamed_piece(chunk, first, last, self._open.xid)
             self._check_alive(piece, self._open)

@@ -34,7 +34,7 @@ from airflow_provider_pgoutput.capture.pgoutput.state import (
 from airflow_provider_pgoutput.capture.staging.spill import SpillFolder
 from airflow_provider_pgoutput.errors import ProtocolError
 from tests.capture.pgoutput import encode
-from tests.capture.pgoutput.programs import LSN, Program, T, cuts
+from tests.capture.pgoutput.programs import LSN, Program, T, U, cuts
 from tests.capture.pgoutput.slow_reassembly import SlowReassembler
 from tests.capture.pgoutput.support import by_relation, chunk_of
 
@@ -302,6 +302,20 @@ def test_a_prepared_transaction_keeps_the_relations_that_it_relies_on() -> None:
     ]
     rows = [change.new for change in quickly([bodies])]
     assert rows == [(b"1", b"x"), (b"9",), (b"1", b"x"), (b"8",)]
+
+
+def test_a_prepared_transaction_may_change_a_table_between_its_rows() -> None:
+    newer = encode.relation(T, [("a", 23)])
+    bodies = [
+        *(encode.begin(LSN), RELATION, ROW, encode.commit(LSN)),
+        *(encode.begin_prepare(LSN + 64, 5, "g"), ROW, newer, encode.insert(T, [b"8"])),
+        encode.prepare(LSN + 64, 5, "g"),
+        *(encode.begin(LSN + 128), encode.relation(U), encode.commit(LSN + 128)),
+        encode.commit_prepared(LSN + 192, 5, "g"),
+        *(encode.begin(LSN + 256), encode.insert(T, [b"9"]), encode.commit(LSN + 256)),
+    ]
+    rows = [change.new for change in quickly([bodies])]
+    assert rows == [(b"1", b"x"), (b"1", b"x"), (b"8",), (b"9",)]
 
 
 def test_a_relation_of_a_prepared_transaction_comes_before_the_newer_ones_of_a_chunk() -> None:
