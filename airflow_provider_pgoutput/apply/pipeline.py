@@ -19,7 +19,14 @@ from airflow_provider_pgoutput.apply.prepare import Prepared, isolated
 from airflow_provider_pgoutput.apply.publish import prepare_on_main, publish, remove_dead_branches
 from airflow_provider_pgoutput.apply.side_tables import append_messages, append_rejected
 from airflow_provider_pgoutput.apply.staged import open_batch
-from airflow_provider_pgoutput.apply.target import Start, Target, refuse_unordered, start, targets
+from airflow_provider_pgoutput.apply.target import (
+    Start,
+    Target,
+    ignores_case,
+    refuse_unordered,
+    start,
+    targets,
+)
 from airflow_provider_pgoutput.batch.crash_points import reach
 
 if TYPE_CHECKING:
@@ -62,7 +69,7 @@ def apply_batch(spark: SparkSession, plan: Plan) -> ApplyResult:
     manifest = batch.manifest
     progress = checkpoint.read(spark, plan, manifest)
     checkpoint.refuse_gap(manifest, progress)
-    found = targets(plan, manifest)
+    found = targets(plan, manifest, any_case=ignores_case(spark, plan.catalog))
     refuse_unordered(found, manifest)
     starts = {target.name.target: start(spark, target, manifest, progress) for target in found}
     over = progress.end_lsn is not None and progress.end_lsn >= manifest.end_lsn

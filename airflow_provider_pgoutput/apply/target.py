@@ -77,21 +77,33 @@ class Start:
     head: int | None = None
 
 
-def targets(plan: Plan, manifest: Manifest) -> list[Target]:
+def ignores_case(spark: SparkSession, catalog: str) -> bool:
+    """Whether a catalog takes names that differ only in case for one: Hive's metastore and Glue."""
+    prefix = f"spark.sql.catalog.{catalog}"
+    kind = spark.conf.get(f"{prefix}.type", "") or ""
+    implementation = spark.conf.get(f"{prefix}.catalog-impl", "") or ""
+    return kind.lower() in {"hive", "glue"} or implementation.endswith(
+        (".HiveCatalog", ".GlueCatalog")
+    )
+
+
+def targets(plan: Plan, manifest: Manifest, *, any_case: bool = False) -> list[Target]:
     """The tables of a batch with the tables that receive them.
 
+    :param any_case: names that differ only in case name one table, see ``ignores_case``.
     :raises ConfigurationError: two tables have one target, or a column has a reserved name.
     """
     found: dict[str, Target] = {}
     for table in manifest.tables:
         target = _target(plan, table)
-        if other := found.get(target.name.name):
+        name = target.name.name.lower() if any_case else target.name.name
+        if other := found.get(name):
             raise ConfigurationError(
                 f"Its target {target.name.target} is also that of {other.source.name}.",
                 table=table.name,
                 advice="name another target for one of them.",
             )
-        found[target.name.name] = target
+        found[name] = target
     return list(found.values())
 
 
