@@ -78,6 +78,12 @@ with DAG(
             minimum=1,
             description="End a batch at the first commit past so many seconds of reading.",
         ),
+        "copy_tables": Param(
+            [],
+            type="array",
+            items={"type": "string"},
+            description='Tables to copy again in this run: ["public.orders"].',
+        ),
         "mode": Param(
             "upsert",
             type="string",
@@ -105,6 +111,7 @@ with DAG(
             "transport": "{{ params.transport }}",
             "max_changes": "{{ params.max_changes or '' }}",
             "max_seconds": "{{ params.max_seconds or '' }}",
+            "copy_tables": "{{ params.copy_tables | tojson }}",
         },
         apply_options={
             "mode": "{{ params.mode }}",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow.compute as pc
+
 from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
@@ -24,6 +26,8 @@ class Checkpoint:
 
     end_lsn: Lsn
     system_identifier: str
+    #: ``schema.table`` of every table that a batch ever changed or copied, by OID; None: not known.
+    tables: Mapping[int, str] | None = None
 
 
 def read_checkpoint(
@@ -47,8 +51,8 @@ def read_checkpoint(
             return None
         rows = table.scan(
             # A slot name has nothing but letters, digits and underscores, so it needs no quoting.
-            row_filter=f"slot_name = '{check_slot_name(slot_name)}' and table_name is null",
-            selected_fields=("system_identifier", "end_lsn"),
+            row_filter=f"slot_name = '{check_slot_name(slot_name)}'",
+            selected_fields=("system_identifier", "end_lsn", "table_name", "relation_oid"),
         ).to_arrow()
     except PgoutputError:
         raise
@@ -63,6 +67,8 @@ def read_checkpoint(
 
 
 def _greatest(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint | None:
+    of_tables = rows.filter(pc.is_valid(rows.column("table_name")))
+    rows = rows.filter(pc.is_null(rows.column("table_name")))
     if rows.num_rows == 0:
         return None
     table = f"{namespace}.{CHECKPOINT_TABLE}"
@@ -82,4 +88,6 @@ def _greatest(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint | No
             slot=slot_name,
             advice="use another slot name or namespace for the other system.",
         )
-    return Checkpoint(Lsn(int(max(found), 16)), str(systems.pop()))
+    names = of_tables.column("table_name").to_pylist()
+    known = dict(zip(of_tables.column("relation_oid").to_pylist(), names, strict=True))
+    return Checkpoint(Lsn(int(max(found), 16)), str(systems.pop()), known)

@@ -6,6 +6,8 @@ work mostly outside Python's lock. What is not here: where the batch starts, end
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -81,3 +83,15 @@ def _fetched_ahead(stream: ChangeStream) -> Iterator[MessageChunk]:
         ready.stop()
         stream.stop()
         thread.join()
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Python's cyclic collector would look at thousands of live buffers again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -8,12 +8,12 @@ moved: ``advance.py`` does that after the lake holds the batch.
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
+import uuid
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.crash_points import reach
-from airflow_provider_pgoutput.capture.drain import commit_time, drain
+from airflow_provider_pgoutput.capture.drain import commit_time, drain, no_garbage_collection
 from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
 from airflow_provider_pgoutput.capture.progress import Progress
 from airflow_provider_pgoutput.capture.request import SQL, WALSENDER, CaptureRequest
@@ -30,7 +30,11 @@ from airflow_provider_pgoutput.capture.source.catalog import (
 from airflow_provider_pgoutput.capture.source.copy import CopyOrder, copy_tables
 from airflow_provider_pgoutput.capture.source.describe import Describer
 from airflow_provider_pgoutput.capture.source.keys import Keys
-from airflow_provider_pgoutput.capture.source.membership import warn_of_membership_changes
+from airflow_provider_pgoutput.capture.source.membership import (
+    holds_copies,
+    tables_to_copy,
+    warn_of_membership_changes,
+)
 from airflow_provider_pgoutput.capture.source.publication_watch import (
     check_publications_throughout,
 )
@@ -64,7 +68,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
-    from airflow_provider_pgoutput.capture.source.catalog import Session
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Session
     from airflow_provider_pgoutput.capture.source.stream import ChangeStream
 
 log = logging.getLogger(__name__)
@@ -108,12 +112,15 @@ class _Capture:
         self._keys = Keys(request.key_columns)
         self._describer = Describer(session, self._keys)
 
+    def _published(self) -> tuple[PublishedTable, ...]:
+        return read_published_tables(
+            self._session, self._server, self._publication_names, self._keys
+        )
+
     def check_publications(self) -> None:
         """Before and after every read: from version 18 on the server only warns of a missing one."""
         publications = read_publications(self._session, self._publication_names)
-        tables = read_published_tables(
-            self._session, self._server, self._publication_names, self._keys
-        )
+        tables = self._published()
         if self._options.binary:
             check_binary_forms(tables, self._describer.types_of(tables))
         warn_of_missing_identity(publications, tables)
@@ -158,21 +165,30 @@ class _Capture:
         check_not_ahead(confirmed, checkpoint.end_lsn, self._request.slot_name)
         # The run before may have died between sealing and telling anybody.
         found = self._find_sealed(checkpoint.end_lsn, past=checkpoint.end_lsn)
-        if found:
+        if found and holds_copies(found[0], self._request.copy_tables):
             return found
         warn_of_membership_changes(self._session, self._request.slot_name, self._publication_names)
-        return self._stream_batch(checkpoint.end_lsn)
+        tables = tables_to_copy(self._published(), checkpoint, self._request)
+        return self._stream_batch(checkpoint.end_lsn, tables)
 
-    def _stream_batch(self, start: Lsn) -> tuple[Manifest, str]:
-        """Read, decode, cast and write the changes from ``start`` up to the target."""
+    def _stream_batch(
+        self, start: Lsn, copied: Sequence[PublishedTable] = ()
+    ) -> tuple[Manifest, str]:
+        """Read, decode, cast and write the changes from ``start`` up to the target.
+
+        :param copied: tables that are copied first, at a point of their own in the batch.
+        """
         request, target = self._request, self._target()
         limits = Limits(request.max_changes, request.max_bytes, request.max_seconds)
         reach("stage.before_read")
         with self._batch(start) as batch, self._two_phase(start) as two_phase:
+            if copied:
+                # The batch has to reach the copy: what comes between is in the copy already.
+                target, limits = max(target, self._copy_apart(batch, copied)), Limits()
             prepared = None if two_phase is None else two_phase.transactions
             cut = BatchCut(start, target, limits)
             stream = self._open_stream(start, target, two_phase)
-            with contextlib.closing(stream), _no_garbage_collection():
+            with contextlib.closing(stream), no_garbage_collection():
                 check_not_ahead(self._confirmed(), start, request.slot_name)
                 decoder = Decoder(
                     start,
@@ -212,29 +228,45 @@ class _Capture:
             if two_phase is not None:
                 self._learn_prepared(start, point, two_phase)
             if self._request.initial_copy:
-                tables = read_published_tables(
-                    self._session, self._server, self._publication_names, self._keys
-                )
-                orders = [
-                    CopyOrder(
-                        table,
-                        batch.add_copy(table.relation_oid, self._describer.published(table), point),
-                    )
-                    for table in tables
-                ]
-                progress = Progress(point, point)
-                for copied in copy_tables(
-                    self._request.conninfo, snapshot.name, orders, self._request.copy_connections
-                ):
-                    batch.copy_rows(copied.staged, copied.rows, copied.rejected)
-                    reach("stage.during_copy")
-                    progress.report(batch.rows, copied.rows.nbytes, point)
+                self._copy(batch, snapshot, self._published())
             batch.finish_files()
             self.check_publications()
             prepared = () if two_phase is None else two_phase.write(batch, point)
             return batch.seal(
                 self._server, self._publication_names, point, names={}, prepared=prepared
             )
+
+    def _copy_apart(self, batch: BatchInProgress, tables: Sequence[PublishedTable]) -> Lsn:
+        """Copy tables in the middle of a batch, while the changes of all others flow.
+
+        :returns: the point at which they were read. Making the slot waits for the transactions that are
+            open, so none of them can have written to a table before it was published.
+        """
+        name = f"pgoutput_copy_{uuid.uuid4().hex[:16]}"
+        with create_slot(self._request.conninfo, name, temporary=True) as snapshot:
+            names = ", ".join(table.name for table in tables)
+            log.info("Copying %s at %s.", names, snapshot.consistent_point)
+            self._copy(batch, snapshot, tables)
+            return snapshot.consistent_point
+
+    def _copy(
+        self, batch: BatchInProgress, snapshot: ExportedSnapshot, tables: Sequence[PublishedTable]
+    ) -> None:
+        """Stage tables as they are in the snapshot."""
+        point = snapshot.consistent_point
+        orders = [
+            CopyOrder(
+                table, batch.add_copy(table.relation_oid, self._describer.published(table), point)
+            )
+            for table in tables
+        ]
+        progress = Progress(point, point)
+        for copied in copy_tables(
+            self._request.conninfo, snapshot.name, orders, self._request.copy_connections
+        ):
+            batch.copy_rows(copied.staged, copied.rows, copied.rejected)
+            reach("stage.during_copy")
+            progress.report(batch.rows, copied.rows.nbytes, point)
 
     def _learn_prepared(self, start: Lsn, point: Lsn, two_phase: TwoPhase) -> None:
         """Read what was prepared before a copy: the server will send no more than its commit."""
@@ -354,15 +386,3 @@ class _Capture:
         except BaseException:
             batch.abandon()
             raise
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Python's cyclic collector would look at thousands of live buffers again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -40,8 +40,11 @@ class CaptureRequest:
     max_changes: int | None = None
     max_bytes: int | None = None
     max_seconds: float | None = None
-    #: Whether the first batch holds all rows of the published tables.
+    #: Whether the first batch holds all rows of the published tables, and a later one those of a table
+    #: that is published by then and that the lake never saw.
     initial_copy: bool = True
+    #: Tables as ``schema.table`` that are copied again, whatever the lake holds of them.
+    copy_tables: Sequence[str] = ()
     #: ``null_and_keep`` or ``fail`` by type family; the key ``default`` is for all others.
     value_policy: Mapping[str, str] = field(default_factory=dict)
     #: Key columns by ``schema.table``, over those of the catalog.
@@ -61,6 +64,8 @@ class CaptureRequest:
             )
         if not self.publication_names or isinstance(self.publication_names, str):
             raise ConfigurationError("publication_names is not a list of at least one name.")
+        if isinstance(self.copy_tables, str):
+            raise ConfigurationError("copy_tables is not a list of names.")
         limits = (self.max_changes, self.max_bytes, self.max_seconds)
         if any(each is not None and each <= 0 for each in limits):
             raise ConfigurationError(

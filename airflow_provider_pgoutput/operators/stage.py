@@ -58,7 +58,9 @@ class PgoutputStageOperator(BaseOperator):
     :param max_changes: end the batch at the first commit past so many row changes.
     :param max_bytes: end the batch at the first commit past so many bytes of messages.
     :param max_seconds: end the batch at the first commit past so many seconds of reading.
-    :param initial_copy: whether the first run copies the tables; False: only changes from now on.
+    :param initial_copy: whether the first run copies the tables, and a later one those that are published
+        by then and new to the lake; False: only changes.
+    :param copy_tables: tables to copy again in this run, ``["schema.table"]``, whatever the lake holds.
     :param value_policy: what to do with values that their column cannot hold, see ``docs/types.md``.
     :param key_columns: key columns of tables, ``{"schema.table": ["column"]}``, over the catalog's;
         within the replica identity, or any with REPLICA IDENTITY FULL.
@@ -86,6 +88,7 @@ class PgoutputStageOperator(BaseOperator):
         "max_bytes",
         "max_seconds",
         "initial_copy",
+        "copy_tables",
         "value_policy",
         "key_columns",
         "memory_mib",
@@ -116,6 +119,7 @@ class PgoutputStageOperator(BaseOperator):
         max_bytes: int | str | None = None,
         max_seconds: int | str | None = None,
         initial_copy: bool | str = True,
+        copy_tables: Sequence[str] | str | None = None,
         value_policy: Mapping[str, str] | str | None = None,
         key_columns: Mapping[str, Sequence[str]] | str | None = None,
         memory_mib: int | str | None = None,
@@ -142,6 +146,7 @@ class PgoutputStageOperator(BaseOperator):
         self.max_bytes = max_bytes
         self.max_seconds = max_seconds
         self.initial_copy = initial_copy
+        self.copy_tables = copy_tables
         self.value_policy = value_policy
         self.key_columns = key_columns
         self.memory_mib = memory_mib
@@ -196,6 +201,7 @@ class PgoutputStageOperator(BaseOperator):
             transport=arguments.required_text(self.transport, "transport"),
             options=options,
             initial_copy=arguments.flag(self.initial_copy, "initial_copy"),
+            copy_tables=arguments.optional_text_list(self.copy_tables, "copy_tables"),
             value_policy=arguments.mapping(self.value_policy, "value_policy"),
             key_columns=arguments.mapping(self.key_columns, "key_columns"),
             attempt=new_attempt(context),

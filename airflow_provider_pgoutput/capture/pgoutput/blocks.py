@@ -5,14 +5,17 @@ Rows are never objects here. A chunk is one byte buffer with offsets; a block is
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
-    import numpy as np
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.pgoutput.messages import Relation
 
 
@@ -54,6 +57,20 @@ class ChangeBlock:
 
     def __len__(self) -> int:
         return len(self.seq)
+
+    def since(self, lsn: Lsn) -> ChangeBlock:
+        """The changes of transactions that committed at ``lsn`` or later; they come last."""
+        first = int(np.searchsorted(self.commit_lsn, int(lsn)))
+
+        def cut(value: Any) -> Any:
+            if value is None or value is self.relation:
+                return value
+            if isinstance(value, tuple):
+                return tuple(cut(each) for each in value)
+            return value[first:]
+
+        fields = (each.name for each in dataclasses.fields(self))
+        return self if first == 0 else ChangeBlock(**{n: cut(getattr(self, n)) for n in fields})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""Says when a publication was changed since the slot's position, so that a gap is not a surprise.
+"""Tables that come and go: which are copied in a run, and when a publication was changed.
 
 What was written to a table while no publication held it is not in the stream and cannot be known from
 it. The catalog keeps no times, but each row of it names the transaction that wrote it, and the slot
-holds back the oldest one that its position may need to see. What is not here: any repair.
+holds back the oldest one that its position may need to see. What is not here: the copy.
 
 Source: https://www.postgresql.org/docs/current/catalog-pg-publication-rel.html
 """
@@ -13,11 +13,15 @@ import logging
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.capture.source.errors import translated
+from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from airflow_provider_pgoutput.capture.source.catalog import Session
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
+    from airflow_provider_pgoutput.capture.request import CaptureRequest
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Session
 
 log = logging.getLogger(__name__)
 
@@ -67,3 +71,42 @@ def warn_of_membership_changes(
                 table,
             )
     return tuple(table or publication for publication, table in rows)
+
+
+def tables_to_copy(
+    published: Sequence[PublishedTable], checkpoint: Checkpoint, request: CaptureRequest
+) -> tuple[PublishedTable, ...]:
+    """The published tables that this run copies: those asked for, and those that the lake never saw.
+
+    A table that was dropped and made again has a name that the lake knows under another OID. It is not
+    copied unasked, because the copy would replace what the lake holds of the table before.
+
+    :raises ConfigurationError: when a table that was asked for is not published.
+    """
+    names = {each.name for each in published}
+    if missing := sorted(set(request.copy_tables) - names):
+        raise ConfigurationError(
+            f"copy_tables names tables that are not published: {', '.join(missing)}.",
+            slot=request.slot_name,
+            advice="write them as schema.table, and add them to a publication that is read.",
+        )
+    unasked = request.initial_copy and checkpoint.tables is not None
+    seen = checkpoint.tables or {}
+    known = set(seen.values())
+    return tuple(
+        each
+        for each in published
+        if each.name in request.copy_tables
+        or (unasked and each.relation_oid not in seen and each.name not in known)
+    )
+
+
+def holds_copies(sealed: Manifest, copy_tables: Sequence[str]) -> bool:
+    """Whether a batch that waits to be applied holds the copies that are asked for.
+
+    One without them may be the very batch that cannot be applied before a table is copied again.
+    """
+    copied = {table.name for table in sealed.tables if table.copy_lsn is not None}
+    if missing := sorted(set(copy_tables) - copied):
+        log.info("It lacks the copy of %s: a batch with it is staged instead.", ", ".join(missing))
+    return not missing

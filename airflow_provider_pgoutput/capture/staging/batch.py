@@ -74,13 +74,20 @@ class BatchInProgress:
         self._rejected: TableWriter | None = None
         self._messages: TableWriter | None = None
         self._sealing = False
+        #: Where the tables that are copied were read, by OID.
+        self._copied_at: dict[int, Lsn] = {}
         self.rows = 0
 
     def add(self, block: ChangeBlock) -> None:
-        """Stage the changes of a block.
+        """Stage the changes of a block; those that a copy in this batch holds already are left out.
 
         :raises ValueRefused: when a value does not fit and the policy says ``fail``.
         """
+        copied_at = self._copied_at.get(block.relation.oid)
+        if copied_at is not None:
+            block = block.since(copied_at)
+            if not len(block):
+                return
         table, version = self._tables.version_of(block.relation)
         if version.changes_writer is None:
             version.changes_writer = self._writer(
@@ -95,6 +102,7 @@ class BatchInProgress:
 
     def add_copy(self, relation_oid: int, version: TableVersion, copy_lsn: Lsn) -> StagedTable:
         """Take a table that is copied; its rows follow."""
+        self._copied_at[relation_oid] = copy_lsn
         table = self._tables.copied(relation_oid, version, str(copy_lsn))
         staged = table.versions[-1]
         schema = pa.schema(staged.new_fields)

@@ -1,0 +1,158 @@
+"""Tables that are published later, or copied again: in the batch of all others, at a point of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.errors import ConfigurationError
+from tests.capture.pipeline_support import checkpoint_of
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
+    from tests.capture.pipeline_support import Source
+
+pytestmark = pytest.mark.postgres
+
+
+def lake_with(*batches: Manifest) -> Checkpoint:
+    """The checkpoint of a lake that holds these batches."""
+    known = {table.relation_oid: table.name for batch in batches for table in batch.tables}
+    return dataclasses.replace(checkpoint_of(batches[-1]), tables=known)
+
+
+def test_a_table_published_later_is_copied_while_others_flow(source: Source) -> None:
+    first = source.stage()
+    source.execute(
+        "CREATE TABLE u(a int PRIMARY KEY, b text)",
+        "INSERT INTO u SELECT g, 'old' FROM generate_series(1, 100) g",
+        "INSERT INTO t VALUES (1, 'before')",
+        "ALTER PUBLICATION p ADD TABLE u",
+        "INSERT INTO u VALUES (101, 'published')",
+        "UPDATE u SET b = 'changed' WHERE a = 5",
+    )
+    second = source.stage(checkpoint=lake_with(first))
+    assert [row["a"] for row in source.changes(second, "public.t")] == [1]
+    assert sorted(row["a"] for row in source.copied(second, "public.u")) == list(range(1, 102))
+    # What the copy holds already is not staged as changes.
+    assert source.changes(second, "public.u") == []
+    (table,) = [each for each in second.tables if each.name == "public.u"]
+    assert table.copy_lsn is not None
+    assert second.start_lsn < Lsn.parse(table.copy_lsn) <= second.end_lsn
+    source.execute("INSERT INTO u VALUES (102, 'after')")
+    third = source.stage(checkpoint=lake_with(first, second))
+    assert [row["a"] for row in source.changes(third, "public.u")] == [102]
+    assert source.copied(third, "public.u") == []
+
+
+def test_changes_during_the_copy_come_behind_it(source: Source) -> None:
+    """Every row once: in the copy or as a change past its point, while somebody goes on writing."""
+    first = source.stage()
+    source.execute("CREATE TABLE u(a int PRIMARY KEY)", "ALTER PUBLICATION p ADD TABLE u")
+    stopping = threading.Event()
+    written = 0
+
+    def write() -> None:
+        nonlocal written
+        with psycopg.connect(source.conninfo, autocommit=True) as session:
+            while not stopping.is_set():
+                session.execute("INSERT INTO u VALUES (%s)", (written,))
+                written += 1
+                time.sleep(0.001)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        time.sleep(0.3)
+        batches = [first, source.stage(checkpoint=lake_with(first))]
+    finally:
+        stopping.set()
+        writer.join()
+    batches.append(source.stage(checkpoint=lake_with(*batches)))
+    rows = [row["a"] for row in source.copied(batches[1], "public.u")]
+    assert rows
+    for batch in batches[1:]:
+        if any(each.name == "public.u" for each in batch.tables):
+            rows += [row["a"] for row in source.changes(batch, "public.u")]
+    assert sorted(rows) == list(range(written))
+
+
+def test_a_transaction_open_at_add_table_is_not_torn(source: Source) -> None:
+    """Scenario C93: the server alone loses what such a transaction wrote before the table was added."""
+    first = source.stage()
+    source.execute("CREATE TABLE u(a int PRIMARY KEY)")
+    with psycopg.connect(source.conninfo) as one, psycopg.connect(source.conninfo) as two:
+        one.execute("INSERT INTO u VALUES (11)")
+        two.execute("INSERT INTO u VALUES (21)")
+        source.execute("ALTER PUBLICATION p ADD TABLE u")
+        one.execute("INSERT INTO u VALUES (12)")
+        two.execute("INSERT INTO u VALUES (22)")
+        two.execute("INSERT INTO t VALUES (1)")
+        found: list[Manifest] = []
+        run = threading.Thread(
+            target=lambda: found.append(source.stage(checkpoint=lake_with(first)))
+        )
+        run.start()
+        time.sleep(1)
+        assert run.is_alive(), "the copy waits for the open transactions"
+        two.commit()
+        one.commit()
+        run.join(timeout=60)
+    source.execute("INSERT INTO u VALUES (99)")
+    last = source.stage(checkpoint=lake_with(first, *found))
+    rows = [row["a"] for row in source.copied(found[0], "public.u")]
+    rows += [row["a"] for row in source.changes(last, "public.u")]
+    assert sorted(rows) == [11, 12, 21, 22, 99]
+
+
+def test_a_table_is_copied_again_when_asked(source: Source) -> None:
+    source.execute("INSERT INTO t VALUES (1, 'x')")
+    first = source.stage()
+    source.execute("UPDATE t SET b = 'y'", "ALTER TABLE t ADD c int DEFAULT 3")
+    again = source.stage(checkpoint=lake_with(first), copy_tables=["public.t"], max_changes=1)
+    assert source.copied(again, "public.t") == [{"a": 1, "b": "y", "c": 3}]
+    assert source.changes(again, "public.t") == []
+
+
+def test_what_is_asked_for_must_be_published(source: Source) -> None:
+    first = source.stage()
+    with pytest.raises(ConfigurationError, match=r"not published: public\.nobody"):
+        source.stage(checkpoint=lake_with(first), copy_tables=["public.nobody"])
+
+
+def test_nothing_is_copied_unasked_that_the_lake_knows(source: Source) -> None:
+    first = source.stage()
+    source.execute("DROP TABLE t", "CREATE TABLE t(a int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    source.execute("ALTER PUBLICATION p ADD TABLE t", "INSERT INTO t VALUES (2)")
+    second = source.stage(checkpoint=lake_with(first))
+    assert [table.copy_lsn for table in second.tables] == [None]
+
+
+def test_without_an_initial_copy_later_tables_are_not_copied_either(source: Source) -> None:
+    first = source.stage(initial_copy=False)
+    source.execute("CREATE TABLE u(a int PRIMARY KEY)", "INSERT INTO u VALUES (1)")
+    source.execute("ALTER PUBLICATION p ADD TABLE u", "INSERT INTO u VALUES (2)")
+    second = source.stage(checkpoint=lake_with(first), initial_copy=False)
+    assert [row["a"] for row in source.changes(second, "public.u")] == [2]
+
+
+def test_a_sealed_batch_gives_way_to_one_with_the_copy(source: Source) -> None:
+    """The sealed one may be what apply refuses until the table is copied again."""
+    first = source.stage()
+    source.execute("INSERT INTO t VALUES (1, 'x')")
+    lake = lake_with(first)
+    refused = source.stage(checkpoint=lake)
+    source.execute("INSERT INTO t VALUES (2, 'y')")
+    assert source.stage(checkpoint=lake).batch_id == refused.batch_id
+    again = source.stage(checkpoint=lake, copy_tables=["public.t"])
+    assert sorted(row["a"] for row in source.copied(again, "public.t")) == [1, 2]
+    assert again.start_lsn == refused.start_lsn
+    # Another attempt of the same run finds it.
+    assert source.stage(checkpoint=lake, copy_tables=["public.t"]).batch_id == again.batch_id
