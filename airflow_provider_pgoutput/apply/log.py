@@ -10,7 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply.names import literal
-from airflow_provider_pgoutput.apply.target import UNCHANGED_COLUMN
+from airflow_provider_pgoutput.apply.target import (
+    ORIGIN_COLUMN,
+    ORIGIN_LSN_COLUMN,
+    UNCHANGED_COLUMN,
+)
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.batch.crash_points import reach
 
@@ -48,7 +52,7 @@ def append_all(preparation: TablePreparation, segments: Sequence[Segment]) -> No
             continue
         is_last = number == len(segments) - 1
         marker = preparation.marker if is_last else None
-        extra = {**_of_change(), UNCHANGED_COLUMN: _unchanged_names(segment)}
+        extra = {**_of_change(), **_origins(segment), UNCHANGED_COLUMN: _unchanged_names(segment)}
         preparation.writer().append(_logged(changes, segment), extra, marker)
         reach("apply.after_append")
     preparation.counted["appended"] += preparation.counts.changes
@@ -64,9 +68,16 @@ def _of_change() -> dict[str, str]:
     }
 
 
+def _origins(segment: Segment) -> dict[str, str]:
+    """SQL of the columns about the origin; without any they stay null."""
+    if not segment.has_origins:
+        return {}
+    return {ORIGIN_COLUMN: staged.ORIGIN, ORIGIN_LSN_COLUMN: staged.ORIGIN_LSN}
+
+
 def _logged(changes: DataFrame, segment: Segment) -> DataFrame:
     """The values that a log shows: new ones, those of a delete's old tuple, the old row's."""
-    selected = list(_of_change().values())
+    selected = [*_of_change().values(), *_origins(segment).values()]
     for i in range(len(segment.columns)):
         value = staged.new(i)
         if i in segment.old:

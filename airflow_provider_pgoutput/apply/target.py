@@ -35,6 +35,14 @@ SYSTEM_IDENTIFIER = "pgoutput.system-identifier"
 OP_COLUMN = "_pgoutput_op"
 #: Change log only: names of the columns that the change left out as unchanged TOAST.
 UNCHANGED_COLUMN = "_pgoutput_unchanged"
+#: Change log only: where the transaction was first committed; null when that was on the source itself.
+ORIGIN_COLUMN = "_pgoutput_origin"
+ORIGIN_LSN_COLUMN = "_pgoutput_origin_lsn"
+_OF_LOGS = {
+    ORIGIN_COLUMN: "string",
+    ORIGIN_LSN_COLUMN: "long",
+    UNCHANGED_COLUMN: "list<string>",
+}
 _MODE = "pgoutput.mode"
 #: Iceberg keeps these names for itself: https://iceberg.apache.org/spec/#reserved-field-ids
 _RESERVED = frozenset(
@@ -117,7 +125,7 @@ def _target(plan: Plan, table: Table) -> Target:
         names.append(OP_COLUMN)
     metadata = {name: METADATA_COLUMNS[name] for name in names}
     if mode == CHANGE_LOG:
-        metadata[UNCHANGED_COLUMN] = "list<string>"
+        metadata |= _OF_LOGS
     columns = {column.name for version in table.versions for column in version.columns}
     if clash := columns & {*metadata, *_RESERVED}:
         raise ConfigurationError(

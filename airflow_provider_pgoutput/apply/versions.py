@@ -68,6 +68,12 @@ class Segment:
         """Positions of the columns of which old tuples hold values."""
         return self._staged_as(staged.old)
 
+    @property
+    def has_origins(self) -> bool:
+        """Whether some transaction was first committed on another server."""
+        files = (file for version in self.versions for file in _files(version, "changes"))
+        return any(staged.ORIGIN in file.columns for file in files)
+
     def _staged_as(self, name: object) -> tuple[int, ...]:
         assert callable(name)
         found: set[str] = set()
@@ -134,7 +140,8 @@ def read_changes(
 ) -> DataFrame:
     """Row changes of a segment with a commit LSN at or past ``floor``, in the batch's columns.
 
-    Columns: those of ``batch/changes.py``; ``o`` and ``u`` only of the positions that have any.
+    Columns: those of ``batch/changes.py``; ``o`` and ``u`` only of the positions that have any, the origin
+    only when some change has one.
     """
     parts = []
     for version in segment.versions:
@@ -151,12 +158,12 @@ def _read_version(
     version: TableVersion,
     files: Sequence[StagedFile],
 ) -> DataFrame:
-    schema = list(staged.LEADING)
+    schema = [*staged.LEADING, *(staged.ORIGINS if segment.has_origins else ())]
+    selected = [name for name, _ in schema]
     for i, column in enumerate(version.columns):
         schema += [(staged.new(i), column.lake_type), (staged.old(i), column.lake_type)]
         schema.append((staged.unchanged(i), "boolean"))
     at = {column.name: i for i, column in enumerate(version.columns)}
-    selected = [name for name, _ in staged.LEADING]
     for position, column in enumerate(segment.columns):
         source = at.get(column.name)
         selected.append(_value(column, source, staged.new(position), staged.new, "op != 'D'"))

@@ -13,13 +13,16 @@ column                  Parquet type        meaning
 ``xid``                 int64               transaction id, unsigned 32 bit
 ``commit_ts``           timestamp(us, UTC)  commit time
 ``old_kind``            string, null        ``K`` key values only, ``O`` the whole old row, null: none
+``origin``              string, null        name of the server where the transaction was first committed,
+                                            null: here
+``origin_lsn``          int64, null         its commit LSN there, null: not known
 ``n0``, ``n1``, ...     by type             new values, by position of the column; null in D and T
 ``o0``, ``o1``, ...     by type             old values; of a ``K`` tuple only key columns mean something
 ``u0``, ``u1``, ...     boolean             true: the new value is unchanged TOAST, ``n`` holds null
 ======================  ==================  =========================================================
 
-``o`` and ``u`` columns that would be null or false throughout a file may be left out of it; a reader
-gives them as null.  A *copy* file holds rows of the initial copy: only ``n`` columns.
+Origin, ``o`` and ``u`` columns that would be null or false throughout a file may be left out of it; a
+reader gives them as null.  A *copy* file holds rows of the initial copy: only ``n`` columns.
 
 ``(commit_lsn, seq)`` is a position in the stream and unique in it: the LSN of a row is not
 (PostgreSQL gives all rows of one COPY the same).
@@ -38,6 +41,8 @@ OP = "op"
 XID = "xid"
 COMMIT_TS = "commit_ts"
 OLD_KIND = "old_kind"
+ORIGIN = "origin"
+ORIGIN_LSN = "origin_lsn"
 
 #: Name and lake type (Iceberg's notation) of the leading columns of every changes file, in order.
 LEADING = (
@@ -47,6 +52,12 @@ LEADING = (
     (XID, "long"),
     (COMMIT_TS, "timestamptz"),
     (OLD_KIND, "string"),
+)
+
+#: The same for the columns about the origin, which follow these in the files that have them.
+ORIGINS = (
+    (ORIGIN, "string"),
+    (ORIGIN_LSN, "long"),
 )
 
 INSERT = "I"

@@ -39,6 +39,18 @@ APART = (
         "test_messages_and_origins.py::test_c86_without_messages_there_are_none",
     ),
     (
+        "C87",
+        "transactions that the source replicated from another server",
+        "a change log names their origin, over both transports; `origin` `none` leaves them out",
+        "test_messages_and_origins.py::test_c87_origins_are_named_or_left_out",
+    ),
+    (
+        "C88",
+        "two origins in turn, then none",
+        "each change log row has the origin of its own transaction or none",
+        "test_messages_and_origins.py::test_c88_an_origin_is_that_of_its_transaction_alone",
+    ),
+    (
         "C92",
         "a publication that was dropped, or made too late",
         "`PublicationMissing`, over both transports; slot, checkpoint and lake stay",

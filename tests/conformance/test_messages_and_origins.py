@@ -1,4 +1,4 @@
-"""Scenarios C85 and C86: logical messages, end to end, over both transports.
+"""Scenarios C85 to C88: logical messages and origins, end to end, over both transports.
 
 They need a slot of their own, with other options than the scenarios that share one.
 """
@@ -6,6 +6,7 @@ They need a slot of their own, with other options than the scenarios that share 
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -16,6 +17,7 @@ from tests.conformance.compare import quoted
 from tests.conformance.pipeline import CATALOG, Pipeline
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -115,3 +117,101 @@ def test_c86_without_messages_there_are_none(pipeline: Pipeline) -> None:
     run_twice(pipeline)
     assert rows(pipeline, "t", "a", "b") == [(1, "x")]
     assert "pgoutput_messages" not in pipeline.snapshot_ids()
+
+
+@pytest.fixture
+def origins(postgres_database: str) -> Iterator[tuple[str, str]]:
+    """Names of two origins; the server has them as long as the test runs."""
+    names = ("up", 'do"wn')
+    execute(
+        postgres_database, *(f"SELECT pg_replication_origin_create('{each}')" for each in names)
+    )
+    yield names
+    execute(postgres_database, *(f"SELECT pg_replication_origin_drop('{each}')" for each in names))
+
+
+def replicate(conninfo: str, origin: str, lsn: str, *statements: str) -> None:
+    """Run a transaction as the apply worker of a subscription does."""
+    execute(
+        conninfo,
+        f"SELECT pg_replication_origin_session_setup('{origin}')",
+        "BEGIN",
+        f"SELECT pg_replication_origin_xact_setup('{lsn}', now())",
+        *statements,
+        "COMMIT",
+        "SELECT pg_replication_origin_session_reset()",
+    )
+
+
+LOGGED = ("a", "_pgoutput_origin", "_pgoutput_origin_lsn")
+
+
+@both_transports
+@pytest.mark.parametrize("origin", ["any", "none"])
+def test_c87_origins_are_named_or_left_out(
+    pipeline: Pipeline, origins: tuple[str, str], origin: str
+) -> None:
+    pipeline = replace(pipeline, plan_options={"mode": "change_log"})
+    options: dict[str, Any] = {"options": StreamOptions(origin=origin)}
+    pipeline.apply(pipeline.stage(**options))
+    execute(pipeline.conninfo, "INSERT INTO t VALUES (1, 'local')")
+    replicate(pipeline.conninfo, origins[0], "0/AABBCCDD", "INSERT INTO t VALUES (2, 'remote')")
+    run_twice(pipeline, **options)
+    wanted: list[tuple[Any, ...]] = [(1, None, None)]
+    if origin == "any":
+        wanted.append((2, "up", 0xAABBCCDD))
+    assert sorted(rows(pipeline, "t", *LOGGED)) == wanted
+
+
+@both_transports
+@pytest.mark.parametrize("limits", [{}, {"max_changes": 1}], ids=["one_batch", "per_transaction"])
+def test_c88_an_origin_is_that_of_its_transaction_alone(
+    pipeline: Pipeline, origins: tuple[str, str], limits: dict[str, int]
+) -> None:
+    execute(pipeline.conninfo, "INSERT INTO t VALUES (0, 'copied')")
+    pipeline = replace(pipeline, plan_options={"mode": "change_log"})
+    pipeline.apply(pipeline.stage())
+    replicate(
+        pipeline.conninfo,
+        origins[0],
+        "1/10",
+        "INSERT INTO t VALUES (1)",
+        "INSERT INTO t VALUES (2)",
+    )
+    replicate(pipeline.conninfo, origins[1], "0/20", "INSERT INTO t VALUES (3)")
+    execute(pipeline.conninfo, "INSERT INTO t VALUES (4)")
+    replicate(pipeline.conninfo, origins[1], "0/30", "INSERT INTO t VALUES (5)")
+    execute(pipeline.conninfo, "INSERT INTO t VALUES (6)")
+    run_twice(pipeline, **limits)
+    first, second = origins
+    assert sorted(rows(pipeline, "t", *LOGGED)) == [
+        (0, None, None),
+        (1, first, 0x1_0000_0010),
+        (2, first, 0x1_0000_0010),
+        (3, second, 0x20),
+        (4, None, None),
+        (5, second, 0x30),
+        (6, None, None),
+    ]
+
+
+@both_transports
+def test_c87_tables_that_are_updated_take_rows_of_any_origin(
+    pipeline: Pipeline, origins: tuple[str, str]
+) -> None:
+    """Also one without a key, whose rows are compared as wholes."""
+    execute(
+        pipeline.conninfo,
+        "CREATE TABLE f(a int, b text)",
+        "ALTER TABLE f REPLICA IDENTITY FULL",
+        "ALTER PUBLICATION p ADD TABLE f",
+        "INSERT INTO t VALUES (1, 'x'), (2, 'x')",
+        "INSERT INTO f VALUES (1, 'x'), (1, 'x')",
+    )
+    pipeline.apply(pipeline.stage())
+    remote = "UPDATE t SET a = 3 WHERE a = 1", "DELETE FROM f WHERE ctid = '(0,1)'"
+    replicate(pipeline.conninfo, origins[0], "0/10", *remote)
+    execute(pipeline.conninfo, "UPDATE t SET b = 'y' WHERE a = 2", "INSERT INTO f VALUES (2, 'y')")
+    run_twice(pipeline)
+    assert sorted(rows(pipeline, "t", "a", "b")) == [(2, "y"), (3, "x")]
+    assert sorted(rows(pipeline, "f", "a", "b")) == [(1, "x"), (2, "y")]

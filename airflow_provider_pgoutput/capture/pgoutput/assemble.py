@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from airflow_provider_pgoutput.capture.pgoutput.origins import ChunkOrigins
+
     Order = NDArray[np.intp] | None
     Column = tuple[pa.Array | None, NDArray[np.bool_] | None]
 
 
-def assemble(rows: Rows) -> list[ChangeBlock]:
+def assemble(rows: Rows, origins: ChunkOrigins | None = None) -> list[ChangeBlock]:
     """Make the blocks of a chunk, in the order of their first changes.
 
     :raises ProtocolError: when a row is not valid.
@@ -41,17 +43,19 @@ def assemble(rows: Rows) -> list[ChangeBlock]:
         return []
     widths = rows.chunk.relations.widths(rows.version)
     if (widths == widths[0]).all():
-        found = _of_width(rows, int(widths[0]))
+        found = _of_width(rows, int(widths[0]), origins)
     else:
         found = [
             block
             for width in np.unique(widths).tolist()
-            for block in _of_width(rows.pick(np.flatnonzero(widths == width)), width)
+            for block in _of_width(rows.pick(np.flatnonzero(widths == width)), width, origins)
         ]
     return [block for _, block in sorted(found, key=lambda each: each[0])]
 
 
-def _of_width(rows: Rows, width: int) -> list[tuple[int, ChangeBlock]]:
+def _of_width(
+    rows: Rows, width: int, origins: ChunkOrigins | None
+) -> list[tuple[int, ChangeBlock]]:
     """Make the blocks of rows with ``width`` columns, each with the number of its first message."""
     old, new = find_tuples(rows, width)
     order, bounds = _grouped(rows.version)
@@ -72,6 +76,7 @@ def _of_width(rows: Rows, width: int) -> list[tuple[int, ChangeBlock]]:
         tag = rows.tag[first:last]
         has_new = bool(((tag == INSERT) | (tag == UPDATE)).any())
         has_old = bool(old_kind[first:last].any())
+        found = None if origins is None else origins.of(transaction[first:last])
         return ChangeBlock(
             relation=rows.chunk.relations.versions[int(rows.version[first])],
             commit_lsn=commit_lsn[first:last],
@@ -83,6 +88,8 @@ def _of_width(rows: Rows, width: int) -> list[tuple[int, ChangeBlock]]:
             new=_slices(new_columns, first, last, has_new),
             old=_slices(old_columns, first, last, has_old),
             unchanged=tuple(_marked(marks, first, last) for _, marks in new_columns),
+            origin=found[0] if found else None,
+            origin_lsn=found[1] if found else None,
         )
 
     return [(int(rows.message[first]), block(first, last)) for first, last in bounds]

@@ -54,6 +54,10 @@ class ChangeBlock:
     old: tuple[pa.Array | None, ...]
     #: By position of the column; None: nothing is unchanged TOAST in it.
     unchanged: tuple[NDArray[np.bool_] | None, ...]
+    #: Name of the origin of each change's transaction; None: no change of the block has one.
+    origin: pa.Array | None = None
+    #: The transaction's commit LSN there, null where it is not known; None as above.
+    origin_lsn: pa.Array | None = None
 
     def __len__(self) -> int:
         return len(self.seq)

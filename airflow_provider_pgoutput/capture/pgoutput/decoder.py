@@ -2,8 +2,9 @@
 
 It steers. ``transactions.py`` places each message in its transaction, this file reads the messages that
 are not rows, ``relations.py`` knows the version of each row's relation, ``rows.py`` and ``columns.py`` cut
-the rows, ``assemble.py`` makes blocks of them and ``logical_messages.py`` of the logical messages. What
-must come out is said by ``reference.py``. Nothing here opens a connection or looks anything up.
+the rows, ``assemble.py`` makes blocks of them and ``logical_messages.py`` of the logical messages;
+``origins.py`` reads where transactions come from. What must come out is said by ``reference.py``. Nothing
+here opens a connection or looks anything up.
 
 Source: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -18,11 +19,11 @@ from airflow_provider_pgoutput.capture.pgoutput.assemble import assemble
 from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock, MessageChunk
 from airflow_provider_pgoutput.capture.pgoutput.logical_messages import cut_logical_messages
 from airflow_provider_pgoutput.capture.pgoutput.messages import (
-    parse_origin,
     parse_relation,
     parse_truncate,
     parse_type,
 )
+from airflow_provider_pgoutput.capture.pgoutput.origins import Origins
 from airflow_provider_pgoutput.capture.pgoutput.relations import Relations
 from airflow_provider_pgoutput.capture.pgoutput.rows import Chunk, select_rows
 from airflow_provider_pgoutput.capture.pgoutput.transactions import Messages, Transactions
@@ -63,6 +64,7 @@ class Decoder:
         self._transactions = Transactions(start_lsn, end_lsn, skip_origins=skip_origins)
         self._range = start_lsn, end_lsn
         self._relations = Relations()
+        self._origins = Origins()
         self._found_messages: list[LogicalMessageBlock] = []
         self._failed = False
         #: Messages of ``pg_logical_emit_message`` so far, in skipped transactions too.
@@ -119,12 +121,14 @@ class Decoder:
         placed = Chunk(messages, self._transactions.follow(messages), self._relations, self._binary)
         self._relations.start_chunk()
         truncates: list[tuple[int, int]] = []
-        for index in messages.of("ORYT").tolist():
+        for index in messages.of("RYT").tolist():
             self._control(placed, index, truncates)
+        origins = self._origins.follow(messages, placed.placement)
+        self.origins += len(messages.of("O"))
         self.logical_messages += len(messages.of("Mm"))
         if (found := cut_logical_messages(placed, *self._range)) is not None:
             self._found_messages.append(found)
-        return assemble(select_rows(placed, truncates))
+        return assemble(select_rows(placed, truncates), origins)
 
     def _control(self, chunk: Chunk, index: int, truncates: list[tuple[int, int]]) -> None:
         """Take note of a message that is neither a row nor a transaction's bracket."""
@@ -136,13 +140,10 @@ class Decoder:
         elif event == "Y":
             type_message = parse_type(body, lsn)
             self.types[type_message.oid] = type_message
-        elif event == "T":
+        else:
             truncate = parse_truncate(body, lsn)
             if chunk.placement.wanted[chunk.placement.transaction[index]]:
                 truncates += [(index, oid) for oid in truncate.relation_oids]
-        else:
-            parse_origin(body, lsn)
-            self.origins += 1
 
 
 def _parts(chunk: MessageChunk) -> list[MessageChunk]:

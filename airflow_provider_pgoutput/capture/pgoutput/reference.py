@@ -19,6 +19,7 @@ from airflow_provider_pgoutput.capture.pgoutput.messages import (
     Commit,
     LogicalMessage,
     MessageReader,
+    Origin,
     Relation,
     TypeMessage,
     parse_begin,
@@ -69,6 +70,8 @@ class Change:
     old_kind: str | None
     new: Tuple | None
     old: Tuple | None
+    origin: str | None = None
+    origin_lsn: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ class ReferenceDecoder:
         self._start_lsn = start_lsn
         self._end_lsn = end_lsn
         self._skip_origins = skip_origins
-        self._has_origin = False
+        self._origin: Origin | None = None
         self._state = OUTSIDE
         self._begin: Begin | None = None
         self._next_seq = 0
@@ -144,7 +147,7 @@ class ReferenceDecoder:
         lsn = self._lsn
         return (
             lsn is not None
-            and not (self._skip_origins and self._has_origin)
+            and not (self._skip_origins and self._origin)
             and (self._start_lsn is None or lsn >= self._start_lsn)
             and (self._end_lsn is None or lsn < self._end_lsn)
         )
@@ -153,7 +156,7 @@ class ReferenceDecoder:
         if event == "B":
             self._begin = parse_begin(body)
             self._next_seq = 0
-            self._has_origin = False
+            self._origin = None
             check_begin(self._begin, self.last_commit)
         elif event == "C":
             assert self._begin is not None, "the state table lets no commit stand outside"
@@ -169,9 +172,8 @@ class ReferenceDecoder:
             type_message = parse_type(body, self._lsn)
             self.types[type_message.oid] = type_message
         elif event == "O":
-            parse_origin(body, self._lsn)
+            self._origin = parse_origin(body, self._lsn)
             self.origins += 1
-            self._has_origin = True
         else:
             self._take_message(parse_logical_message(body, self._lsn))
 
@@ -206,12 +208,15 @@ class ReferenceDecoder:
         begin = self._begin
         committed_at_us = begin.committed_at_us + POSTGRES_EPOCH_US
         place = (int(begin.final_lsn), seq, event, begin.xid, committed_at_us)
+        origin: tuple[str | None, int | None] = (None, None)
+        if self._origin is not None:
+            origin = self._origin.name, int(self._origin.commit_lsn) or None
         if truncate is not None:
             relations = [self._relation(oid) for oid in truncate.relation_oids]
-            return [Change(relation, *place, None, None, None) for relation in relations]
+            return [Change(each, *place, None, None, None, *origin) for each in relations]
         relation = self._relation(oid_of_row(body, self._lsn))
         old_kind, old, new = parse_row(body, relation, self._lsn, binary=self._binary)
-        return [Change(relation, *place, old_kind, new, old)]
+        return [Change(relation, *place, old_kind, new, old, *origin)]
 
     def _relation(self, oid: int) -> Relation:
         if oid not in self.relations:
@@ -307,6 +312,10 @@ def changes_of_block(block: ChangeBlock) -> list[Change]:
     new = [None if column is None else column.to_pylist() for column in block.new]
     old = [None if column is None else column.to_pylist() for column in block.old]
 
+    nothing = [None] * len(block)
+    origins = nothing if block.origin is None else block.origin.to_pylist()
+    origin_lsns = nothing if block.origin_lsn is None else block.origin_lsn.to_pylist()
+
     def value(values: list[bytes | None] | None, position: int, row: int, is_new: bool) -> Value:
         marks = block.unchanged[position] if is_new else None
         if marks is not None and marks[row]:
@@ -330,6 +339,8 @@ def changes_of_block(block: ChangeBlock) -> list[Change]:
             old=tuple(value(each, position, row, False) for position, each in enumerate(old))
             if old_kind
             else None,
+            origin=origins[row],
+            origin_lsn=origin_lsns[row],
         )
 
     return [change(row) for row in range(len(block))]

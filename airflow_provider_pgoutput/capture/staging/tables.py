@@ -62,6 +62,7 @@ _LEADING_FIELDS = (
     pa.field(changes.COMMIT_TS, _TIMESTAMP),
     pa.field(changes.OLD_KIND, _LETTERS),
 )
+_ORIGIN_FIELDS = tuple(pa.field(name, arrow_type(kind)) for name, kind in changes.ORIGINS)
 
 
 class Describe(Protocol):
@@ -128,7 +129,7 @@ class StagedVersion:
             for place, each in enumerate(columns)
         ]
         flags = [pa.field(changes.unchanged(place), pa.bool_()) for place in range(len(columns))]
-        return pa.schema([*_LEADING_FIELDS, *self.new_fields, *old, *flags])
+        return pa.schema([*_LEADING_FIELDS, *_ORIGIN_FIELDS, *self.new_fields, *old, *flags])
 
     @property
     def changes_required(self) -> frozenset[str]:
@@ -233,6 +234,9 @@ def stage_block(version: StagedVersion, block: ChangeBlock) -> StagedRows:
         _letters(_OLD_KIND_CODES[block.old_kind], _OLD_KINDS),
     ]
     names = [each.name for each in _LEADING_FIELDS]
+    if block.origin is not None:
+        names += [each.name for each in _ORIGIN_FIELDS]
+        columns += [block.origin, block.origin_lsn]
     rejected: list[pa.RecordBatch] = []
     for place, (caster, raw) in enumerate(zip(version.change_casters, block.new, strict=True)):
         names.append(changes.new(place))

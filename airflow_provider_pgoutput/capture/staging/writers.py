@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyarrow import parquet
 
-from airflow_provider_pgoutput.batch.changes import COMMIT_LSN, LEADING, PREFIX, SEQ
+from airflow_provider_pgoutput.batch.changes import COMMIT_LSN, LEADING, ORIGIN, PREFIX, SEQ
 from airflow_provider_pgoutput.batch.layout import file_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import StagedFile
@@ -37,7 +37,7 @@ _WAITING_GROUPS = 2
 
 _LEADING_NAMES = frozenset(name for name, _ in LEADING)
 #: Columns in which few values repeat.
-_DICTIONARY_NAMES = (_LEADING_NAMES - {SEQ}) | {PREFIX}
+_DICTIONARY_NAMES = (_LEADING_NAMES - {SEQ}) | {ORIGIN, PREFIX}
 
 
 @dataclass(slots=True)

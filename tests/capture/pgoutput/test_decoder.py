@@ -158,6 +158,32 @@ def test_numbers_count_changes_only() -> None:
     assert [block.seq.tolist() for block in one_by_one] == [[0], [1], [0]]
 
 
+def test_an_origin_is_that_of_its_transaction_alone() -> None:
+    row = encode.insert(T, [b"1", b"x"])
+    bodies = [
+        *transaction(100, encode.origin(7, "up"), encode.relation(T), row, row),
+        *transaction(200, row),
+        *transaction(300, encode.origin(0, "down"), row),
+        *transaction(400, row),
+    ]
+    wanted = [("up", 7), ("up", 7), (None, None), ("down", None), (None, None)]
+    for size in (1, 2, 3, 5, len(bodies)):
+        decoder = Decoder()
+        chunks = [chunk_of(bodies[at : at + size]) for at in range(0, len(bodies), size)]
+        found = [
+            (change.origin, change.origin_lsn)
+            for chunk in chunks
+            for block in decoder.decode(chunk)
+            for change in changes_of_block(block)
+        ]
+        assert found == wanted
+
+
+def test_without_an_origin_a_block_has_no_such_column() -> None:
+    (block,) = decode(*transaction(100, encode.relation(T), encode.insert(T, [b"1", b"x"])))
+    assert (block.origin, block.origin_lsn) == (None, None)
+
+
 def test_logical_messages_are_columns() -> None:
     decoder = Decoder(Lsn(100), Lsn(300))
     bodies = [

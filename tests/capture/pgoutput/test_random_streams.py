@@ -39,6 +39,9 @@ class Version(NamedTuple):
 versions = st.builds(Version, st.integers(0, 4), st.sampled_from("dnfi"))
 
 
+origins = st.builds(encode.origin, st.integers(0, 3), st.sampled_from(["", "up", "é"]))
+
+
 @st.composite
 def streams(draw: st.DrawFn) -> tuple[list[bytes], list[int]]:
     """Draw a valid stream and the LSNs of its commits."""
@@ -62,7 +65,7 @@ def streams(draw: st.DrawFn) -> tuple[list[bytes], list[int]]:
 def transactions(draw: st.DrawFn, known: dict[int, Version], lsn: int) -> list[bytes]:
     time_us = draw(st.integers(-(2**62), 2**62))
     bodies = [encode.begin(lsn, time_us, draw(st.integers(0, 2**32 - 1)))]
-    bodies += [encode.origin(0, "up")] * draw(st.integers(0, 2))
+    bodies += draw(st.lists(origins, max_size=2))
     for _ in range(draw(st.integers(0, _LONGEST_TRANSACTION))):
         oid = draw(st.sampled_from(_OIDS))
         if oid not in known or draw(st.integers(0, 5)) == 0:
