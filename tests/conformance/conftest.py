@@ -61,6 +61,14 @@ def group_run(
     return get
 
 
+#: Tests that the page of scenarios names.
+_KEPT = (
+    "test_scenarios.py::test_scenario[",
+    "test_refusals.py::",
+    "test_messages_and_origins.py::",
+)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item,
@@ -68,7 +76,7 @@ def pytest_runtest_makereport(
     """Note on which server a scenario passed, when the environment asks for it."""
     report = yield
     name = item.nodeid.rpartition("/")[2]
-    kept = name.startswith(("test_scenarios.py::test_scenario[", "test_refusals.py::"))
+    kept = name.startswith(_KEPT)
     if os.environ.get(passed.VARIABLE) and kept and (report.when == "call" or report.failed):
         version = item.config.getoption("--postgres-version")
         passed.note(name, version, passed=report.passed)
