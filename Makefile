@@ -7,7 +7,7 @@ PYTHON ?=
 PYTEST_ARGS ?=
 export PYTHON
 
-.PHONY: help setup test lint types demo airflow bench fuzz clean
+.PHONY: help setup test lint types demo airflow bench fuzz torture clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,11 @@ SEED ?= 1
 
 fuzz: setup ## Damage streams and compare both decoders (INPUTS=100000 SEED=1)
 	@$(BIN)/python -m tests.capture.pgoutput.fuzz --inputs $(INPUTS) --seed $(SEED)
+
+RUNS ?= 20
+
+torture: setup ## Random sessions on a live server, staged in every way (SEED=1 RUNS=20)
+	@$(BIN)/python -m tests.capture.torture --seed $(SEED) --runs $(RUNS)
 
 bench: setup ## Measure against pg_recvlogical and a bare MERGE
 	@$(BIN)/python -m benchmarks

@@ -59,13 +59,13 @@ class Workload:
 
     def _change(self, session: psycopg.Connection[Any]) -> int:
         """Run one statement; return how many row changes of ``journal`` it made."""
-        table, statement, arguments = self._statement()
+        table, statement, arguments = self.statement()
         changed = session.execute(statement, arguments).rowcount
         if table != LOG_TABLE:
             return 0
         return 1 if statement.startswith("TRUNCATE") else changed
 
-    def _statement(self) -> tuple[str, str, tuple[Any, ...]]:
+    def statement(self) -> tuple[str, str, tuple[Any, ...]]:
         key, other = self._random.randint(1, _KEYS), self._random.randint(1, _KEYS)
         mark = f"m{self._random.randint(0, 999)}"
         size = self._random.choice((0, 10, 9000))

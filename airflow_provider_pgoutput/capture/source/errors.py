@@ -86,6 +86,14 @@ _MEANINGS = (
     _Meaning(
         "53400", "", errors.ConfigurationError, "raise max_replication_slots or max_wal_senders."
     ),
+    # "could not map filenumber", before version 16 "filenode": a defect of the server.
+    _Meaning(
+        "XX000",
+        "to relation OID",
+        errors.SourceError,
+        "the server cannot decode this transaction before its end: set streaming to off; with "
+        "two_phase, use a new slot without it.",
+    ),
     _Meaning("08", "", errors.SourceUnavailable, _LATER),
     _Meaning("53", "", errors.SourceUnavailable, _LATER),
     _Meaning("57", "", errors.SourceUnavailable, _LATER),

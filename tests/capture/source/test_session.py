@@ -107,5 +107,11 @@ def test_what_the_server_says_has_a_class(
     assert type(meaning(sqlstate, message)) is error
 
 
+def test_the_advice_for_what_the_server_cannot_stream() -> None:
+    refused = meaning("XX000", 'could not map filenumber "base/1/2" to relation OID')
+    assert type(refused) is SourceError
+    assert "set streaming to off" in str(refused)
+
+
 def test_a_message_about_a_value_is_not_repeated() -> None:
     assert "canary" not in str(meaning("22P02", 'invalid input syntax for type integer: "canary"'))
