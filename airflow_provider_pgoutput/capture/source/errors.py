@@ -32,6 +32,11 @@ _COPY_AGAIN = (
     "drop the slot, then run with an empty checkpoint so that the tables are copied again."
 )
 _LATER = "nothing; the next attempt connects again."
+#: Servers fail so when a transaction changed the catalog and its rows are decoded before it ended.
+_BEFORE_ITS_END = (
+    "the server cannot decode this transaction before its end: set streaming to off; with two_phase, use "
+    "a new slot without it."
+)
 
 #: The first line that fits is taken.
 _MEANINGS = (
@@ -86,14 +91,9 @@ _MEANINGS = (
     _Meaning(
         "53400", "", errors.ConfigurationError, "raise max_replication_slots or max_wal_senders."
     ),
-    # "could not map filenumber", before version 16 "filenode": a defect of the server.
-    _Meaning(
-        "XX000",
-        "to relation OID",
-        errors.SourceError,
-        "the server cannot decode this transaction before its end: set streaming to off; with "
-        "two_phase, use a new slot without it.",
-    ),
+    # "could not map filenumber ...", before version 16 "filenode".
+    _Meaning("XX000", "to relation OID", errors.SourceError, _BEFORE_ITS_END),
+    _Meaning("XX000", "pg_attribute catalog is missing", errors.SourceError, _BEFORE_ITS_END),
     _Meaning("08", "", errors.SourceUnavailable, _LATER),
     _Meaning("53", "", errors.SourceUnavailable, _LATER),
     _Meaning("57", "", errors.SourceUnavailable, _LATER),

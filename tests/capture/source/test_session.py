@@ -107,8 +107,15 @@ def test_what_the_server_says_has_a_class(
     assert type(meaning(sqlstate, message)) is error
 
 
-def test_the_advice_for_what_the_server_cannot_stream() -> None:
-    refused = meaning("XX000", 'could not map filenumber "base/1/2" to relation OID')
+@pytest.mark.parametrize(
+    "message",
+    [
+        'could not map filenumber "base/1/2" to relation OID',
+        "pg_attribute catalog is missing 1 attribute(s) for relation OID 3",
+    ],
+)
+def test_the_advice_for_what_the_server_cannot_stream(message: str) -> None:
+    refused = meaning("XX000", message)
     assert type(refused) is SourceError
     assert "set streaming to off" in str(refused)
 
