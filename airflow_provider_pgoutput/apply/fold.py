@@ -24,6 +24,7 @@ from airflow_provider_pgoutput.apply.events import (
     left_out,
     source_key,
 )
+from airflow_provider_pgoutput.apply.types import SIGNED_ZEROS
 from airflow_provider_pgoutput.batch import changes as staged
 
 if TYPE_CHECKING:
@@ -62,7 +63,9 @@ def _newest(
     by a move that brought all values, so a known value newer than the removal exists.
     """
     values = [i for i in range(len(segment.columns)) if i not in segment.key and i not in missing]
-    kept = ", ".join((LIVE, *LEADING, *(staged.new(i) for i in values)))
+    # Grouping makes 0.0 of -0.0, which equal each other, so such a key is taken from the newest row.
+    signed = [i for i in segment.key if segment.columns[i].lake_type in SIGNED_ZEROS]
+    kept = ", ".join((LIVE, *LEADING, *(staged.new(i) for i in (*signed, *values))))
     known = [
         f"max_by(struct({staged.new(i)}), {POSITION})"
         f" FILTER (WHERE {LIVE} AND NOT {left_out(segment, i)}) AS known{i}"
@@ -72,7 +75,8 @@ def _newest(
     grouped = rows.groupBy(*segment.key_names).agg(*(F.expr(each) for each in aggregates))
     own_key = f"struct({', '.join(segment.key_names)})"
     wanted = "true" if keep_gone else f"newest.{LIVE}"
-    selected = [*segment.key_names, "newest.*"]
+    plain = [staged.new(i) for i in segment.key if i not in signed]
+    selected = [*plain, "newest.*"]
     for i in missing:
         selected.append(f"known{i}.{staged.new(i)} AS {staged.new(i)}")
         absent = f"CASE WHEN {wanted} AND known{i} IS NULL THEN {own_key} END"

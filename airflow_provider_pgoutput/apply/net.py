@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from airflow_provider_pgoutput.apply.types import comparable
+from airflow_provider_pgoutput.apply.types import SIGNED_ZEROS, comparable
 from airflow_provider_pgoutput.batch import changes as staged
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ def fold_full(changes: DataFrame, segment: Segment) -> DataFrame:
     keys = segment.key_names
     values = [staged.new(i) for i in range(len(segment.columns)) if i not in segment.key]
     groups = [*keys, staged.COMMIT_LSN, *_images(segment)]
+    # Grouping makes 0.0 of -0.0, which equal each other, so such a key is taken from the newest row.
+    signed = [staged.new(i) for i in segment.key if segment.columns[i].lake_type in SIGNED_ZEROS]
+    plain = [name for name in keys if name not in signed]
+    values = [*signed, *values]
     row = f"struct({', '.join((staged.SEQ, staged.OP, staged.XID, staged.COMMIT_TS, *values))})"
     netted = (
         _signed(changes, segment)
@@ -46,12 +50,12 @@ def fold_full(changes: DataFrame, segment: Segment) -> DataFrame:
         )
     )
     rows = netted.where(f"{COPIES} != 0").selectExpr(
-        *keys, staged.COMMIT_LSN, f"{COPIES} > 0 AS live", "row.*"
+        *plain, staged.COMMIT_LSN, f"{COPIES} > 0 AS live", "row.*"
     )
     newest = ", ".join(("live", *_LEADING, *values))
     order = f"struct({staged.COMMIT_LSN}, live, {staged.SEQ})"
     folded = rows.groupBy(*keys).agg(F.expr(f"max_by(struct({newest}), {order})").alias("newest"))
-    return folded.selectExpr(*keys, "newest.*")
+    return folded.selectExpr(*plain, "newest.*")
 
 
 def net_images(changes: DataFrame, segment: Segment) -> DataFrame:

@@ -27,6 +27,8 @@ _LIST = re.compile(r"list<(.+)>")
 _MAP = re.compile(r"map<([^,<>]+), ?(.+)>")
 #: What Iceberg may widen, apart from decimals: https://iceberg.apache.org/spec/#schema-evolution
 _WIDENINGS = {("int", "long"), ("float", "double")}
+#: Types with two zeros that are equal and print differently.
+SIGNED_ZEROS = frozenset({"float", "double"})
 #: Types whose smallest and greatest key of a batch make a range that files are skipped by. Text is
 #: not among them: a statement is shown in Spark's user interface, and a key may be a name.
 RANGED = ("int", "long", "date", "decimal")
@@ -62,7 +64,7 @@ def comparable(column: str, lake_type: str) -> str:
     Spark takes ``-0.0`` and ``0.0`` for one value and cannot group by maps; their text differs.
     ``column`` is a quoted expression.
     """
-    if lake_type in {"float", "double"}:
+    if lake_type in SIGNED_ZEROS:
         return f"CAST({column} AS STRING)"
     if _MAP.fullmatch(lake_type):
         return f"to_json(array_sort(map_entries({column})))"

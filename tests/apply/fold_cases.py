@@ -331,6 +331,24 @@ def b34_keys_of_every_kind(source: Source) -> Iterator[Relation]:
     yield t
 
 
+def zeros_with_a_sign(source: Source) -> Iterator[Relation]:
+    t = source.table("zeros", (column("f", "double"), column("v")), key=("f",))
+    t.insert(-0.0, 1)
+    yield t
+    t.update(lambda row: row["f"] == 0, {"v": 2})
+    yield t
+
+
+def zeros_with_a_sign_and_full(source: Source) -> Iterator[Relation]:
+    columns = (column("f", "float"), column("v"))
+    t = source.table("zeros_full", columns, key=("f",), identity="f")
+    t.insert(-0.0, 1)
+    t.insert(1.0, 1)
+    yield t
+    t.update(lambda row: row["f"] == 0, {"v": 2})
+    yield t
+
+
 def wider_types(source: Source) -> Iterator[Relation]:
     t = source.table("wider", (column("a"), column("d", "decimal(12, 2)")), key=("a",))
     t.insert(1, Decimal("1.50"))
