@@ -190,12 +190,7 @@ class _Capture:
             stream = self._open_stream(start, target, two_phase)
             with contextlib.closing(stream), no_garbage_collection():
                 check_not_ahead(self._confirmed(), start, request.slot_name)
-                decoder = Decoder(
-                    start,
-                    target,
-                    skip_origins=self._options.skip_origins,
-                    binary=self._options.binary,
-                )
+                decoder = self._decoder(start, target)
                 drain(stream, cut, batch, decoder, Progress(start, target), prepared)
             self._refuse_moved(start)
             batch.finish_files()
@@ -225,8 +220,8 @@ class _Capture:
         """Stage all published tables as they are in the snapshot, at its consistent point."""
         point = snapshot.consistent_point
         with self._batch(start) as batch, self._two_phase(start) as two_phase:
-            if two_phase is not None:
-                self._learn_prepared(start, point, two_phase)
+            if start < point:
+                self._read_beside_copy(batch, start, point, two_phase)
             if self._request.initial_copy:
                 self._copy(batch, snapshot, self._published())
             batch.finish_files()
@@ -268,12 +263,26 @@ class _Capture:
             reach("stage.during_copy")
             progress.report(batch.rows, copied.rows.nbytes, point)
 
-    def _learn_prepared(self, start: Lsn, point: Lsn, two_phase: TwoPhase) -> None:
-        """Read what was prepared before a copy: the server will send no more than its commit."""
-        if start < point:
-            with contextlib.closing(self._open_stream(start, point, two_phase)) as stream:
-                for _ in stream.chunks():
-                    pass
+    def _read_beside_copy(
+        self, batch: BatchInProgress, start: Lsn, point: Lsn, two_phase: TwoPhase | None
+    ) -> None:
+        """Read what came before a copy and is not in it: logical messages, and what was prepared.
+
+        Of the latter the server will send no more than its commit.
+        """
+        if two_phase is None and not self._options.messages:
+            return
+        cut, decoder = BatchCut(start, point, Limits()), self._decoder(start, point)
+        with contextlib.closing(self._open_stream(start, point, two_phase)) as stream:
+            for chunk in stream.chunks():
+                if self._options.messages and not cut.finished:
+                    decoder.decode(cut.take(chunk))
+                for messages in decoder.take_messages():
+                    batch.add_messages(messages)
+
+    def _decoder(self, start: Lsn, end: Lsn) -> Decoder:
+        skip_origins, binary = self._options.skip_origins, self._options.binary
+        return Decoder(start, end, skip_origins=skip_origins, binary=binary)
 
     @contextlib.contextmanager
     def _two_phase(self, start: Lsn) -> Iterator[TwoPhase | None]:

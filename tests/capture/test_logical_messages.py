@@ -134,6 +134,30 @@ def test_batches_share_the_messages(source: Source, transport: str, limits: dict
 
 
 @both_transports
+@pytest.mark.parametrize("two_phase", [False, True])
+def test_messages_before_a_copy_are_not_in_it(
+    source: Source, transport: str, two_phase: bool
+) -> None:
+    """The slot was there before the first run: the copy holds the rows, but not the messages."""
+    source.execute(
+        f"SELECT pg_create_logical_replication_slot('{source.slot_name}', 'pgoutput', false, {two_phase})",
+        emit("inside", transactional=True),
+        "INSERT INTO t VALUES (1)",
+        emit("alone", transactional=False),
+    )
+    how: dict[str, Any] = {
+        "transport": transport,
+        "options": StreamOptions(messages=True, two_phase=two_phase),
+    }
+    first = source.stage(**how)
+    source.execute("INSERT INTO t VALUES (2)", emit("later", transactional=True))
+    second = source.stage(checkpoint=checkpoint_of(first), **how)
+    assert [row["a"] for row in source.copied(first, "public.t")] == [1]
+    assert [row["a"] for row in source.changes(second, "public.t")] == [2]
+    assert (contents(source, first), contents(source, second)) == (["inside", "alone"], ["later"])
+
+
+@both_transports
 def test_only_some_prefixes(source: Source, transport: str) -> None:
     first = source.stage(transport=transport)
     source.execute(
