@@ -156,7 +156,8 @@ class Manifest:
     rejected_files: tuple[StagedFile, ...] = ()
     #: Only of slots that are read with ``messages``.
     message_files: tuple[StagedFile, ...] = ()
-    #: Only of slots that are read with ``two_phase``.
+    #: Whether the slot was read with ``two_phase``; only then ``prepared`` says what waits.
+    two_phase: bool = False
     prepared: tuple[PreparedTransaction, ...] = ()
     created_by: str = ""
 

@@ -42,6 +42,7 @@ from airflow_provider_pgoutput.capture.source.slot import (
     ExportedSnapshot,
     check_not_ahead,
     check_slot,
+    check_two_phase_start,
     check_wal_level,
     create_slot,
     read_slot,
@@ -88,6 +89,8 @@ def stage_batch(request: CaptureRequest) -> tuple[Manifest, str]:
         slot = read_slot(session, request.slot_name)
         two_phase = request.options.two_phase
         confirmed = None if slot is None else check_slot(slot, server, two_phase=two_phase)
+        if slot is not None and two_phase and request.checkpoint is not None:
+            check_two_phase_start(slot, request.checkpoint.end_lsn)
         capture = _Capture(request, area, session, server)
         capture.check_publications()
         if request.checkpoint is not None:
@@ -207,7 +210,7 @@ class _Capture:
                 names=self._names(batch.relation_oids),
                 transactions=decoder.transactions,
                 last_commit_time=None if commit is None else commit_time(commit.committed_at_us),
-                prepared=() if two_phase is None else two_phase.write(batch, cut.end_lsn),
+                prepared=None if two_phase is None else two_phase.write(batch, cut.end_lsn),
             )
 
     def _target(self) -> Lsn:
@@ -226,7 +229,7 @@ class _Capture:
                 self._copy(batch, snapshot, self._published())
             batch.finish_files()
             self.check_publications()
-            prepared = () if two_phase is None else two_phase.write(batch, point)
+            prepared = None if two_phase is None else two_phase.write(batch, point)
             return batch.seal(
                 self._server, self._publication_names, point, names={}, prepared=prepared
             )

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
-from airflow_provider_pgoutput.errors import BatchRefused, ProtocolError, WrongSlot
+from airflow_provider_pgoutput.errors import BatchRefused, ProtocolError, SlotBusy, WrongSlot
 from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:
@@ -334,3 +334,19 @@ def test_origins_are_left_out_on_every_version(source: Source) -> None:
     source.execute(f"SELECT pg_copy_logical_replication_slot('{source.slot_name}', '{slot}')")
     own = source.stage(slot_name=slot, initial_copy=False, options=StreamOptions(origin="none"))
     assert keys(source, own) == [1, 4]
+
+
+def test_two_phase_is_switched_on_at_the_checkpoint_only(prepares: Source) -> None:
+    """A transaction prepared between the slot and the lake would be passed by unread."""
+    source = prepares
+    first = source.stage()
+    prepare(source, "g", "INSERT INTO t VALUES (1, 'g')")
+    second = source.stage(checkpoint=checkpoint_of(first))
+    with pytest.raises(SlotBusy, match="switched on at the checkpoint"):
+        source.stage(checkpoint=checkpoint_of(second), options=TWO_PHASE)
+    advance_slot(source.conninfo, source.slot_name, second.end_lsn)
+    source.execute("COMMIT PREPARED 'g'")
+    third = source.stage(checkpoint=checkpoint_of(second), options=TWO_PHASE)
+    assert keys(source, third) == [1]
+    assert third.two_phase
+    assert not second.two_phase

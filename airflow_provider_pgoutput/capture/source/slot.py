@@ -203,6 +203,23 @@ def check_not_ahead(confirmed_flush_lsn: Lsn, checkpoint: Lsn, slot_name: str) -
         )
 
 
+def check_two_phase_start(slot: SlotFacts, checkpoint: Lsn) -> None:
+    """Refuse to switch a slot to two_phase while it is behind the lake.
+
+    From its position on the server sends prepared transactions at PREPARE, so one that was prepared
+    between the position and the checkpoint has to be staged before the slot passes it.
+
+    :raises SlotBusy: until the slot is at the checkpoint.
+    """
+    if not slot.two_phase and slot.confirmed_flush_lsn != checkpoint:
+        raise SlotBusy(
+            f"two_phase is switched on at the checkpoint only; the slot is at {slot.confirmed_flush_lsn}.",
+            slot=slot.name,
+            lsn=checkpoint,
+            advice="run the task that advances the slot, then this one again.",
+        )
+
+
 def create_slot(
     conninfo: str | Mapping[str, Any],
     slot_name: str,
