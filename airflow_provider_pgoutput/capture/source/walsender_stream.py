@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _XLOG_DATA, _KEEPALIVE = ord("w"), ord("k")
 #: Tag, start and end of the WAL, time of the server; the message follows.
 _XLOG_HEADER_BYTES = 25
+_XLOG_START_LAYOUT = struct.Struct("!cQ")
 _KEEPALIVE_LAYOUT = struct.Struct("!cQqB")
 #: Tag, received, flushed, applied, our time, whether an answer is wanted.
 _REPLY_LAYOUT = struct.Struct("!cQQQqB")
@@ -175,15 +176,21 @@ class WalsenderStream:
                 connection.consume_input()
 
     def _burst(self, connection: PGconn, gathered: list[memoryview]) -> tuple[int, int, bool]:
-        """Take what has arrived: the last keepalive's WAL end, bytes gathered, nothing more there."""
+        """Take what has arrived: how far the server read, bytes gathered, nothing more there.
+
+        How far it read is what a keepalive says, or where the change behind the last message stands: while
+        one open transaction is streamed without a pause there is nothing else to tell the end by.
+        """
         get, append = connection.get_copy_data, gathered.append
         wal_end, size = 0, 0
+        last: bytes | memoryview = b""
         for _ in range(_BURST_MESSAGES):
             length, data = get(1)
             if length > 0:
                 if data[0] == _XLOG_DATA:
                     append(data[_XLOG_HEADER_BYTES:])
                     size += length
+                    last = data
                 elif data[0] == _KEEPALIVE:
                     _, wal_end, _, wants_reply = _KEEPALIVE_LAYOUT.unpack(data)
                     self._received = max(self._received, wal_end)
@@ -194,10 +201,10 @@ class WalsenderStream:
                 else:
                     raise ProtocolError("The walsender sent a message of an unknown kind.")
             elif length == 0:
-                return wal_end, size, True
+                return max(wal_end, _change_lsn(last)), size, True
             else:
                 self._ended(connection)
-        return wal_end, size, False
+        return max(wal_end, _change_lsn(last)), size, False
 
     def _reply(self, connection: PGconn, *, ask: bool) -> None:
         """Say that we live and how far we received.
@@ -267,6 +274,15 @@ def _chunk(gathered: list[memoryview]) -> MessageChunk:
     offsets = np.zeros(len(gathered) + 1, dtype=np.int64)
     np.cumsum(np.fromiter(map(len, gathered), dtype=np.int64, count=len(gathered)), out=offsets[1:])
     return MessageChunk(np.frombuffer(b"".join(gathered), dtype=np.uint8), offsets)
+
+
+def _change_lsn(data: bytes | memoryview) -> int:
+    """Where the change behind an XLogData message stands in the WAL; 0: there is no message.
+
+    Messages come as the server reads the WAL, but a transaction's only at its end or when it is streamed.
+    So one at or past an LSN says that all that committed before was sent, and not the reverse.
+    """
+    return _XLOG_START_LAYOUT.unpack_from(data)[1] if len(data) else 0
 
 
 def _reaches(chunk: MessageChunk, target: Lsn) -> bool:

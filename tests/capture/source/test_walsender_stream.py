@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import threading
 import time
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
@@ -166,3 +168,39 @@ def test_a_reader_that_waits_can_be_stopped(source: Source) -> None:
     reader.join(timeout=10)
     assert not reader.is_alive()
     stream.close()
+
+
+def test_an_endless_streamed_transaction_does_not_keep_the_read_alive(source: Source) -> None:
+    """A bulk load that began before the read and goes on behind its target."""
+    source.make_slot()
+    start = Lsn.parse(str(source.confirmed()))
+    database = source.execute("SELECT current_database()")[0][0]
+    source.execute(f"ALTER DATABASE {database} SET logical_decoding_work_mem = '64kB'")
+    stopping = threading.Event()
+
+    def load() -> None:
+        with psycopg.connect(source.conninfo) as session:
+            for number in itertools.count():
+                if stopping.is_set():
+                    session.rollback()
+                    return
+                first = number * 5000
+                session.execute(
+                    f"INSERT INTO t SELECT g, repeat('x', 50) FROM generate_series({first + 1},"
+                    f" {first + 5000}) g".encode()
+                )
+
+    loader = threading.Thread(target=load)
+    loader.start()
+    try:
+        time.sleep(1)
+        read = source.read(start, flush_lsn(source), proto_version=2, streaming="on")
+        stream = WalsenderStream(read)
+        began = time.monotonic()
+        assert sum(len(chunk.offsets) - 1 for chunk in stream.chunks()) == 0
+        assert time.monotonic() - began < 30
+        assert not stopping.is_set()
+        stream.close()
+    finally:
+        stopping.set()
+        loader.join()
