@@ -34,8 +34,9 @@ _VERSION_FOR_TWO_PHASE: Final = 3
 #: The first server that filters by origin itself.
 _SERVER_WITH_ORIGIN: Final = 160000
 #: By major version: the first minor one that does not send ``COMMIT PREPARED`` alone of a transaction that
-#: changed nothing (15.18 and 16.14 do, 15.19, 16.15 and 17.11 do not; 18.4 sends a Prepare before it).
-_FIRST_WITHOUT_LONE_COMMITS: Final = {15: 19, 16: 15, 17: 11}
+#: changed nothing (15.18 and 16.14 do, 15.19, 16.15, 17.11 and 18.6 do not; 18.4 sends a Prepare before it,
+#: unless the transaction was prepared before two_phase was switched on).
+_FIRST_WITHOUT_LONE_COMMITS: Final = {15: 19, 16: 15, 17: 11, 18: 6}
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,7 @@ def test_statements_hold_what_is_not_the_default() -> None:
         (160015, False),
         (170010, True),
         (170011, False),
-        (180004, False),
+        (180004, True),
         (180006, False),
     ],
 )
