@@ -320,3 +320,23 @@ def test_a_limit_ends_a_read_that_has_nothing_more_to_give(source: Source, trans
         manifest = source.stage(checkpoint=checkpoint, transport=transport, max_changes=1)
         assert manifest.changes == 1
         checkpoint = checkpoint_of(manifest)
+
+
+def test_a_partition_published_via_its_root_too_is_copied_once(source: Source) -> None:
+    """The stream has such rows under the root only; a copy of the partition would never change."""
+    source.execute(
+        "CREATE TABLE r(a int PRIMARY KEY) PARTITION BY LIST (a)",
+        "CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1, 2) PARTITION BY LIST (a)",
+        "CREATE TABLE r11 PARTITION OF r1 FOR VALUES IN (1)",
+        "INSERT INTO r VALUES (1)",
+        "CREATE PUBLICATION root FOR TABLE r WITH (publish_via_partition_root)",
+        "CREATE PUBLICATION middle FOR TABLE r1 WITH (publish_via_partition_root)",
+        "CREATE PUBLICATION leaf FOR TABLE r11",
+    )
+    names = ("leaf", "middle", "root")
+    copy = source.stage(publication_names=names)
+    assert [each.name for each in copy.tables] == ["public.r"]
+    source.execute("UPDATE r SET a = a")
+    batch = source.stage(publication_names=names, checkpoint=checkpoint_of(copy))
+    assert [row["a"] for row in source.changes(batch, "public.r")] == [1]
+    assert [each.name for each in batch.tables] == ["public.r"]

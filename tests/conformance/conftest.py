@@ -28,16 +28,19 @@ def group_run(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[Scenario], GroupRun]:
     """What became of the group of a scenario. Of a group, only the selected scenarios run."""
+    version = request.config.getoption("--postgres-version")
     groups: dict[str, list[Scenario]] = {}
     for item in request.session.items:
         scenario = getattr(item, "callspec", None) and item.callspec.params.get("scenario")
         if isinstance(scenario, Scenario):
             chosen = groups.setdefault(scenario.group, [])
-            if scenario not in chosen:
+            if scenario not in chosen and scenario.least_version <= version:
                 chosen.append(scenario)
     runs: dict[str, GroupRun | BaseException] = {}
 
     def get(scenario: Scenario) -> GroupRun:
+        if scenario.least_version > version:
+            pytest.skip(f"this is about PostgreSQL {scenario.least_version}")
         name = scenario.group
         if name not in runs:
             folder = tmp_path_factory.mktemp(f"staging-{name}")
@@ -61,14 +64,6 @@ def group_run(
     return get
 
 
-#: Tests that the page of scenarios names.
-_KEPT = (
-    "test_scenarios.py::test_scenario[",
-    "test_refusals.py::",
-    "test_messages_and_origins.py::",
-)
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item,
@@ -76,7 +71,7 @@ def pytest_runtest_makereport(
     """Note on which server a scenario passed, when the environment asks for it."""
     report = yield
     name = item.nodeid.rpartition("/")[2]
-    kept = name.startswith(_KEPT)
+    kept = name.startswith(passed.NOTED)
     if os.environ.get(passed.VARIABLE) and kept and (report.when == "call" or report.failed):
         version = item.config.getoption("--postgres-version")
         passed.note(name, version, passed=report.passed)

@@ -1,8 +1,9 @@
-"""Run a group of scenarios through one database and two pipelines, and keep what happened.
+"""Run a group of scenarios through one database, and keep what happened.
 
-Both pipelines copy the tables before the scenarios' DML and read the same WAL afterwards: one takes
-all of it in one batch, the other takes one batch for each transaction. Then every batch is applied
-again. What is not here: any judgement; the tests look at the ``GroupRun``.
+A pipeline copies the tables before the scenarios' DML, takes all of the WAL afterwards in one batch, and
+applies every batch again. Beside it a second pipeline takes one batch for each transaction; or, in
+groups of which that would take too long, the same WAL is staged in other ways, see ``ways.py``.
+What is not here: any judgement; the tests look at the ``GroupRun``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from psycopg import sql
 
 from tests.conformance.compare import connect
 from tests.conformance.pipeline import Pipeline
-from tests.conformance.scenario import Copy, Scenario
+from tests.conformance.scenario import GROUPS, Copy, Group, In, Scenario
+from tests.conformance.ways import copy_slots, stage_other_ways
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +33,11 @@ if TYPE_CHECKING:
 ONE_BATCH = "one_batch"
 PER_TRANSACTION = "per_transaction"
 VARIANTS = {ONE_BATCH: {}, PER_TRANSACTION: {"max_changes": 1}}
+
+
+def variants_of(scenario: Scenario) -> list[str]:
+    """The pipelines that apply what they read of a scenario."""
+    return list(VARIANTS) if GROUPS[scenario.group].applies_each_transaction else [ONE_BATCH]
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,8 @@ class GroupRun:
     variants: dict[str, VariantRun]
     #: SQLSTATE of the refused statement, by scenario id.
     refused: dict[str, str]
+    #: Batches that were staged only, by the way of reading.
+    staged: dict[str, list[Batch]]
 
 
 def run_group(
@@ -63,9 +72,9 @@ def run_group(
     catalog_properties: dict[str, str],
     folder: Path,
 ) -> GroupRun:
-    """Run all scenarios of a group in both variants."""
-    database = f"conformance_{name}"
-    conninfo = create_database(server, database, scenarios)
+    """Run all scenarios of a group in all of its variants, or ways."""
+    group = GROUPS[name]
+    conninfo = create_database(server, f"conformance_{name}", scenarios, group)
     for scenario in scenarios:
         execute(conninfo, scenario, scenario.setup)
     pipelines = {
@@ -73,50 +82,66 @@ def run_group(
             conninfo=conninfo,
             slot_name=f"{name}_{variant}",
             publication_names=tuple(
-                scenario.publication for scenario in scenarios if _publishes(scenario)
+                publication for scenario in scenarios for publication in scenario.publications
             ),
             namespace=f"{name}_{variant}",
             staging=folder,
             catalog_properties=catalog_properties,
             spark=spark,
+            capture_options={"options": group.options},
         )
-        for variant in VARIANTS
+        for variant in variants_of(scenarios[0])
     }
     copies, warnings = {}, {}
     for variant, pipeline in pipelines.items():
         with collected_warnings() as warnings[variant]:
             copies[variant] = pipeline.stage()
         pipeline.apply(copies[variant])
+    copy_slots(pipelines[ONE_BATCH], group)
     refused = {scenario.id: run_dml(conninfo, scenario) for scenario in scenarios}
+    staged = stage_other_ways(pipelines[ONE_BATCH], group, folder)
     runs = {}
     for variant, pipeline in pipelines.items():
-        target = pipeline.flush_lsn()
-        with collected_warnings() as warned:
-            batches = pipeline.drain(target, **VARIANTS[variant])
-        before = pipeline.snapshot_ids()
-        for batch in (copies[variant], *batches):
-            pipeline.apply(batch)
-        runs[variant] = VariantRun(
-            pipeline,
-            copies[variant],
-            batches,
-            warnings[variant] + warned,
-            before,
-            pipeline.snapshot_ids(),
-        )
-        pipeline.advance()
-        # A slot that is left holds back transactions for every slot that a later test makes.
-        with connect(conninfo) as session:
-            session.execute("SELECT pg_drop_replication_slot(%s)", (pipeline.slot_name,))
-    return GroupRun(conninfo, runs, refused)
+        runs[variant] = run_variant(variant, pipeline, copies[variant], warnings[variant])
+    return GroupRun(conninfo, runs, refused, staged)
 
 
-def create_database(server: EmbeddedPostgres, database: str, scenarios: list[Scenario]) -> str:
+def run_variant(variant: str, pipeline: Pipeline, copy: Batch, warnings: list[str]) -> VariantRun:
+    """Bring the lake to the end of the WAL, apply everything again, and drop the slot."""
+    with collected_warnings() as warned:
+        batches = pipeline.drain(pipeline.flush_lsn(), **VARIANTS[variant])
+    before = pipeline.snapshot_ids()
+    for batch in (copy, *batches):
+        pipeline.apply(batch)
+    run = VariantRun(pipeline, copy, batches, warnings + warned, before, pipeline.snapshot_ids())
+    pipeline.advance()
+    # A slot that is left holds back transactions for every slot that a later test makes.
+    with connect(pipeline.conninfo) as session:
+        session.execute("SELECT pg_drop_replication_slot(%s)", (pipeline.slot_name,))
+    return run
+
+
+def create_database(
+    server: EmbeddedPostgres, database: str, scenarios: list[Scenario], group: Group
+) -> str:
     """Make the database with what the scenarios ask of it as a whole; return its URI."""
     with psycopg.connect(server.conninfo(), autocommit=True) as session:
-        session.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(database)))
+        session.execute(
+            sql.SQL(
+                "CREATE DATABASE {} ENCODING {} LOCALE 'C' TEMPLATE template0"
+                if group.encoding != "UTF8"
+                else "CREATE DATABASE {} ENCODING {}"
+            ).format(sql.Identifier(database), sql.Literal(group.encoding))
+        )
     conninfo = server.conninfo(database)
     with connect(conninfo) as session:
+        if group.streams:
+            setting = (
+                "debug_logical_replication_streaming = immediate"
+                if session.info.server_version >= 160000
+                else "logical_decoding_work_mem = '64kB'"
+            )
+            session.execute(f"ALTER DATABASE {database} SET {setting}")
         for scenario in scenarios:
             for statement in scenario.database_setup:
                 session.execute(statement.format(database=database))
@@ -134,31 +159,35 @@ def run_dml(conninfo: str, scenario: Scenario) -> str:
     return ""
 
 
-def execute(conninfo: str, scenario: Scenario, statements: tuple[str | Copy, ...]) -> None:
+def execute(conninfo: str, scenario: Scenario, statements: tuple[str | Copy | In, ...]) -> None:
     """Run statements of a scenario in its schema, one by one."""
-    with connect(conninfo) as session:
-        session.execute(
-            sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(scenario.schema))
-        )
-        session.execute(
-            sql.SQL("SET search_path = {}, public").format(sql.Identifier(scenario.schema))
-        )
+    with contextlib.ExitStack() as stack:
+        sessions: dict[str, psycopg.Connection[Any]] = {}
         for statement in statements:
-            _execute_one(session, scenario, statement)
+            name = statement.session if isinstance(statement, In) else ""
+            if name not in sessions:
+                sessions[name] = stack.enter_context(_session_of(conninfo, scenario))
+            _execute_one(sessions[name], scenario, statement)
+
+
+def _session_of(conninfo: str, scenario: Scenario) -> psycopg.Connection[Any]:
+    session = connect(conninfo)
+    session.execute(
+        sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(scenario.schema))
+    )
+    session.execute(sql.SQL("SET search_path = {}, public").format(sql.Identifier(scenario.schema)))
+    return session
 
 
 def _execute_one(
-    session: psycopg.Connection[Any], scenario: Scenario, statement: str | Copy
+    session: psycopg.Connection[Any], scenario: Scenario, statement: str | Copy | In
 ) -> None:
     if isinstance(statement, Copy):
         with session.cursor().copy(statement.statement) as copy:
             copy.write(statement.data)
-    else:
-        session.execute(statement.replace("{p}", scenario.publication))
-
-
-def _publishes(scenario: Scenario) -> bool:
-    return any("CREATE PUBLICATION" in statement for statement in scenario.setup)
+        return
+    text = statement.statement if isinstance(statement, In) else statement
+    session.execute(text.replace("{p}", scenario.publication))
 
 
 @contextlib.contextmanager

@@ -9,54 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.conformance import passed
-from tests.conformance.groups import VARIANTS
+from tests.conformance.groups import variants_of
+from tests.conformance.page_rows import NOT_RUN, OTHER_TESTS
+from tests.conformance.scenario import GROUPS
 from tests.conformance.scenarios import SCENARIOS
+from tests.conformance.ways import ways_of
 
 if TYPE_CHECKING:
     from tests.conformance.scenario import Scenario
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "conformance.md"
 _FOLDER = "tests/conformance"
-
-#: Scenarios that have to stop, or that need other options, are tests of their own.
-APART = (
-    (
-        "C26",
-        "a partial update of a row that the target does not hold",
-        "`RowMissing`; nothing is published, the checkpoint stays",
-        "test_refusals.py::test_c26_a_partial_update_of_a_missing_row_is_refused",
-    ),
-    (
-        "C85",
-        "logical messages, transactional or not, and one that is rolled back",
-        "each is in `pgoutput_messages` once, over both transports; none that was rolled back",
-        "test_messages_and_origins.py::test_c85_logical_messages_reach_their_table_once",
-    ),
-    (
-        "C86",
-        "logical messages that nobody asked for",
-        "no table `pgoutput_messages`",
-        "test_messages_and_origins.py::test_c86_without_messages_there_are_none",
-    ),
-    (
-        "C87",
-        "transactions that the source replicated from another server",
-        "a change log names their origin, over both transports; `origin` `none` leaves them out",
-        "test_messages_and_origins.py::test_c87_origins_are_named_or_left_out",
-    ),
-    (
-        "C88",
-        "two origins in turn, then none",
-        "each change log row has the origin of its own transaction or none",
-        "test_messages_and_origins.py::test_c88_an_origin_is_that_of_its_transaction_alone",
-    ),
-    (
-        "C92",
-        "a publication that was dropped, or made too late",
-        "`PublicationMissing`, over both transports; slot, checkpoint and lake stay",
-        "test_refusals.py::test_c92_a_dropped_publication_stops_the_run",
-    ),
-)
 
 _HEAD = """# Conformance
 
@@ -67,10 +30,13 @@ value by value, as multisets of rows; where the lake must not equal the source, 
 versions in the table are those on which a test passed when that was last noted, see
 `tests/conformance/passed.json`.
 
-Each scenario runs twice from the same WAL: with one batch for all transactions (`one_batch`), and with one
-batch for each (`per_transaction`). Then every batch is applied a second time, the initial copy first: no
-table may get a snapshot from that (`test_applied_twice`). Every row change must be counted in its batch
-(`test_every_change_is_counted`). Ids that are missing belong to scenarios that do not run end to end yet.
+Each scenario is read with the newest protocol version and streaming on. All transactions go to the lake in
+one batch (`one_batch`). The first scenarios go there a second time from the same WAL, with one batch for each
+transaction (`per_transaction`). The others are staged again in other ways, and what is staged has to be the
+same, to the last value and position (`test_every_way_stages_the_same`): over a walsender, with one batch for
+each transaction, with protocol version 1, and where it matters without streaming and as text. Every batch is
+applied a second time, the initial copy first: no table may get a snapshot from that (`test_applied_twice`).
+Every row change must be counted in its batch (`test_every_change_is_counted`).
 
 | scenario | PostgreSQL | test |
 |---|---|---|
@@ -81,6 +47,12 @@ _DEMANDS = """
 | scenario | what happens | what must hold besides equality |
 |---|---|---|
 """
+_NOT_RUN = """
+## What does not run here
+
+| scenario | what happens | why not |
+|---|---|---|
+"""
 
 
 def page() -> str:
@@ -88,21 +60,36 @@ def page() -> str:
     tests = [
         (scenario.id, f"test_scenarios.py::test_scenario[{scenario.id}-{variant}]")
         for scenario in SCENARIOS
-        for variant in VARIANTS
+        for variant in variants_of(scenario)
     ]
-    tests += [(identifier, test) for identifier, _, _, test in APART]
+    tests += [
+        (scenario.id, f"test_scenarios.py::test_every_way_stages_the_same[{scenario.id}-*]")
+        for scenario in SCENARIOS
+        if ways_of(GROUPS[scenario.group])
+    ]
+    tests += [(identifier, test) for identifier, _, _, test in OTHER_TESTS]
     demands = [(scenario.id, scenario.title, _demands(scenario)) for scenario in SCENARIOS]
-    demands += [(identifier, title, demand) for identifier, title, demand, _ in APART]
+    demands += [(identifier, title, demand) for identifier, title, demand, _ in OTHER_TESTS]
     record = passed.read()
     return (
         _HEAD
         + "".join(
-            f"| {identifier} | {_servers(test, record)} | `{_FOLDER}/{test}` |\n"
-            for identifier, test in sorted(tests)
+            f"| {identifier} | {_servers(test, record)} | `{_path(test)}` |\n"
+            for identifier, test in sorted(tests, key=_order)
         )
         + _DEMANDS
-        + "".join(f"| {' | '.join(line)} |\n" for line in sorted(demands))
+        + "".join(f"| {' | '.join(line)} |\n" for line in sorted(set(demands), key=_order))
+        + _NOT_RUN
+        + "".join(f"| {' | '.join(line)} |\n" for line in NOT_RUN)
     )
+
+
+def _path(test: str) -> str:
+    return test if test.startswith("tests/") else f"{_FOLDER}/{test}"
+
+
+def _order(line: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
+    return int(line[0][1:]), line
 
 
 def _servers(test: str, record: dict[str, list[int]]) -> str:
@@ -115,6 +102,12 @@ def _demands(scenario: Scenario) -> str:
         found.append(f"not equal: {scenario.differs_because}")
     if scenario.surplus_columns:
         found.append("the target keeps " + ", ".join(f"`{n}`" for n in scenario.surplus_columns))
+    if scenario.absent_columns:
+        found.append("the target lacks " + ", ".join(f"`{n}`" for n in scenario.absent_columns))
+    if scenario.absent_tables:
+        found.append("no target " + ", ".join(f"`{n}`" for n in scenario.absent_tables))
+    if scenario.least_version > 15:
+        found.append(f"from PostgreSQL {scenario.least_version} on")
     if scenario.rejected:
         found.append(f"{len(scenario.rejected)} values in `pgoutput_rejected_values`")
     if scenario.dml_sqlstate:

@@ -11,6 +11,13 @@ from pathlib import Path
 
 VARIABLE = "PGOUTPUT_RECORD_SERVERS"
 RECORD = Path(__file__).with_name("passed.json")
+#: How the names of the tests begin whose outcome is noted.
+NOTED = (
+    "test_scenarios.py::test_scenario[",
+    "test_scenarios.py::test_every_way_stages_the_same[",
+    "test_refusals.py::",
+    "test_messages_and_origins.py::",
+)
 
 
 def read() -> dict[str, list[int]]:
@@ -29,10 +36,11 @@ def note(test: str, version: int, *, passed: bool) -> None:
 
 
 def versions_of(test: str, record: dict[str, list[int]]) -> list[int]:
-    """Major versions on which a test passed, with all of its parameters."""
+    """Major versions on which a test passed, with all of its parameters, or those that ``*`` stands for."""
+    begins = test.removesuffix("*]") if test.endswith("*]") else f"{test}["
     found = [
         set(versions)
         for name, versions in record.items()
-        if name == test or name.startswith(f"{test}[")
+        if name == test or name.startswith(begins)
     ]
     return sorted(set.intersection(*found)) if found else []

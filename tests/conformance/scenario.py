@@ -10,7 +10,10 @@ lake has to equal the source too, unless ``differs_because`` says why it must no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
+
+from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
 
 #: Text of one row, in the order of the table's columns in the source.
 Row = tuple[str | None, ...]
@@ -20,11 +23,45 @@ SHARED = "shared"
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """What the scenarios of one database have in common."""
+
+    #: Whether a second pipeline applies a batch for each transaction. Of the other groups a second
+    #: pipeline only stages, in several ways, and what it stages has to be the same.
+    applies_each_transaction: bool = False
+    #: Whether the server streams every transaction (version 15: every one past 64 kB).
+    streams: bool = False
+    options: StreamOptions = field(default_factory=StreamOptions)
+    encoding: str = "UTF8"
+
+
+GROUPS = {
+    SHARED: Group(applies_each_transaction=True),
+    "settings": Group(applies_each_transaction=True),
+    "all_tables": Group(applies_each_transaction=True),
+    "reading": Group(),
+    "every_table": Group(),
+    "streaming": Group(streams=True),
+    "two_phase": Group(streams=True, options=StreamOptions(two_phase=True)),
+    "binary": Group(options=StreamOptions(binary=True)),
+    "latin1": Group(encoding="LATIN1"),
+}
+
+
+@dataclass(frozen=True, slots=True)
 class Copy:
     """``COPY ... FROM STDIN`` and the text that follows it."""
 
     statement: str
     data: str
+
+
+@dataclass(frozen=True, slots=True)
+class In:
+    """A statement in a session of its own, which stays open until the scenario's DML ends."""
+
+    session: str
+    statement: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +82,7 @@ class Scenario:
     id: str
     title: str
     setup: tuple[str, ...]
-    dml: tuple[str | Copy, ...]
+    dml: tuple[str | Copy | In, ...]
     #: By source table: the rows that the lake must hold at the end.
     expected: dict[str, list[Row]]
     #: Scenarios of one group share a database; publications ``FOR ALL TABLES`` need their own.
@@ -54,6 +91,10 @@ class Scenario:
     differs_because: str = ""
     #: Columns that the lake has and the source no longer has.
     surplus_columns: tuple[str, ...] = ()
+    #: Columns that the source has and the lake must not have.
+    absent_columns: tuple[str, ...] = ()
+    #: Tables of the source that the lake must not have.
+    absent_tables: tuple[str, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     #: SQLSTATE with which the publisher refuses the last statement of ``dml``; empty: it does not.
     dml_sqlstate: str = ""
@@ -65,6 +106,8 @@ class Scenario:
     table_schema: str = ""
     #: Row changes that the stream must carry, for each transaction that has any.
     changes: tuple[int, ...] = ()
+    #: The first major version that has what the scenario is about.
+    least_version: int = 15
 
     @property
     def schema(self) -> str:
@@ -78,5 +121,11 @@ class Scenario:
 
     @property
     def publication(self) -> str:
-        """Name of the scenario's publication."""
+        """Name of the scenario's publication; those of further ones begin with it."""
         return f"{self.schema}_p"
+
+    @property
+    def publications(self) -> tuple[str, ...]:
+        """Names of all publications of the scenario, in the order in which they are read."""
+        found = (re.search(r"CREATE PUBLICATION (\S+)", each) for each in self.setup)
+        return tuple(match[1].replace("{p}", self.publication) for match in found if match)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from tests.conformance import (
+    scenarios_filters,
     scenarios_keys,
+    scenarios_partitions,
     scenarios_publications,
+    scenarios_reading,
     scenarios_schema,
+    scenarios_streaming,
     scenarios_values,
 )
 
@@ -16,7 +20,11 @@ SCENARIOS = tuple(
             *scenarios_values.SCENARIOS,
             *scenarios_schema.SCENARIOS,
             *scenarios_publications.SCENARIOS,
+            *scenarios_filters.SCENARIOS,
+            *scenarios_partitions.SCENARIOS,
+            *scenarios_reading.SCENARIOS,
+            *scenarios_streaming.SCENARIOS,
         ),
-        key=lambda scenario: scenario.id,
+        key=lambda scenario: int(scenario.id[1:]),
     )
 )

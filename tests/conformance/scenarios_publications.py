@@ -19,6 +19,7 @@ SCENARIOS = (
             "INSERT INTO n VALUES (1)",
         ),
         expected={"n": [("1",)]},
+        absent_tables=("tt", "tu"),
         changes=(1,),
     ),
     Scenario(
@@ -33,6 +34,7 @@ SCENARIOS = (
             "CREATE TABLE c AS SELECT * FROM b",
         ),
         expected={"b": [("1",)], "c": [("1",)]},
+        absent_tables=("mv",),
         changes=(1, 1),
     ),
     Scenario(

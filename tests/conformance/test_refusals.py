@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_pgoutput.errors import PublicationMissing, RowMissing
+from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
+    PgoutputError,
+    PublicationMissing,
+    RowMissing,
+    TableRefused,
+)
 from tests.conformance.compare import connect, quoted
 from tests.conformance.pipeline import CATALOG, Pipeline
 
@@ -145,3 +151,95 @@ def test_c92_a_publication_created_late_stops_the_run(
         pipeline.stage(transport=transport)
     after = (pipeline.confirmed_flush_lsn(), pipeline.checkpoint(), pipeline.snapshot_ids())
     assert after == before
+
+
+#: By scenario: statements that the lake cannot follow, the error, and words of its message.
+REFUSED: dict[str, tuple[tuple[str, ...], type[PgoutputError], tuple[str, ...]]] = {
+    "C54": (
+        (
+            "ALTER TABLE t ALTER b TYPE int USING length(b)",
+            "INSERT INTO t VALUES (2, 6)",
+        ),
+        TableRefused,
+        ("public.t", "b"),
+    ),
+    "C57": (
+        (
+            "DROP TABLE t",
+            "CREATE TABLE t(a int primary key, b int)",
+            "ALTER PUBLICATION p ADD TABLE t",
+            "INSERT INTO t VALUES (1, 2)",
+        ),
+        TableRefused,
+        ("t",),
+    ),
+    "C58": (
+        ("ALTER TABLE t RENAME TO t_new", "INSERT INTO t_new VALUES (2, 'y')"),
+        TableRefused,
+        ("public.t_new", "renamed"),
+    ),
+    "C59": (
+        (
+            "CREATE SCHEMA s1",
+            "CREATE TABLE s1.w(c int primary key)",
+            "ALTER PUBLICATION p ADD TABLES IN SCHEMA s1",
+            "BEGIN",
+            "INSERT INTO s1.w VALUES (1)",
+            "ALTER SCHEMA s1 RENAME TO s2",
+            "CREATE SCHEMA s1",
+            "CREATE TABLE s1.w(c int primary key)",
+            "ALTER PUBLICATION p ADD TABLES IN SCHEMA s1",
+            "INSERT INTO s1.w VALUES (2)",
+            "INSERT INTO s2.w VALUES (3)",
+            "COMMIT",
+        ),
+        PgoutputError,
+        ("w",),
+    ),
+    "C67": (
+        (
+            "CREATE TABLE z()",
+            "ALTER PUBLICATION p ADD TABLE z",
+            "INSERT INTO z DEFAULT VALUES",
+        ),
+        ConfigurationError,
+        ("public.z", "no columns"),
+    ),
+}
+
+
+@pytest.mark.parametrize("scenario", list(REFUSED))
+def test_a_change_that_the_lake_cannot_follow_is_refused(
+    postgres_database: str,
+    spark: SparkSession,
+    lake_catalog_properties: dict[str, str],
+    tmp_path: Path,
+    scenario: str,
+) -> None:
+    """C54, C57, C58, C59, C67: nothing is published, however often it is tried."""
+    statements, error, words = REFUSED[scenario]
+    pipeline = start(
+        postgres_database,
+        scenario.lower(),
+        spark,
+        lake_catalog_properties,
+        tmp_path,
+        (
+            "CREATE TABLE t(a int primary key, b text)",
+            "CREATE PUBLICATION p FOR TABLE t",
+            "INSERT INTO t VALUES (1, 'x')",
+        ),
+    )
+    before, checkpoint = pipeline.snapshot_ids(), pipeline.checkpoint()
+    with connect(postgres_database) as session:
+        for statement in statements:
+            session.execute(statement)
+    batch = pipeline.stage()
+    for _attempt in range(2):
+        with pytest.raises(error) as refusal:
+            pipeline.apply(batch)
+        assert all(word in str(refusal.value) for word in words), refusal.value
+        assert refusal.value.advice
+    after = pipeline.snapshot_ids()
+    assert {name: after[name] for name in before} == before
+    assert pipeline.checkpoint() == checkpoint

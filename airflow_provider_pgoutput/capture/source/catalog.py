@@ -50,18 +50,26 @@ SELECT pubname::pg_catalog.text, pubinsert, pubupdate, pubdelete, pubtruncate, p
 """
 
 # A generated column is published from version 18 on, and there ``attnames`` says so; before, the
-# view names it although the stream never carries it.
+# view names it although the stream never carries it. The view also names a partition that one publication
+# publishes as itself although another one publishes it via its root; the stream has it under the root only.
 _TABLE_QUERY = """
-SELECT c.oid::pg_catalog.int8, p.schemaname::pg_catalog.text, p.tablename::pg_catalog.text,
-       c.relkind::pg_catalog.text, c.relreplident::pg_catalog.text, p.pubname::pg_catalog.text,
+WITH published AS MATERIALIZED (
+    SELECT c.oid, c.relkind, c.relreplident, c.relispartition, p.*, v.pubviaroot
+      FROM pg_catalog.pg_publication_tables p
+      JOIN pg_catalog.pg_publication v ON v.pubname = p.pubname
+      JOIN pg_catalog.pg_namespace n ON n.nspname = p.schemaname
+      JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
+     WHERE p.pubname = ANY (%s))
+SELECT p.oid::pg_catalog.int8, p.schemaname::pg_catalog.text, p.tablename::pg_catalog.text,
+       p.relkind::pg_catalog.text, p.relreplident::pg_catalog.text, p.pubname::pg_catalog.text,
        ARRAY(SELECT a.attname::pg_catalog.text FROM pg_catalog.pg_attribute a
-              WHERE a.attrelid = c.oid AND a.attname = ANY (p.attnames) AND a.attnum > 0
+              WHERE a.attrelid = p.oid AND a.attname = ANY (p.attnames) AND a.attnum > 0
                 AND (a.attgenerated = '' OR %s) ORDER BY a.attnum),
        p.rowfilter
-  FROM pg_catalog.pg_publication_tables p
-  JOIN pg_catalog.pg_namespace n ON n.nspname = p.schemaname
-  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
- WHERE p.pubname = ANY (%s)
+  FROM published p
+ WHERE NOT (p.relispartition AND EXISTS (
+           SELECT FROM pg_catalog.pg_partition_ancestors(p.oid) a
+             JOIN published r ON r.oid = a.relid AND r.oid <> p.oid AND r.pubviaroot))
  ORDER BY 2, 3, 6
 """
 
@@ -191,7 +199,7 @@ def read_published_tables(
     """
     with translated():
         rows = session.execute(
-            _TABLE_QUERY, (server.major >= 18, list(publication_names))
+            _TABLE_QUERY, (list(publication_names), server.major >= 18)
         ).fetchall()
         oids = sorted({row[0] for row in rows})
         attributes: dict[int, list[tuple[Any, ...]]] = {oid: [] for oid in oids}
