@@ -21,9 +21,10 @@ from psycopg import sql
 from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
 from airflow_provider_pgoutput.quickstart.servers import find_or_fetch_installation
 from airflow_provider_pgoutput.quickstart.spark import LocalLake, local_conf, spark_environment
+from tests.conformance import passed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -54,6 +55,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     shutil.rmtree(_AIRFLOW_HOME, ignore_errors=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note on which server a scenario passed, when the environment asks for it."""
+    report = yield
+    name = item.nodeid.rpartition("/")[2]
+    kept = name.startswith(passed.NOTED)
+    if os.environ.get(passed.VARIABLE) and kept and (report.when == "call" or report.failed):
+        version = item.config.getoption("--postgres-version")
+        passed.note(name, version, passed=report.passed)
+    return report
 
 
 @pytest.fixture(scope="session")

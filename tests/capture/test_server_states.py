@@ -126,7 +126,7 @@ def test_c81_a_prepared_transaction_survives_crashes(
     last = checkpoint_of(batch)
     if crashes in {"consumer", "both"}:
         assert (
-            source.stage_in_process("stage.after_chunk", checkpoint=last, options=TWO_PHASE) == -9
+            source.stage_in_process("stage.after_files", checkpoint=last, options=TWO_PHASE) == -9
         )
     batch = source.stage(checkpoint=last, options=TWO_PHASE)
     assert keys(source, batch) == ([12, 13] if end == "COMMIT" else [])
@@ -151,6 +151,29 @@ def test_c84_a_silent_publication_still_moves_the_checkpoint(
     assert not later.tables
     assert later.end_lsn >= Lsn.parse(flushed)
     assert advance_slot(source.conninfo, source.slot_name, later.end_lsn) == later.end_lsn
+
+
+def test_c93_without_a_copy_rows_of_open_transactions_are_missing(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    """C93: what was written before the table was published is not sent, though it commits after."""
+    source.execute("CREATE TABLE u(a int PRIMARY KEY)")
+    source.make_slot()
+    batch = source.stage(initial_copy=False)
+    with psycopg.connect(source.conninfo) as first, psycopg.connect(source.conninfo) as second:
+        first.execute("INSERT INTO u VALUES (11)")
+        second.execute("INSERT INTO u VALUES (21)")
+        source.execute("ALTER PUBLICATION p ADD TABLE u")
+        second.execute("INSERT INTO u VALUES (22)")
+        second.execute("INSERT INTO t VALUES (1)")
+        second.commit()
+        first.execute("INSERT INTO u VALUES (12)")
+        first.commit()
+    source.execute("INSERT INTO u VALUES (99)")
+    batch = source.stage(checkpoint=checkpoint_of(batch), initial_copy=False)
+    assert keys(source, batch) == [1]
+    assert [row["a"] for row in source.changes(batch, "public.u")] == [22, 12, 99]
+    assert any("public.u" in record.getMessage() for record in caplog.records)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.conformance import passed
 from tests.conformance.groups import GroupRun, run_group
 from tests.conformance.scenario import Scenario
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
     from pyspark.sql import SparkSession
 
@@ -62,17 +60,3 @@ def group_run(
         return run
 
     return get
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item,
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Note on which server a scenario passed, when the environment asks for it."""
-    report = yield
-    name = item.nodeid.rpartition("/")[2]
-    kept = name.startswith(passed.NOTED)
-    if os.environ.get(passed.VARIABLE) and kept and (report.when == "call" or report.failed):
-        version = item.config.getoption("--postgres-version")
-        passed.note(name, version, passed=report.passed)
-    return report

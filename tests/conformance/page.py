@@ -93,7 +93,10 @@ def _order(line: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
 
 
 def _servers(test: str, record: dict[str, list[int]]) -> str:
-    return " ".join(str(version) for version in passed.versions_of(test, record)) or "none yet"
+    return (
+        " ".join(str(version) for version in passed.versions_of(test.rpartition("/")[2], record))
+        or "none yet"
+    )
 
 
 def _demands(scenario: Scenario) -> str:

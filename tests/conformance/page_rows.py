@@ -5,6 +5,8 @@ What is not here: the scenarios, and the page.
 
 from __future__ import annotations
 
+_REFUSED = "test_refusals.py::test_a_change_that_the_lake_cannot_follow_is_refused"
+
 #: Id, what happens, what must hold, and the test: in tests/conformance, or with its whole path.
 OTHER_TESTS = (
     (
@@ -42,6 +44,107 @@ OTHER_TESTS = (
         "a publication that was dropped, or made too late",
         "`PublicationMissing`, over both transports; slot, checkpoint and lake stay",
         "test_refusals.py::test_c92_a_dropped_publication_stops_the_run",
+    ),
+    (
+        "C35",
+        "two publications give a table different column lists",
+        "`ConfigurationError` before the read; the slot stays",
+        "tests/capture/test_server_states.py::test_c35_c36_different_column_lists_stop_the_run",
+    ),
+    (
+        "C36",
+        "a column list, and FOR ALL TABLES in another publication",
+        "`ConfigurationError` before the read; the slot stays",
+        "tests/capture/test_server_states.py::test_c35_c36_different_column_lists_stop_the_run",
+    ),
+    (
+        "C54",
+        "the type of a column changes to one that Iceberg cannot widen to",
+        "`TableRefused`; nothing is published",
+        f"{_REFUSED}[C54]",
+    ),
+    (
+        "C57",
+        "a table is dropped and created again",
+        "`TableRefused`; nothing is published",
+        f"{_REFUSED}[C57]",
+    ),
+    ("C58", "a table is renamed", "`TableRefused`; nothing is published", f"{_REFUSED}[C58]"),
+    (
+        "C59",
+        "a schema is renamed and made again in one transaction: two tables had one name",
+        "the run stops with the table's name; nothing is published",
+        f"{_REFUSED}[C59]",
+    ),
+    (
+        "C65",
+        "a database in SQL_ASCII holds bytes that are no UTF-8",
+        "the run stops; the slot stays",
+        "tests/capture/test_server_states.py::test_c65_bytes_that_are_no_utf8_stop_the_run",
+    ),
+    ("C67", "a table without columns", "`ConfigurationError` with its name", f"{_REFUSED}[C67]"),
+    (
+        "C68",
+        "1600 columns",
+        "staged exactly; end to end it was tried once: equal, 100 s for the copy, a batch and both again",
+        "tests/capture/test_server_states.py::test_c68_1600_columns",
+    ),
+    (
+        "C81",
+        "the server, the reader, both or neither crash between PREPARE and its end",
+        "the rows come with COMMIT PREPARED, and never after ROLLBACK PREPARED",
+        "tests/capture/test_server_states.py::test_c81_a_prepared_transaction_survives_crashes",
+    ),
+    (
+        "C84",
+        "a publication of which nothing changes",
+        "the batch is empty and the slot moves on",
+        "tests/capture/test_server_states.py::test_c84_a_silent_publication_still_moves_the_checkpoint",
+    ),
+    (
+        "C93",
+        "the same with `initial_copy=False`",
+        "measured: 2 of 5 rows are missing, and a warning names the table",
+        (
+            "tests/capture/test_server_states.py"
+            "::test_c93_without_a_copy_rows_of_open_transactions_are_missing"
+        ),
+    ),
+    (
+        "C95",
+        "a clean restart",
+        "nothing is sent again",
+        "tests/capture/test_server_states.py::test_c95_a_clean_restart_repeats_nothing",
+    ),
+    (
+        "C96",
+        "a crash takes the slot back to an older position",
+        "nothing is staged or applied again",
+        (
+            "tests/faults/test_positions.py"
+            "::test_f20_what_a_crashed_server_delivers_again_is_not_applied_again"
+        ),
+    ),
+    (
+        "C97",
+        "the server removed WAL that the slot needs",
+        "`SlotLost`; the slot is not made anew",
+        "tests/capture/test_server_states.py::test_c97_a_slot_whose_wal_is_gone_is_lost",
+    ),
+    (
+        "C101",
+        "commits with `synchronous_commit` off",
+        "never past the flushed WAL; none is lost",
+        "tests/capture/test_server_states.py::test_c101_what_is_not_flushed_is_not_read",
+    ),
+    (
+        "C104",
+        "transactions that are open when the slot is made; DDL beside DML",
+        "each row is in the copy or in the stream, once, with the columns of its time",
+        (
+            "tests/capture/test_server_states.py"
+            "::test_c104_a_slot_waits_for_transactions_that_began_before_it"
+        ),
     ),
 )
 

@@ -23,6 +23,7 @@ from airflow_provider_pgoutput.capture.hand_over import HandOver
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.staging.rejected import NEW_TUPLE, Rejection, rejected_rows
+from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -73,7 +74,9 @@ def copy_tables(
 
     :param snapshot_name: an exported snapshot whose session stays open until the last row.
     :raises MissingPrivilege: when the role may not SELECT a table.
+    :raises ConfigurationError: when a table has no columns.
     """
+    _refuse_without_columns(orders)
     waiting: queue.SimpleQueue[CopyOrder] = queue.SimpleQueue()
     for order in orders:
         waiting.put(order)
@@ -95,6 +98,16 @@ def copy_tables(
         ready.stop()
         for thread in threads:
             thread.join()
+
+
+def _refuse_without_columns(orders: Sequence[CopyOrder]) -> None:
+    for order in orders:
+        if not order.table.columns:
+            raise ConfigurationError(
+                "The table has no columns, and Iceberg has no such tables.",
+                table=order.table.name,
+                advice="leave it out of the publication.",
+            )
 
 
 def _copy_waiting(
