@@ -156,8 +156,7 @@ class Manifest:
     rejected_files: tuple[StagedFile, ...] = ()
     #: Only of slots that are read with ``messages``.
     message_files: tuple[StagedFile, ...] = ()
-    #: Whether the slot was read with ``two_phase``; only then ``prepared`` says what waits.
-    two_phase: bool = False
+    #: Only of slots that are read with ``two_phase``.
     prepared: tuple[PreparedTransaction, ...] = ()
     created_by: str = ""
 

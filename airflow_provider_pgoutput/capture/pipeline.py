@@ -210,7 +210,7 @@ class _Capture:
                 names=self._names(batch.relation_oids),
                 transactions=decoder.transactions,
                 last_commit_time=None if commit is None else commit_time(commit.committed_at_us),
-                prepared=None if two_phase is None else two_phase.write(batch, cut.end_lsn),
+                prepared=() if two_phase is None else two_phase.write(batch, cut.end_lsn),
             )
 
     def _target(self) -> Lsn:
@@ -229,7 +229,7 @@ class _Capture:
                 self._copy(batch, snapshot, self._published())
             batch.finish_files()
             self.check_publications()
-            prepared = None if two_phase is None else two_phase.write(batch, point)
+            prepared = () if two_phase is None else two_phase.write(batch, point)
             return batch.seal(
                 self._server, self._publication_names, point, names={}, prepared=prepared
             )

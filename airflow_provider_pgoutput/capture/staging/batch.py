@@ -152,12 +152,11 @@ class BatchInProgress:
         names: Mapping[int, tuple[str, str]],
         transactions: int = 0,
         last_commit_time: str | None = None,
-        prepared: Sequence[PreparedTransaction] | None = None,
+        prepared: Sequence[PreparedTransaction] = (),
     ) -> tuple[Manifest, str]:
         """Write the manifest; the files are complete.
 
         :param names: schema and name of tables by OID, where the catalog knows better than the stream.
-        :param prepared: what waits at the end; None: the slot is not read with ``two_phase``.
         """
         manifest = Manifest(
             slot_name=self._slot_name,
@@ -174,8 +173,7 @@ class BatchInProgress:
             last_commit_time=last_commit_time,
             rejected_files=tuple(self._rejected.files) if self._rejected else (),
             message_files=tuple(self._messages.files) if self._messages else (),
-            two_phase=prepared is not None,
-            prepared=tuple(prepared or ()),
+            prepared=tuple(prepared),
             created_by=f"airflow-provider-pgoutput {__version__}",
         )
         # From here on the manifest may be in its place whatever is raised, even if its write failed.

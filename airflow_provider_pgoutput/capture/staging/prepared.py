@@ -120,8 +120,8 @@ class TwoPhase:
     ) -> None:
         self._area = area
         waiting = [] if earlier is None else read_waiting(area, earlier)
-        # Without a batch before that knew what waits, a commit without content may as well be a loss.
-        lone_commits = lone_commits and earlier is not None and earlier.two_phase
+        # Without the batch before, a commit without content may as well be a loss.
+        lone_commits = lone_commits and earlier is not None
         self.transactions = PreparedTransactions(start, waiting, lone_commits=lone_commits)
         self.spill = SpillFolder()
 

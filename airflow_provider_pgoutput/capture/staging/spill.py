@@ -8,6 +8,8 @@ What is not here: which messages a spool gets (``pgoutput/reassemble.py``).
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -107,7 +109,7 @@ class FileSpool:
         """See ``Spool``."""
         written, held = tuple(self._written), tuple(self._held)
         if written:
-            with self._folder.path(self._number).open("rb") as file:
+            with _disk_errors("read back"), self._folder.path(self._number).open("rb") as file:
                 for each in written:
                     yield _read(file, each)
         yield from held
@@ -125,27 +127,31 @@ class FileSpool:
 
         :raises StagingFull: when the disk has no room for it.
         """
-        path = self._folder.path(self._number)
-        try:
-            with path.open("ab") as file:
-                for piece in _gathered(self._held):
-                    position = file.tell()
-                    for array in (piece.lengths, piece.xids, piece.data):
-                        file.write(np.ascontiguousarray(array).data)
-                    self._written.append(_Written(position, len(piece), len(piece.data)))
-                    self._folder.written_bytes += file.tell() - position
-        except OSError as error:
-            raise StagingFull(
-                f"A streamed transaction cannot be put aside in {path.parent}: {error.strerror}.",
-                advice="make room, point TMPDIR to a larger disk, or set streaming to 'off', so that the "
-                "server keeps transactions until they commit.",
-            ) from error
+        with _disk_errors("put aside"), self._folder.path(self._number).open("ab") as file:
+            for piece in _gathered(self._held):
+                position = file.tell()
+                for array in (piece.lengths, piece.xids, piece.data):
+                    file.write(np.ascontiguousarray(array).data)
+                self._written.append(_Written(position, len(piece), len(piece.data)))
+                self._folder.written_bytes += file.tell() - position
         self._held = []
         self._release()
 
     def _release(self) -> None:
         released, self.held_bytes = self.held_bytes, 0
         self._folder.held(-released)
+
+
+@contextlib.contextmanager
+def _disk_errors(action: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StagingFull(
+            f"A streamed transaction cannot be {action} in {tempfile.gettempdir()}: {error.strerror}.",
+            advice="make room and keep others from removing files there, point TMPDIR to another disk, or "
+            "set streaming to 'off', so that the server keeps transactions until they commit.",
+        ) from error
 
 
 def _size(piece: Piece) -> int:
@@ -170,6 +176,8 @@ def _read(file: IO[bytes], written: _Written) -> Piece:
     file.seek(written.position)
     size = written.messages * _BYTES_BESIDE_MESSAGE + written.size_bytes
     content = np.fromfile(file, dtype=np.uint8, count=size)
+    if len(content) != size:
+        raise OSError(errno.EIO, "the file is shorter than it was")
     first, second = 8 * written.messages, 12 * written.messages
     return Piece(
         content[second:], content[:first].view(np.int64), content[first:second].view(np.uint32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
-from airflow_provider_pgoutput.capture.pgoutput.pieces import MemorySpool
+from airflow_provider_pgoutput.capture.pgoutput.pieces import MemorySpool, one_message
 from airflow_provider_pgoutput.capture.pgoutput.prepared import PreparedTransactions
 from airflow_provider_pgoutput.capture.pgoutput.reassemble import Reassembler
 from airflow_provider_pgoutput.capture.pgoutput.reference import (
@@ -32,7 +33,7 @@ from airflow_provider_pgoutput.capture.pgoutput.state import (
     next_states,
 )
 from airflow_provider_pgoutput.capture.staging.spill import SpillFolder
-from airflow_provider_pgoutput.errors import ProtocolError
+from airflow_provider_pgoutput.errors import ProtocolError, StagingFull
 from tests.capture.pgoutput import encode
 from tests.capture.pgoutput.programs import LSN, Program, T, U, cuts
 from tests.capture.pgoutput.slow_reassembly import SlowReassembler
@@ -40,6 +41,7 @@ from tests.capture.pgoutput.support import by_relation, chunk_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
 
     from airflow_provider_pgoutput.capture.pgoutput.pieces import Spool
 
@@ -361,4 +363,24 @@ def test_memory_of_spools_stays_within_the_budget() -> None:
     )
     assert sum(len(each) for each in blocks) == 5 * 133
     assert np.concatenate([each.seq for each in blocks])[-1] == 5 * 133 - 1
+    spill.close()
+
+
+def test_a_disk_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    spill = SpillFolder(memory_bytes=1)
+    with pytest.raises(StagingFull, match="cannot be put aside"):
+        spill.new().append(one_message(b"I" * 100, 7))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    spill = SpillFolder(memory_bytes=1)
+    spool = spill.new()
+    spool.append(one_message(b"I" * 100, 7))
+    for cut in (50, None):
+        (file,) = tmp_path.glob("*/*")
+        if cut is None:
+            file.unlink()
+        else:
+            file.write_bytes(file.read_bytes()[:cut])
+        with pytest.raises(StagingFull, match="cannot be read back"):
+            list(spool.pieces())
     spill.close()
