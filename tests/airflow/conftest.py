@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 from tests.airflow.example_pipeline import SOURCE, Pipeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 Session = psycopg.Connection[tuple[Any, ...]]
@@ -118,8 +118,14 @@ class TestLake:
     catalog_name: str = "iceberg_default"
     system_identifier: str = "7"
 
-    def record(self, slot_name: str, end_lsn: str, batch_id: str = "b" * 64) -> None:
-        """Write the row that an apply leaves for a whole batch."""
+    def record(
+        self,
+        slot_name: str,
+        end_lsn: str,
+        batch_id: str = "b" * 64,
+        tables: Mapping[str, int] | None = None,
+    ) -> None:
+        """Write the rows that an apply leaves: one for the batch, one for each table, by name and OID."""
         import pyarrow as pa
         from pyiceberg.catalog import load_catalog
 
@@ -136,14 +142,17 @@ class TestLake:
         catalog.create_namespace_if_not_exists(self.namespace)
         name = f"{self.namespace}.{CHECKPOINT_TABLE}"
         table = catalog.create_table_if_not_exists(name, schema)
-        row = {
+        row: dict[str, Any] = {
             "slot_name": slot_name,
             "system_identifier": self.system_identifier,
             "batch_id": batch_id,
             "start_lsn": Lsn(0).sortable,
             "end_lsn": Lsn.parse(end_lsn).sortable,
         }
-        table.append(pa.Table.from_pylist([row], schema=schema))
+        rows = [row]
+        for table_name, relation_oid in (tables or {}).items():
+            rows.append({**row, "table_name": table_name, "relation_oid": relation_oid})
+        table.append(pa.Table.from_pylist(rows, schema=schema))
 
 
 @pytest.fixture

@@ -46,6 +46,12 @@ def stage(tmp_path: Path, **changed: Any) -> PgoutputStageOperator:
     return PgoutputStageOperator(**(arguments | changed))
 
 
+def record(lake: TestLake, batch: Any) -> None:
+    """The lake as an apply of this batch leaves it."""
+    tables = {each.name: each.relation_oid for each in manifest_of(batch).tables}
+    lake.record(batch["slot_name"], batch["end_lsn"], tables=tables)
+
+
 def manifest_of(batch: Any) -> Manifest:
     return Manifest.from_json(Path(batch["manifest_uri"].removeprefix("file://")).read_text())
 
@@ -57,7 +63,7 @@ def test_the_first_run_copies_and_the_next_stages_what_is_new(
     assert first["tables"]["public.orders"]["copied"] == 2
     assert manifest_of(first).batch_id == first["batch_id"]
 
-    lake.record("stage_test", first["end_lsn"])
+    record(lake, first)
     source.execute("UPDATE orders SET note = 'new' WHERE id = 2")
     source.execute("DELETE FROM orders WHERE id = 1")
     second = stage(tmp_path, transport="walsender").execute(task_context)
@@ -69,7 +75,7 @@ def test_the_first_run_copies_and_the_next_stages_what_is_new(
 def test_a_limit_ends_the_batch_at_a_commit(
     source: Session, lake: TestLake, tmp_path: Path, task_context: Any
 ) -> None:
-    lake.record("stage_test", stage(tmp_path).execute(task_context)["end_lsn"])
+    record(lake, stage(tmp_path).execute(task_context))
     for number in range(3, 8):
         source.execute("INSERT INTO orders VALUES (%s)", (number,))
     batch = stage(tmp_path, max_changes="2").execute(task_context)
@@ -79,7 +85,7 @@ def test_a_limit_ends_the_batch_at_a_commit(
 def test_logical_messages_are_asked_for_as_text_too(
     source: Session, lake: TestLake, tmp_path: Path, task_context: Any
 ) -> None:
-    lake.record("stage_test", stage(tmp_path).execute(task_context)["end_lsn"])
+    record(lake, stage(tmp_path).execute(task_context))
     for prefix in ("outbox", "audit", "other"):
         source.execute("SELECT pg_logical_emit_message(true, %s, %s)", (prefix, SECRET_VALUE))
     wanted = stage(tmp_path, messages="true", message_prefixes='["outbox", "audit"]')
@@ -145,7 +151,7 @@ def test_a_slot_that_somebody_reads_is_tried_again_later(
     from airflow_provider_pgoutput.errors import SlotBusy
     from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 
-    lake.record("stage_test", stage(tmp_path).execute(task_context)["end_lsn"])
+    record(lake, stage(tmp_path).execute(task_context))
     with contextlib.closing(PgoutputHook().get_conn(replication=True)) as walsender:
         walsender.execute(
             "START_REPLICATION SLOT stage_test LOGICAL 0/0"

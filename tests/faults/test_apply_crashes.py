@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from airflow_provider_pgoutput.batch.checkpoint import MESSAGES_TABLE
+from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from tests.conformance.compare import connect
 from tests.faults.crash_points import crash_points
 from tests.faults.processes import apply_in_process
 
@@ -37,13 +40,17 @@ def test_killed_apply_is_repeated_without_loss(
     run = subject(100 + POINTS.index(point))
     run.run()
     run.work()
-    batch = run.stage()
+    with connect(run.pipeline.conninfo) as session:
+        session.execute("SELECT pg_logical_emit_message(true, 'crash', 'once')")
+    batch = run.stage(options=StreamOptions(messages=True))
     assert apply_in_process(run.pipeline, batch, point, local_lake), f"{point} was not reached"
     run.judge.after_any_run()
     run.apply(batch)
     run.advance()
     run.work()
     run.finish()
+    messages = f"lake.{run.pipeline.namespace}.{MESSAGES_TABLE}"
+    assert run.pipeline.spark.table(messages).count() == 1
 
 
 @pytest.mark.parametrize("point", sorted(ONLY_IN_THE_FIRST_RUN | ALSO_IN_THE_FIRST_RUN))
