@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture.pipeline import SQL, WALSENDER
+from airflow_provider_pgoutput.capture.request import SQL, WALSENDER
 from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:

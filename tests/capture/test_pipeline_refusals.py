@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
-from airflow_provider_pgoutput.capture.pipeline import SQL, WALSENDER, CaptureRequest
+from airflow_provider_pgoutput.capture.request import SQL, WALSENDER, CaptureRequest
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     MissingPrivilege,

@@ -1,0 +1,108 @@
+"""What all ways to a batch share: the request, the session, and what was found on the server.
+
+What is not here: which way is taken (``pipeline.py``), and the ways (``reading.py``, ``copying.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.capture.source.binary_forms import check_binary_forms
+from airflow_provider_pgoutput.capture.source.catalog import (
+    Server,
+    read_names,
+    read_publications,
+    read_published_tables,
+    warn_of_missing_identity,
+)
+from airflow_provider_pgoutput.capture.source.describe import Describer
+from airflow_provider_pgoutput.capture.source.keys import Keys
+from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
+from airflow_provider_pgoutput.capture.staging.prepared import TwoPhase
+from airflow_provider_pgoutput.capture.staging.seal import find_ending
+from airflow_provider_pgoutput.capture.types.cast import column_caster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.capture.request import CaptureRequest
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Session
+    from airflow_provider_pgoutput.capture.staging.area import StagingArea
+
+log = logging.getLogger(__name__)
+
+
+class CaptureContext:
+    """One run of capture: what it was asked, and what it works with."""
+
+    def __init__(
+        self, request: CaptureRequest, area: StagingArea, session: Session, server: Server
+    ) -> None:
+        self.request = request
+        self.area = area
+        self.session = session
+        self.server = server
+        self.publication_names = tuple(request.publication_names)
+        self.options = request.options.for_server(server, self.publication_names)
+        self.keys = Keys(request.key_columns)
+        self.describer = Describer(session, self.keys)
+
+    def published(self) -> tuple[PublishedTable, ...]:
+        """The tables of the publications, as the catalog has them now."""
+        return read_published_tables(self.session, self.server, self.publication_names, self.keys)
+
+    def check_publications(self) -> None:
+        """Before and after every read: from version 18 on the server only warns of a missing one."""
+        publications = read_publications(self.session, self.publication_names)
+        tables = self.published()
+        if self.options.binary:
+            check_binary_forms(tables, self.describer.types_of(tables))
+        warn_of_missing_identity(publications, tables)
+
+    def names(self, relation_oids: Sequence[int]) -> dict[int, tuple[str, str]]:
+        """On version 15 a renamed schema is not announced again, so the catalog is asked by OID."""
+        return read_names(self.session, relation_oids) if self.server.major == 15 else {}
+
+    @contextlib.contextmanager
+    def batch(self, start: Lsn) -> Iterator[BatchInProgress]:
+        """A batch in progress, of which nothing remains when it fails."""
+        request = self.request
+        batch = BatchInProgress(
+            self.area,
+            request.slot_name,
+            start,
+            request.attempt,
+            self.describer,
+            request.policy,
+            request.memory_mib,
+            self.describer.binary_caster if self.options.binary else column_caster,
+            request.options.message_prefixes,
+        )
+        try:
+            yield batch
+        except BaseException:
+            batch.abandon()
+            raise
+
+    @contextlib.contextmanager
+    def two_phase(self, start: Lsn) -> Iterator[TwoPhase | None]:
+        """Prepared transactions that wait at the start, when they are read before they commit."""
+        if not self.options.two_phase:
+            yield None
+            return
+        earlier = find_ending(
+            self.area, self.request.slot_name, self.server.system_identifier, start
+        )
+        if earlier is None and self.request.checkpoint is not None:
+            log.warning(
+                "The batch that ended at %s is not in the staging area any more: a transaction that was"
+                " prepared before it can no longer be applied.",
+                start,
+            )
+        with TwoPhase(
+            self.area, start, earlier, lone_commits=self.options.lone_commits
+        ) as two_phase:
+            yield two_phase

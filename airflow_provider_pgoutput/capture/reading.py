@@ -1,0 +1,151 @@
+"""Read the slot into a batch: decode, cast and write what committed up to the batch's end.
+
+What is not here: how the bytes travel (``source/``), how they are decoded (``pgoutput/``), and which way a
+run takes (``pipeline.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.batch.crash_points import reach
+from airflow_provider_pgoutput.capture.copying import copy_apart
+from airflow_provider_pgoutput.capture.drain import commit_time, drain, no_garbage_collection
+from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
+from airflow_provider_pgoutput.capture.progress import Progress
+from airflow_provider_pgoutput.capture.request import SQL, WALSENDER
+from airflow_provider_pgoutput.capture.source.publication_watch import (
+    check_publications_throughout,
+)
+from airflow_provider_pgoutput.capture.source.slot import check_not_ahead, read_slot
+from airflow_provider_pgoutput.capture.source.sql_stream import SqlStream
+from airflow_provider_pgoutput.capture.source.stream import SlotRead
+from airflow_provider_pgoutput.capture.source.target import read_record_end
+from airflow_provider_pgoutput.capture.source.walsender_stream import WalsenderStream
+from airflow_provider_pgoutput.capture.staging.cut import BatchCut, Limits
+from airflow_provider_pgoutput.errors import SlotBusy, SlotNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.capture.context import CaptureContext
+    from airflow_provider_pgoutput.capture.request import CaptureRequest
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
+    from airflow_provider_pgoutput.capture.source.stream import ChangeStream
+    from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
+    from airflow_provider_pgoutput.capture.staging.prepared import TwoPhase
+
+
+def stage_changes(
+    context: CaptureContext, start: Lsn, copied: Sequence[PublishedTable] = ()
+) -> tuple[Manifest, str]:
+    """Read, decode, cast and write the changes from ``start`` up to the target.
+
+    :param copied: tables that are copied first, at a point of their own in the batch.
+    """
+    request, target = context.request, _target(context)
+    limits = Limits(request.max_changes, request.max_bytes, request.max_seconds)
+    reach("stage.before_read")
+    with context.batch(start) as batch, context.two_phase(start) as two_phase:
+        if copied:
+            # The batch has to reach the copy: what comes between is in the copy already.
+            target, limits = max(target, copy_apart(context, batch, copied)), Limits()
+        prepared = None if two_phase is None else two_phase.transactions
+        cut = BatchCut(start, target, limits)
+        stream = _open_stream(context, start, target, two_phase)
+        with contextlib.closing(stream), no_garbage_collection():
+            check_not_ahead(_confirmed(context), start, request.slot_name)
+            decoder = _decoder(context, start, target)
+            drain(stream, cut, batch, decoder, Progress(start, target), prepared)
+        _refuse_moved(context, start)
+        batch.finish_files()
+        context.check_publications()
+        if context.server.major >= 18 and request.transport == SQL:
+            check_publications_throughout(
+                context.session, request.slot_name, context.publication_names, cut.end_lsn
+            )
+        commit = decoder.last_commit if decoder.transactions else None
+        return batch.seal(
+            context.server,
+            context.publication_names,
+            cut.end_lsn,
+            names=context.names(batch.relation_oids),
+            transactions=decoder.transactions,
+            last_commit_time=None if commit is None else commit_time(commit.committed_at_us),
+            prepared=() if two_phase is None else two_phase.write(batch, cut.end_lsn),
+        )
+
+
+def read_beside_copy(
+    context: CaptureContext,
+    batch: BatchInProgress,
+    start: Lsn,
+    point: Lsn,
+    two_phase: TwoPhase | None,
+) -> None:
+    """Read what came before a copy and is not in it: logical messages, and what was prepared.
+
+    Of the latter the server will send no more than its commit.
+    """
+    if two_phase is None and not context.options.messages:
+        return
+    cut, decoder = BatchCut(start, point, Limits()), _decoder(context, start, point)
+    with contextlib.closing(_open_stream(context, start, point, two_phase)) as stream:
+        for chunk in stream.chunks():
+            if context.options.messages and not cut.finished:
+                decoder.decode(cut.take(chunk))
+            for messages in decoder.take_messages():
+                batch.add_messages(messages)
+
+
+def _target(context: CaptureContext) -> Lsn:
+    """Where the batch ends when no limit ends it before; decided once, before anything is read."""
+    if context.request.options.messages:
+        return read_record_end(context.session)
+    return context.server.flush_lsn
+
+
+def _decoder(context: CaptureContext, start: Lsn, end: Lsn) -> Decoder:
+    skip_origins, binary = context.options.skip_origins, context.options.binary
+    return Decoder(start, end, skip_origins=skip_origins, binary=binary)
+
+
+def _open_stream(
+    context: CaptureContext, start: Lsn, target: Lsn, two_phase: TwoPhase | None
+) -> ChangeStream:
+    request = context.request
+    read = SlotRead(request.conninfo, request.slot_name, context.options, start, target, two_phase)
+    if request.transport == WALSENDER:
+        return WalsenderStream(read)
+    return SqlStream(read, max_messages=_max_messages(request))
+
+
+def _max_messages(request: CaptureRequest) -> int | None:
+    """Messages that the limits let through, roughly; None: no limit."""
+    if request.max_changes is not None:
+        return max(10_000, request.max_changes + request.max_changes // 4)
+    limited = request.max_bytes is not None or request.max_seconds is not None
+    return 200_000 if limited else None
+
+
+def _confirmed(context: CaptureContext) -> Lsn:
+    slot = read_slot(context.session, context.request.slot_name)
+    if slot is None or slot.confirmed_flush_lsn is None:
+        raise SlotNotFound(
+            "The slot was dropped while it was read.", slot=context.request.slot_name
+        )
+    return slot.confirmed_flush_lsn
+
+
+def _refuse_moved(context: CaptureContext, start: Lsn) -> None:
+    """The server silently begins later when the slot was moved between our look and the read."""
+    if _confirmed(context) > start:
+        raise SlotBusy(
+            "Another run moved the slot while it was read; nothing was staged.",
+            slot=context.request.slot_name,
+            lsn=start,
+            advice="let one run at a time use the slot (max_active_runs=1).",
+        )
