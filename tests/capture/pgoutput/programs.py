@@ -147,8 +147,8 @@ class _Session:
             self.streamed = True
 
 
-def cuts(bodies: list[bytes], seed: int) -> list[list[bytes]]:
+def cuts(bodies: list[bytes], seed: int, most: int = 12) -> list[list[bytes]]:
     choose = random.Random(seed)  # noqa: S311 - a test
-    places = sorted(choose.randint(0, len(bodies)) for _ in range(choose.randint(0, 12)))
+    places = sorted(choose.randint(0, len(bodies)) for _ in range(choose.randint(0, most)))
     edges = [0, *places, len(bodies)]
     return [bodies[first:last] for first, last in itertools.pairwise(edges)]
