@@ -146,6 +146,10 @@ class SourceError(FatalError):
     """The server refused a statement for a reason that has no class of its own here."""
 
 
+class DecodedTooEarly(FatalError):
+    """The server cannot decode a transaction before its end, which streaming and two_phase ask of it."""
+
+
 class BatchRefused(FatalError):
     """A manifest or a staged file is missing, damaged, too new, or of another pipeline."""
 

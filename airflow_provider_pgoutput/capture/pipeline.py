@@ -8,6 +8,7 @@ moved: ``advance.py`` does that after the lake holds the batch.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.crash_points import reach
@@ -23,6 +24,7 @@ from airflow_provider_pgoutput.capture.source.membership import (
     tables_to_copy,
     warn_of_membership_changes,
 )
+from airflow_provider_pgoutput.capture.source.plugin_options import STREAMING_OFF
 from airflow_provider_pgoutput.capture.source.slot import (
     ExportedSnapshot,
     check_not_ahead,
@@ -34,10 +36,7 @@ from airflow_provider_pgoutput.capture.source.slot import (
 )
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.seal import find_sealed
-from airflow_provider_pgoutput.errors import (
-    SlotNotFound,
-    SourceChanged,
-)
+from airflow_provider_pgoutput.errors import DecodedTooEarly, SlotNotFound, SourceChanged
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
@@ -51,9 +50,23 @@ log = logging.getLogger(__name__)
 def stage_batch(request: CaptureRequest) -> tuple[Manifest, str]:
     """Stage the next batch of a slot, or find the one that an earlier attempt sealed.
 
+    A server that cannot decode a transaction before its end is asked again for whole transactions, which
+    it always can.
+
     :returns: the manifest of the sealed batch and its URI.
     :raises PgoutputError: see ``errors.py``; the slot was not moved then, and no batch was sealed.
     """
+    try:
+        return _stage_once(request)
+    except DecodedTooEarly as error:
+        if request.options.streaming == STREAMING_OFF:
+            raise
+        log.warning("%s Reading again without streaming.", error)
+        options = replace(request.options, streaming=STREAMING_OFF)
+        return _stage_once(replace(request, options=options))
+
+
+def _stage_once(request: CaptureRequest) -> tuple[Manifest, str]:
     area = StagingArea(request.staging_uri)
     with sessions.connect(request.conninfo, slot=request.slot_name) as session:
         # The flush LSN in here is the batch's target: taken once, before anything is read.

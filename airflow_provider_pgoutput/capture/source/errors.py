@@ -33,10 +33,7 @@ _COPY_AGAIN = (
 )
 _LATER = "nothing; the next attempt connects again."
 #: Servers fail so when a transaction changed the catalog and its rows are decoded before it ended.
-_BEFORE_ITS_END = (
-    "the server cannot decode this transaction before its end: set streaming to off; with two_phase, use "
-    "a new slot without it."
-)
+_BEFORE_ITS_END = "set streaming to off; with two_phase, use a new slot without it."
 
 #: The first line that fits is taken.
 _MEANINGS = (
@@ -92,8 +89,8 @@ _MEANINGS = (
         "53400", "", errors.ConfigurationError, "raise max_replication_slots or max_wal_senders."
     ),
     # "could not map filenumber ...", before version 16 "filenode".
-    _Meaning("XX000", "to relation OID", errors.SourceError, _BEFORE_ITS_END),
-    _Meaning("XX000", "pg_attribute catalog is missing", errors.SourceError, _BEFORE_ITS_END),
+    _Meaning("XX000", "to relation OID", errors.DecodedTooEarly, _BEFORE_ITS_END),
+    _Meaning("XX000", "pg_attribute catalog is missing", errors.DecodedTooEarly, _BEFORE_ITS_END),
     _Meaning("08", "", errors.SourceUnavailable, _LATER),
     _Meaning("53", "", errors.SourceUnavailable, _LATER),
     _Meaning("57", "", errors.SourceUnavailable, _LATER),

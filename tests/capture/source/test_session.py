@@ -11,6 +11,7 @@ from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.errors import meaning
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
+    DecodedTooEarly,
     PublicationMissing,
     SlotBusy,
     SlotLost,
@@ -116,7 +117,7 @@ def test_what_the_server_says_has_a_class(
 )
 def test_the_advice_for_what_the_server_cannot_stream(message: str) -> None:
     refused = meaning("XX000", message)
-    assert type(refused) is SourceError
+    assert type(refused) is DecodedTooEarly
     assert "set streaming to off" in str(refused)
 
 
