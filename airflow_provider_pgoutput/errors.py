@@ -17,6 +17,7 @@ PgoutputError
 |   |__ MissingPrivilege          the role lacks a right; the message names the GRANT
 |   |__ SourceChanged             other system identifier or timeline, or a source behind the lake
 |   |__ SourceError               the server refused a statement for a reason with no class here
+|   |__ DecodedTooEarly           the server cannot decode a transaction before its end, with two_phase
 |   |__ BatchRefused              a manifest or staged file is missing, damaged or of another pipeline
 |   |__ BatchGap                  the batch starts past the checkpoint: something is missing between
 |   |__ TableRefused              the target table is not what the pipeline left there
