@@ -51,7 +51,7 @@ class StagedSpool:
     def pieces(self) -> Iterator[Piece]:
         """See ``Spool``.
 
-        :raises BatchRefused: when the file is not the one that was sealed.
+        :raises BatchRefused: when the file is gone, or is not the one that was sealed.
         """
         self._verify()
         with storage_errors("read"), self._area.open(self.staged.path) as file:
@@ -63,17 +63,22 @@ class StagedSpool:
         """See ``Spool``; the file stays, because manifests name it."""
 
     def _verify(self) -> None:
+        if self._area.sizes([self.staged.path]) == [None]:
+            raise self._refused("missing")
         digest = hashlib.sha256()
         with storage_errors("read"), self._area.open(self.staged.path) as file:
             while content := file.read(_READ_BYTES):
                 digest.update(content)
         if digest.hexdigest() != self.staged.sha256:
-            raise BatchRefused(
-                f"The staged file {self.staged.path} is damaged: its SHA-256 is not the one in the manifest.",
-                lsn=self.staged.prepare_lsn,
-                advice="bring the file back from a copy of the staging area; the server no longer has the "
-                "rows of this prepared transaction. Otherwise copy the tables again.",
-            )
+            raise self._refused("damaged: its SHA-256 is not the one in the manifest")
+
+    def _refused(self, reason: str) -> BatchRefused:
+        return BatchRefused(
+            f"The staged file {self.staged.path} is {reason}.",
+            lsn=self.staged.prepare_lsn,
+            advice="bring the file back from a copy of the staging area; the server no longer has the "
+            "rows of this prepared transaction. Otherwise copy the tables again.",
+        )
 
 
 def read_waiting(area: StagingArea, manifest: Manifest) -> list[Waiting]:

@@ -1,7 +1,7 @@
 """Spools on the worker's own disk: transactions that wait for their commit, in bounded memory.
 
 All spools of a read share a budget. When it is reached, the largest writes what it holds in memory to a
-file of its own, in a private folder of the system's temporary directory (``TMPDIR``), which goes away
+file of its own, in a private folder of the system's temporary directory (``scratch.py``), which goes away
 with the read. Nothing here is durable or needs to be: an unfinished transaction is sent again.
 What is not here: which messages a spool gets (``pgoutput/reassemble.py``).
 """
@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import shutil
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
 import numpy as np
 
 from airflow_provider_pgoutput.capture.pgoutput.pieces import Piece, joined
+from airflow_provider_pgoutput.capture.staging.scratch import ScratchFolder
 from airflow_provider_pgoutput.errors import StagingFull
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 #: Memory of all spools of a read together.
 SPILL_BYTES: Final = 32 << 20
@@ -50,7 +50,7 @@ class SpillFolder:
 
     def __init__(self, memory_bytes: int = SPILL_BYTES) -> None:
         self._memory_bytes = memory_bytes
-        self._folder: Path | None = None
+        self._folder: ScratchFolder | None = None
         self._spools: dict[int, FileSpool] = {}
         self._made = 0
         self.held_bytes = 0
@@ -68,7 +68,7 @@ class SpillFolder:
         """Remove all files; no spool may be used any more."""
         self._spools.clear()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
             self._folder = None
 
     def held(self, more_bytes: int) -> None:
@@ -80,8 +80,8 @@ class SpillFolder:
     def path(self, number: int) -> Path:
         """The file of a spool."""
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="pgoutput-spill-"))
-        return self._folder / str(number)
+            self._folder = ScratchFolder()
+        return self._folder.path / str(number)
 
     def forget(self, number: int) -> None:
         """Drop a spool."""

@@ -1,0 +1,60 @@
+"""Private folders on the worker's own disk that outlive no process for long.
+
+A process that is killed cannot remove its folder. Each folder is therefore locked while its process lives,
+and whoever makes a new one removes those that nobody locks. What is not here: what the folders hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Final
+
+_PREFIX: Final = "pgoutput-spill-"
+
+
+class ScratchFolder:
+    """A new folder in the system's temporary directory (``TMPDIR``).
+
+    :raises OSError: when the directory does not take it.
+    """
+
+    def __init__(self) -> None:
+        _remove_abandoned()
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            # Another process may have taken it for abandoned before it was locked.
+            if _locked(self._lock) and self.path.exists():
+                return
+            os.close(self._lock)
+
+    def remove(self) -> None:
+        """Remove the folder with all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _remove_abandoned() -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        # Those of other users cannot be opened, and others may remove the same one just now.
+        with contextlib.suppress(OSError):
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if _locked(lock):
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _locked(folder: int) -> bool:
+    """Take the lock of an open folder, unless somebody holds it; it goes with the process."""
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
