@@ -43,6 +43,7 @@ def get_provider_info() -> dict[str, Any]:
                     f"{_PACKAGE}.operators.stage",
                     f"{_PACKAGE}.operators.apply",
                     f"{_PACKAGE}.operators.advance",
+                    f"{_PACKAGE}.operators.prune",
                 ],
             }
         ],

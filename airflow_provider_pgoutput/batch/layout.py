@@ -25,7 +25,11 @@ from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError
 
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 _MANIFEST_NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})-([0-9a-f]{16})\.json")
+_ATTEMPT_PATH = re.compile(r"[a-z0-9_]{1,63}/data/([0-9A-F]{16})-[^/]+/.+")
 _SAFE_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+
+#: Digits of a batch's id in the names of its files.
+BATCH_ID_DIGITS = 16
 
 
 def check_slot_name(slot_name: str) -> str:
@@ -64,7 +68,7 @@ def manifest_folder(slot_name: str) -> str:
 
 def manifest_path(slot_name: str, start_lsn: Lsn, end_lsn: Lsn, batch_id: str) -> str:
     """Path of the manifest of one batch, relative to the staging root."""
-    name = f"{start_lsn.sortable}-{end_lsn.sortable}-{batch_id[:16]}.json"
+    name = f"{start_lsn.sortable}-{end_lsn.sortable}-{batch_id[:BATCH_ID_DIGITS]}.json"
     return f"{manifest_folder(slot_name)}/{name}"
 
 
@@ -74,9 +78,20 @@ def parse_manifest_name(name: str) -> tuple[Lsn, Lsn] | None:
     return (Lsn(int(match[1], 16)), Lsn(int(match[2], 16))) if match else None
 
 
+def data_folder(slot_name: str) -> str:
+    """Folder of the data files of all attempts, relative to the staging root."""
+    return f"{check_slot_name(slot_name)}/data"
+
+
+def parse_attempt_start(path: str) -> Lsn | None:
+    """Where the batch starts to which a data file belongs, or None when the file is not one of ours."""
+    match = _ATTEMPT_PATH.fullmatch(path)
+    return Lsn(int(match[1], 16)) if match else None
+
+
 def attempt_folder(slot_name: str, start_lsn: Lsn, attempt: str) -> str:
     """Folder that receives all data files of one attempt to stage a batch."""
-    return f"{check_slot_name(slot_name)}/data/{start_lsn.sortable}-{attempt}"
+    return f"{data_folder(slot_name)}/{start_lsn.sortable}-{attempt}"
 
 
 def table_folder(attempt_root: str, relation_oid: int, version: int) -> str:
@@ -94,6 +109,11 @@ def prepared_path(attempt_root: str, number: int) -> str:
     return f"{attempt_root}/prepared/prepared-{number:05d}.arrow"
 
 
+def plan_folder(slot_name: str) -> str:
+    """Folder of the plans of a slot, relative to the staging root."""
+    return f"{check_slot_name(slot_name)}/plans"
+
+
 def plan_path(slot_name: str, batch_id: str, attempt: str) -> str:
     """Path of the plan that tells one apply what to do."""
-    return f"{check_slot_name(slot_name)}/plans/{batch_id[:16]}-{attempt}.json"
+    return f"{plan_folder(slot_name)}/{batch_id[:BATCH_ID_DIGITS]}-{attempt}.json"

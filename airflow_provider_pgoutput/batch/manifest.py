@@ -191,6 +191,13 @@ class Manifest:
         """Logical messages, which are part of no table."""
         return sum(file.rows for file in self.message_files)
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of all its files, those of prepared transactions that an earlier batch wrote among them."""
+        files = [file for table in self.tables for each in table.versions for file in each.files]
+        files += [*self.rejected_files, *self.message_files]
+        return (*(file.path for file in files), *(each.path for each in self.prepared))
+
     def to_json(self) -> str:
         """The manifest as the text of its file."""
         body: dict[str, Any] = {"format_version": FORMAT_VERSION, "batch_id": self.batch_id}

@@ -1,4 +1,4 @@
-"""The whole pipeline as one task group: wait, stage, apply, advance. It only wires the tasks."""
+"""The whole pipeline as one task group: wait, stage, apply, advance, prune. It only wires the tasks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from airflow.sdk import TaskGroup
 
 from airflow_provider_pgoutput.operators.advance import PgoutputAdvanceSlotOperator
 from airflow_provider_pgoutput.operators.apply import PgoutputApplyOperator
+from airflow_provider_pgoutput.operators.prune import PgoutputPruneStagingOperator
 from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
 from airflow_provider_pgoutput.sensors.changes import PgoutputChangesSensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from datetime import timedelta
 
     from airflow.sdk import Asset
 
@@ -29,13 +31,14 @@ def pgoutput_to_iceberg(
     conn_id: str = "spark_default",
     catalog_name: str | None = None,
     wait_for_changes: bool = False,
+    staging_retention: timedelta | None = None,
     outlets: Sequence[Asset] = (),
     sensor_options: Mapping[str, Any] | None = None,
     stage_options: Mapping[str, Any] | None = None,
     apply_options: Mapping[str, Any] | None = None,
     advance_options: Mapping[str, Any] | None = None,
 ) -> TaskGroup:
-    """Make the tasks ``[changes] >> stage >> apply >> advance`` in the current DAG.
+    """Make the tasks ``[changes] >> stage >> apply >> advance [>> prune]`` in the current DAG.
 
     Give the DAG ``max_active_runs=1``: a second run at the same time would find the slot busy.
 
@@ -49,6 +52,8 @@ def pgoutput_to_iceberg(
     :param conn_id: the Spark cluster, a connection of type ``spark``.
     :param catalog_name: name of the catalog, when it is not named like its connection. (templated)
     :param wait_for_changes: begin with a ``PgoutputChangesSensor``.
+    :param staging_retention: end with a ``PgoutputPruneStagingOperator`` that keeps applied batches for
+        this long; None: nothing is ever removed from the staging area.
     :param outlets: assets that the apply task updates; their events carry ``end_lsn``.
     :param sensor_options: further arguments of ``PgoutputChangesSensor``.
     :param stage_options: further arguments of ``PgoutputStageOperator``.
@@ -79,6 +84,9 @@ def pgoutput_to_iceberg(
         stage >> apply >> advance
         if wait_for_changes:
             PgoutputChangesSensor(**_arguments("changes", source, sensor_options)) >> stage
+        if staging_retention is not None:
+            kept = {"slot_name": slot_name, "staging_retention": staging_retention}
+            advance >> PgoutputPruneStagingOperator(**_arguments("prune", staged, kept))
     return group
 
 

@@ -24,6 +24,7 @@ from airflow_provider_pgoutput.errors import ConfigurationError, LakeUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from datetime import datetime
 
 #: No access for other users: the files hold rows.
 _FOLDER_MODE = 0o750
@@ -35,6 +36,21 @@ class Written(NamedTuple):
 
     size_bytes: int
     sha256: str
+
+
+class Entry(NamedTuple):
+    """A file of the area."""
+
+    #: Relative to the staging root.
+    path: str
+    size_bytes: int
+    #: When it was last written, in UTC.
+    modified: datetime
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition("/")[2]
 
 
 class StagedOutput:
@@ -154,6 +170,20 @@ class StagingArea:
             found = self._filesystem.get_file_info(selector)
         return sorted(each.base_name for each in found if each.type == fs.FileType.File)
 
+    def entries(self, folder: str, *, recursive: bool = False) -> list[Entry]:
+        """The files in a folder, sorted by path; none when there is no such folder."""
+        selector = fs.FileSelector(
+            join(self._root, folder), allow_not_found=True, recursive=recursive
+        )
+        with storage_errors("list"):
+            found = self._filesystem.get_file_info(selector)
+        start = len(self._root.rstrip("/")) + 1
+        return sorted(
+            Entry(each.path[start:], each.size, each.mtime)
+            for each in found
+            if each.type == fs.FileType.File
+        )
+
     def sizes(self, paths: Sequence[str]) -> list[int | None]:
         """Bytes of each file; None: there is no such file."""
         with storage_errors("list"):
@@ -164,6 +194,21 @@ class StagingArea:
         """Delete a folder with all that is in it; nothing happens when it does not exist."""
         with storage_errors("delete"), contextlib.suppress(FileNotFoundError):
             self._filesystem.delete_dir(join(self._root, relative))
+
+    def delete_file(self, relative: str) -> None:
+        """Delete a file; nothing happens when it does not exist."""
+        with storage_errors("delete"), contextlib.suppress(FileNotFoundError):
+            self._filesystem.delete_file(join(self._root, relative))
+
+    def delete_empty_folders(self, relative: str) -> None:
+        """Delete the folders below one that hold nothing; an object store has none."""
+        if not self._local:
+            return
+        for folder, _, _ in os.walk(join(self._root, relative), topdown=False):
+            if folder != join(self._root, relative):
+                # Another process may have put a file there just now.
+                with contextlib.suppress(OSError):
+                    Path(folder).rmdir()
 
     def _sync_folders(self, folder: Path) -> None:
         """Sync a folder and those above it up to the root, any of which may be new."""

@@ -1,0 +1,143 @@
+"""What of the staging area is no longer needed, and its removal.
+
+A batch may go when it was applied, when it is older than the retention, and when no batch before it
+stays: what is left is one range without gaps, from which the lake can be replayed. The batch that ends at
+the checkpoint always stays, as it names the prepared transactions that wait there. Manifests go before
+files, so that no manifest ever lacks a file. What is not here: how far the lake is.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.manifest import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from datetime import datetime
+
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
+    from airflow_provider_pgoutput.capture.staging.area import Entry, StagingArea
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What was removed, and from where on batches are left."""
+
+    batches: int
+    files: int
+    size_bytes: int
+    #: Where the oldest batch starts that is left; None: none is.
+    first_lsn: Lsn | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Sealed:
+    manifest: Manifest
+    entry: Entry
+
+
+def prune(
+    area: StagingArea,
+    slot_name: str,
+    checkpoint: Checkpoint,
+    *,
+    older_than: datetime,
+    keep_from: Lsn | None = None,
+) -> Pruned:
+    """Remove applied batches, and what attempts that died left behind.
+
+    :param older_than: what was written at or after this time stays; with a time zone.
+    :param keep_from: batches that end past it stay, however old they are.
+    :raises BatchRefused: when a manifest is damaged; nothing was removed then.
+    """
+    sealed = _sealed(area, slot_name)
+    going = _going(sealed, checkpoint, older_than, keep_from)
+    staying = [each for each in sealed if each not in going]
+    needed = {path for each in staying for path in each.manifest.paths}
+    for each in going:
+        area.delete_file(each.entry.path)
+    unneeded = [
+        *_unneeded_data(area, slot_name, checkpoint, older_than, going, needed),
+        *_unneeded_plans(area, slot_name, older_than, staying),
+    ]
+    for entry in unneeded:
+        area.delete_file(entry.path)
+    area.delete_empty_folders(layout.data_folder(slot_name))
+    removed = [*(each.entry for each in going), *unneeded]
+    ours = [each.manifest for each in staying if _is_of(each, checkpoint)]
+    return Pruned(
+        batches=len(going),
+        files=len(removed),
+        size_bytes=sum(entry.size_bytes for entry in removed),
+        first_lsn=min((manifest.start_lsn for manifest in ours), default=None),
+    )
+
+
+def _sealed(area: StagingArea, slot_name: str) -> list[_Sealed]:
+    """All batches, in the order of their ends."""
+    found = []
+    for entry in area.entries(layout.manifest_folder(slot_name)):
+        if layout.parse_manifest_name(entry.name) is not None:
+            text = area.read(entry.path).decode("utf-8")
+            found.append(_Sealed(Manifest.from_json(text), entry))
+    return sorted(found, key=lambda each: (each.manifest.end_lsn, each.manifest.start_lsn))
+
+
+def _going(
+    sealed: Sequence[_Sealed], checkpoint: Checkpoint, older_than: datetime, keep_from: Lsn | None
+) -> list[_Sealed]:
+    def may_go(each: _Sealed) -> bool:
+        end = each.manifest.end_lsn
+        applied = _is_of(each, checkpoint) and end < checkpoint.end_lsn
+        return (
+            applied and each.entry.modified < older_than and (keep_from is None or end <= keep_from)
+        )
+
+    staying = [each for each in sealed if _is_of(each, checkpoint) and not may_go(each)]
+    # Nothing goes from the middle of what stays.
+    first = min((each.manifest.start_lsn for each in staying), default=checkpoint.end_lsn)
+    return [each for each in sealed if may_go(each) and each.manifest.end_lsn <= first]
+
+
+def _is_of(sealed: _Sealed, checkpoint: Checkpoint) -> bool:
+    """Whether a batch is of the system whose checkpoint this is; positions of another mean nothing."""
+    return sealed.manifest.system_identifier == checkpoint.system_identifier
+
+
+def _unneeded_data(
+    area: StagingArea,
+    slot_name: str,
+    checkpoint: Checkpoint,
+    older_than: datetime,
+    going: Sequence[_Sealed],
+    needed: set[str],
+) -> Iterator[Entry]:
+    """Files of the batches that go, and old ones of attempts that never became a batch.
+
+    An attempt that is running starts at the checkpoint; its files are not looked at.
+    """
+    gone = {path for each in going for path in each.manifest.paths}
+    folder = layout.data_folder(slot_name)
+    for entry in area.entries(folder, recursive=True):
+        if entry.path in needed:
+            continue
+        start = layout.parse_attempt_start(entry.path)
+        abandoned = start is not None and start < checkpoint.end_lsn and entry.modified < older_than
+        if entry.path in gone or abandoned:
+            yield entry
+
+
+def _unneeded_plans(
+    area: StagingArea, slot_name: str, older_than: datetime, staying: Sequence[_Sealed]
+) -> Iterator[Entry]:
+    kept = {each.manifest.batch_id[: layout.BATCH_ID_DIGITS] for each in staying}
+    for entry in area.entries(layout.plan_folder(slot_name)):
+        if entry.modified < older_than and entry.name.partition("-")[0] not in kept:
+            yield entry

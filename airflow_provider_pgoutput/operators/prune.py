@@ -1,0 +1,114 @@
+"""Airflow's door to retention: remove staged batches that the lake holds and nobody will replay."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.operators import arguments
+from airflow_provider_pgoutput.operators.outcome import airflow_outcome
+from airflow_provider_pgoutput.operators.progress import Lake
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from airflow.sdk import Context
+
+    from airflow_provider_pgoutput.capture.staging.retention import Pruned
+
+DEFAULT_RETENTION = timedelta(days=7)
+
+
+class PgoutputPruneStagingOperator(BaseOperator):
+    """Delete applied batches of a slot from the staging area when they are older than a retention.
+
+    What is not applied stays, and so does what a prepared transaction needs; the batches that are left
+    follow each other without gaps. Files of attempts that died go too. Without a checkpoint nothing is
+    deleted. The slot and the tables are not touched.
+
+    :param slot_name: the replication slot. (templated)
+    :param staging_uri: folder of the staging area. (templated)
+    :param namespace: namespace of the Iceberg tables; it holds the checkpoint. (templated)
+    :param staging_retention: how long an applied batch stays at least.
+    :param keep_from_lsn: batches that end past this LSN stay, however old they are; as ``16/B374D848``.
+        (templated)
+    :param iceberg_conn_id: the lake's catalog, a connection of type ``iceberg``. (templated)
+    :param catalog_name: name of the catalog, when it is not named like its connection. (templated)
+    """
+
+    template_fields: Sequence[str] = (
+        "slot_name",
+        "staging_uri",
+        "namespace",
+        "keep_from_lsn",
+        "iceberg_conn_id",
+        "catalog_name",
+    )
+    ui_color = "#f5ead0"
+
+    def __init__(
+        self,
+        *,
+        slot_name: str,
+        staging_uri: str,
+        namespace: str,
+        staging_retention: timedelta = DEFAULT_RETENTION,
+        keep_from_lsn: str | None = None,
+        iceberg_conn_id: str = "iceberg_default",
+        catalog_name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.slot_name = slot_name
+        self.staging_uri = staging_uri
+        self.namespace = namespace
+        self.staging_retention = staging_retention
+        self.keep_from_lsn = keep_from_lsn
+        self.iceberg_conn_id = iceberg_conn_id
+        self.catalog_name = catalog_name
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Delete, and say what was deleted: ``batches``, ``files``, ``bytes``, ``first_lsn``."""
+        with airflow_outcome():
+            pruned = self._prune()
+        if pruned is None:
+            self.log.info("The lake has no checkpoint of this slot: nothing is deleted.")
+            return {"batches": 0, "files": 0, "bytes": 0, "first_lsn": None}
+        self.log.info(
+            "Deleted %d batches, %d files of %d bytes. The oldest batch that is left starts at %s.",
+            pruned.batches,
+            pruned.files,
+            pruned.size_bytes,
+            pruned.first_lsn,
+        )
+        return {
+            "batches": pruned.batches,
+            "files": pruned.files,
+            "bytes": pruned.size_bytes,
+            "first_lsn": None if pruned.first_lsn is None else str(pruned.first_lsn),
+        }
+
+    def _prune(self) -> Pruned | None:
+        from airflow_provider_pgoutput.batch.lsn import Lsn
+        from airflow_provider_pgoutput.capture.staging.area import StagingArea
+        from airflow_provider_pgoutput.capture.staging.retention import prune
+
+        slot_name = arguments.required_text(self.slot_name, "slot_name")
+        area = StagingArea(arguments.required_text(self.staging_uri, "staging_uri"))
+        keep_from = arguments.optional_text(self.keep_from_lsn)
+        if self.staging_retention < timedelta(0):
+            raise ConfigurationError("staging_retention is negative.", slot=slot_name)
+        lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
+        checkpoint = lake.checkpoint(slot_name)
+        if checkpoint is None:
+            return None
+        return prune(
+            area,
+            slot_name,
+            checkpoint,
+            older_than=datetime.now(UTC) - self.staging_retention,
+            keep_from=None if keep_from is None else Lsn.parse(keep_from),
+        )
