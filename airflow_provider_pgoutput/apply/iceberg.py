@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAIN = "main"
-BRANCH_PREFIX = "pgoutput_"
 TAG_PREFIX = "pgoutput_"
-_APPLIED_PROPERTY = "pgoutput.applied."
 #: Table property that names a new column whose value older rows still lack, see ``evolve.py``.
 FILL_PREFIX = "pgoutput.fill."
 _DAY_MS = 24 * 60 * 60 * 1000
@@ -142,7 +140,7 @@ class IcebergTable:
         return None
 
     def _marker_property(self, slot_name: str) -> Marker | None:
-        text = self.properties.get(_APPLIED_PROPERTY + slot_name)
+        text = self.properties.get(words.PROPERTY_APPLIED + slot_name)
         if text is None:
             return None
         system_identifier, batch_id, end_lsn = text.split(" ")
@@ -193,7 +191,7 @@ class IcebergTable:
         return {
             name: int(self.java.snapshot(reference.snapshotId()).timestampMillis())
             for name, reference in dict(self.java.refs()).items()
-            if reference.isBranch() and name.startswith(BRANCH_PREFIX)
+            if reference.isBranch() and name.startswith(words.BRANCH_PREFIX)
         }
 
     def publish(
@@ -239,7 +237,7 @@ class IcebergTable:
         change.removeBranch(branch).commit()
         applied = f"{manifest.system_identifier} {manifest.batch_id} {manifest.end_lsn}"
         properties = transaction.updateProperties()
-        properties = properties.set(_APPLIED_PROPERTY + manifest.slot_name, applied)
+        properties = properties.set(words.PROPERTY_APPLIED + manifest.slot_name, applied)
         for name in filled:
             properties = properties.remove(FILL_PREFIX + name)
         properties.commit()

@@ -10,8 +10,9 @@ import time
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply import prepare as preparing
-from airflow_provider_pgoutput.apply.iceberg import BRANCH_PREFIX, IcebergTable
+from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 from airflow_provider_pgoutput.apply.target import Start, start
+from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.errors import CommitStateUnknown, PublishRefused, TableRefused
 

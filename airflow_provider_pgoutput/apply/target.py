@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable, Marker
 from airflow_provider_pgoutput.apply.names import TableName
-from airflow_provider_pgoutput.batch.checkpoint import OWN_TABLES
+from airflow_provider_pgoutput.batch import checkpoint as words
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, METADATA_COLUMNS, Plan, TableOptions
 from airflow_provider_pgoutput.errors import (
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.checkpoint import Progress
     from airflow_provider_pgoutput.batch.manifest import Manifest, Table
 
-SOURCE_TABLE = "pgoutput.source-table"
-RELATION_OID = "pgoutput.relation-oid"
-SLOT = "pgoutput.slot"
-SYSTEM_IDENTIFIER = "pgoutput.system-identifier"
 OP_COLUMN = "_pgoutput_op"
 #: Change log only: names of the columns that the change left out as unchanged TOAST.
 UNCHANGED_COLUMN = "_pgoutput_unchanged"
@@ -135,7 +131,7 @@ def _target(plan: Plan, table: Table) -> Target:
             advice="rename the column or leave it out of the publication.",
         )
     target_name = plan.target_name(table.schema_name, table.table_name)
-    if target_name in OWN_TABLES:
+    if target_name in words.OWN_TABLES:
         raise ConfigurationError(
             f"Its target {target_name} is a table of the pipeline's own.",
             table=table.name,
@@ -148,10 +144,10 @@ def _target(plan: Plan, table: Table) -> Target:
 def properties(target: Target, manifest: Manifest) -> dict[str, str]:
     """The table properties that name the source."""
     return {
-        SOURCE_TABLE: target.source.name,
-        RELATION_OID: str(target.source.relation_oid),
-        SLOT: manifest.slot_name,
-        SYSTEM_IDENTIFIER: manifest.system_identifier,
+        words.PROPERTY_SOURCE_TABLE: target.source.name,
+        words.PROPERTY_RELATION_OID: str(target.source.relation_oid),
+        words.PROPERTY_SLOT: manifest.slot_name,
+        words.PROPERTY_SYSTEM_IDENTIFIER: manifest.system_identifier,
         _MODE: target.mode,
     }
 
@@ -202,7 +198,10 @@ def _refuse_foreign(
     copy_lsn: Lsn | None,
 ) -> None:
     found, ours = table.properties, properties(target, manifest)
-    for key, what in ((SLOT, "slot"), (SYSTEM_IDENTIFIER, "PostgreSQL system")):
+    for key, what in (
+        (words.PROPERTY_SLOT, "slot"),
+        (words.PROPERTY_SYSTEM_IDENTIFIER, "PostgreSQL system"),
+    ):
         if key in found and found[key] != ours[key]:
             raise TableRefused(
                 f"The table is written from another {what}.",
@@ -227,7 +226,10 @@ def _refuse_foreign(
             table=target.name.target,
             advice="name another target, or drop this table if it is no longer needed.",
         )
-    other_oid = found.get(RELATION_OID, ours[RELATION_OID]) != ours[RELATION_OID]
+    other_oid = (
+        found.get(words.PROPERTY_RELATION_OID, ours[words.PROPERTY_RELATION_OID])
+        != ours[words.PROPERTY_RELATION_OID]
+    )
     if other_oid and copy_lsn is None:
         raise TableRefused(
             "The table of this name was dropped and created again at the source.",

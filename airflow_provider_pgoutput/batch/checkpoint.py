@@ -13,6 +13,16 @@ SUMMARY_BATCH_ID = "pgoutput.batch-id"
 SUMMARY_START_LSN = "pgoutput.start-lsn"
 SUMMARY_END_LSN = "pgoutput.end-lsn"
 
+#: Properties of every table that apply makes: where its rows come from.
+PROPERTY_SOURCE_TABLE = "pgoutput.source-table"
+PROPERTY_RELATION_OID = "pgoutput.relation-oid"
+PROPERTY_SLOT = "pgoutput.slot"
+PROPERTY_SYSTEM_IDENTIFIER = "pgoutput.system-identifier"
+#: Followed by a slot's name: system identifier, batch id and end LSN of the newest publish.
+PROPERTY_APPLIED = "pgoutput.applied."
+#: Begins the names of the branches on which batches are prepared.
+BRANCH_PREFIX = "pgoutput_"
+
 CHECKPOINT_TABLE = "pgoutput_checkpoint"
 REJECTED_TABLE = "pgoutput_rejected_values"
 MESSAGES_TABLE = "pgoutput_messages"
