@@ -63,6 +63,26 @@ def drain(
         )
 
 
+@contextlib.contextmanager
+def located(slot_name: str, cut: BatchCut) -> Iterator[None]:
+    """Let an error in the bytes say of which slot they are and after which commit they came.
+
+    What the server streams before its end carries no LSN, so the decoder may not know any.
+    """
+    try:
+        yield
+    except ProtocolError as error:
+        raise ProtocolError(
+            error.message,
+            slot=error.slot or slot_name,
+            table=error.table,
+            column=error.column,
+            lsn=error.lsn or cut.last_lsn,
+            advice=error.advice
+            or "report it with the server's version: a retry reads the same bytes.",
+        ) from error
+
+
 def commit_time(committed_at_us: int) -> str:
     """ISO 8601 in UTC for a time of the wire, microseconds since 2000-01-01 UTC."""
     return (_POSTGRES_EPOCH + timedelta(microseconds=committed_at_us)).isoformat()

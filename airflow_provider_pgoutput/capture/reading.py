@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.capture.copying import copy_apart
-from airflow_provider_pgoutput.capture.drain import commit_time, drain, no_garbage_collection
+from airflow_provider_pgoutput.capture.drain import (
+    commit_time,
+    drain,
+    located,
+    no_garbage_collection,
+)
 from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
 from airflow_provider_pgoutput.capture.progress import Progress
 from airflow_provider_pgoutput.capture.request import SQL, WALSENDER
@@ -56,7 +61,11 @@ def stage_changes(
         prepared = None if two_phase is None else two_phase.transactions
         cut = BatchCut(start, target, limits)
         stream = _open_stream(context, start, target, two_phase)
-        with contextlib.closing(stream), no_garbage_collection():
+        with (
+            contextlib.closing(stream),
+            no_garbage_collection(),
+            located(request.slot_name, cut),
+        ):
             check_not_ahead(_confirmed(context), start, request.slot_name)
             decoder = _decoder(context, start, target)
             drain(stream, cut, batch, decoder, Progress(start, target), prepared)
@@ -93,7 +102,8 @@ def read_beside_copy(
     if two_phase is None and not context.options.messages:
         return
     cut, decoder = BatchCut(start, point, Limits()), _decoder(context, start, point)
-    with contextlib.closing(_open_stream(context, start, point, two_phase)) as stream:
+    stream = _open_stream(context, start, point, two_phase)
+    with contextlib.closing(stream), located(context.request.slot_name, cut):
         for chunk in stream.chunks():
             if context.options.messages and not cut.finished:
                 decoder.decode(cut.take(chunk))

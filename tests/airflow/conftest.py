@@ -151,9 +151,7 @@ class TestLake:
         }
         rows = [row]
         for table_name, relation_oid in (tables or {}).items():
-            target = f"{self.namespace}.{table_name.replace('.', '__')}"
-            of_table = {"table_name": table_name, "relation_oid": relation_oid, "target": target}
-            rows.append({**row, **of_table})
+            rows.append({**row, "table_name": table_name, "relation_oid": relation_oid})
         table.append(pa.Table.from_pylist(rows, schema=schema))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -107,3 +109,38 @@ def test_a_prepared_transaction_has_its_origin(source: Source, up: str, transpor
     source.execute("COMMIT PREPARED 'g'")
     batch = source.stage(checkpoint=checkpoint_of(batch), **how)
     assert origins(source, batch) == [(1, up, 0x10)]
+
+
+def test_c85_to_c88_are_the_same_with_every_version(source: Source, up: str) -> None:
+    """Origins and logical messages, over both transports with each protocol version of the server."""
+    source.make_slot()
+    source.execute("INSERT INTO t VALUES (1, 'local')")
+    emit = "SELECT pg_logical_emit_message(true, 'app', 'replicated')"
+    replicate(source, "1/AABBCCDD", "INSERT INTO t VALUES (2)", emit, "SAVEPOINT s")
+    replicate(source, None, "INSERT INTO t VALUES (3)")
+    source.execute(
+        "SELECT pg_logical_emit_message(false, 'app', 'alone')", "SELECT pg_switch_wal()"
+    )
+    source.execute("INSERT INTO t VALUES (4)")
+    (server,) = source.execute("SELECT current_setting('server_version_num')::int")[0]
+    versions = range(1, 5 if server >= 160000 else 4)
+    slot = f"{source.slot_name}_copy"
+    for origin, messages in itertools.product(("any", "none"), (False, True)):
+        staged = []
+        for transport, version in itertools.product(("sql", "walsender"), versions):
+            source.execute(
+                f"SELECT pg_copy_logical_replication_slot('{source.slot_name}', '{slot}')"
+            )
+            options = StreamOptions(version, origin=origin, messages=messages)
+            # Elsewhere, or the batch that was sealed first would be found again.
+            folder = f"{origin}-{messages}-{transport}-{version}"
+            way = dataclasses.replace(source, slot_name=slot, staging=source.staging / folder)
+            batch = way.stage(initial_copy=False, transport=transport, options=options)
+            staged.append((way.changes(batch, "public.t"), way.messages(batch)))
+            source.execute(f"SELECT pg_drop_replication_slot('{slot}')")
+        keys = [row["a"] for row in staged[0][0]]
+        assert keys == ([1, 2, 3, 4] if origin == "any" else [1, 4])
+        assert all(each == staged[0] for each in staged), (origin, messages)
+        contents = {row["content"] for row in staged[0][1]}
+        assert (b"alone" in contents) == messages
+        assert (b"replicated" in contents) == (messages and origin == "any")

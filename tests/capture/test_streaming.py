@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
+from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import advance_slot
+from airflow_provider_pgoutput.capture.drain import located
+from airflow_provider_pgoutput.capture.pgoutput.reassemble import Reassembler
 from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from airflow_provider_pgoutput.capture.staging.cut import BatchCut, Limits
 from airflow_provider_pgoutput.errors import BatchRefused, ProtocolError, SlotBusy, WrongSlot
+from tests.capture.pgoutput import encode
+from tests.capture.pgoutput.support import chunk_of
 from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:
@@ -328,8 +334,20 @@ def test_a_commit_whose_prepare_was_never_staged_is_refused(prepares: Source) ->
     for name in source.manifests():
         (source.staging / source.slot_name / "manifests" / name).unlink()
     source.execute("COMMIT PREPARED 'g'")
-    with pytest.raises(ProtocolError, match="COMMIT PREPARED"):
+    with pytest.raises(ProtocolError, match="COMMIT PREPARED") as refused:
         source.stage(checkpoint=checkpoint_of(batch), options=TWO_PHASE)
+    assert refused.value.slot == source.slot_name
+    assert refused.value.lsn
+    assert refused.value.advice
+
+
+def test_an_error_in_the_bytes_names_slot_position_and_offset() -> None:
+    """Of what is streamed the decoder knows no LSN: the last one that was read to its end is named."""
+    cut = BatchCut(Lsn(0x40), Lsn(0x80), Limits())
+    with pytest.raises(ProtocolError) as refused, located("orders", cut):
+        list(Reassembler(4).take(chunk_of([encode.stream_commit(700, 0x48)])))
+    assert (refused.value.slot, refused.value.lsn) == ("orders", "0/40")
+    assert refused.value.message.endswith("transaction 700 was not streamed, at byte 1.")
 
 
 def test_origins_are_left_out_on_every_version(source: Source) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.conformance.groups import GroupRun, run_group
+from tests.conformance.groups import ONE_BATCH, VARIANTS, GroupRun, run_group
 from tests.conformance.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -25,12 +25,16 @@ def group_run(
     lake_catalog_properties: dict[str, str],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[Scenario], GroupRun]:
-    """What became of the group of a scenario. Of a group, only the selected scenarios run."""
+    """What became of the group of a scenario. Only selected scenarios run, in the selected variants."""
     version = request.config.getoption("--postgres-version")
     groups: dict[str, list[Scenario]] = {}
+    variants: dict[str, set[str]] = {}
     for item in request.session.items:
         scenario = getattr(item, "callspec", None) and item.callspec.params.get("scenario")
         if isinstance(scenario, Scenario):
+            variants.setdefault(scenario.group, {ONE_BATCH}).add(
+                item.callspec.params.get("variant", ONE_BATCH)
+            )
             chosen = groups.setdefault(scenario.group, [])
             if scenario not in chosen and scenario.least_version <= version:
                 chosen.append(scenario)
@@ -46,6 +50,7 @@ def group_run(
                 runs[name] = run_group(
                     name,
                     groups[name],
+                    [each for each in VARIANTS if each in variants[name]],
                     postgres_server,
                     spark,
                     lake_catalog_properties,

@@ -1,8 +1,8 @@
 """Run a group of scenarios through one database, and keep what happened.
 
 A pipeline copies the tables before the scenarios' DML, takes all of the WAL afterwards in one batch, and
-applies every batch again. Beside it a second pipeline takes one batch for each transaction; or, in
-groups of which that would take too long, the same WAL is staged in other ways, see ``ways.py``.
+applies every batch again. Beside it a second pipeline takes one batch for each transaction, except in
+groups of which that would take too long. The same WAL is staged in every way there is, see ``ways.py``.
 What is not here: any judgement; the tests look at the ``GroupRun``.
 """
 
@@ -19,7 +19,7 @@ from psycopg import sql
 from tests.conformance.compare import connect
 from tests.conformance.pipeline import Pipeline
 from tests.conformance.scenario import GROUPS, Copy, Group, In, Scenario
-from tests.conformance.ways import copy_slots, stage_other_ways
+from tests.conformance.ways import stage_every_way, staged_rows, stream_everything
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
     from tests.conformance.pipeline import Batch
+    from tests.conformance.ways import Staged
 
 ONE_BATCH = "one_batch"
 PER_TRANSACTION = "per_transaction"
@@ -47,6 +48,8 @@ class VariantRun:
     pipeline: Pipeline
     copy: Batch
     batches: list[Batch]
+    #: The changes of these batches, the copy not counted.
+    staged: Staged
     warnings: list[str]
     snapshots: dict[str, int | None]
     snapshots_after_second_time: dict[str, int | None]
@@ -60,19 +63,20 @@ class GroupRun:
     variants: dict[str, VariantRun]
     #: SQLSTATE of the refused statement, by scenario id.
     refused: dict[str, str]
-    #: Batches that were staged only, by the way of reading.
-    staged: dict[str, list[Batch]]
+    #: What was staged only, by the way of reading.
+    staged: dict[str, Staged | Exception]
 
 
 def run_group(
     name: str,
     scenarios: list[Scenario],
+    variants: list[str],
     server: EmbeddedPostgres,
     spark: SparkSession,
     catalog_properties: dict[str, str],
     folder: Path,
 ) -> GroupRun:
-    """Run all scenarios of a group in all of its variants, or ways."""
+    """Run scenarios of a group in some of its variants, of which one batch is one, and in every way."""
     group = GROUPS[name]
     conninfo = create_database(server, f"conformance_{name}", scenarios, group)
     for scenario in scenarios:
@@ -90,16 +94,15 @@ def run_group(
             spark=spark,
             capture_options={"options": group.options},
         )
-        for variant in variants_of(scenarios[0])
+        for variant in variants
     }
     copies, warnings = {}, {}
     for variant, pipeline in pipelines.items():
         with collected_warnings() as warnings[variant]:
             copies[variant] = pipeline.stage()
         pipeline.apply(copies[variant])
-    copy_slots(pipelines[ONE_BATCH], group)
     refused = {scenario.id: run_dml(conninfo, scenario) for scenario in scenarios}
-    staged = stage_other_ways(pipelines[ONE_BATCH], group, folder)
+    staged = stage_every_way(pipelines[ONE_BATCH], group, server.major, folder)
     runs = {}
     for variant, pipeline in pipelines.items():
         runs[variant] = run_variant(variant, pipeline, copies[variant], warnings[variant])
@@ -113,7 +116,15 @@ def run_variant(variant: str, pipeline: Pipeline, copy: Batch, warnings: list[st
     before = pipeline.snapshot_ids()
     for batch in (copy, *batches):
         pipeline.apply(batch)
-    run = VariantRun(pipeline, copy, batches, warnings + warned, before, pipeline.snapshot_ids())
+    run = VariantRun(
+        pipeline,
+        copy,
+        batches,
+        staged_rows(batches, pipeline.staging),
+        warnings + warned,
+        before,
+        pipeline.snapshot_ids(),
+    )
     pipeline.advance()
     # A slot that is left holds back transactions for every slot that a later test makes.
     with connect(pipeline.conninfo) as session:
@@ -136,12 +147,7 @@ def create_database(
     conninfo = server.conninfo(database)
     with connect(conninfo) as session:
         if group.streams:
-            setting = (
-                "debug_logical_replication_streaming = immediate"
-                if session.info.server_version >= 160000
-                else "logical_decoding_work_mem = '64kB'"
-            )
-            session.execute(f"ALTER DATABASE {database} SET {setting}")
+            session.execute(stream_everything(database, server.major))
         for scenario in scenarios:
             for statement in scenario.database_setup:
                 session.execute(statement.format(database=database))

@@ -38,11 +38,10 @@ def note(test: str, version: int, *, passed: bool) -> None:
 
 
 def versions_of(test: str, record: dict[str, list[int]]) -> list[int]:
-    """Major versions on which a test passed, with all of its parameters, or those that ``*`` stands for."""
-    begins = test.removesuffix("*]") if test.endswith("*]") else f"{test}["
+    """Major versions on which a test passed, with all of its parameters."""
     found = [
         set(versions)
         for name, versions in record.items()
-        if name == test or name.startswith(begins)
+        if name == test or name.startswith(f"{test}[")
     ]
     return sorted(set.intersection(*found)) if found else []

@@ -1,95 +1,174 @@
-"""Stage the WAL of a group in other ways than its pipeline does: what is staged has to be the same.
+"""Stage the WAL of a group in every way there is: what is staged has to be the same.
 
-Each way reads a copy of the pipeline's slot, made before the DML. What is not here: the comparison.
+A way is a transport, a protocol version that the server has, a value of ``streaming`` that this version
+has, and where the group is about them ``two_phase`` and ``binary`` on and off. Each way reads a copy of the
+pipeline's slot to the end, while the server streams whatever it may. What is not here: the comparison.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
+import itertools
+import re
 from typing import TYPE_CHECKING, Any
 
+from psycopg import sql
+
+from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
 from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
 from tests.capture.pipeline_support import Source
 from tests.conformance.compare import connect
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
+    from airflow_provider_pgoutput.batch.lsn import Lsn
     from tests.conformance.pipeline import Batch, Pipeline
-    from tests.conformance.scenario import Group, Scenario
+    from tests.conformance.scenario import Group
 
-WALSENDER = "walsender"
-VERSION_1 = "version_1"
-STREAMING_OFF = "streaming_off"
-TEXT = "text"
-EACH_TRANSACTION = "each_transaction"
+TRANSPORTS = ("sql", "walsender")
+#: By protocol version: the values of ``streaming`` that it has.
+STREAMING = {
+    1: ("off",),
+    2: ("off", "on"),
+    3: ("off", "on"),
+    4: ("off", "on", "parallel"),
+}
+#: Staged changes as text, without what is NULL, in the order of the stream, by table.
+Staged = dict[str, list[str]]
+#: Names of the columns that say whether a value is unchanged TOAST, see ``batch/changes.py``.
+_UNCHANGED = re.compile(r"u\d+")
 
 
-def ways_of(group: Group) -> dict[str, dict[str, Any]]:
-    """Options over those of the group's pipeline, by the name of the way."""
-    if group.applies_each_transaction:
-        return {}
-    options = group.options
-    ways: dict[str, dict[str, Any]] = {
-        WALSENDER: {"transport": "walsender"},
-        EACH_TRANSACTION: {"max_changes": 1},
-        VERSION_1: {"options": StreamOptions(proto_version=1, binary=options.binary)},
-    }
-    if options.two_phase:
-        ways[STREAMING_OFF] = {"options": dataclasses.replace(options, streaming="off")}
-    if options.binary:
-        ways[TEXT] = {"options": StreamOptions()}
+def newest_version(major: int) -> int:
+    """The newest protocol version that a server has."""
+    return 4 if major >= 16 else 3
+
+
+def ways_of(group: Group, major: int) -> dict[str, dict[str, Any]]:
+    """Arguments of a capture, by the name of the way."""
+    ways: dict[str, dict[str, Any]] = {}
+    versions = range(1, newest_version(major) + 1)
+    for transport, version, two_phase, binary in itertools.product(
+        TRANSPORTS,
+        versions,
+        {False, group.options.two_phase},
+        {False, group.options.binary},
+    ):
+        for streaming in STREAMING[version]:
+            if two_phase and version < 3:
+                continue
+            words = [transport, f"version_{version}", f"streaming_{streaming}"]
+            words += ["two_phase"] * two_phase + ["binary"] * binary
+            options = StreamOptions(version, streaming, two_phase=two_phase, binary=binary)
+            way = {"transport": transport, "options": options}
+            ways["-".join(words)] = way
+            if _is_cut(group, transport, version, streaming, major):
+                ways["-".join([*words, "each_transaction"])] = {**way, "max_changes": 1}
     return ways
 
 
-def copy_slots(pipeline: Pipeline, group: Group) -> None:
-    """Make a slot for each way where the pipeline's slot is now."""
-    with connect(pipeline.conninfo) as session:
-        for way in ways_of(group):
-            session.execute(
-                "SELECT pg_copy_logical_replication_slot(%s, %s)",
-                (pipeline.slot_name, _slot_of(pipeline, way)),
-            )
+def _is_cut(group: Group, transport: str, version: int, streaming: str, major: int) -> bool:
+    """Whether a way is repeated with a batch for each transaction, which reads the WAL as often."""
+    if group.applies_each_transaction:
+        return False  # Its second pipeline is such a way, and what that stages is compared, too.
+    return transport == "sql" and version == newest_version(major) and streaming == "on"
 
 
-def stage_other_ways(pipeline: Pipeline, group: Group, folder: Path) -> dict[str, list[Batch]]:
-    """Stage in every way up to the end of the WAL, and drop the copies of the slot."""
+def stage_every_way(
+    pipeline: Pipeline, group: Group, major: int, folder: Path
+) -> dict[str, Staged | Exception]:
+    """Stage in every way up to the end of the WAL; of a way that failed, how it did."""
     target = pipeline.flush_lsn()
-    checkpoint = pipeline.checkpoint()
-    staged = {}
-    for way, options in ways_of(group).items():
-        position, batches = checkpoint, []
+    found: dict[str, Staged | Exception] = {}
+    with streamed(pipeline, group, major):
+        for way, options in ways_of(group, major).items():
+            try:
+                batches = _stage(pipeline, way, options, target, folder / way)
+                found[way] = staged_rows(batches, folder / way)
+            except Exception as error:
+                found[way] = error
+    return found
+
+
+def _stage(
+    pipeline: Pipeline, way: str, options: dict[str, Any], target: Lsn, folder: Path
+) -> list[Batch]:
+    slot_name = "a_way_of_" + pipeline.slot_name
+    position, batches = pipeline.checkpoint(), []
+    with connect(pipeline.conninfo) as session:
+        session.execute(
+            "SELECT pg_copy_logical_replication_slot(%s, %s)", (pipeline.slot_name, slot_name)
+        )
+    try:
         while not batches or batches[-1].manifest.end_lsn < target:
             named = {
-                "slot_name": _slot_of(pipeline, way),
-                "staging_uri": (folder / way).as_uri(),
+                "slot_name": slot_name,
+                "staging_uri": folder.as_uri(),
                 "checkpoint": position,
             }
             batches.append(pipeline.stage(**{**named, **options}))
             manifest = batches[-1].manifest
             position = Checkpoint(manifest.end_lsn, manifest.system_identifier)
-        staged[way] = batches
+            # Otherwise every batch is decoded from the WAL of the first.
+            advance_slot(pipeline.conninfo, slot_name, manifest.end_lsn)
+    finally:
         with connect(pipeline.conninfo) as session:
-            session.execute("SELECT pg_drop_replication_slot(%s)", (_slot_of(pipeline, way),))
-    return staged
+            session.execute("SELECT pg_drop_replication_slot(%s)", (slot_name,))
+    return batches
 
 
-def staged_rows(
-    scenario: Scenario, batches: list[Batch], folder: Path
-) -> dict[str, list[dict[str, Any]]]:
-    """All staged changes of a scenario's tables, in the order of the stream, without what is NULL."""
-    found: dict[str, list[dict[str, Any]]] = {}
+@contextlib.contextmanager
+def streamed(pipeline: Pipeline, group: Group, major: int) -> Iterator[None]:
+    """Let the server stream every transaction (version 15: every one past 64 kB) for a while."""
+    with connect(pipeline.conninfo) as session:
+        if not group.streams:
+            session.execute(stream_everything(session.info.dbname, major))
+        yield
+        if not group.streams:
+            session.execute(
+                sql.SQL("ALTER DATABASE {} RESET {}").format(
+                    sql.Identifier(session.info.dbname), sql.Identifier(_setting(major)[0])
+                )
+            )
+
+
+def stream_everything(database: str, major: int) -> sql.Composed:
+    """The statement that makes the server stream whatever it may in a database."""
+    name, value = _setting(major)
+    return sql.SQL("ALTER DATABASE {} SET {} = {}").format(
+        sql.Identifier(database), sql.Identifier(name), sql.Literal(value)
+    )
+
+
+def _setting(major: int) -> tuple[str, str]:
+    if major >= 16:
+        return "debug_logical_replication_streaming", "immediate"
+    return "logical_decoding_work_mem", "64kB"
+
+
+def staged_rows(batches: list[Batch], folder: Path) -> Staged:
+    """All staged changes of tables that changed, by ``schema.table``."""
+    found: Staged = {}
     source = Source("", "", folder)
     for batch in batches:
         for table in batch.manifest.tables:
-            if table.schema_name == scenario.schema_of_tables:
-                found.setdefault(table.table_name, []).extend(
-                    {name: value for name, value in row.items() if value is not None}
-                    for row in source.changes(batch.manifest, table.name)
-                )
+            rows = source.changes(batch.manifest, table.name)
+            if rows:
+                found.setdefault(table.name, []).extend(map(_written_out, rows))
     return found
 
 
-def _slot_of(pipeline: Pipeline, way: str) -> str:
-    return f"{pipeline.slot_name}_{way}"
+def _written_out(row: dict[str, Any]) -> str:
+    """A row as text, in which NaN is NaN and 0 is not -0.
+
+    A file without one unchanged TOAST value, or one old value, has no column for them.
+    """
+    said = {
+        name: value
+        for name, value in sorted(row.items())
+        if value is not None and not (value is False and _UNCHANGED.fullmatch(name))
+    }
+    return repr(said)

@@ -9,6 +9,7 @@ from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.checkpoint import read_checkpoint
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
+from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
 
 
 def main() -> None:
@@ -28,6 +29,7 @@ def main() -> None:
             publication_names=tuple(body["publication_names"]),
             staging_uri=body["staging_uri"],
             checkpoint=checkpoint,
+            options=StreamOptions(**body["stream_options"]),
             **body["options"],
         )
     )

@@ -84,11 +84,14 @@ def subject(
     spark: SparkSession,
     lake_catalog_properties: dict[str, str],
     tmp_path: Path,
-) -> Iterator[Callable[[int], Subject]]:
-    """Make the source's tables from a seed; nothing is captured yet, and its slot is watched."""
+) -> Iterator[Callable[..., Subject]]:
+    """Make the source's tables from a seed; nothing is captured yet, and its slot is watched.
+
+    What is given by name goes into every ``CaptureRequest``.
+    """
     watches: list[SlotWatch] = []
 
-    def make(seed: int) -> Subject:
+    def make(seed: int, **capture_options: Any) -> Subject:
         with connect(postgres_database) as session:
             for statement in SETUP:
                 session.execute(statement)
@@ -101,6 +104,7 @@ def subject(
             staging=tmp_path,
             catalog_properties=lake_catalog_properties,
             spark=spark,
+            capture_options=capture_options,
             plan_options={"tables": {f"public.{LOG_TABLE}": TableOptions(mode=CHANGE_LOG)}},
         )
         watches.append(SlotWatch(pipeline))

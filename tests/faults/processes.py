@@ -5,6 +5,7 @@ A killed process leaves behind what ``kill -9`` leaves: nothing is closed, nothi
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.crash_points import VARIABLE
+from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
 from airflow_provider_pgoutput.operators.spark_files import spark_files
 from airflow_provider_pgoutput.quickstart.spark import LocalLake, local_conf, spark_environment
 
@@ -50,6 +52,8 @@ def apply_in_process(pipeline: Pipeline, batch: Batch, crash_at: str, lake: Loca
 
 
 def _run_capture(task: str, pipeline: Pipeline, crash_at: str, options: dict[str, Any]) -> bool:
+    options = {**pipeline.capture_options, **options}
+    stream = options.pop("options", StreamOptions())
     body = {
         "task": task,
         "conninfo": pipeline.conninfo,
@@ -58,7 +62,8 @@ def _run_capture(task: str, pipeline: Pipeline, crash_at: str, options: dict[str
         "namespace": pipeline.namespace,
         "staging_uri": pipeline.staging.as_uri(),
         "catalog_properties": pipeline.catalog_properties,
-        "options": {**pipeline.capture_options, **options},
+        "options": options,
+        "stream_options": dataclasses.asdict(stream),
     }
     environment = {**os.environ, VARIABLE: crash_at, "PYTHONPATH": str(ROOT)}
     script = Path(__file__).with_name("capture_task.py")

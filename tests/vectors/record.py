@@ -8,7 +8,7 @@ look at them.
 
 The vectors are of 15.18, 16.14, 17.11 and 18.6. The first two send the ``COMMIT PREPARED`` of a
 transaction that changed nothing; 15.19 and 16.15 do not. Scenarios that end in an error and send nothing
-are not here.
+are in ``refused.json``; of them there is nothing to record.
 """
 
 from __future__ import annotations

@@ -229,7 +229,8 @@ def create_slot(
 ) -> ExportedSnapshot:
     """Make a logical slot and export the snapshot of its first position.
 
-    The server waits for the transactions that are open, so none can lie across that position.
+    The server waits for the transactions that are open, so none can lie across that position. Prepared
+    ones are open too; somebody has to end them, so a warning says that they are waited for.
 
     Source: https://www.postgresql.org/docs/current/protocol-replication.html
 
@@ -245,6 +246,7 @@ def create_slot(
             sql.SQL(", TWO_PHASE" if two_phase else ""),
         )
         with translated(slot=slot_name):
+            _warn_of_prepared(session, slot_name)
             row = session.execute(statement).fetchone()
         assert row is not None, "CREATE_REPLICATION_SLOT answers with a row"
         return ExportedSnapshot(Lsn.parse(row[1]), row[2], session)
@@ -262,6 +264,21 @@ def check_wal_level(server: Server) -> None:
         raise ConfigurationError(
             f"The source has wal_level = {server.wal_level}.",
             advice="set wal_level = logical in postgresql.conf and restart the server.",
+        )
+
+
+def _warn_of_prepared(session: Session, slot_name: str) -> None:
+    row = session.execute(
+        "SELECT pg_catalog.count(*), pg_catalog.min(prepared)::pg_catalog.text"
+        " FROM pg_catalog.pg_prepared_xacts"
+    ).fetchone()
+    if row is not None and int(row[0]):
+        log.warning(
+            "Slot %s can be made only when the prepared transactions on the server have ended: %s, the"
+            " oldest prepared at %s. pg_prepared_xacts names them; COMMIT or ROLLBACK PREPARED ends them.",
+            slot_name,
+            row[0],
+            row[1],
         )
 
 

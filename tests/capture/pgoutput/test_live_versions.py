@@ -1,25 +1,39 @@
-"""Every scenario read from a live server with every protocol version: the same changes as with version 1.
+"""Every scenario read from a live server: the messages that were measured, and with every protocol version
+the same changes as with version 1.
 
-The server streams every transaction (before version 16: every one beyond 64 kB), so small ones come in
-blocks too. What version 1 sends is decoded by the reference decoder, the others by the fast way.
+For the latter the server streams every transaction (before version 16: every one beyond 64 kB), so small
+ones come in blocks too. What version 1 sends is decoded by the reference decoder, the others by the fast way.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 
+from tests.capture.pgoutput.notation import stream_notation
 from tests.capture.pgoutput.support import (
     SCENARIOS,
+    VECTORS,
     Outcome,
     Reading,
     decoder_outcome,
+    expected_notation,
+    reading_of,
     reference_outcome,
 )
-from tests.vectors.record import PINNED, peek, run_script, run_work
+from tests.vectors.record import (
+    PINNED,
+    decode_settings,
+    peek,
+    plugin_options,
+    run_script,
+    run_work,
+)
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
@@ -38,8 +52,13 @@ WAYS = [
 ]
 
 
+REFUSED: dict[str, dict[str, Any]] = {
+    each["name"]: each for each in json.loads((VECTORS / "refused.json").read_text())
+}
+
+
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_every_version_sends_the_same_changes(
+def test_the_server_sends_what_was_measured_and_every_version_the_same(
     name: str, postgres_server: EmbeddedPostgres, postgres_database: str
 ) -> None:
     scenario = SCENARIOS[name]
@@ -58,6 +77,7 @@ def test_every_version_sends_the_same_changes(
             "SELECT pg_create_logical_replication_slot('prepares', 'pgoutput', false, true)"
         )
         run_work(postgres_database, scenario)
+        assert _sent(session, name, major) == _settled(expected_notation(name, str(major)))
         session.execute(STREAM_EVERYTHING if major > 15 else STREAM_EARLY)
         plain = {"proto_version": "1", "publication_names": "p", **asked}
         expected = reference_outcome(
@@ -72,6 +92,47 @@ def test_every_version_sends_the_same_changes(
                     streaming,
                     two_phase,
                 )
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_server_refuses_what_was_measured(
+    name: str, postgres_server: EmbeddedPostgres, postgres_database: str
+) -> None:
+    """The publisher refuses the statement, or the read fails: nothing is sent."""
+    scenario = REFUSED[name]
+    if postgres_server.major > scenario["max_server_version"]:
+        pytest.skip("this server sends something, see scenarios.json")
+    run_script(postgres_database, scenario["setup"])
+    with psycopg.connect(postgres_database, autocommit=True, options=PINNED) as session:
+        session.execute("SELECT pg_create_logical_replication_slot('whole', 'pgoutput')")
+        if "dml_error" in scenario:
+            with pytest.raises(SystemExit, match=re.escape(scenario["dml_error"])):
+                run_script(postgres_database, scenario["dml"])
+            assert peek(session, "whole", plugin_options(scenario)) == []
+            return
+        run_script(postgres_database, scenario["dml"])
+        with pytest.raises(psycopg.Error, match=re.escape(scenario["read_error"])):
+            peek(session, "whole", plugin_options(scenario))
+
+
+def _sent(session: psycopg.Connection[Any], name: str, major: int) -> str:
+    """What the server sends when it is asked as in the scenario."""
+    scenario = SCENARIOS[name]
+    slot = "prepares" if "two_phase" in scenario["pgoutput_options"] else "whole"
+    session.execute(decode_settings(scenario, major))
+    bodies = peek(session, slot, plugin_options(scenario))
+    session.execute("RESET ALL")
+    return _settled(stream_notation(bodies, reading_of(name, str(major))))
+
+
+def _settled(notation: str) -> str:
+    """Without the end of prepared transactions that changed nothing, which some minor versions send."""
+    begun = set(re.findall(r"(?:^| )[bp]\[([^]]*)\]", notation))
+    return re.sub(
+        r"(?:^| )[PKr]\[([^]]*)\]",
+        lambda found: found[0] if found[1] in begun else "",
+        notation,
+    )
 
 
 def _read(

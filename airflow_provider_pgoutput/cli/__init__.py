@@ -1,1 +1,0 @@
-"""``airflow pgoutput ...``: what Airflow's command line gets from this provider."""
