@@ -33,6 +33,7 @@ def get_provider_info() -> dict[str, Any]:
                 "tags": ["software"],
             }
         ],
+        "cli": [f"{_PACKAGE}.cli.definition.get_cli_commands"],
         "hooks": [
             {"integration-name": _INTEGRATION, "python-modules": [f"{_PACKAGE}.hooks.pgoutput"]}
         ],

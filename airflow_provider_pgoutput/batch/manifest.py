@@ -194,9 +194,19 @@ class Manifest:
     @property
     def paths(self) -> tuple[str, ...]:
         """Paths of all its files, those of prepared transactions that an earlier batch wrote among them."""
-        files = [file for table in self.tables for each in table.versions for file in each.files]
-        files += [*self.rejected_files, *self.message_files]
-        return (*(file.path for file in files), *(each.path for each in self.prepared))
+        return tuple(each.path for each in self._files)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of each of ``paths``."""
+        return tuple(each.size_bytes for each in self._files)
+
+    @property
+    def _files(self) -> list[StagedFile | PreparedTransaction]:
+        files: list[StagedFile | PreparedTransaction] = [
+            file for table in self.tables for each in table.versions for file in each.files
+        ]
+        return [*files, *self.rejected_files, *self.message_files, *self.prepared]
 
     def to_json(self) -> str:
         """The manifest as the text of its file."""

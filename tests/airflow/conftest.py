@@ -151,7 +151,9 @@ class TestLake:
         }
         rows = [row]
         for table_name, relation_oid in (tables or {}).items():
-            rows.append({**row, "table_name": table_name, "relation_oid": relation_oid})
+            target = f"{self.namespace}.{table_name.replace('.', '__')}"
+            of_table = {"table_name": table_name, "relation_oid": relation_oid, "target": target}
+            rows.append({**row, **of_table})
         table.append(pa.Table.from_pylist(rows, schema=schema))
 
 

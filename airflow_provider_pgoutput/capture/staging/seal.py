@@ -14,7 +14,6 @@ from airflow_provider_pgoutput.batch.manifest import Manifest
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
-    from airflow_provider_pgoutput.batch.manifest import PreparedTransaction, StagedFile
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
 
 log = logging.getLogger(__name__)
@@ -76,22 +75,17 @@ def find_ending(
 
 def _has_files(area: StagingArea, manifest: Manifest, path: str) -> bool:
     """Whether every file of a manifest is there with its size; what is in it, apply checks."""
-    files: list[StagedFile | PreparedTransaction] = [
-        file for table in manifest.tables for each in table.versions for file in each.files
-    ]
-    files += manifest.rejected_files
-    files += manifest.message_files
-    files += manifest.prepared
-    sizes = area.sizes([file.path for file in files])
-    lost = [file for file, size in zip(files, sizes, strict=True) if size != file.size_bytes]
+    sizes = area.sizes(list(manifest.paths))
+    wanted = zip(manifest.paths, manifest.sizes, sizes, strict=True)
+    lost = [path for path, size, found in wanted if found != size]
     if lost:
         log.warning(
             "The manifest %s is passed over: %d of its %d files are missing or of another size, the"
             " first is %s. The batch is staged again if the slot still holds it.",
             area.uri(path),
             len(lost),
-            len(files),
-            lost[0].path,
+            len(sizes),
+            lost[0],
         )
     return not lost
 

@@ -1,0 +1,262 @@
+"""Compares slot, checkpoint, tables and staging of one pipeline, and names what does not agree.
+
+It looks and changes nothing. What is not here: the repair (``repair.py``), and reading any of the four.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.source.slot import (
+    check_not_ahead,
+    check_slot,
+    check_wal_level,
+)
+from airflow_provider_pgoutput.errors import PgoutputError, SlotNotFound, SourceChanged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from datetime import datetime
+
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.capture.lake_state import LakeState, LakeTable, Recorded
+    from airflow_provider_pgoutput.capture.source.catalog import Server
+    from airflow_provider_pgoutput.capture.source.slot import SlotFacts
+
+#: The pipeline goes on by itself, or an operator may want to know.
+NOTE: Final = "note"
+#: The next run fails, or the lake is not what it should be.
+PROBLEM: Final = "problem"
+
+#: No attempt to apply takes so long: apply removes such branches, too.
+DEAD_AFTER: Final = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that does not agree."""
+
+    severity: str
+    #: What it is about: ``slot``, ``source``, ``checkpoint``, ``staging`` or a table.
+    where: str
+    what: str
+    #: What to do about it.
+    advice: str
+    #: Whether ``repair`` does it.
+    repairable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """All that is compared, each as it was read."""
+
+    slot_name: str
+    #: None: the source did not answer; the error is a finding already.
+    server: Server | None
+    slot: SlotFacts | None
+    two_phase: bool
+    lake: LakeState
+    #: The manifests of the slot, in the order of their starts.
+    manifests: Sequence[Manifest]
+    #: Of these, the ids of batches of which a file is missing or of another size.
+    incomplete: frozenset[str]
+    now: datetime
+
+    @property
+    def checkpoint(self) -> Recorded | None:
+        """The newest batch that was applied as a whole."""
+        whole = [each for each in self.lake.recorded or () if each.table_name is None]
+        return max(whole, key=lambda each: each.end_lsn, default=None)
+
+    @property
+    def system_identifier(self) -> str | None:
+        """The system that the lake was filled from."""
+        found = {each.system_identifier for each in self.lake.tables}
+        return found.pop() if len(found) == 1 else None
+
+
+def examine(observed: Observed) -> list[Finding]:
+    """Name everything that does not agree; nothing is found when all is well."""
+    checks: tuple[Callable[[Observed], Iterator[Finding]], ...] = (
+        _source,
+        _slot,
+        _checkpoint,
+        _tables,
+        _branches,
+        _staging,
+    )
+    return [finding for check in checks for finding in check(observed)]
+
+
+def _source(observed: Observed) -> Iterator[Finding]:
+    server, checkpoint = observed.server, observed.checkpoint
+    if server is None:
+        return
+    try:
+        check_wal_level(server)
+    except PgoutputError as error:
+        yield _problem("source", error)
+    filled_from = observed.system_identifier
+    if filled_from is not None and server.system_identifier != filled_from:
+        yield _problem(
+            "source",
+            SourceChanged(
+                f"The source is system {server.system_identifier}, the lake was filled from {filled_from}.",
+                advice="correct the connection; a server that was restored with pg_dump or initdb needs a "
+                "new slot name and namespace.",
+            ),
+        )
+    elif checkpoint is not None and server.flush_lsn < checkpoint.end_lsn:
+        yield _problem(
+            "source",
+            SourceChanged(
+                f"The lake is at {checkpoint.end_lsn}, the source has written up to {server.flush_lsn} only: "
+                "it was restored from a backup, or a standby was promoted without the end of its WAL.",
+                advice="copy the tables again (copy_tables), with a new slot.",
+            ),
+        )
+
+
+def _slot(observed: Observed) -> Iterator[Finding]:
+    server, slot, checkpoint = observed.server, observed.slot, observed.checkpoint
+    if server is None:
+        return
+    if slot is None:
+        if checkpoint is not None:
+            missing = SlotNotFound(
+                f"The slot does not exist; the lake is at {checkpoint.end_lsn}.",
+                advice="find out who dropped it; changes since then are gone, so make a new slot and copy "
+                "the tables again.",
+            )
+            yield _problem("slot", missing)
+        return
+    try:
+        confirmed = check_slot(slot, server, two_phase=observed.two_phase)
+        if checkpoint is not None:
+            check_not_ahead(confirmed, checkpoint.end_lsn, slot.name)
+    except PgoutputError as error:
+        yield _problem("slot", error)
+        return
+    if checkpoint is not None and confirmed < checkpoint.end_lsn:
+        yield Finding(
+            NOTE,
+            "slot",
+            f"The slot is at {confirmed}, the lake at {checkpoint.end_lsn}: the server keeps "
+            f"{checkpoint.end_lsn - confirmed} bytes of WAL that nobody needs.",
+            "run the advance task.",
+        )
+
+
+def _checkpoint(observed: Observed) -> Iterator[Finding]:
+    checkpoint = observed.checkpoint
+    applied = [each for each in observed.lake.tables if each.marker is not None]
+    if checkpoint is None and applied:
+        yield Finding(
+            PROBLEM,
+            "checkpoint",
+            f"The checkpoint table has no row of the slot, and {len(applied)} tables hold batches of it: the "
+            "next run would copy everything again.",
+            "rebuild the checkpoint from the tables' snapshot summaries: run this command with --repair.",
+            repairable=True,
+        )
+
+
+def _tables(observed: Observed) -> Iterator[Finding]:
+    checkpoint = observed.checkpoint
+    present = {each.target: each for each in observed.lake.tables}
+    newest: dict[str, Recorded] = {}
+    for row in observed.lake.recorded or ():
+        if row.target is not None:
+            newest[row.target] = row
+    for target, row in sorted(newest.items()):
+        table = present.get(target)
+        if table is None:
+            yield Finding(
+                PROBLEM,
+                target,
+                f"The table is gone; batches up to {row.end_lsn} were applied to it.",
+                f"bring it back, or copy it again: copy_tables=[{row.table_name!r}].",
+            )
+        elif table.marker is None or table.marker.end_lsn < row.end_lsn:
+            says = "nothing" if table.marker is None else table.marker.end_lsn
+            yield Finding(
+                PROBLEM,
+                target,
+                f"The checkpoint says {row.end_lsn}, the table says {says}: it was rolled back.",
+                f"set main to its newest snapshot again, or copy it again: copy_tables=[{row.table_name!r}].",
+            )
+    for table in observed.lake.tables:
+        if table.marker and checkpoint and table.marker.end_lsn > checkpoint.end_lsn:
+            yield Finding(
+                NOTE,
+                table.target,
+                f"The table holds a batch up to {table.marker.end_lsn}, the checkpoint is "
+                f"{checkpoint.end_lsn}: an apply died after it published this table.",
+                "run the apply task again; what is there already is passed over.",
+            )
+
+
+def _branches(observed: Observed) -> Iterator[Finding]:
+    for table in observed.lake.tables:
+        dead = dead_branches(table, observed.now)
+        if dead:
+            yield Finding(
+                NOTE,
+                table.target,
+                f"{len(dead)} branches of attempts that died are left: {', '.join(dead)}.",
+                "the next apply that changes the table removes them, and so does --repair.",
+                repairable=True,
+            )
+
+
+def dead_branches(table: LakeTable, now: datetime) -> list[str]:
+    """Branches of ours that belong to no attempt that lives."""
+    return sorted(name for name, newest in table.branches.items() if now - newest > DEAD_AFTER)
+
+
+def _staging(observed: Observed) -> Iterator[Finding]:
+    checkpoint = observed.checkpoint
+    position = Lsn(0) if checkpoint is None else checkpoint.end_lsn
+    waiting = [
+        each for each in observed.manifests if each.end_lsn > position and _is_ours(each, observed)
+    ]
+    for manifest in waiting:
+        if manifest.batch_id in observed.incomplete:
+            yield Finding(
+                NOTE,
+                "staging",
+                f"Files of the batch {_range(manifest)} are missing.",
+                "run the stage task: it stages the batch again, as the slot still holds its changes.",
+            )
+        elif checkpoint is not None and manifest.start_lsn > position:
+            yield Finding(
+                PROBLEM,
+                "staging",
+                f"The batch {_range(manifest)} starts past the checkpoint {position}: the batch between is "
+                "missing.",
+                "remove its manifest; the next run stages everything from the checkpoint on.",
+            )
+        else:
+            position = max(position, manifest.end_lsn)
+            yield Finding(
+                NOTE,
+                "staging",
+                f"The batch {_range(manifest)} is sealed and not applied.",
+                "run the apply task; the next run finds it by itself.",
+            )
+
+
+def _is_ours(manifest: Manifest, observed: Observed) -> bool:
+    known = observed.system_identifier
+    return known is None or manifest.system_identifier == known
+
+
+def _range(manifest: Manifest) -> str:
+    return f"{manifest.start_lsn} to {manifest.end_lsn}"
+
+
+def _problem(where: str, error: PgoutputError) -> Finding:
+    return Finding(PROBLEM, where, error.message, error.advice or "")

@@ -1,0 +1,209 @@
+"""What the lake says of one slot: the checkpoint table's rows, and the tables' own markers.
+
+Read through pyiceberg, metadata only but for the checkpoint table. What is not here: what it means
+(``doctor.py``), and the position that a run starts from (``checkpoint.py``).
+
+Source: https://iceberg.apache.org/spec/#snapshots (summary)
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.batch import checkpoint as words
+from airflow_provider_pgoutput.batch.layout import check_slot_name
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.errors import LakeUnavailable, PgoutputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A row of the checkpoint table: of a batch as a whole, or of one table in it."""
+
+    batch_id: str
+    #: The source's ``schema.table``; None: the batch as a whole.
+    table_name: str | None
+    relation_oid: int | None
+    target: str | None
+    start_lsn: Lsn
+    end_lsn: Lsn
+    #: In UTC; None: not known.
+    applied_at: datetime | None
+    manifest_uri: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedMarker:
+    """What the newest commit of the pipeline that main still holds says."""
+
+    system_identifier: str
+    batch_id: str
+    end_lsn: Lsn
+    #: None: the commit itself was expired, and the table property answers.
+    start_lsn: Lsn | None
+    snapshot_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LakeTable:
+    """A table that the slot's pipeline writes."""
+
+    #: ``namespace.table``.
+    target: str
+    #: The source's ``schema.table`` and OID when the table was made.
+    source_name: str
+    relation_oid: int
+    system_identifier: str
+    #: None: nothing of ours is in main, which somebody rolled back then.
+    marker: AppliedMarker | None
+    #: Branches of attempts to apply, with the time of their newest commit.
+    branches: Mapping[str, datetime]
+
+
+@dataclass(frozen=True, slots=True)
+class LakeState:
+    """All of one slot in one namespace."""
+
+    #: None: there is no checkpoint table, or it has no row of the slot.
+    recorded: tuple[Recorded, ...] | None
+    tables: tuple[LakeTable, ...]
+
+
+def open_catalog(catalog_name: str, catalog_properties: Mapping[str, str]) -> Catalog:
+    """Open a catalog through pyiceberg.
+
+    :raises LakeUnavailable: when it cannot be opened.
+    """
+    # Here, because pyiceberg takes a second to import.
+    from pyiceberg.catalog import load_catalog  # noqa: PLC0415
+
+    with lake_errors("opened"):
+        return load_catalog(catalog_name, **dict(catalog_properties))
+
+
+def read_lake(catalog: Catalog, namespace: str, slot_name: str) -> LakeState:
+    """Read what the lake holds of a slot.
+
+    :raises LakeUnavailable: when the catalog or a table cannot be read.
+    """
+    recorded, tables = None, []
+    with lake_errors("read"):
+        for identifier in _table_names(catalog, namespace):
+            table = catalog.load_table(identifier)
+            if identifier[-1] == words.CHECKPOINT_TABLE:
+                recorded = _recorded(table, slot_name)
+            elif table.properties.get(words.PROPERTY_SLOT) == slot_name:
+                tables.append(_lake_table(table, ".".join(identifier), slot_name))
+    return LakeState(recorded, tuple(sorted(tables, key=lambda each: each.target)))
+
+
+def read_recorded(catalog: Catalog, namespace: str, slot_name: str) -> tuple[Recorded, ...]:
+    """Read the checkpoint table's rows of a slot, oldest first; none when there is no such table.
+
+    :raises LakeUnavailable: when the catalog or the table cannot be read.
+    """
+    identifier = (*namespace.split("."), words.CHECKPOINT_TABLE)
+    with lake_errors("read"):
+        if not catalog.table_exists(identifier):
+            return ()
+        return _recorded(catalog.load_table(identifier), slot_name) or ()
+
+
+@contextlib.contextmanager
+def lake_errors(action: str) -> Iterator[None]:
+    """Turn what pyiceberg raises into our error, without its text, which may hold credentials.
+
+    pyiceberg has no common base class of its exceptions.
+    """
+    try:
+        yield
+    except PgoutputError:
+        raise
+    except Exception as error:
+        raise LakeUnavailable(
+            f"The lake cannot be {action} ({type(error).__name__}).",
+            advice="check the iceberg connection and the catalog; then try again.",
+        ) from None
+
+
+def _table_names(catalog: Catalog, namespace: str) -> list[tuple[str, ...]]:
+    from pyiceberg.exceptions import NoSuchNamespaceError  # noqa: PLC0415
+
+    try:
+        return sorted(catalog.list_tables(tuple(namespace.split("."))))
+    except NoSuchNamespaceError:
+        return []
+
+
+def _recorded(table: Table, slot_name: str) -> tuple[Recorded, ...] | None:
+    names = [name for name, _ in words.CHECKPOINT if name in Recorded.__slots__]
+    # A slot name has nothing but letters, digits and underscores, so it needs no quoting.
+    rows = table.scan(
+        row_filter=f"slot_name = '{check_slot_name(slot_name)}'", selected_fields=tuple(names)
+    ).to_arrow()
+    if rows.num_rows == 0:
+        return None
+    found = [
+        Recorded(
+            **{
+                **row,
+                "start_lsn": Lsn(int(row["start_lsn"], 16)),
+                "end_lsn": Lsn(int(row["end_lsn"], 16)),
+            }
+        )
+        for row in rows.to_pylist()
+    ]
+    return tuple(sorted(found, key=lambda each: (each.end_lsn, each.target or "")))
+
+
+def _lake_table(table: Table, target: str, slot_name: str) -> LakeTable:
+    properties = table.properties
+    branches = {
+        name: datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)
+        for name, reference in table.metadata.refs.items()
+        if reference.snapshot_ref_type == "branch"
+        and name.startswith(words.BRANCH_PREFIX)
+        and (snapshot := table.snapshot_by_id(reference.snapshot_id)) is not None
+    }
+    return LakeTable(
+        target=target,
+        source_name=properties[words.PROPERTY_SOURCE_TABLE],
+        relation_oid=int(properties[words.PROPERTY_RELATION_OID]),
+        system_identifier=properties[words.PROPERTY_SYSTEM_IDENTIFIER],
+        marker=_marker(table, slot_name),
+        branches=branches,
+    )
+
+
+def _marker(table: Table, slot_name: str) -> AppliedMarker | None:
+    """The same walk as apply's ``IcebergTable.marker``."""
+    snapshot = table.current_snapshot()
+    while snapshot is not None:
+        summary: dict[str, Any] = (
+            {} if snapshot.summary is None else snapshot.summary.additional_properties
+        )
+        if summary.get(words.SUMMARY_SLOT) == slot_name and words.SUMMARY_END_LSN in summary:
+            return AppliedMarker(
+                summary[words.SUMMARY_SYSTEM_IDENTIFIER],
+                summary[words.SUMMARY_BATCH_ID],
+                Lsn.parse(summary[words.SUMMARY_END_LSN]),
+                Lsn.parse(summary[words.SUMMARY_START_LSN]),
+                snapshot.snapshot_id,
+            )
+        if snapshot.parent_snapshot_id is None:
+            return None  # The whole history is here, and we are not in it.
+        snapshot = table.snapshot_by_id(snapshot.parent_snapshot_id)
+    text = table.properties.get(words.PROPERTY_APPLIED + slot_name)
+    if text is None or table.current_snapshot() is None:
+        return None
+    system_identifier, batch_id, end_lsn = text.split(" ")
+    return AppliedMarker(system_identifier, batch_id, Lsn.parse(end_lsn), None, None)

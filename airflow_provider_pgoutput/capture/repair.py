@@ -1,0 +1,146 @@
+"""The repairs that cannot lose anything: a checkpoint table made anew, and branches that nobody needs.
+
+What is not here: finding what is wrong (``doctor.py``), and any repair that chooses between two truths.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from airflow_provider_pgoutput.batch import checkpoint as words
+from airflow_provider_pgoutput.capture.doctor import dead_branches
+from airflow_provider_pgoutput.capture.lake_state import lake_errors
+from airflow_provider_pgoutput.errors import BatchGap, TableRefused
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.capture.doctor import Observed
+    from airflow_provider_pgoutput.capture.lake_state import AppliedMarker, LakeTable
+
+log = logging.getLogger(__name__)
+
+_ARROW_TYPES = {
+    "string": pa.string(),
+    "long": pa.int64(),
+    "timestamptz": pa.timestamp("us", tz="UTC"),
+}
+
+
+def remove_dead_branches(catalog: Catalog, observed: Observed) -> int:
+    """Remove branches of attempts that died; how many there were.
+
+    An attempt that lives after all is refused when it publishes, and prepares its branch again.
+
+    :raises LakeUnavailable: when the catalog does not do it.
+    """
+    removed = 0
+    for each in observed.lake.tables:
+        dead = dead_branches(each, observed.now)
+        if not dead:
+            continue
+        with lake_errors("changed"):
+            change = catalog.load_table(each.target).manage_snapshots()
+            for name in dead:
+                change = change.remove_branch(name)
+            change.commit()
+        removed += len(dead)
+    return removed
+
+
+def rebuild_checkpoint(catalog: Catalog, namespace: str, observed: Observed) -> Lsn:
+    """Write the checkpoint table anew from what the tables' commits say; the position it has then.
+
+    The position is one from which everything can be read again: where the newest batch starts, or where
+    the slot is, whichever is later. What a table holds already is passed over when it is applied again.
+
+    :raises TableRefused: when there is a checkpoint already, or the tables are of several systems.
+    :raises BatchGap: when the slot is past what the tables hold, and no staged batch explains that.
+    """
+    if observed.checkpoint is not None:
+        raise TableRefused(
+            "There is a checkpoint of the slot already.",
+            slot=observed.slot_name,
+            table=f"{namespace}.{words.CHECKPOINT_TABLE}",
+        )
+    applied = [(each, each.marker) for each in observed.lake.tables if each.marker is not None]
+    systems = {marker.system_identifier for _, marker in applied}
+    if len(systems) != 1:
+        raise TableRefused(
+            "The tables name no source system, or several.",
+            slot=observed.slot_name,
+            advice="copy the tables again; for another source use another namespace.",
+        )
+    position = _position(observed, [marker for _, marker in applied])
+    rows = [_table_row(observed, table, marker) for table, marker in applied]
+    rows.append(
+        {
+            "slot_name": observed.slot_name,
+            "system_identifier": systems.pop(),
+            "batch_id": "rebuilt",
+            "start_lsn": position.sortable,
+            "end_lsn": position.sortable,
+        }
+    )
+    _write(catalog, namespace, rows)
+    log.info("The checkpoint of slot %s is %s again.", observed.slot_name, position)
+    return position
+
+
+def _position(observed: Observed, markers: list[AppliedMarker]) -> Lsn:
+    newest = max(markers, key=lambda each: each.end_lsn)
+    slot = observed.slot
+    if slot is None or slot.confirmed_flush_lsn is None:
+        raise BatchGap(
+            "Without the slot nothing says from where changes can be read again.",
+            slot=observed.slot_name,
+            advice="make a new slot by a run with copy_tables of all tables.",
+        )
+    confirmed = slot.confirmed_flush_lsn
+    # Only a checkpoint lets the slot move, so what it passed was applied, by batches without changes
+    # at the end perhaps; those are in the staging area still.
+    explained = newest.end_lsn
+    for manifest in observed.manifests:
+        follows = manifest.start_lsn <= explained < manifest.end_lsn
+        if follows and not manifest.changes:
+            explained = manifest.end_lsn
+    if confirmed > explained:
+        raise BatchGap(
+            f"The slot is at {confirmed}, the tables at {newest.end_lsn}: whether there were changes between "
+            "cannot be known.",
+            slot=observed.slot_name,
+            lsn=newest.end_lsn,
+            advice="copy the tables again (copy_tables).",
+        )
+    return max(confirmed, newest.start_lsn or confirmed)
+
+
+def _table_row(observed: Observed, table: LakeTable, marker: AppliedMarker) -> dict[str, Any]:
+    start = marker.start_lsn or marker.end_lsn
+    return {
+        "slot_name": observed.slot_name,
+        "system_identifier": marker.system_identifier,
+        "batch_id": marker.batch_id,
+        "table_name": table.source_name,
+        "relation_oid": table.relation_oid,
+        "target": table.target,
+        "start_lsn": start.sortable,
+        "end_lsn": marker.end_lsn.sortable,
+        "snapshot_id": marker.snapshot_id,
+    }
+
+
+def _write(catalog: Catalog, namespace: str, rows: list[dict[str, Any]]) -> None:
+    now = datetime.now(UTC)
+    schema = pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in words.CHECKPOINT])
+    identifier = (*namespace.split("."), words.CHECKPOINT_TABLE)
+    with lake_errors("written"):
+        table = catalog.create_table_if_not_exists(
+            identifier, schema, properties={"format-version": "2"}
+        )
+        table.append(pa.Table.from_pylist([{**row, "applied_at": now} for row in rows], schema))

@@ -1,0 +1,1 @@
+"""``airflow pgoutput ...``: what Airflow's command line gets from this provider."""

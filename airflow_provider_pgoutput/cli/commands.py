@@ -1,0 +1,104 @@
+"""Runs the commands: opens connections, asks, prints. What is not here: deciding anything."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from airflow.cli.simple_table import AirflowConsole
+from airflow.utils.providers_configuration_loader import providers_configuration_loaded
+
+from airflow_provider_pgoutput.capture.doctor import PROBLEM
+from airflow_provider_pgoutput.capture.examination import examine_pipeline
+from airflow_provider_pgoutput.capture.lake_state import open_catalog, read_recorded
+from airflow_provider_pgoutput.capture.repair import rebuild_checkpoint, remove_dead_branches
+from airflow_provider_pgoutput.capture.staging.area import StagingArea
+from airflow_provider_pgoutput.errors import PgoutputError
+from airflow_provider_pgoutput.hooks.iceberg import resolve_lake_catalog
+from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Iterator
+
+    from pyiceberg.catalog import Catalog
+
+    from airflow_provider_pgoutput.capture.doctor import Finding
+    from airflow_provider_pgoutput.capture.lake_state import Recorded
+
+
+@providers_configuration_loaded
+def status(args: Namespace) -> None:
+    """Print the newest batch of each table, and of the pipeline as a whole."""
+    with _clean_exit():
+        recorded = read_recorded(_catalog(args), args.namespace, args.slot_name)
+    newest: dict[str, Recorded] = {}
+    for row in recorded:
+        newest[row.target or ""] = row
+    AirflowConsole().print_as(
+        [_status_row(target, row) for target, row in sorted(newest.items())], output=args.output
+    )
+
+
+@providers_configuration_loaded
+def doctor(args: Namespace) -> None:
+    """Print what does not agree; the exit code is 1 when a problem is among it."""
+    with _clean_exit():
+        catalog = _catalog(args)
+        findings = _examined(args, catalog)
+        if args.repair and any(each.repairable for each in findings):
+            findings = _examined(args, catalog, repair=True)
+    AirflowConsole().print_as(
+        [
+            {"severity": each.severity, "where": each.where, "what": each.what, "do": each.advice}
+            for each in findings
+        ],
+        output=args.output,
+    )
+    if any(each.severity == PROBLEM for each in findings):
+        sys.exit(1)
+
+
+def _examined(args: Namespace, catalog: Catalog, *, repair: bool = False) -> list[Finding]:
+    def examined() -> tuple[Any, list[Finding]]:
+        return examine_pipeline(
+            PgoutputHook(args.postgres_conn_id).conninfo(),
+            args.slot_name,
+            catalog,
+            args.namespace,
+            StagingArea(args.staging_uri) if args.staging_uri else None,
+            two_phase=args.two_phase,
+        )
+
+    observed, findings = examined()
+    if not repair:
+        return findings
+    remove_dead_branches(catalog, observed)
+    if any(each.repairable and each.where == "checkpoint" for each in findings):
+        rebuild_checkpoint(catalog, args.namespace, observed)
+    return examined()[1]
+
+
+def _status_row(target: str, row: Recorded) -> dict[str, Any]:
+    return {
+        "table": row.table_name or "(all)",
+        "target": target or "(all)",
+        "lsn": str(row.end_lsn),
+        "applied_at": "" if row.applied_at is None else row.applied_at.isoformat(),
+        "batch": row.batch_id[:16],
+    }
+
+
+def _catalog(args: Namespace) -> Catalog:
+    lake = resolve_lake_catalog(args.iceberg_conn_id, args.catalog_name)
+    return open_catalog(lake.name, lake.pyiceberg_properties)
+
+
+@contextmanager
+def _clean_exit() -> Iterator[None]:
+    """End the program with the message of one of our errors, without a traceback."""
+    try:
+        yield
+    except PgoutputError as error:
+        sys.exit(str(error))

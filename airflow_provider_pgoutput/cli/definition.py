@@ -1,0 +1,70 @@
+"""The commands' names and arguments. Airflow imports this at every start of its command line.
+
+What is not here: doing anything (``commands.py``), which is imported when a command runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.cli.cli_config import (
+    ARG_OUTPUT,
+    ActionCommand,
+    Arg,
+    CLICommand,
+    GroupCommand,
+    lazy_load_command,
+)
+
+_COMMANDS = "airflow_provider_pgoutput.cli.commands"
+
+
+def _argument(flag: str, **options: Any) -> Arg:
+    return Arg((flag,), **options)  # type: ignore[no-untyped-call]
+
+
+_SLOT = _argument("--slot-name", help="The replication slot", required=True)
+_NAMESPACE = _argument("--namespace", help="Namespace of the Iceberg tables", required=True)
+_ICEBERG = _argument(
+    "--iceberg-conn-id", help="Connection of the catalog", default="iceberg_default"
+)
+_CATALOG = _argument("--catalog-name", help="Name of the catalog, when it is not the connection's")
+_POSTGRES = _argument(
+    "--postgres-conn-id", help="Connection of the source", default="postgres_default"
+)
+_STAGING = _argument("--staging-uri", help="Folder of the staging area; it is looked at when given")
+_TWO_PHASE = _argument(
+    "--two-phase", help="The slot is read with two_phase", action="store_true", default=False
+)
+_REPAIR = _argument(
+    "--repair",
+    help="Rebuild a checkpoint that is lost, remove branches of attempts that died",
+    action="store_true",
+    default=False,
+)
+_LAKE = (_SLOT, _NAMESPACE, _ICEBERG, _CATALOG)
+
+
+def get_cli_commands() -> list[CLICommand]:
+    """The group ``airflow pgoutput``."""
+    return [
+        GroupCommand(
+            name="pgoutput",
+            help="PostgreSQL logical replication to Iceberg: where a pipeline stands, and what is wrong",
+            subcommands=(
+                ActionCommand(
+                    name="status",
+                    help="Where each table of a pipeline is, from the checkpoint table",
+                    func=lazy_load_command(f"{_COMMANDS}.status"),
+                    args=(*_LAKE, ARG_OUTPUT),
+                ),
+                ActionCommand(
+                    name="doctor",
+                    help="Compare slot, checkpoint, tables and staging",
+                    description="Exit code 1 when there is a problem. Notes need no action.",
+                    func=lazy_load_command(f"{_COMMANDS}.doctor"),
+                    args=(*_LAKE, _POSTGRES, _STAGING, _TWO_PHASE, _REPAIR, ARG_OUTPUT),
+                ),
+            ),
+        )
+    ]

@@ -1,0 +1,340 @@
+"""``airflow pgoutput``: where a pipeline stands, what does not agree, and the repairs that are safe."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from airflow.cli import cli_parser
+from pyiceberg.catalog import load_catalog
+
+from airflow_provider_pgoutput.batch import checkpoint as words
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.manifest import (
+    Counts,
+    Manifest,
+    StagedFile,
+    Table,
+    TableVersion,
+)
+from airflow_provider_pgoutput.capture.advance import advance_slot
+from airflow_provider_pgoutput.capture.checkpoint import read_checkpoint
+from airflow_provider_pgoutput.capture.doctor import examine
+from airflow_provider_pgoutput.capture.examination import examine_pipeline
+from airflow_provider_pgoutput.capture.lake_state import open_catalog
+from airflow_provider_pgoutput.capture.repair import remove_dead_branches
+from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import psycopg
+    from conftest import TestLake
+    from pyiceberg.table import Table as IcebergTable
+
+    Session = psycopg.Connection[tuple[Any, ...]]
+
+pytestmark = pytest.mark.postgres
+
+TARGET = "shop.public__t"
+ROWS = pa.table({"id": pa.array([1, 2], pa.int32())})
+
+
+@pytest.fixture
+def lake(lake: TestLake, source: Session) -> TestLake:
+    """A lake that is filled from the test's server."""
+    row = source.execute("SELECT system_identifier::text FROM pg_control_system()").fetchone()
+    assert row is not None
+    lake.system_identifier = str(row[0])
+    load_catalog(lake.catalog_name, **lake.properties).create_namespace_if_not_exists("shop")
+    return lake
+
+
+def position(session: Session) -> Lsn:
+    row = session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+    assert row is not None
+    return Lsn.parse(row[0])
+
+
+def write(session: Session) -> Lsn:
+    """Write something to the WAL and return the position after it."""
+    session.execute("SELECT pg_logical_emit_message(true, 'test', 'x')")
+    return position(session)
+
+
+def published(
+    lake: TestLake, slot: str, start: Lsn, end: Lsn, target: str = TARGET
+) -> IcebergTable:
+    """Write to a table what the publish of a batch leaves there."""
+    catalog = load_catalog(lake.catalog_name, **lake.properties)
+    properties = {
+        words.PROPERTY_SLOT: slot,
+        words.PROPERTY_SOURCE_TABLE: "public.t",
+        words.PROPERTY_RELATION_OID: "77",
+        words.PROPERTY_SYSTEM_IDENTIFIER: lake.system_identifier,
+    }
+    table = catalog.create_table_if_not_exists(target, ROWS.schema, properties=properties)
+    batch_id = end.sortable * 4
+    marker = {
+        words.SUMMARY_SLOT: slot,
+        words.SUMMARY_SYSTEM_IDENTIFIER: lake.system_identifier,
+        words.SUMMARY_BATCH_ID: batch_id,
+        words.SUMMARY_START_LSN: str(start),
+        words.SUMMARY_END_LSN: str(end),
+    }
+    table.append(ROWS, snapshot_properties=marker)
+    applied = f"{lake.system_identifier} {batch_id} {end}"
+    with table.transaction() as change:
+        change.set_properties({words.PROPERTY_APPLIED + slot: applied})
+    return table
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[dict[str, str]]]:
+    """Run a command as a shell would; its exit code and what it printed."""
+    capsys.readouterr()
+    given = cli_parser.get_parser().parse_args(["pgoutput", *arguments, "--output", "json"])
+    code = 0
+    try:
+        given.func(given)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 2
+    printed = capsys.readouterr().out
+    return code, json.loads(printed) if printed.strip() else []
+
+
+def doctor(
+    capsys: pytest.CaptureFixture[str], slot: str, *arguments: str
+) -> tuple[int, list[dict[str, str]]]:
+    return run(capsys, "doctor", "--slot-name", slot, "--namespace", "shop", *arguments)
+
+
+@pytest.fixture
+def healthy(source: Session, slot: str, lake: TestLake) -> Lsn:
+    """A pipeline whose last batch was applied and whose slot was advanced; where it is."""
+    start, end = position(source), write(source)
+    published(lake, slot, start, end)
+    lake.record(slot, str(end), tables={"public.t": 77})
+    advance_slot(PgoutputHook().conninfo(), slot, end, system_identifier=lake.system_identifier)
+    return end
+
+
+def test_a_healthy_pipeline_has_no_findings(
+    healthy: Lsn, slot: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor(capsys, slot, "--staging-uri", str(tmp_path)) == (0, [])
+
+
+def test_status_shows_each_table(
+    healthy: Lsn, slot: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, rows = run(capsys, "status", "--slot-name", slot, "--namespace", "shop")
+    assert code == 0
+    assert [(row["table"], row["lsn"]) for row in rows] == [
+        ("(all)", str(healthy)),
+        ("public.t", str(healthy)),
+    ]
+
+
+def test_a_slot_that_is_behind_is_a_note(
+    source: Session, slot: str, lake: TestLake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake.record(slot, str(write(source)))
+    code, (finding,) = doctor(capsys, slot)
+    assert (code, finding["severity"], finding["where"]) == (0, "note", "slot")
+    assert "advance" in finding["do"]
+
+
+def test_a_slot_that_was_dropped_or_made_again_is_a_problem(
+    source: Session, healthy: Lsn, slot: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+    code, (finding,) = doctor(capsys, slot)
+    assert (code, finding["where"]) == (1, "slot")
+    assert "does not exist" in finding["what"]
+    write(source)
+    source.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
+    code, (finding,) = doctor(capsys, slot)
+    assert code == 1
+    assert "cannot be read any more" in finding["what"]
+
+
+def test_another_system_is_a_problem(
+    source: Session, slot: str, lake: TestLake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake.system_identifier = "42"
+    start, end = position(source), write(source)
+    published(lake, slot, start, end)
+    lake.record(slot, str(end), tables={"public.t": 77})
+    code, findings = doctor(capsys, slot)
+    assert code == 1
+    assert any("filled from 42" in each["what"] for each in findings)
+
+
+def test_a_source_that_went_back_is_a_problem(
+    source: Session, slot: str, lake: TestLake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake.record(slot, "FF/0")
+    code, findings = doctor(capsys, slot)
+    assert code == 1
+    assert "restored from a backup" in findings[0]["what"]
+
+
+def test_a_source_that_does_not_answer_is_a_problem(
+    healthy: Lsn, slot: str, set_connection: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nobody = {"conn_type": "postgres", "host": "127.0.0.1", "port": 1, "login": "x"}
+    set_connection("postgres_default", nobody)
+    code, (finding,) = doctor(capsys, slot)
+    assert (code, finding["where"]) == (1, "source")
+
+
+def test_tables_that_are_gone_or_went_back_are_problems(
+    source: Session, healthy: Lsn, slot: str, lake: TestLake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    later = write(source)
+    lake.record(slot, str(later), tables={"public.t": 77, "public.u": 78})
+    code, findings = doctor(capsys, slot)
+    problems = {each["where"]: each["what"] for each in findings if each["severity"] == "problem"}
+    assert code == 1
+    assert set(problems) == {TARGET, "shop.public__u"}
+    assert "rolled back" in problems[TARGET]
+    assert "gone" in problems["shop.public__u"]
+
+
+def test_a_table_that_is_ahead_is_a_note(
+    source: Session, healthy: Lsn, slot: str, lake: TestLake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    published(lake, slot, healthy, write(source))
+    code, (finding,) = doctor(capsys, slot)
+    assert (code, finding["where"]) == (0, TARGET)
+    assert "died" in finding["what"]
+
+
+def drop_checkpoint(lake: TestLake) -> None:
+    catalog = load_catalog(lake.catalog_name, **lake.properties)
+    catalog.drop_table(f"shop.{words.CHECKPOINT_TABLE}")
+
+
+def test_a_lost_checkpoint_is_rebuilt_from_the_tables(
+    healthy: Lsn, slot: str, lake: TestLake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drop_checkpoint(lake)
+    code, (finding,) = doctor(capsys, slot)
+    assert (code, finding["where"]) == (1, "checkpoint")
+    assert doctor(capsys, slot, "--repair") == (0, [])
+    found = read_checkpoint(lake.catalog_name, lake.properties, "shop", slot)
+    assert found is not None
+    assert (found.end_lsn, found.system_identifier) == (healthy, lake.system_identifier)
+    assert found.tables == {77: "public.t"}
+
+
+def test_a_checkpoint_of_a_slot_that_lags_starts_with_the_newest_batch(
+    source: Session, slot: str, lake: TestLake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start, end = write(source), write(source)
+    published(lake, slot, start, end)
+    assert doctor(capsys, slot, "--repair")[0] == 0
+    found = read_checkpoint(lake.catalog_name, lake.properties, "shop", slot)
+    assert found is not None
+    assert found.end_lsn == start
+
+
+def manifest(
+    lake: TestLake, slot: str, start: Lsn, end: Lsn, *, changes: int = 0, path: str = ""
+) -> Manifest:
+    version = TableVersion(1, "public", "t", "d", (), ())
+    if path:
+        file = StagedFile("changes", path, 1, 5, "0" * 64, ())
+        version = dataclasses.replace(version, files=(file,))
+    tables = (Table(77, "public", "t", (version,), Counts(inserts=changes)),)
+    return Manifest(slot, lake.system_identifier, 1, "db", ("p",), start, end, tables)
+
+
+def seal(staging: Path, sealed: Manifest) -> None:
+    folder = staging / sealed.slot_name / "manifests"
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{sealed.start_lsn.sortable}-{sealed.end_lsn.sortable}-{sealed.batch_id[:16]}.json"
+    (folder / name).write_text(sealed.to_json())
+
+
+def test_a_slot_that_is_past_the_tables_is_explained_by_empty_batches_only(
+    source: Session,
+    healthy: Lsn,
+    slot: str,
+    lake: TestLake,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    later = write(source)
+    advance_slot(PgoutputHook().conninfo(), slot, later, system_identifier=lake.system_identifier)
+    drop_checkpoint(lake)
+    staging = ("--staging-uri", str(tmp_path))
+    assert doctor(capsys, slot, *staging, "--repair")[0] == 2
+    seal(tmp_path, manifest(lake, slot, healthy, later, changes=1))
+    assert doctor(capsys, slot, *staging, "--repair")[0] == 2
+    seal(tmp_path, manifest(lake, slot, healthy, later))
+    assert doctor(capsys, slot, *staging, "--repair")[0] == 0
+    found = read_checkpoint(lake.catalog_name, lake.properties, "shop", slot)
+    assert found is not None
+    assert found.end_lsn == later
+
+
+def test_what_waits_in_the_staging_area_is_named(
+    source: Session,
+    healthy: Lsn,
+    slot: str,
+    lake: TestLake,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    staging = ("--staging-uri", str(tmp_path))
+    first, second, third = write(source), write(source), write(source)
+    seal(tmp_path, manifest(lake, slot, healthy, first, changes=1))
+    code, (finding,) = doctor(capsys, slot, *staging)
+    assert (code, finding["severity"], finding["where"]) == (0, "note", "staging")
+    assert "not applied" in finding["what"]
+    seal(tmp_path, manifest(lake, slot, second, third, changes=1))
+    code, findings = doctor(capsys, slot, *staging)
+    assert code == 1
+    assert "is missing" in findings[1]["what"]
+    lost = manifest(
+        lake, slot, first, second, changes=1, path=f"{slot}/data/x/1-v1/changes.parquet"
+    )
+    seal(tmp_path, lost)
+    _, findings = doctor(capsys, slot, *staging)
+    assert any("Files of the batch" in each["what"] for each in findings)
+    (
+        tmp_path / slot / "manifests" / f"{first.sortable}-{third.sortable}-{'0' * 16}.json"
+    ).write_text("{")
+    code, findings = doctor(capsys, slot, *staging)
+    assert code == 1
+    assert any("cannot be read" in each["what"] for each in findings)
+
+
+def test_branches_of_dead_attempts_are_named_and_removed(
+    source: Session, healthy: Lsn, slot: str, lake: TestLake
+) -> None:
+    catalog = open_catalog(lake.catalog_name, lake.properties)
+    table = catalog.load_table(TARGET)
+    head = table.current_snapshot()
+    assert head is not None
+    change = table.manage_snapshots().create_branch(head.snapshot_id, "pgoutput_dead_1")
+    change.create_branch(head.snapshot_id, "users_own").commit()
+    observed, findings = examine_pipeline(PgoutputHook().conninfo(), slot, catalog, "shop", None)
+    assert not findings
+    later = dataclasses.replace(observed, now=observed.now + timedelta(days=2))
+    (finding,) = examine(later)
+    assert finding.repairable
+    assert "pgoutput_dead_1" in finding.what
+    assert remove_dead_branches(catalog, later) == 1
+    assert set(catalog.load_table(TARGET).metadata.refs) == {"main", "users_own"}
+
+
+def test_help_needs_no_connection(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli_parser.get_parser().parse_args(["pgoutput", "--help"])
+    assert "doctor" in capsys.readouterr().out
