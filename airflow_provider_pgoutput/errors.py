@@ -3,6 +3,7 @@
 PgoutputError
 |__ RetryableError              trying again can help                       -> Airflow retries
 |   |__ SourceUnavailable         the source did not answer or closed the connection
+|   |__ SnapshotLost              the snapshot of a copy is gone, or a table was rewritten since
 |   |__ SlotBusy                  somebody else reads the slot now
 |   |__ LakeUnavailable           the Iceberg catalog or the staging area did not answer
 |   |__ StagingFull               the worker's own disk has no room for an unfinished transaction
@@ -89,6 +90,10 @@ class RetryableError(PgoutputError):
 
 class SourceUnavailable(RetryableError):
     """The source did not answer, or it closed the connection."""
+
+
+class SnapshotLost(RetryableError):
+    """A table cannot be read in its snapshot any more; tables that are sealed stay so."""
 
 
 class SlotBusy(RetryableError):

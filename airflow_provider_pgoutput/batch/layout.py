@@ -5,9 +5,11 @@
     <staging_uri>/<slot>/manifests/<start>-<end>-<batch id, 16 digits>.json   a batch exists when this does
     <staging_uri>/<slot>/data/<start>-<attempt>/<relation oid>-v<version>/changes-00000.parquet
     <staging_uri>/<slot>/data/<start>-<attempt>/<relation oid>-v<version>/copy-00000.parquet
+    <staging_uri>/<slot>/data/<start>-<attempt>/<relation oid>-v<version>/rejected-00000.parquet   of a copy
     <staging_uri>/<slot>/data/<start>-<attempt>/rejected/rejected-00000.parquet
     <staging_uri>/<slot>/data/<start>-<attempt>/messages/messages-00000.parquet
     <staging_uri>/<slot>/data/<start>-<attempt>/prepared/prepared-00000.arrow
+    <staging_uri>/<slot>/copies/<start>/<relation oid>-<copy LSN>-<digest>.json   a table is copied whole
     <staging_uri>/<slot>/plans/<batch id>-<attempt>.json                      what one apply was asked to do
 
 LSNs are written as sixteen hexadecimal digits, so names sort as positions do. Tables are named by
@@ -26,6 +28,7 @@ from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 _MANIFEST_NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})-([0-9a-f]{16})\.json")
 _ATTEMPT_PATH = re.compile(r"[a-z0-9_]{1,63}/data/([0-9A-F]{16})-[^/]+/.+")
+_COPY_SEAL_NAME = re.compile(r"[0-9]+-[0-9A-F]{16}-([0-9a-f]{16})\.json")
 _SAFE_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 
 #: Digits of a batch's id in the names of its files.
@@ -104,9 +107,33 @@ def file_name(kind: str, number: int) -> str:
     return f"{kind}-{number:05d}.parquet"
 
 
+def prepared_folder(attempt_root: str) -> str:
+    """Folder of the contents of prepared transactions."""
+    return f"{attempt_root}/prepared"
+
+
 def prepared_path(attempt_root: str, number: int) -> str:
     """Path of the content of a prepared transaction."""
-    return f"{attempt_root}/prepared/prepared-{number:05d}.arrow"
+    return f"{prepared_folder(attempt_root)}/prepared-{number:05d}.arrow"
+
+
+def copy_seal_folder(slot_name: str, start_lsn: Lsn) -> str:
+    """Folder of the seals of the tables that are copied in one batch, relative to the staging root."""
+    return f"{check_slot_name(slot_name)}/copies/{start_lsn.sortable}"
+
+
+def copy_seal_path(
+    slot_name: str, start_lsn: Lsn, relation_oid: int, copy_lsn: Lsn, digest: str
+) -> str:
+    """Path of the seal of one copied table; ``digest`` stands for its content."""
+    name = f"{relation_oid}-{copy_lsn.sortable}-{digest}.json"
+    return f"{copy_seal_folder(slot_name, start_lsn)}/{name}"
+
+
+def parse_copy_seal_name(name: str) -> str | None:
+    """The digest out of a seal's file name, or None when it is not one of ours."""
+    match = _COPY_SEAL_NAME.fullmatch(name)
+    return match[1] if match else None
 
 
 def plan_folder(slot_name: str) -> str:

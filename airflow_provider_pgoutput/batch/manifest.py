@@ -53,6 +53,14 @@ class StagedFile:
     min_commit_lsn: str | None = None
     max_commit_lsn: str | None = None
 
+    @classmethod
+    def from_body(cls, body: dict[str, Any]) -> StagedFile:
+        """A file out of its JSON form.
+
+        :raises TypeError: when fields are missing or unknown.
+        """
+        return cls(**{**body, "columns": tuple(body["columns"])})
+
 
 @dataclass(frozen=True, slots=True)
 class TableVersion:
@@ -240,8 +248,12 @@ class Manifest:
                     "end_lsn": Lsn.parse(body["end_lsn"]),
                     "publication_names": tuple(body["publication_names"]),
                     "tables": tuple(_table(each) for each in body["tables"]),
-                    "rejected_files": tuple(_file(each) for each in body["rejected_files"]),
-                    "message_files": tuple(_file(each) for each in body["message_files"]),
+                    "rejected_files": tuple(
+                        StagedFile.from_body(each) for each in body["rejected_files"]
+                    ),
+                    "message_files": tuple(
+                        StagedFile.from_body(each) for each in body["message_files"]
+                    ),
                     "prepared": tuple(PreparedTransaction(**each) for each in body["prepared"]),
                 }
             )
@@ -263,17 +275,13 @@ def _without_paths(value: Any) -> Any:
     return value
 
 
-def _file(body: dict[str, Any]) -> StagedFile:
-    return StagedFile(**{**body, "columns": tuple(body["columns"])})
-
-
 def _version(body: dict[str, Any]) -> TableVersion:
     return TableVersion(
         **{
             **body,
             "columns": tuple(Column(**each) for each in body["columns"]),
             "key_columns": tuple(body["key_columns"]),
-            "files": tuple(_file(each) for each in body["files"]),
+            "files": tuple(StagedFile.from_body(each) for each in body["files"]),
         }
     )
 

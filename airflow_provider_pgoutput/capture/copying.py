@@ -1,64 +1,224 @@
-"""Copy published tables into a batch, as they are in an exported snapshot.
+"""Copy published tables into a batch, each as it is in an exported snapshot, and seal each on its own.
 
-What is not here: the reading itself (``source/copy.py``), and the changes that follow (``reading.py``).
+Tables that an earlier attempt at the batch sealed are taken over. The others are read in one snapshot; those
+that could not be read whole in it are read again in a new one, at a new point. So the tables of a batch may
+have points of their own, and the changes past each have to follow (``reading.py``). What is not here: the
+reading itself (``source/copy.py``).
 """
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
 import logging
 import uuid
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.crash_points import reach
-from airflow_provider_pgoutput.capture.progress import Progress
-from airflow_provider_pgoutput.capture.source.copy import CopyOrder, copy_tables
+from airflow_provider_pgoutput.capture.progress import CopyProgress
+from airflow_provider_pgoutput.capture.source.copy import CopiedRows, CopyOrder, copy_tables
+from airflow_provider_pgoutput.capture.source.copy_plan import (
+    block_ranges,
+    read_membership,
+    read_plan,
+    read_storage,
+)
 from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot, create_slot
+from airflow_provider_pgoutput.errors import SnapshotLost
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.batch.manifest import TableVersion
     from airflow_provider_pgoutput.capture.context import CaptureContext
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
+    from airflow_provider_pgoutput.capture.source.copy_plan import CopyPlan
     from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
 
 log = logging.getLogger(__name__)
+
+#: Snapshots that one attempt tries.
+_MOST_SNAPSHOTS = 5
 
 
 def copy_published(
     context: CaptureContext,
     batch: BatchInProgress,
-    snapshot: ExportedSnapshot,
+    start: Lsn,
     tables: Sequence[PublishedTable],
-) -> None:
-    """Stage tables as they are in the snapshot."""
-    point = snapshot.consistent_point
-    orders = [
-        CopyOrder(
-            table, batch.add_copy(table.relation_oid, context.describer.published(table), point)
-        )
-        for table in tables
-    ]
-    progress = Progress(point, point)
-    for copied in copy_tables(
-        context.request.conninfo, snapshot.name, orders, context.request.copy_connections
-    ):
-        batch.copy_rows(copied.staged, copied.rows, copied.rejected)
-        reach("stage.during_copy")
-        progress.report(batch.rows, copied.rows.nbytes, point)
-
-
-def copy_apart(
-    context: CaptureContext, batch: BatchInProgress, tables: Sequence[PublishedTable]
+    snapshot: ExportedSnapshot | None = None,
 ) -> Lsn:
-    """Copy tables in the middle of a batch, while the changes of all others flow.
+    """Stage tables, each as it was at a point of its own.
 
-    :returns: the point at which they were read. Making the slot waits for the transactions that are
-        open, so none of them can have written to a table before it was published.
+    :param start: where the batch starts.
+    :param snapshot: is read first; None: one is taken when a table has to be read.
+    :returns: the greatest of the points, at least ``start``.
+    :raises SnapshotLost: when tables were disturbed in each of several snapshots.
+    """
+    waiting = _adopt(context, batch, start, tables)
+    for _ in range(_MOST_SNAPSHOTS):
+        if not waiting:
+            return max(batch.copied_at.values(), default=start)
+        with snapshot or _new_snapshot(context, waiting) as taken:
+            waiting = _Round(context, batch, taken).copy(waiting)
+        snapshot = None
+    raise SnapshotLost(
+        f"{len(waiting)} table(s) could not be copied in any of {_MOST_SNAPSHOTS} snapshots: each was lost,"
+        " or the table was rewritten or truncated before it was read.",
+        slot=context.request.slot_name,
+        table=waiting[0].name,
+        advice="keep VACUUM FULL, CLUSTER, TRUNCATE and ALTER TABLE away from it while it is copied; the"
+        " tables that are copied already stay so.",
+    )
+
+
+def _new_snapshot(context: CaptureContext, tables: Sequence[PublishedTable]) -> ExportedSnapshot:
+    """Take a snapshot of now, that of a temporary slot.
+
+    Making the slot waits for the transactions that are open, so none of them can have written to a table
+    before it was published.
     """
     name = f"pgoutput_copy_{uuid.uuid4().hex[:16]}"
-    with create_slot(context.request.conninfo, name, temporary=True) as snapshot:
-        names = ", ".join(table.name for table in tables)
-        log.info("Copying %s at %s.", names, snapshot.consistent_point)
-        copy_published(context, batch, snapshot, tables)
-        return snapshot.consistent_point
+    snapshot = create_slot(context.request.conninfo, name, temporary=True)
+    names = ", ".join(table.name for table in tables[:20])
+    more = ", ..." if len(tables) > 20 else ""
+    log.info("Copying %s%s at %s.", names, more, snapshot.consistent_point)
+    return snapshot
+
+
+def _adopt(
+    context: CaptureContext,
+    batch: BatchInProgress,
+    start: Lsn,
+    tables: Sequence[PublishedTable],
+) -> list[PublishedTable]:
+    """Take over what earlier attempts sealed and nothing has changed for since; return the other tables."""
+    seals = {
+        each.relation_oid: each
+        for each in sorted(batch.sealed_copies(), key=lambda each: each.copy_lsn)
+        if start <= each.copy_lsn <= context.server.flush_lsn
+    }
+    if not seals:
+        return list(tables)
+    membership = read_membership(context.session, context.publication_names, list(seals))
+    remaining = []
+    for table in tables:
+        sealed, version = seals.get(table.relation_oid), context.describer.published(table)
+        member = membership.get(table.relation_oid, "")
+        if sealed and sealed.fingerprint == _fingerprint(context, table, version, member):
+            batch.adopt_copy(version, sealed)
+        else:
+            remaining.append(table)
+    log.info(
+        "%d of %d tables were copied by an earlier attempt and are not copied again.",
+        len(tables) - len(remaining),
+        len(tables),
+    )
+    return remaining
+
+
+def _fingerprint(
+    context: CaptureContext, table: PublishedTable, version: TableVersion, membership: str
+) -> str:
+    """Stands for all that the copy of a table depends on but its rows.
+
+    Of these the stream from the copy's point on knows every change, as long as the publications held the
+    table all the time; ``membership`` is what tells that.
+    """
+    server = context.server
+    body = {
+        "system": [server.system_identifier, server.timeline, server.database],
+        "table": [table.relation_oid, table.kind, table.row_filters, membership],
+        "version": dataclasses.asdict(version),
+        "policy": sorted(context.request.value_policy.items()),
+    }
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+class _Round:
+    """Tables that are read in one snapshot."""
+
+    def __init__(
+        self, context: CaptureContext, batch: BatchInProgress, snapshot: ExportedSnapshot
+    ) -> None:
+        self._context = context
+        self._batch = batch
+        self._snapshot = snapshot
+        self._unsealed: dict[int, PublishedTable] = {}
+        self._orders: list[CopyOrder] = []
+
+    def copy(self, tables: Sequence[PublishedTable]) -> list[PublishedTable]:
+        """Copy and seal tables; return those that have to be read in another snapshot."""
+        self._unsealed = {each.relation_oid: each for each in tables}
+        try:
+            plan = read_plan(
+                self._context.request.conninfo,
+                self._snapshot.name,
+                self._context.publication_names,
+                list(self._unsealed),
+            )
+            self._read(plan)
+        except SnapshotLost as error:
+            log.warning(
+                "%s %d of %d tables are copied at a new point.",
+                error,
+                len(self._unsealed),
+                len(tables),
+            )
+        for order in self._orders:
+            if order.table.relation_oid in self._unsealed:
+                self._batch.drop_copy(order.staged)
+        return list(self._unsealed.values())
+
+    def _read(self, plan: CopyPlan) -> None:
+        context, batch, point = self._context, self._batch, self._snapshot.consistent_point
+        # The largest first: what is read last should be small, so that all connections end together.
+        tables = sorted(
+            self._unsealed.values(), key=lambda each: -plan.storage[each.relation_oid].size_bytes
+        )
+        orders = self._orders = [
+            CopyOrder(
+                each,
+                batch.add_copy(each.relation_oid, context.describer.published(each), point),
+                block_ranges(plan.storage[each.relation_oid]),
+            )
+            for each in tables
+        ]
+        missing = {each.table.relation_oid: len(each.ranges) for each in orders}
+        progress = CopyProgress(
+            {each.name: plan.storage[each.relation_oid].size_bytes for each in tables}
+        )
+        request = context.request
+        for copied in copy_tables(
+            request.conninfo, self._snapshot.name, orders, request.copy_connections
+        ):
+            order = copied.order
+            if isinstance(copied, CopiedRows):
+                batch.copy_rows(order.staged, copied.rows, copied.rejected)
+                reach("stage.during_copy")
+                progress.rows(copied.rows.num_rows, copied.rows.nbytes)
+                continue
+            missing[order.table.relation_oid] -= 1
+            progress.part(order.table.name, 1 / len(order.ranges))
+            if not missing[order.table.relation_oid]:
+                self._seal(order, plan)
+        progress.done()
+
+    def _seal(self, order: CopyOrder, plan: CopyPlan) -> None:
+        """Seal a table whose every row was read, unless what was read is not all of one moment."""
+        oid, context = order.table.relation_oid, self._context
+        now = read_storage(context.session, [oid])[oid]
+        if now.files != plan.storage[oid].files:
+            log.warning(
+                "Table %s was rewritten, truncated or given other partitions since %s: it is copied again at"
+                " a new point.",
+                order.table.name,
+                self._snapshot.consistent_point,
+            )
+            return
+        version = order.staged.versions[-1].version
+        membership = plan.membership.get(oid, "")
+        self._batch.seal_copy(order.staged, _fingerprint(context, order.table, version, membership))
+        del self._unsealed[oid]

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.capture.context import CaptureContext
-from airflow_provider_pgoutput.capture.copying import copy_published
-from airflow_provider_pgoutput.capture.reading import read_beside_copy, stage_changes
+from airflow_provider_pgoutput.capture.reading import stage_changes, stage_copies
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import (
     read_server,
@@ -26,7 +25,6 @@ from airflow_provider_pgoutput.capture.source.membership import (
 )
 from airflow_provider_pgoutput.capture.source.plugin_options import STREAMING_OFF
 from airflow_provider_pgoutput.capture.source.slot import (
-    ExportedSnapshot,
     check_not_ahead,
     check_slot,
     check_two_phase_start,
@@ -43,6 +41,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
     from airflow_provider_pgoutput.capture.request import CaptureRequest
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
 
 log = logging.getLogger(__name__)
 
@@ -99,26 +98,19 @@ class _Capture:
         slot_name = self._request.slot_name
         two_phase = self._context.options.two_phase
         with create_slot(self._request.conninfo, slot_name, two_phase=two_phase) as snapshot:
-            log.info("Created slot %s at %s.", slot_name, snapshot.consistent_point)
+            point = snapshot.consistent_point
+            log.info("Created slot %s at %s.", slot_name, point)
             reach("stage.after_slot")
-            return self._copy_batch(snapshot.consistent_point, snapshot)
+            return stage_copies(self._context, point, self._first_tables(), snapshot)
 
     def first_batch_of_existing_slot(self, confirmed: Lsn) -> tuple[Manifest, str]:
         """The slot was made by somebody, or by an attempt that died during its copy."""
-        request = self._request
         if found := self._find_sealed(confirmed):
             return found
-        if not request.initial_copy:
+        if not self._request.initial_copy:
             return stage_changes(self._context, confirmed)
-        name = f"pgoutput_copy_{confirmed.sortable.lower()}"
-        with create_slot(request.conninfo, name, temporary=True) as snapshot:
-            log.info(
-                "Copying at %s, slot %s starts at %s.",
-                snapshot.consistent_point,
-                request.slot_name,
-                confirmed,
-            )
-            return self._copy_batch(confirmed, snapshot)
+        log.info("Slot %s starts at %s.", self._request.slot_name, confirmed)
+        return stage_copies(self._context, confirmed, self._first_tables())
 
     def next_batch(self, checkpoint: Checkpoint, confirmed: Lsn | None) -> tuple[Manifest, str]:
         """Stage what committed since the checkpoint."""
@@ -142,20 +134,9 @@ class _Capture:
         tables = tables_to_copy(self._context.published(), checkpoint, self._request)
         return stage_changes(self._context, checkpoint.end_lsn, tables)
 
-    def _copy_batch(self, start: Lsn, snapshot: ExportedSnapshot) -> tuple[Manifest, str]:
-        """Stage all published tables as they are in the snapshot, at its consistent point."""
-        context, point = self._context, snapshot.consistent_point
-        with context.batch(start) as batch, context.two_phase(start) as two_phase:
-            if start < point:
-                read_beside_copy(context, batch, start, point, two_phase)
-            if self._request.initial_copy:
-                copy_published(context, batch, snapshot, context.published())
-            batch.finish_files()
-            context.check_publications()
-            prepared = () if two_phase is None else two_phase.write(batch, point)
-            return batch.seal(
-                context.server, context.publication_names, point, names={}, prepared=prepared
-            )
+    def _first_tables(self) -> tuple[PublishedTable, ...]:
+        """The tables that the first batch copies."""
+        return self._context.published() if self._request.initial_copy else ()
 
     def _find_sealed(self, start: Lsn, past: Lsn | None = None) -> tuple[Manifest, str] | None:
         found = find_sealed(

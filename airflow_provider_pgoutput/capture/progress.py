@@ -1,4 +1,4 @@
-"""A line of progress every few seconds. Counts and positions only, never a row."""
+"""A line of progress every few seconds, of a read or of a copy. Counts and positions, never a row."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from airflow_provider_pgoutput.batch.lsn import Lsn
 
 log = logging.getLogger(__name__)
@@ -47,4 +49,52 @@ class Progress:
             reached,
             self._target,
             f"{rows / seconds:,.0f}",
+        )
+
+
+class CopyProgress:
+    """Reports how far a copy is.
+
+    :param table_bytes: what each table takes on the server's disk, by name: what "done" is measured by.
+    """
+
+    def __init__(self, table_bytes: Mapping[str, int]) -> None:
+        self._table_bytes = table_bytes
+        self._shares = dict.fromkeys(table_bytes, 0.0)
+        self._began = self._reported = time.monotonic()
+        self._rows = 0
+        self._read_bytes = 0
+
+    def rows(self, rows: int, read_bytes: int) -> None:
+        """Take note of rows, and log when it is time."""
+        self._rows += rows
+        self._read_bytes += read_bytes
+        if time.monotonic() - self._reported >= _SECONDS_BETWEEN:
+            self._report()
+
+    def part(self, table: str, share: float) -> None:
+        """Take note that so much of a table is done; 1 is all of it."""
+        self._shares[table] += share
+
+    def done(self) -> None:
+        """Log how the copy went."""
+        self._report()
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        self._reported = now
+        seconds = max(now - self._began, 0.001)
+        total = sum(self._table_bytes.values())
+        done = sum(size * self._shares[name] for name, size in self._table_bytes.items())
+        left = seconds * (total - done) / done if done else None
+        log.info(
+            "%d of %d tables, %.1f of about %.1f MiB copied; %s rows, %s rows/s, %.1f MiB/s; %s",
+            sum(share > 1 - 1e-9 for share in self._shares.values()),
+            len(self._shares),
+            done / (1 << 20),
+            total / (1 << 20),
+            f"{self._rows:,}",
+            f"{self._rows / seconds:,.0f}",
+            self._read_bytes / (1 << 20) / seconds,
+            "time left not known yet" if left is None else f"about {left:,.0f} s left",
         )

@@ -7,10 +7,11 @@ run takes (``pipeline.py``).
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.crash_points import reach
-from airflow_provider_pgoutput.capture.copying import copy_apart
+from airflow_provider_pgoutput.capture.copying import copy_published
 from airflow_provider_pgoutput.capture.drain import (
     commit_time,
     drain,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.context import CaptureContext
     from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
+    from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot
     from airflow_provider_pgoutput.capture.source.stream import ChangeStream
     from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
     from airflow_provider_pgoutput.capture.staging.prepared import TwoPhase
@@ -56,43 +58,82 @@ def stage_changes(
     reach("stage.before_read")
     with context.batch(start) as batch, context.two_phase(start) as two_phase:
         if copied:
-            # The batch has to reach the copy: what comes between is in the copy already.
-            target, limits = max(target, copy_apart(context, batch, copied)), Limits()
-        prepared = None if two_phase is None else two_phase.transactions
-        cut = BatchCut(start, target, limits)
-        stream = _open_stream(context, start, target, two_phase)
-        with (
-            contextlib.closing(stream),
-            no_garbage_collection(),
-            located(request.slot_name, cut),
-        ):
-            check_not_ahead(_confirmed(context), start, request.slot_name)
-            decoder = _decoder(context, start, target)
-            drain(stream, cut, batch, decoder, Progress(start, target), prepared)
-        _refuse_moved(context, start)
-        batch.finish_files()
-        context.check_publications()
-        if context.server.major >= 18 and request.transport == SQL:
-            check_publications_throughout(
-                context.session, request.slot_name, context.publication_names, cut.end_lsn
-            )
-        commit = decoder.last_commit if decoder.transactions else None
-        return batch.seal(
-            context.server,
-            context.publication_names,
-            cut.end_lsn,
-            names=context.names(batch.relation_oids),
-            transactions=decoder.transactions,
-            last_commit_time=None if commit is None else commit_time(commit.committed_at_us),
-            prepared=() if two_phase is None else two_phase.write(batch, cut.end_lsn),
-        )
+            # The batch has to reach the copies: what comes between is in them already.
+            target = max(target, copy_published(context, batch, start, copied))
+            limits = Limits()
+        read = _read(context, batch, start, target, limits, two_phase)
+        return _seal(context, batch, read, two_phase)
 
 
-def read_beside_copy(
+def stage_copies(
+    context: CaptureContext,
+    start: Lsn,
+    tables: Sequence[PublishedTable],
+    snapshot: ExportedSnapshot | None = None,
+) -> tuple[Manifest, str]:
+    """Stage the first batch of a lake: tables, up to the last point at which one of them was read.
+
+    Changes of other tables are left out: the lake has nothing that they could change.
+
+    :param snapshot: that of ``start``; None: it is gone.
+    """
+    with context.batch(start) as batch, context.two_phase(start) as two_phase:
+        batch.only_copied = True
+        end = copy_published(context, batch, start, tables, snapshot)
+        if start == end:
+            return _seal(context, batch, _Read(end), two_phase)
+        if any(point < end for point in batch.copied_at.values()):
+            read = _read(context, batch, start, end, Limits(), two_phase)
+            return _seal(context, batch, read, two_phase)
+        _read_beside_copy(context, batch, start, end, two_phase)
+        return _seal(context, batch, _Read(end), two_phase)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What a read of the slot found, for the manifest."""
+
+    end: Lsn
+    #: Whether row changes were read, not only what stands beside them.
+    changes: bool = False
+    transactions: int = 0
+    last_commit_time: str | None = None
+
+
+def _read(
     context: CaptureContext,
     batch: BatchInProgress,
     start: Lsn,
-    point: Lsn,
+    target: Lsn,
+    limits: Limits,
+    two_phase: TwoPhase | None,
+) -> _Read:
+    """Read the slot from ``start`` until the batch is complete."""
+    cut = BatchCut(start, target, limits)
+    prepared = None if two_phase is None else two_phase.transactions
+    with (
+        contextlib.closing(_open_stream(context, start, target, two_phase)) as stream,
+        no_garbage_collection(),
+        located(context.request.slot_name, cut),
+    ):
+        check_not_ahead(_confirmed(context), start, context.request.slot_name)
+        decoder = _decoder(context, start, target)
+        drain(stream, cut, batch, decoder, Progress(start, target), prepared)
+    _refuse_moved(context, start)
+    commit = decoder.last_commit if decoder.transactions else None
+    return _Read(
+        end=cut.end_lsn,
+        changes=True,
+        transactions=decoder.transactions,
+        last_commit_time=None if commit is None else commit_time(commit.committed_at_us),
+    )
+
+
+def _read_beside_copy(
+    context: CaptureContext,
+    batch: BatchInProgress,
+    start: Lsn,
+    end: Lsn,
     two_phase: TwoPhase | None,
 ) -> None:
     """Read what came before a copy and is not in it: logical messages, and what was prepared.
@@ -101,14 +142,36 @@ def read_beside_copy(
     """
     if two_phase is None and not context.options.messages:
         return
-    cut, decoder = BatchCut(start, point, Limits()), _decoder(context, start, point)
-    stream = _open_stream(context, start, point, two_phase)
+    cut, decoder = BatchCut(start, end, Limits()), _decoder(context, start, end)
+    stream = _open_stream(context, start, end, two_phase)
     with contextlib.closing(stream), located(context.request.slot_name, cut):
         for chunk in stream.chunks():
             if context.options.messages and not cut.finished:
                 decoder.decode(cut.take(chunk))
             for messages in decoder.take_messages():
                 batch.add_messages(messages)
+
+
+def _seal(
+    context: CaptureContext, batch: BatchInProgress, read: _Read, two_phase: TwoPhase | None
+) -> tuple[Manifest, str]:
+    """Complete the batch: files, the publications once more, manifest."""
+    batch.finish_files()
+    context.check_publications()
+    request = context.request
+    if read.changes and context.server.major >= 18 and request.transport == SQL:
+        check_publications_throughout(
+            context.session, request.slot_name, context.publication_names, read.end
+        )
+    return batch.seal(
+        context.server,
+        context.publication_names,
+        read.end,
+        names=context.names(batch.relation_oids),
+        transactions=read.transactions,
+        last_commit_time=read.last_commit_time,
+        prepared=() if two_phase is None else two_phase.write(batch, read.end),
+    )
 
 
 def _target(context: CaptureContext) -> Lsn:

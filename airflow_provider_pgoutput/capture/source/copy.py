@@ -1,8 +1,10 @@
 """The initial copy: all rows of published tables as they were in one exported snapshot.
 
-Several connections read in threads; each table is a stream of Arrow batches, so memory stays bounded.
-Only published columns are selected, and only rows that the publications' filters let through. Values
-go through the casters of the stream; a type is fetched in binary only where that is exactly the same.
+Several connections read in threads, large tables in ranges of blocks, so that one table keeps all of them
+busy as many do. Each part is a stream of Arrow batches, so memory stays bounded. Only published columns
+are selected, and only rows that the publications' filters let through. Values go through the casters of
+the stream; a type is fetched in binary only where that is exactly the same.
+What is not here: how tables are split (``copy_plan.py``), and where the rows go.
 
 Source: https://www.postgresql.org/docs/current/logical-replication-row-filter.html (initial data)
 """
@@ -13,7 +15,7 @@ import contextlib
 import queue
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 from psycopg import sql
@@ -21,6 +23,7 @@ from psycopg import sql
 from airflow_provider_pgoutput.batch.changes import COPIED, new
 from airflow_provider_pgoutput.capture.hand_over import HandOver
 from airflow_provider_pgoutput.capture.source import session as sessions
+from airflow_provider_pgoutput.capture.source.copy_plan import BlockRange
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.staging.rejected import NEW_TUPLE, Rejection, rejected_rows
 from airflow_provider_pgoutput.errors import ConfigurationError
@@ -49,19 +52,32 @@ _CASTABLE_OIDS = frozenset({1082, 1114, 1184, 1186, 1083, 1266, 1700, 2950, 114,
 
 @dataclass(frozen=True, slots=True)
 class CopyOrder:
-    """One table to copy: what the publications say of it, and where its rows go."""
+    """One table to copy: what the publications say of it, how it is split, and where its rows go."""
 
     table: PublishedTable
     staged: StagedTable
+    ranges: Sequence[BlockRange] = (BlockRange(0, None),)
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedRows:
     """Some rows of a table, cast."""
 
-    staged: StagedTable
+    order: CopyOrder
     rows: pa.RecordBatch
     rejected: list[pa.RecordBatch]
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedPart:
+    """All rows of one of a table's ranges were handed over."""
+
+    order: CopyOrder
+
+
+class _Part(NamedTuple):
+    order: CopyOrder
+    blocks: BlockRange
 
 
 def copy_tables(
@@ -69,19 +85,21 @@ def copy_tables(
     snapshot_name: str,
     orders: Sequence[CopyOrder],
     connections: int,
-) -> Iterator[CopiedRows]:
-    """Read all tables; batches of several tables interleave.
+) -> Iterator[CopiedRows | CopiedPart]:
+    """Read all tables, in this order; batches of several tables and parts interleave.
 
     :param snapshot_name: an exported snapshot whose session stays open until the last row.
+    :raises SnapshotLost: when it does not exist any more.
     :raises MissingPrivilege: when the role may not SELECT a table.
     :raises ConfigurationError: when a table has no columns.
     """
     _refuse_without_columns(orders)
-    waiting: queue.SimpleQueue[CopyOrder] = queue.SimpleQueue()
-    for order in orders:
-        waiting.put(order)
-    threads_wanted = max(1, min(connections, len(orders)))
-    ready: HandOver[CopiedRows] = HandOver(_QUEUED_BATCHES, makers=threads_wanted)
+    parts = [_Part(order, blocks) for order in orders for blocks in order.ranges]
+    waiting: queue.SimpleQueue[_Part] = queue.SimpleQueue()
+    for part in parts:
+        waiting.put(part)
+    threads_wanted = max(1, min(connections, len(parts)))
+    ready: HandOver[CopiedRows | CopiedPart] = HandOver(_QUEUED_BATCHES, makers=threads_wanted)
 
     def work() -> None:
         ready.feed(_copy_waiting(conninfo, snapshot_name, waiting))
@@ -111,23 +129,26 @@ def _refuse_without_columns(orders: Sequence[CopyOrder]) -> None:
 
 
 def _copy_waiting(
-    conninfo: str | Mapping[str, Any], snapshot_name: str, waiting: queue.SimpleQueue[CopyOrder]
-) -> Generator[CopiedRows, None, None]:
-    """Copy one waiting table after the other over one connection, until none waits."""
+    conninfo: str | Mapping[str, Any], snapshot_name: str, waiting: queue.SimpleQueue[_Part]
+) -> Generator[CopiedRows | CopiedPart, None, None]:
+    """Copy one waiting part after the other over one connection, until none waits."""
     with contextlib.closing(_snapshot_session(conninfo, snapshot_name)) as connection:
         while True:
             try:
-                order = waiting.get_nowait()
+                part = waiting.get_nowait()
             except queue.Empty:
                 return
-            yield from _copy_one(connection, order)
+            yield from _copy_part(connection, part)
+            yield CopiedPart(part.order)
 
 
-def select_statement(table: PublishedTable, columns: Sequence[Column]) -> sql.Composable:
-    """The query that reads a table as the stream would have sent it.
+def select_statement(
+    table: PublishedTable, columns: Sequence[Column], blocks: BlockRange | None = None
+) -> sql.Composable:
+    """The query that reads a table, or a range of its blocks, as the stream would have sent it.
 
     A parent of inheritance is read alone, as its children are tables of their own; a partitioned
-    table, published via its root, with all partitions.
+    table, published via its root, with all partitions: a range is that of each of them.
     """
     key = set(table.key_columns)
     chosen = [_expression(each, is_key=each.name in key) for each in columns]
@@ -136,11 +157,24 @@ def select_statement(table: PublishedTable, columns: Sequence[Column]) -> sql.Co
     source = sql.Identifier(table.schema_name, table.table_name)
     only = sql.SQL("" if table.kind == "p" else "ONLY ")
     statement = sql.SQL("SELECT {} FROM {}{}").format(listed, only, source)
-    if not table.row_filters:
+    conditions = _block_conditions(blocks)
+    if table.row_filters:
+        # The server printed these conditions from its own catalog, names qualified.
+        filters = [sql.SQL("({})").format(sql.SQL(each)) for each in table.row_filters]
+        conditions.append(sql.SQL("({})").format(sql.SQL(" OR ").join(filters)))
+    if not conditions:
         return statement
-    # The server printed these conditions from its own catalog, names qualified.
-    filters = [sql.SQL("({})").format(sql.SQL(each)) for each in table.row_filters]
-    return sql.SQL("{} WHERE {}").format(statement, sql.SQL(" OR ").join(filters))
+    return sql.SQL("{} WHERE {}").format(statement, sql.SQL(" AND ").join(conditions))
+
+
+def _block_conditions(blocks: BlockRange | None) -> list[sql.Composable]:
+    """What a TID range scan makes of a range; rows are numbered from 1 in a block."""
+    bounds = [] if blocks is None else [(">=", blocks.first), ("<", blocks.end)]
+    return [
+        sql.SQL("ctid {} {}::pg_catalog.tid").format(sql.SQL(sign), sql.Literal(f"({block},0)"))
+        for sign, block in bounds
+        if block
+    ]
 
 
 def _expression(column: Column, *, is_key: bool) -> sql.Composable:
@@ -178,9 +212,9 @@ def _snapshot_session(conninfo: str | Mapping[str, Any], snapshot_name: str) -> 
     return connection
 
 
-def _copy_one(connection: AdbcConnection, order: CopyOrder) -> Iterator[CopiedRows]:
-    version = order.staged.versions[-1]
-    statement = select_statement(order.table, version.version.columns).as_string()
+def _copy_part(connection: AdbcConnection, part: _Part) -> Iterator[CopiedRows]:
+    order, version = part.order, part.order.staged.versions[-1]
+    statement = select_statement(order.table, version.version.columns, part.blocks).as_string()
     with connection.cursor() as cursor:
         cursor.adbc_statement.set_options(
             **{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)}
@@ -208,7 +242,7 @@ def _cast(order: CopyOrder, version: StagedVersion, fetched: pa.RecordBatch) -> 
         rows = pa.RecordBatch.from_struct_array(pa.array([{}] * fetched.num_rows, pa.struct([])))
     else:
         rows = pa.RecordBatch.from_arrays(columns, names=names)
-    return CopiedRows(order.staged, rows, rejected)
+    return CopiedRows(order, rows, rejected)
 
 
 def _exact(values: pa.Array, wanted: pa.DataType) -> pa.Array:

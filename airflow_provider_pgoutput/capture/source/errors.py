@@ -35,6 +35,9 @@ _LATER = "nothing; the next attempt connects again."
 #: Servers fail so when a transaction changed the catalog and its rows are decoded before it ended.
 _BEFORE_ITS_END = "set streaming to off; with two_phase, use a new slot without it."
 
+#: Of an exported snapshot, in the words of several versions.
+_NEW_SNAPSHOT = "nothing; the tables that were not copied yet are copied in a new snapshot."
+
 #: The first line that fits is taken.
 _MEANINGS = (
     _Meaning(
@@ -79,6 +82,11 @@ _MEANINGS = (
         "for the stream: ALTER ROLE <role> REPLICATION; for the initial copy: GRANT USAGE ON SCHEMA "
         "and GRANT SELECT ON the published tables TO <role>; under row security: ALTER ROLE <role> "
         "BYPASSRLS.",
+    ),
+    _Meaning("22023", "invalid snapshot identifier", errors.SnapshotLost, _NEW_SNAPSHOT),
+    _Meaning("42704", "snapshot", errors.SnapshotLost, _NEW_SNAPSHOT),
+    _Meaning(
+        "55000", "could not import the requested snapshot", errors.SnapshotLost, _NEW_SNAPSHOT
     ),
     _Meaning("22023", "proto_version", errors.WrongSlot, "use a slot of the plugin pgoutput."),
     _Meaning("0A000", "column lists", errors.ConfigurationError, "give both the same column list."),

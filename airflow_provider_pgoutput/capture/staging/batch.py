@@ -1,7 +1,8 @@
 """One batch while it is being staged: where blocks and copied rows go, and the manifest at the end.
 
 An attempt writes below a folder of its own, so two attempts never meet, and a killed one leaves files
-that no manifest names. What is not here: reading the source.
+that no manifest names. A table that was copied whole is sealed by itself (``sealed_copies.py``). What is
+not here: reading the source.
 """
 
 from __future__ import annotations
@@ -14,11 +15,18 @@ import pyarrow as pa
 
 from airflow_provider_pgoutput import __version__
 from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.batch.manifest import Counts, Manifest
 from airflow_provider_pgoutput.capture.staging.messages import SCHEMA as MESSAGES_SCHEMA
 from airflow_provider_pgoutput.capture.staging.messages import message_rows
 from airflow_provider_pgoutput.capture.staging.rejected import SCHEMA as REJECTED_SCHEMA
 from airflow_provider_pgoutput.capture.staging.seal import seal
+from airflow_provider_pgoutput.capture.staging.sealed_copies import (
+    SealedCopy,
+    delete_seals,
+    find_seals,
+    write_seal,
+)
 from airflow_provider_pgoutput.capture.staging.tables import StagedTables, stage_block
 from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
 from airflow_provider_pgoutput.capture.types.cast import column_caster
@@ -27,7 +35,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
-    from airflow_provider_pgoutput.batch.manifest import PreparedTransaction, TableVersion
+    from airflow_provider_pgoutput.batch.manifest import (
+        PreparedTransaction,
+        StagedFile,
+        TableVersion,
+    )
     from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock, LogicalMessageBlock
     from airflow_provider_pgoutput.capture.source.catalog import Server
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
@@ -75,7 +87,14 @@ class BatchInProgress:
         self._messages: TableWriter | None = None
         self._sealing = False
         #: Where the tables that are copied were read, by OID.
-        self._copied_at: dict[int, Lsn] = {}
+        self.copied_at: dict[int, Lsn] = {}
+        #: Whether changes of tables that are not copied are left out.
+        self.only_copied = False
+        #: Writers of values that the columns of a table that is copied could not hold, by OID.
+        self._copy_rejected: dict[int, TableWriter] = {}
+        self._copy_rejected_files: list[StagedFile] = []
+        #: Folders of this attempt that a seal names.
+        self._sealed_folders: set[str] = set()
         self.rows = 0
 
     def add(self, block: ChangeBlock) -> None:
@@ -83,7 +102,9 @@ class BatchInProgress:
 
         :raises ValueRefused: when a value does not fit and the policy says ``fail``.
         """
-        copied_at = self._copied_at.get(block.relation.oid)
+        copied_at = self.copied_at.get(block.relation.oid)
+        if copied_at is None and self.only_copied:
+            return
         if copied_at is not None:
             block = block.since(copied_at)
             if not len(block):
@@ -101,8 +122,8 @@ class BatchInProgress:
         self.rows += len(block)
 
     def add_copy(self, relation_oid: int, version: TableVersion, copy_lsn: Lsn) -> StagedTable:
-        """Take a table that is copied; its rows follow."""
-        self._copied_at[relation_oid] = copy_lsn
+        """Take a table that is copied; its rows follow, then ``seal_copy`` or ``drop_copy``."""
+        self.copied_at[relation_oid] = copy_lsn
         table = self._tables.copied(relation_oid, version, str(copy_lsn))
         staged = table.versions[-1]
         schema = pa.schema(staged.new_fields)
@@ -117,10 +138,72 @@ class BatchInProgress:
         assert writer is not None, "add_copy was called for it"
         self._pool.append(writer, rows)
         for each in rejected:
-            self.reject(each)
+            if table.relation_oid not in self._copy_rejected:
+                self._copy_rejected[table.relation_oid] = self._writer(
+                    table.versions[-1],
+                    "rejected",
+                    REJECTED_SCHEMA,
+                    frozenset(REJECTED_SCHEMA.names),
+                )
+            self._pool.append(self._copy_rejected[table.relation_oid], each)
         kept_apart = sum(each.num_rows for each in rejected)
         table.counts += Counts(copied=rows.num_rows, rejected=kept_apart)
         self.rows += rows.num_rows
+
+    def seal_copy(self, table: StagedTable, fingerprint: str) -> None:
+        """Complete the copy of a table, so that it need not be made again should this attempt die.
+
+        :param fingerprint: see ``SealedCopy``.
+        """
+        writers = self._copy_writers(table)
+        self._pool.finish_some(writers)
+        for folder in {each.folder for each in writers if each.files}:
+            self._area.sync(folder)
+            self._sealed_folders.add(folder)
+        self._copy_rejected.pop(table.relation_oid, None)
+        rejected = tuple(file for each in writers[1:] for file in each.files)
+        self._copy_rejected_files += rejected
+        oid = table.relation_oid
+        sealed = SealedCopy(
+            relation_oid=oid,
+            copy_lsn=self.copied_at[oid],
+            fingerprint=fingerprint,
+            files=tuple(writers[0].files),
+            rejected_files=rejected,
+            counts=table.counts,
+        )
+        write_seal(self._area, self._slot_name, self._start, sealed)
+        reach("stage.after_copied_table")
+
+    def drop_copy(self, table: StagedTable) -> None:
+        """Forget a table that was copied in part, so that it can be copied again."""
+        writers = self._copy_writers(table)
+        self._pool.drop(writers)
+        self._area.delete_folder(writers[0].folder)
+        self._copy_rejected.pop(table.relation_oid, None)
+        self.rows -= table.counts.copied
+        del self._tables.by_oid[table.relation_oid], self.copied_at[table.relation_oid]
+
+    def sealed_copies(self) -> list[SealedCopy]:
+        """The tables that earlier attempts at this batch copied whole."""
+        return find_seals(self._area, self._slot_name, self._start)
+
+    def adopt_copy(self, version: TableVersion, sealed: SealedCopy) -> None:
+        """Take a table over that an earlier attempt copied whole."""
+        oid = sealed.relation_oid
+        self.copied_at[oid] = sealed.copy_lsn
+        table = self._tables.copied(oid, version, str(sealed.copy_lsn))
+        table.versions[-1].adopted_files = sealed.files
+        table.counts += sealed.counts
+        self._copy_rejected_files += sealed.rejected_files
+        self.rows += sealed.counts.copied
+
+    def _copy_writers(self, table: StagedTable) -> list[TableWriter]:
+        """The writer of a table's copy and that of what its columns could not hold, if there is one."""
+        rows = table.versions[-1].copy_writer
+        assert rows is not None, "add_copy was called for it"
+        rejected = self._copy_rejected.get(table.relation_oid)
+        return [rows] if rejected is None else [rows, rejected]
 
     def reject(self, rows: pa.RecordBatch) -> None:
         """Keep values that their column could not hold."""
@@ -171,20 +254,39 @@ class BatchInProgress:
             ),
             transactions=transactions,
             last_commit_time=last_commit_time,
-            rejected_files=tuple(self._rejected.files) if self._rejected else (),
+            rejected_files=(
+                *self._copy_rejected_files,
+                *(self._rejected.files if self._rejected else ()),
+            ),
             message_files=tuple(self._messages.files) if self._messages else (),
             prepared=tuple(prepared),
             created_by=f"airflow-provider-pgoutput {__version__}",
         )
         # From here on the manifest may be in its place whatever is raised, even if its write failed.
         self._sealing = True
-        return seal(self._area, manifest, self._root)
+        sealed = seal(self._area, manifest)
+        if sealed[0] is not manifest:
+            self._delete_files()
+        if self.copied_at:
+            delete_seals(self._area, self._slot_name, self._start)
+        return sealed
 
     def abandon(self) -> None:
-        """Give the batch up: nothing of it remains, unless it may be sealed already."""
+        """Give the batch up: what remains are tables that are sealed, or the batch if it may be."""
         self._pool.abandon()
         if not self._sealing:
+            self._delete_files()
+
+    def _delete_files(self) -> None:
+        """Delete this attempt's files, but for copies that another attempt may have taken over."""
+        if not self._sealed_folders:
             self._area.delete_folder(self._root)
+            return
+        written = {each.folder for each in self._pool.writers} | {
+            layout.prepared_folder(self._root)
+        }
+        for folder in sorted(written - self._sealed_folders):
+            self._area.delete_folder(folder)
 
     def prepared_path(self, number: int) -> str:
         """Where the content of a prepared transaction of this batch goes."""

@@ -90,16 +90,12 @@ def _has_files(area: StagingArea, manifest: Manifest, path: str) -> bool:
     return not lost
 
 
-def seal(area: StagingArea, manifest: Manifest, attempt_root: str) -> tuple[Manifest, str]:
-    """Make the batch exist, unless one that covers it exists already; return the one that counts.
-
-    :param attempt_root: folder of the files; it is deleted when another batch counts.
-    """
+def seal(area: StagingArea, manifest: Manifest) -> tuple[Manifest, str]:
+    """Make the batch exist, unless one that covers it exists already; return the one that counts."""
     reach("stage.after_files")
     empty = manifest.start_lsn == manifest.end_lsn
     other = find_sealed(area, manifest.slot_name, manifest.system_identifier, manifest.start_lsn)
     if other is not None and other[0].end_lsn >= manifest.end_lsn and not empty:
-        area.delete_folder(attempt_root)
         return other
     path = layout.manifest_path(
         manifest.slot_name, manifest.start_lsn, manifest.end_lsn, manifest.batch_id

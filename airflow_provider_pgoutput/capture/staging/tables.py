@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from airflow_provider_pgoutput.batch.manifest import Column
+    from airflow_provider_pgoutput.batch.manifest import Column, StagedFile
     from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock
     from airflow_provider_pgoutput.capture.pgoutput.messages import Relation
     from airflow_provider_pgoutput.capture.staging.writers import TableWriter
@@ -95,6 +95,8 @@ class StagedVersion:
     change_casters: tuple[ColumnCaster, ...]
     changes_writer: TableWriter | None = None
     copy_writer: TableWriter | None = None
+    #: Of a copy that an earlier attempt sealed.
+    adopted_files: tuple[StagedFile, ...] = ()
 
     @classmethod
     def of(
@@ -139,9 +141,8 @@ class StagedVersion:
     def finished(self) -> TableVersion:
         """The version with its files."""
         writers = [each for each in (self.copy_writer, self.changes_writer) if each is not None]
-        return dataclasses.replace(
-            self.version, files=tuple(file for writer in writers for file in writer.files)
-        )
+        written = tuple(file for writer in writers for file in writer.files)
+        return dataclasses.replace(self.version, files=self.adopted_files + written)
 
 
 @dataclass(slots=True)

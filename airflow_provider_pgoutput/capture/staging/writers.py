@@ -23,7 +23,7 @@ from airflow_provider_pgoutput.batch.manifest import StagedFile
 from airflow_provider_pgoutput.capture.staging.area import storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from airflow_provider_pgoutput.capture.staging.area import StagedOutput, StagingArea
 
@@ -40,7 +40,7 @@ _LEADING_NAMES = frozenset(name for name, _ in LEADING)
 _DICTIONARY_NAMES = (_LEADING_NAMES - {SEQ}) | {ORIGIN, PREFIX}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class TableWriter:
     """Writes the files of one kind in one folder.
 
@@ -201,6 +201,23 @@ class WriterPool:
                 self._wait(0)
                 return
             self._submit(largest)
+
+    def finish_some(self, writers: Sequence[TableWriter]) -> None:
+        """Write what these have buffered, complete their files and let go of them."""
+        for writer in writers:
+            if writer.buffered_bytes:
+                self._submit(writer)
+        self._wait(0)
+        self._executor.submit(_each, [writer.close for writer in writers]).result()
+        self.writers = [each for each in self.writers if each not in writers]
+
+    def drop(self, writers: Sequence[TableWriter]) -> None:
+        """Forget what these were given; their files are not completed."""
+        for writer in writers:
+            writer.take()
+        self._wait(0)
+        self._executor.submit(_each, [writer.abandon for writer in writers]).result()
+        self.writers = [each for each in self.writers if each not in writers]
 
     def finish(self) -> None:
         """Write all that is buffered and complete all files."""

@@ -1,0 +1,111 @@
+"""Copied tables that are sealed each on its own, so that an attempt that follows need not copy them again.
+
+A seal is a small file beside the manifests. It names the files of one table and the point at which they were
+read, and what they depend on: a later attempt takes the table over only when all of that is the same. With
+the batch's manifest the seals have served and are deleted. What is not here: what a copy depends on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.manifest import Counts, StagedFile
+from airflow_provider_pgoutput.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.capture.staging.area import StagingArea
+
+log = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SealedCopy:
+    """One table that was copied whole."""
+
+    relation_oid: int
+    #: Where its rows were read.
+    copy_lsn: Lsn
+    #: Stands for all that the rows depend on; good for comparing only.
+    fingerprint: str
+    files: tuple[StagedFile, ...]
+    rejected_files: tuple[StagedFile, ...]
+    counts: Counts
+
+
+def write_seal(area: StagingArea, slot_name: str, start: Lsn, copy: SealedCopy) -> None:
+    """Seal a table; its files are complete and durable.
+
+    :param start: where the batch starts.
+    """
+    body = {
+        "format_version": FORMAT_VERSION,
+        **dataclasses.asdict(copy),
+        "copy_lsn": str(copy.copy_lsn),
+    }
+    text = json.dumps(body, sort_keys=True, ensure_ascii=True)
+    digest = _digest(text)
+    path = layout.copy_seal_path(slot_name, start, copy.relation_oid, copy.copy_lsn, digest)
+    area.write_whole(path, text.encode("ascii"))
+
+
+def find_seals(area: StagingArea, slot_name: str, start: Lsn) -> list[SealedCopy]:
+    """The tables that earlier attempts at the same batch sealed and whose files are there.
+
+    What is damaged or of another format is passed over: the table is copied again.
+    """
+    folder = layout.copy_seal_folder(slot_name, start)
+    found = []
+    for name in area.names(folder):
+        digest = layout.parse_copy_seal_name(name)
+        if digest is None:
+            continue
+        text = area.read(f"{folder}/{name}").decode("ascii", "replace")
+        copy = _parse(text) if _digest(text) == digest else None
+        if copy is None or not _has_files(area, copy):
+            log.warning("The seal %s/%s is damaged or its files are gone.", folder, name)
+            continue
+        found.append(copy)
+    return found
+
+
+def delete_seals(area: StagingArea, slot_name: str, start: Lsn) -> None:
+    """Forget the seals of a batch."""
+    area.delete_folder(layout.copy_seal_folder(slot_name, start))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _parse(text: str) -> SealedCopy | None:
+    try:
+        body = json.loads(text)
+        if body.pop("format_version") != FORMAT_VERSION:
+            return None
+        return SealedCopy(
+            **{
+                **body,
+                "copy_lsn": Lsn.parse(body["copy_lsn"]),
+                "files": tuple(StagedFile.from_body(each) for each in body["files"]),
+                "rejected_files": tuple(
+                    StagedFile.from_body(each) for each in body["rejected_files"]
+                ),
+                "counts": Counts(**body["counts"]),
+            }
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, ConfigurationError):
+        return None
+
+
+def _has_files(area: StagingArea, copy: SealedCopy) -> bool:
+    files = (*copy.files, *copy.rejected_files)
+    return area.sizes([each.path for each in files]) == [each.size_bytes for each in files]
