@@ -17,6 +17,11 @@ SQL_TARGETS = {"W1": (4.0, 0.65), "W2": (1.5, 0.5), "W3": (8.0, 0.55), "W4": (2.
 #: Least rate of the walsender transport as a multiple of pg_recvlogical's.
 WALSENDER_TARGET = 0.9
 PEAK_TARGET_MIB = 512
+#: Least speed of the initial copy as a multiple of psql's, by psql's form.
+COPY_TARGETS = {"psql_text": 1.0, "psql_binary": 0.7}
+#: Of the table of taxi trips.
+COPY_CPU_TARGET = 900_000
+COPY_PEAK_TARGET_MIB = 256
 #: Least speed of apply as a multiple of the bare MERGE's.
 APPLY_TARGETS = {"10k": 4.0, "1M": 1.5}
 
@@ -83,6 +88,14 @@ def verdicts(result: dict[str, Any]) -> list[Verdict]:
                 met = peak < PEAK_TARGET_MIB
                 label = f"{name} {transport}"
                 found.append(Verdict(label, "MiB at most", PEAK_TARGET_MIB, peak, met))
+    for name, case in result.get("copy", {}).items():
+        for psql, wanted in COPY_TARGETS.items():
+            least(f"copy {name}", f"x {psql}", wanted, case[psql]["times_as_slow_as_ours"])
+        if name == "trips":
+            least(f"copy {name}", "rows/CPU s", COPY_CPU_TARGET, case["copy"]["rows_per_cpu_s"])
+        peak = case["copy"]["peak_mib_per_connection"]
+        met = peak < COPY_PEAK_TARGET_MIB
+        found.append(Verdict(f"copy {name}", "MiB/connection", COPY_PEAK_TARGET_MIB, peak, met))
     for name, case in result["apply"].items():
         least(f"apply {name}", "x bare MERGE", APPLY_TARGETS[name], case["ratio_to_merge"])
     return found
@@ -104,6 +117,17 @@ def table(result: dict[str, Any]) -> str:
                 f" {number(one['peak_mib'], 9)} {fraction(one['ratio_to_pg_recvlogical'], 17)}"
                 f" {fraction(one['ratio_to_server'], 9)}"
             )
+    if result.get("copy"):
+        lines += [
+            "",
+            f"{'copy of':<7} {'reader':<12} {'rows/s':>11} {'rows/CPU s':>11} {'seconds':>9}",
+        ]
+    for name, case in result.get("copy", {}).items():
+        for reader, one in ((key, value) for key, value in case.items() if isinstance(value, dict)):
+            lines.append(
+                f"{name:<7} {reader:<12} {number(one['rows_per_s'])} {number(one['rows_per_cpu_s'])}"
+                f" {one['seconds']:>9.2f}"
+            )
     if result["apply"]:
         lines += ["", f"{'apply':<7} {'seconds':>9} {'bare MERGE':>11} {'times as fast':>14}"]
     for name, one in result["apply"].items():
@@ -111,10 +135,10 @@ def table(result: dict[str, Any]) -> str:
             f"{name:<7} {one['seconds']:>9.2f} {one['merge_seconds']:>11.2f}"
             f" {one['ratio_to_merge']:>14.2f}"
         )
-    lines += ["", f"{'target':<16} {'':<17} {'wanted':>8} {'measured':>9}"]
+    lines += ["", f"{'target':<16} {'':<17} {'wanted':>8} {'measured':>11}"]
     for each in result["targets"]:
         lines.append(
-            f"{each['case']:<16} {each['target']:<17} {each['wanted']:>8g} {each['measured']:>9.2f}"
+            f"{each['case']:<16} {each['target']:<17} {each['wanted']:>8g} {each['measured']:>11,.2f}"
             f"  {'met' if each['met'] else 'MISSED'}"
         )
     return "\n".join(lines)

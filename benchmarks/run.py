@@ -18,6 +18,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.copy import ROWS as COPY_ROWS
+from benchmarks.copy import measure_copies
 from benchmarks.report import finish, staging_case, table
 from benchmarks.staging import CONTENDERS, measure
 from benchmarks.workloads import WORKLOADS, Source, backlog
@@ -43,7 +45,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS, metavar="NAME"
     )
-    parser.add_argument("--no-apply", action="store_true", help="measure staging only")
+    parser.add_argument("--no-apply", action="store_true", help="leave apply out")
+    parser.add_argument("--no-copy", action="store_true", help="leave the initial copy out")
+    parser.add_argument(
+        "--connections", type=int, default=2, help="connections of the copy (default: 2)"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS, help="the JSON file")
     return parser.parse_args(arguments)
 
@@ -63,6 +69,14 @@ def run_staging(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 )
                 cases[name] = staging_case(waiting.rows, measured)
     return cases
+
+
+def run_copy(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """The initial copy against psql."""
+    rows = max(4_000, round(COPY_ROWS * options.scale))
+    with Source(folder / "postgres", 1) as source:
+        say(f"copy: making tables of {rows:,} rows")
+        return measure_copies(source, rows, options.repetitions, options.connections, say)
 
 
 def run_apply(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -112,6 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
             "cores": os.cpu_count(),
             "load_before": load[0],
             "staging": run_staging(options, folder),
+            "copy": {} if options.no_copy else run_copy(options, folder),
             "apply": {} if options.no_apply else run_apply(options, folder),
         }
     finally:

@@ -24,16 +24,21 @@ from airflow_provider_pgoutput.capture.source.plugin_options import StreamOption
 
 
 def run(order: dict[str, Any]) -> dict[str, float]:
-    """Stage from the slot's own position to the end of the WAL; seconds, CPU seconds, memory, rows."""
+    """Stage from the slot's own position to the end of the WAL; seconds, CPU seconds, memory, rows.
+
+    With ``copy_connections`` the order is for a first run: the slot is made and the tables are copied.
+    """
+    connections = order.get("copy_connections")
     request = CaptureRequest(
         conninfo=order["conninfo"],
         slot_name=order["slot"],
         publication_names=(order["publication"],),
         staging_uri=order["staging_uri"],
-        checkpoint=position(order["conninfo"], order["slot"]),
+        checkpoint=None if connections else position(order["conninfo"], order["slot"]),
         transport=order["transport"],
         options=StreamOptions(**order["options"]),
         attempt="bench",
+        copy_connections=connections or 1,
     )
     cpu_before = cpu_seconds()
     started = time.perf_counter()
@@ -43,7 +48,7 @@ def run(order: dict[str, Any]) -> dict[str, float]:
         "seconds": seconds,
         "cpu_seconds": cpu_seconds() - cpu_before,
         "peak_mib": peak_mib(),
-        "rows": manifest.changes,
+        "rows": manifest.changes + sum(table.counts.copied for table in manifest.tables),
     }
 
 

@@ -131,22 +131,20 @@ def read_with_pipeline(
     parent: Path | None = None,
 ) -> Measurement:
     """Stage one batch in a process that does nothing else; see stage_once.py."""
+    order = {"slot": slot, "publication": PUBLICATION, "transport": transport, "options": options}
+    return run_stage_once(conninfo, order, parent)
+
+
+def run_stage_once(conninfo: str, order: dict[str, Any], parent: Path | None = None) -> Measurement:
+    """Run an order of stage_once.py in a process of its own and a folder that is deleted then."""
     with tempfile.TemporaryDirectory(prefix="pgoutput-bench-", dir=parent) as folder:
-        order = {
-            "conninfo": conninfo,
-            "slot": slot,
-            "publication": PUBLICATION,
-            "transport": transport,
-            "options": options,
-            "staging_uri": folder,
-        }
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.stage_once"],
-            input=json.dumps(order),
+            input=json.dumps({**order, "conninfo": conninfo, "staging_uri": folder}),
             check=False,
             capture_output=True,
             text=True,
         )
         if done.returncode:
-            raise RuntimeError(f"staging through {transport} failed:\n{done.stderr[-4000:]}")
+            raise RuntimeError(f"staging failed:\n{done.stderr[-4000:]}")
         return Measurement(**json.loads(done.stdout.splitlines()[-1]))

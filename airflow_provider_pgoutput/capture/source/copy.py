@@ -26,6 +26,7 @@ from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.copy_plan import BlockRange
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.staging.rejected import NEW_TUPLE, Rejection, rejected_rows
+from airflow_provider_pgoutput.capture.types.fetched import MOMENT_OIDS, moment_caster
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ _BINARY_OIDS = frozenset({16, 17, 20, 21, 23, 25, 700, 701, 1042, 1043})
 #: Of these, the ones whose Arrow form prints as PostgreSQL does, so that they can name a key.
 _PLAIN_TEXT_OIDS = frozenset({20, 21, 23, 25, 1042, 1043})
 #: Built-in types without a cast to text of their own, so that ``::text`` is what the output function
-#: prints: date, timestamp, timestamptz, interval, time, timetz, numeric, uuid, json, jsonb.
+#: prints: date, timestamp, timestamptz (as keys), interval, time, timetz, numeric, uuid, json, jsonb.
 _CASTABLE_OIDS = frozenset({1082, 1114, 1184, 1186, 1083, 1266, 1700, 2950, 114, 3802})
 
 
@@ -192,7 +193,7 @@ def _expression(column: Column, *, is_key: bool) -> sql.Composable:
 
 def is_binary(column: Column, *, is_key: bool) -> bool:
     """Whether a column is fetched in binary; keys must also print as PostgreSQL prints them."""
-    return column.type_oid in (_PLAIN_TEXT_OIDS if is_key else _BINARY_OIDS)
+    return column.type_oid in (_PLAIN_TEXT_OIDS if is_key else _BINARY_OIDS | MOMENT_OIDS)
 
 
 def _snapshot_session(conninfo: str | Mapping[str, Any], snapshot_name: str) -> AdbcConnection:
@@ -228,15 +229,21 @@ def _cast(order: CopyOrder, version: StagedVersion, fetched: pa.RecordBatch) -> 
     """Fetched columns as staged ones, by the casters of the stream where they came as text."""
     key = set(order.table.key_columns)
     columns, rejected = [], []
-    for place, caster in enumerate(version.casters):
-        values = fetched.column(place)
-        if is_binary(caster.column, is_key=caster.column.name in key):
-            columns.append(_exact(values, caster.arrow_type))
+    for place, text_caster in enumerate(version.casters):
+        column, values, caster = text_caster.column, fetched.column(place), text_caster
+        if not is_binary(column, is_key=column.name in key):
+            values = values.view(pa.binary())
+        elif column.type_oid in MOMENT_OIDS:
+            caster = moment_caster(text_caster)
+        else:
+            columns.append(_exact(values, text_caster.arrow_type))
             continue
-        result = caster.cast(values.view(pa.binary()))
+        result = caster.cast(values)
         columns.append(result.values)
         if len(result.rejected):
-            rejected.append(_rejected(order, version, fetched, place, pa.array(result.rejected)))
+            chosen = pa.array(result.rejected)
+            raw = caster.texts(values.take(chosen))
+            rejected.append(_rejected(order, version, fetched, place, chosen, raw))
     names = [new(place) for place in range(len(columns))]
     if not columns:
         rows = pa.RecordBatch.from_struct_array(pa.array([{}] * fetched.num_rows, pa.struct([])))
@@ -257,6 +264,7 @@ def _rejected(
     fetched: pa.RecordBatch,
     place: int,
     chosen: pa.Array,
+    raw: pa.Array,
 ) -> pa.RecordBatch:
     key = {
         each.name: fetched.column(number).take(chosen).cast(pa.string()).cast(pa.binary())
@@ -266,7 +274,7 @@ def _rejected(
     rejection = Rejection(
         column=version.version.columns[place],
         tuple_kind=NEW_TUPLE,
-        raw=fetched.column(place).take(chosen).cast(pa.binary()),
+        raw=raw,
         key=key,
         op=pa.repeat(pa.scalar(COPIED), len(chosen)),
         commit_lsn=None,
