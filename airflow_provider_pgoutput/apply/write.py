@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 _PROPERTY = "spark.sql.iceberg.snapshot-property."
 _KEYS_VIEW = "pgoutput_keys"
 _FILE, _POSITION = "_file", "_pos"
+#: Where a row that is deleted by its image lies. Like the aliases below no name that a column has: Spark
+#: takes ``t._file`` for a field of a column ``t``.
+_ITS_FILE, _ITS_POSITION = "_pgoutput_file", "_pgoutput_pos"
+_TARGET, _KEYS = "_pgoutput_target", "_pgoutput_keys"
 _MERGE_MODE, _MERGE_ON_READ = "write.merge.mode", "merge-on-read"
 
 
@@ -82,10 +86,13 @@ class BranchWriter:
     ) -> None:
         """Delete the rows whose key is in ``keys``, a frame with the key columns ``n<i>``."""
         keys.select(*(staged.new(i) for i in positions)).createOrReplaceTempView(_KEYS_VIEW)
-        conditions = [f"t.{quote(self._columns[i].name)} = k.{staged.new(i)}" for i in positions]
+        conditions = [
+            f"{_TARGET}.{quote(self._columns[i].name)} = {_KEYS}.{staged.new(i)}" for i in positions
+        ]
         # Files whose range of keys lies outside are not read.
         conditions += [
-            f"t.{quote(each.column)} BETWEEN {each.least} AND {each.greatest}" for each in bounds
+            f"{_TARGET}.{quote(each.column)} BETWEEN {each.least} AND {each.greatest}"
+            for each in bounds
         ]
         self._merge_delete(_KEYS_VIEW, conditions, marker)
 
@@ -101,7 +108,7 @@ class BranchWriter:
             f"c{i}": F.expr(comparable(quote(self._columns[i].name), self._columns[i].lake_type))
             for i in positions
         }
-        place = [F.col(_FILE).alias("file"), F.col(_POSITION).alias("position")]
+        place = [F.col(_FILE).alias(_ITS_FILE), F.col(_POSITION).alias(_ITS_POSITION)]
         held = (
             self._all()
             .where(where)
@@ -110,9 +117,11 @@ class BranchWriter:
         same = [F.col(f"c{i}").eqNullSafe(F.col(f"i{i}")) for i in positions]
         matched = held.join(images, same, "inner")
         grouped = ", ".join(f"c{i}" for i in positions)
-        number = F.expr(f"row_number() OVER (PARTITION BY {grouped} ORDER BY file, position)")
+        number = F.expr(
+            f"row_number() OVER (PARTITION BY {grouped} ORDER BY {_ITS_FILE}, {_ITS_POSITION})"
+        )
         chosen = matched.withColumn("number", number).where(f"number <= {copies}")
-        chosen = chosen.select("file", "position").localCheckpoint()
+        chosen = chosen.select(_ITS_FILE, _ITS_POSITION).localCheckpoint()
         wanted = images.agg(F.sum(copies)).first()
         if wanted is None or chosen.count() != (wanted[0] or 0):
             raise RowMissing(
@@ -123,22 +132,25 @@ class BranchWriter:
         self._delete_positions(chosen)
 
     def _delete_positions(self, chosen: DataFrame) -> None:
-        """Delete the rows at the places in ``chosen``: columns ``file`` and ``position``."""
+        """Delete the rows at the places in ``chosen``: columns of file and position."""
         if self.table.properties.get(_MERGE_MODE) == _MERGE_ON_READ:
             chosen.createOrReplaceTempView(_KEYS_VIEW)
-            place = [f"t.{_FILE} = k.file", f"t.{_POSITION} = k.position"]
+            place = [
+                f"{_TARGET}.{_FILE} = {_KEYS}.{_ITS_FILE}",
+                f"{_TARGET}.{_POSITION} = {_KEYS}.{_ITS_POSITION}",
+            ]
             self._merge_delete(_KEYS_VIEW, place, None)
             return
         # A copy-on-write MERGE does not see positions: the files are written again without the rows.
-        files = chosen.select("file").distinct()
+        files = chosen.select(_ITS_FILE).distinct()
         names = [quote(name) for name in self._all().columns]
         rows = self._all().selectExpr(
             *names, f"{_FILE} AS `{_FILE}`", f"{_POSITION} AS `{_POSITION}`"
         )
-        in_them = rows.join(files, F.col(_FILE) == F.col("file"), "left_semi")
-        same = (F.col(_FILE) == F.col("file")) & (F.col(_POSITION) == F.col("position"))
+        in_them = rows.join(files, F.col(_FILE) == F.col(_ITS_FILE), "left_semi")
+        same = (F.col(_FILE) == F.col(_ITS_FILE)) & (F.col(_POSITION) == F.col(_ITS_POSITION))
         kept = in_them.join(chosen, same, "left_anti").selectExpr(*names).localCheckpoint()
-        self.table.delete_files(self.branch, [row["file"] for row in files.collect()])
+        self.table.delete_files(self.branch, [row[_ITS_FILE] for row in files.collect()])
         self._follow()
         kept.writeTo(self._sql_name).option("check-nullability", "false").append()
         self._follow()
@@ -190,7 +202,7 @@ class BranchWriter:
             self._spark.conf.set(_PROPERTY + key, text)
         try:
             self._spark.sql(
-                f"MERGE INTO {self._sql_name} t USING {view} k ON {' AND '.join(conditions)} "
+                f"MERGE INTO {self._sql_name} {_TARGET} USING {view} {_KEYS} ON {' AND '.join(conditions)} "
                 "WHEN MATCHED THEN DELETE"
             )
         finally:

@@ -359,8 +359,33 @@ def wider_types(source: Source) -> Iterator[Relation]:
     yield t
 
 
+def _names_of_our_statements(source: Source, name: str, key: tuple[str, ...]) -> Iterator[Relation]:
+    names = ("t", "k", "file", "position", "copies", "number", "n0", "i0", "c0", "x0", "live", "op")
+    t = source.table(name, tuple(column(each) for each in names), key=key, identity="f")
+    for value in range(3):
+        t.insert(*(value for _ in names))
+    if not key:
+        t.insert(*(2 for _ in names))
+    yield t
+    t.delete(lambda row: row["t"] == 2)
+    t.update(lambda row: row["t"] == 1, {"k": 10})
+    yield t
+
+
+def names_of_our_statements_without_a_key(source: Source) -> Iterator[Relation]:
+    """Spark takes ``t._file`` for a field of a column ``t``."""
+    yield from _names_of_our_statements(source, "own_names", ())
+
+
+def names_of_our_statements_with_a_key(source: Source) -> Iterator[Relation]:
+    yield from _names_of_our_statements(source, "own_names_key", ("t",))
+
+
 CASES: tuple[Case, ...] = tuple(
     value
     for name, value in list(globals().items())
-    if callable(value) and getattr(value, "__module__", "") == __name__ and name not in {"a_is"}
+    if callable(value)
+    and getattr(value, "__module__", "") == __name__
+    and name not in {"a_is"}
+    and not name.startswith("_")
 )
