@@ -7,7 +7,7 @@ PYTHON ?=
 PYTEST_ARGS ?=
 export PYTHON
 
-.PHONY: help setup test lint types demo airflow bench fuzz torture clean
+.PHONY: help setup test lint types demo airflow bench fuzz torture values clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,11 @@ RUNS ?= 20
 
 torture: setup ## Random sessions on a live server, staged in every way (SEED=1 RUNS=20)
 	@$(BIN)/python -m tests.capture.torture --seed $(SEED) --runs $(RUNS)
+
+EXAMPLES ?= 500
+
+values: setup ## Generated values of every type, carried to Iceberg and compared (EXAMPLES=500 SEED=1)
+	@PGOUTPUT_TYPES_EXAMPLES=$(EXAMPLES) PGOUTPUT_TYPES_SEED=$(SEED) $(BIN)/python -m pytest -q tests/types_end_to_end
 
 bench: setup ## Measure against pg_recvlogical and a bare MERGE
 	@$(BIN)/python -m benchmarks

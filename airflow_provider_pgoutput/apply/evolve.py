@@ -12,10 +12,11 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_pgoutput.apply import uuids
 from airflow_provider_pgoutput.apply.iceberg import FILL_PREFIX, IcebergTable
 from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, java_class
 from airflow_provider_pgoutput.apply.names import TableName, literal, quote
-from airflow_provider_pgoutput.apply.types import spark_type
+from airflow_provider_pgoutput.apply.types import UUID, holds_uuid, spark_type
 from airflow_provider_pgoutput.apply.versions import missing_value
 from airflow_provider_pgoutput.batch.manifest import Column
 from airflow_provider_pgoutput.errors import LakeUnavailable, TableRefused
@@ -31,7 +32,7 @@ _ATTEMPTS = 5
 #: ``IF NOT EXISTS`` looks first and creates then: tables prepared at the same time would both create.
 _NAMESPACE_LOCK = threading.Lock()
 #: Types that the specification does not allow for identifier fields.
-_NO_IDENTIFIER = ("float", "double", "list<", "map<")
+_NO_IDENTIFIER = ("float", "double", "list<", "map<", "struct<")
 
 
 def create_table(
@@ -57,12 +58,17 @@ def create_table(
     parts = [f"CREATE TABLE IF NOT EXISTS {name.sql} ({fields}) USING iceberg"]
     if partitioned_by:
         parts.append(f"PARTITIONED BY ({', '.join(partitioned_by)})")
-    if location := _safe_location(spark, name):
+    location = _safe_location(spark, name)
+    if location:
         parts.append(f"LOCATION {literal(location)}")
     parts.append(f"COMMENT {literal(comment)}")
     pairs = ", ".join(f"{literal(key)} = {literal(properties[key])}" for key in properties)
     parts.append(f"TBLPROPERTIES ({pairs})")
-    spark.sql(" ".join(parts))
+    if any(holds_uuid(kind) for _, kind, _ in columns):
+        with_comment = {**properties, "comment": comment}
+        uuids.create(spark, name, " ".join(parts), columns, with_comment, location)
+    else:
+        spark.sql(" ".join(parts))
     logger.info("Created %s.", name.target)
     created = IcebergTable.load(spark, name)
     if created is None:
@@ -131,6 +137,7 @@ def _evolve_once(
         if field is None:
             default = _default(spark, table, column, kind)
             change, changed = change.addColumn(None, column.name, kind, None, default), True
+            wanted_properties |= uuids.without_bounds(column.name, column.lake_type)
             if column.missing_value is not None and default is None:
                 # In the same commit: a run that is killed now leaves the note for the next one.
                 wanted_properties[FILL_PREFIX + column.name] = "true"
@@ -187,6 +194,8 @@ def _default(spark: SparkSession, table: IcebergTable, column: Column, kind: Any
     jvm: Any = spark._jvm
     converted = spark.range(1).selectExpr(f"{missing_value(column)} AS v")
     java_value = converted._jdf.head().get(0)
+    if column.lake_type == UUID:
+        return jvm.org.apache.iceberg.expressions.Expressions.lit(java_value).to(kind)
     internal = jvm.org.apache.iceberg.spark.SparkValueConverter.convert(kind, java_value)
     return jvm.org.apache.iceberg.expressions.Expressions.lit(internal).to(kind)
 
@@ -197,9 +206,7 @@ def format_version(table: IcebergTable) -> int:
 
 
 def _java_type(spark: SparkSession, lake_type: str) -> Any:
-    jvm: Any = spark._jvm
-    fields = jvm.org.apache.spark.sql.types.StructType.fromDDL(f"v {spark_type(lake_type)}")
-    return jvm.org.apache.iceberg.spark.SparkSchemaUtil.convert(fields).columns().get(0).type()
+    return uuids.java_schema(spark, [("v", lake_type, False)]).columns().get(0).type()
 
 
 def _java_list(spark: SparkSession, values: Sequence[str]) -> Any:

@@ -18,6 +18,7 @@ from airflow_provider_pgoutput.apply import evolve, keyed, keyless, log, version
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable, marker_of
 from airflow_provider_pgoutput.apply.java import JAVA_ERRORS
 from airflow_provider_pgoutput.apply.target import OP_COLUMN, Start, Target, properties
+from airflow_provider_pgoutput.apply.types import lake_type_of
 from airflow_provider_pgoutput.apply.write import BranchWriter
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX
@@ -279,5 +280,5 @@ def own_session(spark: SparkSession, target: Target) -> SparkSession:
 
 def _lake_types(table: IcebergTable) -> dict[str, str]:
     return {
-        str(field.name()): str(field.type().toString()) for field in table.java.schema().columns()
+        str(field.name()): lake_type_of(field.type()) for field in table.java.schema().columns()
     }

@@ -6,8 +6,16 @@ Source: https://iceberg.apache.org/docs/latest/spark-getting-started/#iceberg-ty
 
 from __future__ import annotations
 
-import re
+from typing import Any
 
+from airflow_provider_pgoutput.apply.names import quote
+from airflow_provider_pgoutput.batch.lake_types import (
+    decimal_type,
+    list_element,
+    map_entry,
+    struct_fields,
+    struct_type,
+)
 from airflow_provider_pgoutput.errors import BatchRefused
 
 _PRIMITIVES = {
@@ -20,11 +28,11 @@ _PRIMITIVES = {
     "timestamp": "TIMESTAMP_NTZ",
     "timestamptz": "TIMESTAMP",
     "string": "STRING",
+    # Spark reads and writes the text; only the table's schema knows the type.
+    "uuid": "STRING",
     "binary": "BINARY",
 }
-_DECIMAL = re.compile(r"decimal\((\d+), ?(\d+)\)")
-_LIST = re.compile(r"list<(.+)>")
-_MAP = re.compile(r"map<([^,<>]+), ?(.+)>")
+UUID = "uuid"
 #: What Iceberg may widen, apart from decimals: https://iceberg.apache.org/spec/#schema-evolution
 _WIDENINGS = {("int", "long"), ("float", "double")}
 #: Types with two zeros that are equal and print differently.
@@ -41,12 +49,14 @@ def spark_type(lake_type: str) -> str:
     """
     if lake_type in _PRIMITIVES:
         return _PRIMITIVES[lake_type]
-    if found := _DECIMAL.fullmatch(lake_type):
-        return f"DECIMAL({found[1]},{found[2]})"
-    if found := _LIST.fullmatch(lake_type):
-        return f"ARRAY<{spark_type(found[1])}>"
-    if found := _MAP.fullmatch(lake_type):
-        return f"MAP<{spark_type(found[1])},{spark_type(found[2])}>"
+    if digits := decimal_type(lake_type):
+        return f"DECIMAL({digits[0]},{digits[1]})"
+    if element := list_element(lake_type):
+        return f"ARRAY<{spark_type(element)}>"
+    if entry := map_entry(lake_type):
+        return f"MAP<{spark_type(entry[0])},{spark_type(entry[1])}>"
+    if fields := struct_fields(lake_type):
+        return f"STRUCT<{', '.join(f'{quote(name)}: {spark_type(kind)}' for name, kind in fields)}>"
     raise BatchRefused(f"The manifest has the unknown lake type {lake_type!r}.")
 
 
@@ -54,21 +64,47 @@ def widens(old: str, new: str) -> bool:
     """Whether Iceberg can turn a column of ``old`` into ``new`` without rewriting a file."""
     if (old, new) in _WIDENINGS:
         return True
-    before, after = _DECIMAL.fullmatch(old), _DECIMAL.fullmatch(new)
-    return bool(before and after and before[2] == after[2] and int(before[1]) < int(after[1]))
+    before, after = decimal_type(old), decimal_type(new)
+    return bool(before and after and before[1] == after[1] and before[0] < after[0])
 
 
-def comparable(column: str, lake_type: str) -> str:
+def comparable(expression: str, lake_type: str, depth: int = 0) -> str:
     """A Spark expression that is equal for two values exactly when they are the same image.
 
     Spark takes ``-0.0`` and ``0.0`` for one value and cannot group by maps; their text differs.
-    ``column`` is a quoted expression.
+
+    :param expression: a quoted column, or an element or field of one.
+    :param depth: how many lists the expression is an element of; names the element of the next.
     """
     if lake_type in SIGNED_ZEROS:
-        return f"CAST({column} AS STRING)"
-    if _MAP.fullmatch(lake_type):
-        return f"to_json(array_sort(map_entries({column})))"
-    if _LIST.fullmatch(lake_type):
-        # By element: as JSON, Spark shows times to the millisecond only.
-        return f"transform({column}, x -> CAST(x AS STRING))"
-    return column
+        return f"CAST({expression} AS STRING)"
+    if map_entry(lake_type):
+        return f"to_json(array_sort(map_entries({expression})))"
+    if element := list_element(lake_type):
+        name = f"x{depth}"
+        return f"transform({expression}, {name} -> {comparable(name, element, depth + 1)})"
+    if fields := struct_fields(lake_type):
+        inner = (comparable(f"{expression}.{quote(name)}", kind, depth) for name, kind in fields)
+        return f"CASE WHEN {expression} IS NOT NULL THEN struct({', '.join(inner)}) END"
+    return expression
+
+
+def lake_type_of(java_type: Any) -> str:
+    """The lake type of an Iceberg type, whose own text numbers the fields of structs."""
+    if java_type.isListType():
+        return f"list<{lake_type_of(java_type.elementType())}>"
+    if java_type.isMapType():
+        return f"map<{lake_type_of(java_type.keyType())}, {lake_type_of(java_type.valueType())}>"
+    if java_type.isStructType():
+        return struct_type(
+            (str(field.name()), lake_type_of(field.type()))
+            for field in java_type.asStructType().fields()
+        )
+    return str(java_type.toString())
+
+
+def holds_uuid(lake_type: str) -> bool:
+    """Whether a type is a uuid or is made of some."""
+    inner = [element] if (element := list_element(lake_type)) else []
+    inner += [kind for _, kind in struct_fields(lake_type) or ()]
+    return lake_type == UUID or any(holds_uuid(each) for each in inner)

@@ -219,7 +219,7 @@ def missing_value(column: Column) -> str:
         return f"CAST(array() AS {kind})"
     if column.lake_type.startswith("map<") and not text:
         return f"CAST(map() AS {kind})"
-    if column.lake_type.startswith(("list<", "map<")):
+    if column.lake_type.startswith(("list<", "map<", "struct<")):
         raise TableRefused(
             "A column was added with a default of a type that cannot be filled into older rows.",
             column=column.name,

@@ -17,12 +17,13 @@ from airflow_provider_pgoutput.capture.source.catalog import (
     read_published_tables,
     warn_of_missing_identity,
 )
+from airflow_provider_pgoutput.capture.source.column_types import check_column_types
 from airflow_provider_pgoutput.capture.source.describe import Describer
 from airflow_provider_pgoutput.capture.source.keys import Keys
 from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
 from airflow_provider_pgoutput.capture.staging.prepared import TwoPhase
 from airflow_provider_pgoutput.capture.staging.seal import find_ending
-from airflow_provider_pgoutput.capture.types.cast import column_caster
+from airflow_provider_pgoutput.capture.staging.tables import Casters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,7 +49,7 @@ class CaptureContext:
         self.publication_names = tuple(request.publication_names)
         self.options = request.options.for_server(server, self.publication_names)
         self.keys = Keys(request.key_columns)
-        self.describer = Describer(session, self.keys)
+        self.describer = Describer(session, self.keys, request.types)
 
     def published(self) -> tuple[PublishedTable, ...]:
         """The tables of the publications, as the catalog has them now."""
@@ -58,8 +59,12 @@ class CaptureContext:
         """Before and after every read: from version 18 on the server only warns of a missing one."""
         publications = read_publications(self.session, self.publication_names)
         tables = self.published()
+        types = self.describer.types_of(tables)
+        check_column_types(
+            tables, types, self.request.types, is_first=self.request.checkpoint is None
+        )
         if self.options.binary:
-            check_binary_forms(tables, self.describer.types_of(tables))
+            check_binary_forms(tables, types, self.request.types)
         warn_of_missing_identity(publications, tables)
 
     def names(self, relation_oids: Sequence[int]) -> dict[int, tuple[str, str]]:
@@ -78,7 +83,10 @@ class CaptureContext:
             self.describer,
             request.policy,
             request.memory_mib,
-            self.describer.binary_caster if self.options.binary else column_caster,
+            Casters(
+                self.describer.text_caster,
+                self.describer.binary_caster if self.options.binary else self.describer.text_caster,
+            ),
             request.options.message_prefixes,
         )
         try:

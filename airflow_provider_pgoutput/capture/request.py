@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
 from airflow_provider_pgoutput.capture.types.cast import NULL_AND_KEEP, ValuePolicy
+from airflow_provider_pgoutput.capture.types.options import TypeOptions
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ class CaptureRequest:
     copy_tables: Sequence[str] = ()
     #: ``null_and_keep`` or ``fail`` by type family; the key ``default`` is for all others.
     value_policy: Mapping[str, str] = field(default_factory=dict)
+    #: What becomes of numeric, json, uuid, composite, interval and time; see ``types/options.py``.
+    type_options: Mapping[str, str] = field(default_factory=dict)
+    #: The same for columns, by ``schema.table.column``; ``string`` keeps the text of any type.
+    column_types: Mapping[str, str] = field(default_factory=dict)
     #: Key columns by ``schema.table``, over those of the catalog.
     key_columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     #: Names the folder of this attempt's files.
@@ -73,9 +78,16 @@ class CaptureRequest:
             )
         if self.memory_mib < 8 or self.copy_connections < 1:
             raise ConfigurationError("memory_mib is at least 8, copy_connections at least 1.")
+        # Made to be checked: before anything is opened.
+        _ = self.policy, self.types
 
     @property
     def policy(self) -> ValuePolicy:
         """The value policy, checked."""
         families = dict(self.value_policy)
         return ValuePolicy(families.pop("default", NULL_AND_KEEP), families)
+
+    @property
+    def types(self) -> TypeOptions:
+        """The choices about types, checked."""
+        return TypeOptions(self.type_options, self.column_types)

@@ -94,6 +94,17 @@ def mapping(value: Any, name: str) -> dict[str, Any]:
     return found
 
 
+def text_mapping(value: Any, name: str) -> dict[str, str]:
+    """Return a mapping as ``mapping`` does, of texts only.
+
+    :raises ConfigurationError: when it holds something else.
+    """
+    found = mapping(value, name)
+    if not all(isinstance(each, str) for each in found.values()):
+        raise ConfigurationError(f"The argument {name} is not a mapping of texts to texts.")
+    return found
+
+
 def _json(text: str, name: str) -> Any:
     try:
         return json.loads(text)

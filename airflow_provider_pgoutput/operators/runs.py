@@ -10,6 +10,7 @@ import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.batch.checkpoint import REJECTED_TABLE
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -52,7 +53,14 @@ def log_group(title: str) -> Iterator[None]:
 
 
 def log_tables(tables: Mapping[str, Mapping[str, int]]) -> None:
-    """Log one line per table with its counts, zeros left out."""
+    """Log one line per table with its counts, zeros left out; warn of values that were set aside."""
     for name, counts in sorted(tables.items()):
         shown = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
         log.info("%s: %s", name, shown or "no changes")
+        if rejected := counts.get("rejected"):
+            log.warning(
+                "%s: %s value(s) did not fit their column: NULL in the table, their text is kept in %s.",
+                name,
+                f"{rejected:,}",
+                REJECTED_TABLE,
+            )

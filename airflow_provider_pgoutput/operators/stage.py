@@ -62,6 +62,9 @@ class PgoutputStageOperator(BaseOperator):
         by then and new to the lake; False: only changes.
     :param copy_tables: tables to copy again in this run, ``["schema.table"]``, whatever the lake holds.
     :param value_policy: what to do with values that their column cannot hold, see ``docs/types.md``.
+    :param type_options: what becomes of kinds of types, ``{"numeric": "decimal(38,9)", "uuid": "uuid"}``; see
+        ``docs/types.md``. A table's columns keep the types that they got first.
+    :param column_types: the same for columns, ``{"schema.table.column": "string"}``.
     :param key_columns: key columns of tables, ``{"schema.table": ["column"]}``, over the catalog's;
         within the replica identity, or any with REPLICA IDENTITY FULL.
     :param memory_mib: memory for decoding and writing, in MiB.
@@ -90,11 +93,15 @@ class PgoutputStageOperator(BaseOperator):
         "initial_copy",
         "copy_tables",
         "value_policy",
+        "type_options",
+        "column_types",
         "key_columns",
         "memory_mib",
         "copy_connections",
     )
-    template_fields_renderers = {"value_policy": "json", "key_columns": "json"}  # noqa: RUF012
+    template_fields_renderers = dict.fromkeys(
+        ("value_policy", "type_options", "column_types", "key_columns"), "json"
+    )
     ui_color = "#d6ecd2"
 
     def __init__(
@@ -121,6 +128,8 @@ class PgoutputStageOperator(BaseOperator):
         initial_copy: bool | str = True,
         copy_tables: Sequence[str] | str | None = None,
         value_policy: Mapping[str, str] | str | None = None,
+        type_options: Mapping[str, str] | str | None = None,
+        column_types: Mapping[str, str] | str | None = None,
         key_columns: Mapping[str, Sequence[str]] | str | None = None,
         memory_mib: int | str | None = None,
         copy_connections: int | str | None = None,
@@ -148,6 +157,8 @@ class PgoutputStageOperator(BaseOperator):
         self.initial_copy = initial_copy
         self.copy_tables = copy_tables
         self.value_policy = value_policy
+        self.type_options = type_options
+        self.column_types = column_types
         self.key_columns = key_columns
         self.memory_mib = memory_mib
         self.copy_connections = copy_connections
@@ -203,6 +214,8 @@ class PgoutputStageOperator(BaseOperator):
             initial_copy=arguments.flag(self.initial_copy, "initial_copy"),
             copy_tables=arguments.optional_text_list(self.copy_tables, "copy_tables"),
             value_policy=arguments.mapping(self.value_policy, "value_policy"),
+            type_options=arguments.text_mapping(self.type_options, "type_options"),
+            column_types=arguments.text_mapping(self.column_types, "column_types"),
             key_columns=arguments.mapping(self.key_columns, "key_columns"),
             attempt=new_attempt(context),
             # A limit that was not given is capture's to choose.

@@ -127,6 +127,13 @@ def test_what_cannot_work_fails_at_once(tmp_path: Path, task_context: Any) -> No
         "slot name": {"slot_name": "Not A Slot"},
         "connection 'nobody' does not exist": {"postgres_conn_id": "nobody"},
         "staging_uri": {"staging_uri": "relative/folder"},
+        "pyiceberg": {"type_options": '{"json": "variant"}'},
+        "'double'": {"type_options": {"numeric": "double"}},
+        "texts to texts": {"column_types": '{"public.orders.id": 1}'},
+        "names no published column: public.orders.typo": {
+            "column_types": '{"public.orders.typo": "string"}'
+        },
+        r"column_types says 'uuid'": {"column_types": {"public.orders.id": "uuid"}},
     }
     for message, changed in wrong.items():
         with pytest.raises(AirflowFailException, match=message):

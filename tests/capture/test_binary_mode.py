@@ -44,6 +44,8 @@ VALUES = {
     "int4[]": ("'{1,NULL,3}'", "'{{1,2},{3,4}}'"),
     "text[]": ("""'{a,"b,c",NULL}'""", "'[0:1]={x,y}'"),
     "numeric(12,2)[]": ("'{1.5,2}'", "'{}'"),
+    "numeric[]": ("'{1.5,NULL}'", "'{1.5,1e40}'"),
+    "time[]": ("'{12:00:00.5,NULL}'", "'{24:00}'"),
 }
 
 
@@ -86,8 +88,19 @@ def content(source: Source, manifest: Manifest) -> tuple[Any, ...]:
     return tables, rows, rejected
 
 
-@pytest.mark.parametrize("transport", ["sql", "walsender"])
-def test_text_and_binary_stage_the_same(source: Source, transport: str) -> None:
+#: All that there is a choice for in this mode.
+CHOICES = {
+    "type_options": {"numeric": "decimal(20,4)", "uuid": "uuid", "time": "micros"},
+    "column_types": {"public.typed.c13": "decimal(6,1)"},
+}
+
+
+@pytest.mark.parametrize(
+    ("transport", "choices"), [("sql", {}), ("walsender", {}), ("sql", CHOICES)]
+)
+def test_text_and_binary_stage_the_same(
+    source: Source, transport: str, choices: dict[str, Any]
+) -> None:
     workload(source)
     staged = []
     for binary in (False, True):
@@ -98,6 +111,7 @@ def test_text_and_binary_stage_the_same(source: Source, transport: str) -> None:
             initial_copy=False,
             transport=transport,
             options=StreamOptions(binary=binary),
+            **choices,
         )
         staged.append(content(source, manifest))
         source.execute(f"SELECT pg_drop_replication_slot('{slot}')")

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.source.errors import translated
-from airflow_provider_pgoutput.capture.types.type_info import CATALOG_QUERY, TypeInfo, type_catalog
+from airflow_provider_pgoutput.capture.types.type_info import (
+    ATTRIBUTE_QUERY,
+    CATALOG_QUERY,
+    TypeInfo,
+    type_catalog,
+    with_attributes,
+)
 from airflow_provider_pgoutput.errors import ConfigurationError, PublicationMissing
 
 if TYPE_CHECKING:
@@ -274,10 +280,16 @@ def warn_of_missing_identity(
     return named
 
 
-def read_types(session: Session) -> dict[int, TypeInfo]:
-    """The types that users made, by OID."""
+def read_types(session: Session, *, attributes: bool = False) -> dict[int, TypeInfo]:
+    """The types that users made, by OID.
+
+    :param attributes: ask for the attributes of composite types too.
+    """
     with translated():
-        return type_catalog(session.execute(CATALOG_QUERY).fetchall())
+        catalog = type_catalog(session.execute(CATALOG_QUERY).fetchall())
+        if attributes:
+            catalog = with_attributes(catalog, session.execute(ATTRIBUTE_QUERY).fetchall())
+    return catalog
 
 
 def read_names(session: Session, relation_oids: Iterable[int]) -> dict[int, tuple[str, str]]:

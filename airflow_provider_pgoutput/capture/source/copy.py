@@ -46,6 +46,8 @@ _QUEUED_BATCHES = 4
 _BINARY_OIDS = frozenset({16, 17, 20, 21, 23, 25, 700, 701, 1042, 1043})
 #: Of these, the ones whose Arrow form prints as PostgreSQL does, so that they can name a key.
 _PLAIN_TEXT_OIDS = frozenset({20, 21, 23, 25, 1042, 1043})
+#: Built-in types that are text: text, bpchar, varchar.
+_TEXT_OIDS = frozenset({25, 1042, 1043})
 #: Built-in types without a cast to text of their own, so that ``::text`` is what the output function
 #: prints: date, timestamp, timestamptz (as keys), interval, time, timetz, numeric, uuid, json, jsonb.
 _CASTABLE_OIDS = frozenset({1082, 1114, 1184, 1186, 1083, 1266, 1700, 2950, 114, 3802})
@@ -192,7 +194,12 @@ def _expression(column: Column, *, is_key: bool) -> sql.Composable:
 
 
 def is_binary(column: Column, *, is_key: bool) -> bool:
-    """Whether a column is fetched in binary; keys must also print as PostgreSQL prints them."""
+    """Whether a column is fetched in binary; keys must also print as PostgreSQL prints them.
+
+    So must what is text in the lake by choice.
+    """
+    if column.lake_type == "string" and column.type_oid not in _TEXT_OIDS:
+        return False
     return column.type_oid in (_PLAIN_TEXT_OIDS if is_key else _BINARY_OIDS | MOMENT_OIDS)
 
 

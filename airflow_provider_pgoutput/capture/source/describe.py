@@ -6,12 +6,16 @@ rows show in an added column. It is asked over a session of its own, once for ea
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.manifest import Column, TableVersion
 from airflow_provider_pgoutput.capture.source.catalog import read_missing_values, read_types
 from airflow_provider_pgoutput.capture.types.binary import binary_caster
+from airflow_provider_pgoutput.capture.types.cast import column_caster
 from airflow_provider_pgoutput.capture.types.mapping import lake_type, type_name
+from airflow_provider_pgoutput.capture.types.missing import lake_text
+from airflow_provider_pgoutput.capture.types.options import TypeOptions
 from airflow_provider_pgoutput.capture.types.type_info import find_type
 
 if TYPE_CHECKING:
@@ -32,11 +36,15 @@ class Describer:
     """Asks the catalog what a relation's announcement lacks.
 
     :param session: a session that no read of the stream uses.
+    :param type_options: what the owner of the pipeline chose about types.
     """
 
-    def __init__(self, session: Session, keys: Keys) -> None:
+    def __init__(
+        self, session: Session, keys: Keys, type_options: TypeOptions | None = None
+    ) -> None:
         self._session = session
         self._keys = keys
+        self._type_options = type_options or TypeOptions()
         self._types: dict[int, TypeInfo] | None = None
 
     def __call__(self, relation: Relation) -> TableVersion:
@@ -64,6 +72,13 @@ class Describer:
         """The users' types, those of the tables' columns among them."""
         return self._types_with(column.type_oid for table in tables for column in table.columns)
 
+    def text_caster(
+        self, column: Column, policy: ValuePolicy, *, table: str | None = None
+    ) -> ColumnCaster:
+        """Choose the caster of a column whose values are text; see ``types/cast.py``."""
+        types = self._types_with([column.type_oid])
+        return column_caster(column, policy, types=types, table=table)
+
     def binary_caster(
         self, column: Column, policy: ValuePolicy, *, table: str | None = None
     ) -> ColumnCaster:
@@ -83,7 +98,9 @@ class Describer:
             schema_name=table.schema_name,
             table_name=table.table_name,
             replica_identity=table.replica_identity,
-            columns=tuple(_column(types, each, missing[each.name]) for each in table.columns),
+            columns=tuple(
+                self._column(table.name, types, each, missing[each.name]) for each in table.columns
+            ),
             key_columns=key_columns,
         )
 
@@ -94,19 +111,27 @@ class Describer:
             self._types = {}
         if any(find_type(oid, self._types) is None for oid in wanted):
             # A type that was dropped since stays unknown; its values are kept as text.
-            self._types = read_types(self._session)
+            wants = self._type_options.wants_attributes
+            self._types = read_types(self._session, attributes=wants)
         return self._types
 
-
-def _column(
-    types: dict[int, TypeInfo], column: RelationColumn | PublishedColumn, missing_value: str | None
-) -> Column:
-    return Column(
-        name=column.name,
-        type_oid=column.type_oid,
-        type_modifier=column.type_modifier,
-        type_name=type_name(column.type_oid, column.type_modifier, types),
-        lake_type=lake_type(column.type_oid, column.type_modifier, types),
-        identity=column.is_identity,
-        missing_value=missing_value,
-    )
+    def _column(
+        self,
+        table: str,
+        types: dict[int, TypeInfo],
+        column: RelationColumn | PublishedColumn,
+        missing_value: str | None,
+    ) -> Column:
+        choice = self._type_options.of(table, column.name)
+        described = Column(
+            name=column.name,
+            type_oid=column.type_oid,
+            type_modifier=column.type_modifier,
+            type_name=type_name(column.type_oid, column.type_modifier, types),
+            lake_type=lake_type(column.type_oid, column.type_modifier, types, choice),
+            identity=column.is_identity,
+            missing_value=missing_value,
+        )
+        if missing_value is None:
+            return described
+        return dataclasses.replace(described, missing_value=lake_text(described, types, table))

@@ -27,9 +27,8 @@ from airflow_provider_pgoutput.capture.staging.sealed_copies import (
     find_seals,
     write_seal,
 )
-from airflow_provider_pgoutput.capture.staging.tables import StagedTables, stage_block
+from airflow_provider_pgoutput.capture.staging.tables import Casters, StagedTables, stage_block
 from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
-from airflow_provider_pgoutput.capture.types.cast import column_caster
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
     from airflow_provider_pgoutput.capture.staging.tables import (
         Describe,
-        MakeCaster,
         StagedTable,
         StagedVersion,
     )
@@ -58,7 +56,7 @@ class BatchInProgress:
     """Collects the rows of one batch and seals it.
 
     :param memory_mib: rows held in memory stay below it, in MiB.
-    :param change_caster: chooses the casters of changed values: text, or binary where it is read so.
+    :param casters: choose the casters of values, as users' types and the way of reading ask for it.
     :param message_prefixes: only logical messages with one of them are kept; empty: all.
     """
 
@@ -71,7 +69,7 @@ class BatchInProgress:
         describe: Describe,
         policy: ValuePolicy,
         memory_mib: int,
-        change_caster: MakeCaster = column_caster,
+        casters: Casters | None = None,
         message_prefixes: Sequence[str] = (),
     ) -> None:
         self._area = area
@@ -80,7 +78,7 @@ class BatchInProgress:
         # The same attempt may run twice (a task that was cleared); its files must not meet.
         name = f"{_UNSAFE.sub('-', attempt).strip('-')[:80] or 'attempt'}-{uuid.uuid4().hex[:8]}"
         self._root = layout.attempt_folder(slot_name, start, name)
-        self._tables = StagedTables(describe, policy, change_caster)
+        self._tables = StagedTables(describe, policy, casters or Casters())
         self._pool = WriterPool(memory_mib << 20)
         self._message_prefixes = message_prefixes
         self._rejected: TableWriter | None = None

@@ -83,6 +83,16 @@ class MakeCaster(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Casters:
+    """Who chooses the casters of a batch."""
+
+    #: Of copied values, which come as text.
+    copied: MakeCaster = column_caster
+    #: Of changed values: text, or binary where the slot is read so.
+    changed: MakeCaster = column_caster
+
+
 @dataclass(slots=True)
 class StagedVersion:
     """One version of a table with its casters and its files."""
@@ -104,15 +114,13 @@ class StagedVersion:
         relation_oid: int,
         version: TableVersion,
         policy: ValuePolicy,
-        change_caster: MakeCaster = column_caster,
+        choose: Casters,
     ) -> StagedVersion:
         """Choose the casters of a version's columns."""
         name = f"{version.schema_name}.{version.table_name}"
-        casters = tuple(column_caster(each, policy, table=name) for each in version.columns)
-        if change_caster is column_caster:
-            return cls(relation_oid, version, casters, casters)
-        changed = tuple(change_caster(each, policy, table=name) for each in version.columns)
-        return cls(relation_oid, version, casters, changed)
+        copied = tuple(choose.copied(each, policy, table=name) for each in version.columns)
+        changed = tuple(choose.changed(each, policy, table=name) for each in version.columns)
+        return cls(relation_oid, version, copied, changed)
 
     @property
     def new_fields(self) -> list[pa.Field]:
@@ -176,15 +184,13 @@ class StagedTable:
 class StagedTables:
     """All tables of a batch by OID.
 
-    :param change_caster: chooses the casters of changed values.
+    :param casters: choose the casters of values.
     """
 
-    def __init__(
-        self, describe: Describe, policy: ValuePolicy, change_caster: MakeCaster = column_caster
-    ) -> None:
+    def __init__(self, describe: Describe, policy: ValuePolicy, casters: Casters) -> None:
         self._describe = describe
         self._policy = policy
-        self._change_caster = change_caster
+        self._casters = casters
         self.by_oid: dict[int, StagedTable] = {}
 
     def version_of(self, relation: Relation) -> tuple[StagedTable, StagedVersion]:
@@ -207,7 +213,7 @@ class StagedTables:
     def _append(self, table: StagedTable, version: TableVersion) -> None:
         numbered = dataclasses.replace(version, version=len(table.versions) + 1)
         table.versions.append(
-            StagedVersion.of(table.relation_oid, numbered, self._policy, self._change_caster)
+            StagedVersion.of(table.relation_oid, numbered, self._policy, self._casters)
         )
 
 

@@ -1,15 +1,15 @@
-"""The Arrow type behind each lake type, and the parts of a lake type's notation. It casts nothing.
+"""The Arrow type behind each lake type. It casts nothing.
 
 Source: https://iceberg.apache.org/spec/#schemas-and-data-types
 """
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 
 import pyarrow as pa
 
+from airflow_provider_pgoutput.batch.lake_types import decimal_type, list_element, struct_fields
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 _PRIMITIVES: dict[str, pa.DataType] = {
@@ -19,20 +19,14 @@ _PRIMITIVES: dict[str, pa.DataType] = {
     "float": pa.float32(),
     "double": pa.float64(),
     "string": pa.string(),
+    # Spark has no such type: it reads and writes the text.
+    "uuid": pa.string(),
     "binary": pa.binary(),
     "date": pa.date32(),
     "timestamp": pa.timestamp("us"),
     "timestamptz": pa.timestamp("us", tz="UTC"),
 }
-_DECIMAL = re.compile(r"decimal\((\d+), ?(\d+)\)")
 STRING_MAP = "map<string, string>"
-
-
-def list_element(lake_type: str) -> str | None:
-    """The lake type of a list's elements; None when ``lake_type`` is no list."""
-    if lake_type.startswith("list<") and lake_type.endswith(">"):
-        return lake_type[len("list<") : -1]
-    return None
 
 
 @lru_cache(maxsize=1024)
@@ -47,8 +41,8 @@ def arrow_type(lake_type: str) -> pa.DataType:
         return pa.map_(pa.string(), pa.string())
     if element := list_element(lake_type):
         return pa.list_(pa.field("element", arrow_type(element)))
-    if (found := _DECIMAL.fullmatch(lake_type)) is not None:
-        precision, scale = int(found[1]), int(found[2])
-        if 1 <= precision <= 38 and scale <= precision:
-            return pa.decimal128(precision, scale)
+    if fields := struct_fields(lake_type):
+        return pa.struct([pa.field(name, arrow_type(kind)) for name, kind in fields])
+    if digits := decimal_type(lake_type):
+        return pa.decimal128(*digits)
     raise ConfigurationError(f"Unknown lake type {lake_type!r}.")

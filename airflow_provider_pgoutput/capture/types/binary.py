@@ -80,6 +80,12 @@ def _numeric(target: pa.DataType) -> Caster:
     return scalars.text_caster(numeric_texts)
 
 
+def _time(target: pa.DataType) -> Caster:
+    if pa.types.is_integer(target):
+        return dates.cast_wire_time
+    return scalars.text_caster(dates.time_texts)
+
+
 _TEXT = _string(scalars.same_texts)
 
 #: By OID, as a user's type may have the name of one of these.
@@ -99,7 +105,7 @@ _FORMS: Mapping[int, BinaryForm] = {
     1042: _TEXT,  # bpchar
     1043: _TEXT,  # varchar
     1082: BinaryForm(dates.moment_caster, dates.date_texts, 4),
-    1083: _string(dates.time_texts, 8),
+    1083: BinaryForm(_time, dates.time_texts, 8),
     1114: BinaryForm(dates.moment_caster, dates.timestamp_printer(b""), 8),
     1184: BinaryForm(dates.moment_caster, dates.timestamp_printer(b"+00"), 8),
     1700: BinaryForm(_numeric, numeric_texts),

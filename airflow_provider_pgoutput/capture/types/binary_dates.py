@@ -41,8 +41,9 @@ _EPOCH_DAYS = 10_957
 _LAKE_DAYS = (-730_119, 2_921_940)
 #: First valid day of PostgreSQL (4714-11-24 BC) and the day after the last (5874897-12-31).
 _DATES = (-2_451_545, 2_145_031_949)
-#: First valid microsecond (4714-11-24 BC) and the one after the last (294276-12-31).
-_TIMESTAMPS = (-2_451_545 * _DAY_US, 106_751_983 * _DAY_US)
+#: First valid microsecond (4714-11-24 BC) and the one after the last: to the microsecond that follows
+#: 294276-12-31 a ``timestamp(3)`` is rounded, which the server stores and prints.
+_TIMESTAMPS = (-2_451_545 * _DAY_US, 106_751_983 * _DAY_US + 1)
 _TIME_TEXT_BYTES = 15
 
 
@@ -84,12 +85,21 @@ def _is_infinite(found: NDArray[Any]) -> NDArray[np.bool_]:
     return infinite
 
 
+def cast_wire_time(raw: pa.Array) -> CastResult:
+    """A time as microseconds since midnight."""
+    return accepted(number_array(raw, _times(raw)))
+
+
 def time_texts(raw: pa.Array) -> pa.Array:
     """``12:34:56.7``, of the microseconds since midnight; ``24:00:00`` is a time."""
+    return at_rows_of(raw, _clock(_times(raw)))
+
+
+def _times(raw: pa.Array) -> NDArray[np.int64]:
     found = fixed_numbers(raw, _MICROS)
     if ((found < 0) | (found > _DAY_US)).any():
         raise MalformedText
-    return at_rows_of(raw, _clock(found))
+    return found
 
 
 def _clock(micros: NDArray[np.int64]) -> pa.Array:

@@ -14,13 +14,17 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from airflow_provider_pgoutput.capture.types.arrow import STRING_MAP, arrow_type, list_element
+from airflow_provider_pgoutput.batch.lake_types import list_element, struct_fields
+from airflow_provider_pgoutput.capture.types.arrow import STRING_MAP, arrow_type
 from airflow_provider_pgoutput.capture.types.dates import date_caster
 from airflow_provider_pgoutput.capture.types.lists import cast_map, list_caster
 from airflow_provider_pgoutput.capture.types.literals import ARRAY, BOX_ARRAY
 from airflow_provider_pgoutput.capture.types.mapping import BOX_ARRAY_OID
 from airflow_provider_pgoutput.capture.types.numeric import decimal_caster, exact_caster
+from airflow_provider_pgoutput.capture.types.records import record_caster
 from airflow_provider_pgoutput.capture.types.scalars import cast_binary, cast_boolean, cast_string
+from airflow_provider_pgoutput.capture.types.times import cast_interval, cast_time
+from airflow_provider_pgoutput.capture.types.type_info import TypeInfo, base_type
 from airflow_provider_pgoutput.capture.types.values import (
     Caster,
     CastResult,
@@ -50,10 +54,13 @@ NULL_AND_KEEP = "null_and_keep"
 FAIL = "fail"
 
 #: What can be rejected at all, by the first word of the column's lake type (timestamptz counts as
-#: timestamp): decimals (NaN, infinity), dates and timestamps (infinity, BC, years past 9999), and
-#: lists (several dimensions, lower bounds other than 1, elements that do not fit).
-FAMILIES = ("decimal", "date", "timestamp", "list")
+#: timestamp): decimals (NaN, infinity, too many digits), dates and timestamps (infinity, BC, years past
+#: 9999), lists (several dimensions, lower bounds other than 1, elements that do not fit), and structs
+#: (infinite intervals, attributes that do not fit).
+FAMILIES = ("decimal", "date", "timestamp", "list", "struct")
 
+_TIME_OID, _INTERVAL_OID = 1083, 1186
+_NO_TYPES: Mapping[int, TypeInfo] = {}
 _TEXT_ADVICE = (
     "check that the session's DateStyle, TimeZone, bytea_output and client_encoding are the pinned "
     "ones, and that the column's type is current."
@@ -159,36 +166,69 @@ class ColumnCaster:
             ) from None
 
 
-def column_caster(column: Column, policy: ValuePolicy, *, table: str | None = None) -> ColumnCaster:
-    """The caster of a column, by its lake type.
+def column_caster(
+    column: Column,
+    policy: ValuePolicy,
+    *,
+    types: Mapping[int, TypeInfo] = _NO_TYPES,
+    table: str | None = None,
+) -> ColumnCaster:
+    """The caster of a column whose values are text, by its type and its lake type.
 
+    :param types: users' types by OID, as ``lake_type`` takes them: what a domain, an array or a composite
+        is of.
     :param table: ``schema.table``, for errors.
     :raises ConfigurationError: when the column's lake type is unknown.
     """
-    brackets = BOX_ARRAY if column.type_oid == BOX_ARRAY_OID else ARRAY
-    if (element := list_element(column.lake_type)) is not None:
-        cast = list_caster(arrow_type(column.lake_type), brackets, _caster(element))
-    else:
-        cast = _caster(column.lake_type)
-    return ColumnCaster(column, policy, table, cast)
+    return ColumnCaster(column, policy, table, _caster(column.lake_type, column.type_oid, types))
 
 
 _FIXED: Mapping[str, Caster] = {
     "string": cast_string,
+    "uuid": cast_string,
     "boolean": cast_boolean,
     "binary": cast_binary,
     STRING_MAP: cast_map,
 }
 
 
-def _caster(lake_type: str) -> Caster:
+def _caster(lake_type: str, type_oid: int, types: Mapping[int, TypeInfo]) -> Caster:
     if lake_type in _FIXED:
         return _FIXED[lake_type]
-    target = arrow_type(lake_type)
+    target, info = arrow_type(lake_type), base_type(type_oid, types)
     if (element := list_element(lake_type)) is not None:
-        return list_caster(target, ARRAY, _caster(element))
+        brackets = BOX_ARRAY if info is not None and info.oid == BOX_ARRAY_OID else ARRAY
+        element_oid = 0 if info is None else info.element_oid
+        return list_caster(target, brackets, _caster(element, element_oid, types))
+    if (fields := struct_fields(lake_type)) is not None:
+        return _struct_caster(target, fields, info, types)
+    if info is not None and info.oid == _TIME_OID:
+        return cast_time
+    return _number_or_date_caster(target)
+
+
+def _number_or_date_caster(target: pa.DataType) -> Caster:
     if pa.types.is_decimal(target):
         return decimal_caster(target)
-    if pa.types.is_temporal(target):
-        return date_caster(target)
-    return exact_caster(target)
+    return date_caster(target) if pa.types.is_temporal(target) else exact_caster(target)
+
+
+def _struct_caster(
+    target: pa.DataType,
+    fields: tuple[tuple[str, str], ...],
+    info: TypeInfo | None,
+    types: Mapping[int, TypeInfo],
+) -> Caster:
+    if info is not None and info.oid == _INTERVAL_OID:
+        return cast_interval
+    attributes = () if info is None else info.attributes
+    if tuple(each.name for each in attributes) != tuple(name for name, _ in fields):
+        raise ConfigurationError(
+            f"A composite type is not what lake type {target} was made from.",
+            advice="stage the batch again.",
+        )
+    casters = [
+        _caster(kind, attribute.type_oid, types)
+        for (_, kind), attribute in zip(fields, attributes, strict=True)
+    ]
+    return record_caster(target, casters)

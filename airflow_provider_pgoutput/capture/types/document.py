@@ -5,62 +5,33 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.batch.changes import REJECTED
+from airflow_provider_pgoutput.batch.lake_types import list_element, struct_fields
+from airflow_provider_pgoutput.capture.types.cast import FAMILIES
+from airflow_provider_pgoutput.capture.types.document_text import (
+    CHOSEN,
+    HEAD,
+    OPTIONS,
+    SIDE,
+    TAIL,
+    TYPES,
+)
 from airflow_provider_pgoutput.capture.types.mapping import (
     BUILTIN_TYPES,
     TypeInfo,
     lake_type,
     type_name,
 )
+from airflow_provider_pgoutput.capture.types.options import TypeOptions
+from airflow_provider_pgoutput.capture.types.type_info import Attribute
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-_HEAD = """\
-# Types
-
-<!-- Made by `python -m airflow_provider_pgoutput.capture.types.document > docs/types.md`. -->
-
-Nothing is destroyed on the way to the lake. A column gets the Iceberg type that holds every value of its
-PostgreSQL type exactly, or, where there is none, `string` with PostgreSQL's own text. No value is rounded,
-clamped or silently replaced by NULL, and a decimal never becomes a float.
-
-The mapping is the same for the stream and the initial copy. It depends on the type and its modifier alone,
-never on the values.
-
-## Values that do not fit
-
-A few types have values that their Iceberg type lacks: NaN in a `numeric(12,2)`, `infinity` in a `timestamp`,
-a two-dimensional array. What happens to such a value is the *value policy*, by family of the Iceberg type
-({families}):
-
-| policy | what it does |
-|---|---|
-| `null_and_keep` | the row gets NULL; the text as PostgreSQL printed it goes to a side table |
-| `fail` | the batch is refused; the error names table, column and type, never the value |
-
-The default is `null_and_keep`. The side table holds the table, column, key and LSN beside the text, and the
-number of such values is in the log, the manifest and the XCom.
-
-Anything else that does not parse is no odd value but a wrong session setting or a damaged stream, and always
-an error (`ProtocolError`). Text that is not UTF-8, which only a database with encoding SQL_ASCII can hold, is
-refused (`ValueRefused`) whatever the policy.
-
-## Settings of the session
-
-The text that PostgreSQL sends depends on settings of the session. They are pinned, so that neither
-`postgresql.conf` nor `ALTER ROLE ... SET` changes what arrives: `DateStyle = ISO`,
-`IntervalStyle = postgres`, `TimeZone = UTC`, `extra_float_digits = 1`, `bytea_output = hex`,
-`lc_monetary = C`, `client_encoding = UTF8`.
-
-## Built-in types
-
-| PostgreSQL | Iceberg | Spark | exact | does not fit |
-|---|---|---|---|---|
-"""
 
 _USER_TYPES = """
 ## User types, extensions and arrays
@@ -69,20 +40,6 @@ _USER_TYPES = """
 |---|---|---|---|---|
 """
 
-_TAIL = """
-## Good to know
-
-- `timestamp with time zone` is an instant: PostgreSQL does not store the zone it was entered with, so
-  there is none to keep. `timestamp without time zone` is `timestamp` in Iceberg and `TIMESTAMP_NTZ` in Spark.
-- Years before 1 and after 9999 exist in PostgreSQL (4713 BC to 294276) but not in Spark and most readers.
-- A list has one dimension and starts at 1. PostgreSQL does not fix the dimensions of an array column, so
-  `integer[]` and `integer[][]` are one type, and each value is looked at on its own.
-- An array with an element that does not fit is set aside as a whole: NULL in the table, its text beside it.
-- Values of a type that was dropped after the change was written are `string`: their text is all that is left.
-- The types of `hstore`, `vector` and `halfvec` are known by name, in whatever schema the extension is.
-"""
-
-_NAMES = {"decimal": "`decimal`", "date": "`date`", "timestamp": "`timestamp`", "list": "`list`"}
 _SPARK = {
     "boolean": "BOOLEAN",
     "int": "INT",
@@ -90,6 +47,7 @@ _SPARK = {
     "float": "FLOAT",
     "double": "DOUBLE",
     "string": "STRING",
+    "uuid": "STRING",
     "binary": "BINARY",
     "date": "DATE",
     "timestamp": "TIMESTAMP_NTZ",
@@ -155,7 +113,10 @@ _NUMERIC_OID = 1700
 #: Type, modifier and what stands in the first column; empty: the type's name.
 _SAMPLES = (
     (TypeInfo(90001, "public", "mood", "e"), -1, "enum"),
-    (TypeInfo(90002, "public", "pair", "c"), -1, "composite"),
+    (
+        TypeInfo(90002, "public", "pair", "c", attributes=(Attribute("a", 23, -1), Attribute("b", 1184, -1))),
+        -1, "composite",
+    ),
     (TypeInfo(90003, "public", "floats", "r"), -1, "range, multirange"),
     (TypeInfo(90004, "public", "price", "d", base_oid=1700, base_type_modifier=786438), -1,
      "domain, as its base type: over `numeric(12,2)`"),
@@ -182,8 +143,10 @@ _SAMPLES = (
 
 def spark_type(lake: str) -> str:
     """Spark SQL's name of an Iceberg type."""
-    if lake.startswith("list<"):
-        return f"ARRAY<{spark_type(lake[5:-1])}>"
+    if element := list_element(lake):
+        return f"ARRAY<{spark_type(element)}>"
+    if fields := struct_fields(lake):
+        return f"STRUCT<{', '.join(f'{name}: {spark_type(kind)}' for name, kind in fields)}>"
     if lake.startswith("map<"):
         return "MAP<STRING, STRING>"
     return _SPARK.get(lake) or lake.upper()
@@ -214,6 +177,16 @@ def _builtin_rows() -> Iterator[str]:
     yield from (row for _, _, row in sorted(rows, key=lambda each: each[:2]))
 
 
+def _chosen_rows() -> Iterator[str]:
+    catalog = {info.oid: info for info, _, _ in _SAMPLES}
+    for kind, choice, type_oid, exact, unfit in CHOSEN:
+        options = TypeOptions({kind: choice})
+        lake = lake_type(type_oid, -1, catalog, options.of("", ""))
+        name = "composite" if kind == "composite" else f"`{type_name(type_oid, -1, catalog)}`"
+        option = f"`{{{json.dumps(kind)}: {json.dumps(choice)}}}`"
+        yield f"| {option} | {name} | `{lake}` | `{spark_type(lake)}` | {exact} | {unfit} |\n"
+
+
 def _user_rows() -> Iterator[str]:
     catalog = {info.oid: info for info, _, _ in _SAMPLES}
     for info, modifier, label in _SAMPLES:
@@ -223,8 +196,22 @@ def _user_rows() -> Iterator[str]:
 
 def document_text() -> str:
     """The whole page."""
-    head = _HEAD.format(families=", ".join(_NAMES.values()))
-    return "".join([head, *_builtin_rows(), _USER_TYPES, *_user_rows(), _TAIL])
+    families = ", ".join(f"`{each}`" for each in FAMILIES)
+    head = HEAD.format(families=families)
+    side = "".join(f"| `{name}` | `{kind}` | {SIDE[name]} |\n" for name, kind in REJECTED)
+    return "".join(
+        [
+            head,
+            side,
+            TYPES,
+            *_builtin_rows(),
+            _USER_TYPES,
+            *_user_rows(),
+            OPTIONS,
+            *_chosen_rows(),
+            TAIL,
+        ]
+    )
 
 
 if __name__ == "__main__":

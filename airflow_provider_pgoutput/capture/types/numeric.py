@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+_ZERO, _NINE, _POINT, _MINUS = ord("0"), ord("9"), ord("."), ord("-")
 #: Of any decimal, and what Arrow parses.
 _MOST_DIGITS = 38
 #: With a sign, a zero and a point.
@@ -87,17 +88,30 @@ def _too_large(
 ) -> NDArray[np.bool_]:
     """Whether a plain number has more digits before or after the point than the type.
 
-    Row by row, as it never happens while the type modifier that came with the rows is the column's.
+    Zeros at the end of a fraction count only where they make the text longer than Arrow parses. What is
+    no number is not too large.
     """
-    found = np.zeros(len(rows), dtype=np.bool_)
-    for index, row in enumerate(rows):
-        text = runs.data[runs.starts[row] : runs.ends[row]].tobytes().removeprefix(b"-")
-        whole, _, fraction = text.partition(b".")
-        if (whole + fraction).isdigit():
-            whole = whole.lstrip(b"0")
-            found[index] = (
-                len(whole) > precision - scale
-                or len(fraction.rstrip(b"0")) > scale
-                or len(whole + fraction) > _MOST_DIGITS
-            )
+    if len(runs.data) == 0:
+        return np.zeros(len(rows), dtype=np.bool_)
+    starts, ends = runs.starts[rows], runs.ends[rows]
+    positions = np.arange(len(runs.data), dtype=np.int64)
+    is_digit = (runs.data >= _ZERO) & (runs.data <= _NINE)
+    # Position of the newest byte of a kind at or before each byte; before the first there is none.
+    newest_point = np.maximum.accumulate(np.where(runs.data == _POINT, positions, -1))
+    newest_nonzero = np.maximum.accumulate(np.where(is_digit & (runs.data != _ZERO), positions, -1))
+    digits_before = np.concatenate([[0], np.cumsum(is_digit)])
+    starts = starts + (runs.byte(rows, 0) == _MINUS)
+    last = np.maximum(ends - 1, 0)
+    has_point = newest_point[last] >= starts
+    points = np.where(has_point, newest_point[last], ends)
+    # PostgreSQL prints no zeros before a number, but the one before the point.
+    whole = points - starts - (runs.data[np.minimum(starts, len(runs.data) - 1)] == _ZERO)
+    fraction = np.maximum(newest_nonzero[last] - points, 0)
+    digits = digits_before[ends] - digits_before[starts]
+    is_number = (ends > starts) & (digits == ends - starts - has_point)
+    found: NDArray[np.bool_] = is_number & (
+        (whole > precision - scale)
+        | (fraction > scale)
+        | (whole + np.maximum(ends - points - 1, 0) > _MOST_DIGITS)
+    )
     return found

@@ -9,6 +9,7 @@ Source: https://www.postgresql.org/docs/current/catalog-pg-type.html
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,31 @@ SELECT t.oid::pg_catalog.int8, n.nspname::pg_catalog.text, t.typname::pg_catalog
  WHERE t.oid >= 10000
 """
 
+#: OID of a composite type, then name, type and type modifier of one of its attributes, in order. Of the
+#: tables, whose rows are composite types too, only those of which some column or domain is.
+ATTRIBUTE_QUERY = """
+SELECT t.oid::pg_catalog.int8, a.attname::pg_catalog.text, a.atttypid::pg_catalog.int8, a.atttypmod
+  FROM pg_catalog.pg_type t
+  JOIN pg_catalog.pg_class c ON c.oid = t.typrelid
+  JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid
+ WHERE t.oid >= 10000 AND t.typtype = 'c' AND a.attnum > 0 AND NOT a.attisdropped
+   AND (c.relkind = 'c'
+        OR t.oid IN (SELECT u.atttypid FROM pg_catalog.pg_attribute u)
+        OR t.typarray IN (SELECT u.atttypid FROM pg_catalog.pg_attribute u)
+        OR t.oid IN (SELECT u.typbasetype FROM pg_catalog.pg_type u)
+        OR t.typarray IN (SELECT u.typbasetype FROM pg_catalog.pg_type u))
+ ORDER BY t.oid, a.attnum
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """One attribute of a composite type."""
+
+    name: str
+    type_oid: int
+    type_modifier: int
+
 
 @dataclass(frozen=True, slots=True)
 class TypeInfo:
@@ -51,6 +77,8 @@ class TypeInfo:
     base_type_modifier: int = -1
     #: What separates elements of this type in an array literal; ``;`` for ``box`` alone.
     delimiter: str = ","
+    #: Of a composite type, when they were asked for.
+    attributes: tuple[Attribute, ...] = ()
 
 
 #: The types of the server itself by OID.
@@ -67,6 +95,27 @@ def type_catalog(
     return {row[0]: TypeInfo(*row) for row in rows}
 
 
+def with_attributes(
+    catalog: Mapping[int, TypeInfo], rows: Iterable[tuple[int, str, int, int]]
+) -> dict[int, TypeInfo]:
+    """Add the rows of ``ATTRIBUTE_QUERY`` to a catalog."""
+    attributes: dict[int, list[Attribute]] = {}
+    for type_oid, name, attribute_oid, modifier in rows:
+        attributes.setdefault(type_oid, []).append(Attribute(name, attribute_oid, modifier))
+    return {
+        oid: dataclasses.replace(info, attributes=tuple(attributes.get(oid, ())))
+        for oid, info in catalog.items()
+    }
+
+
 def find_type(type_oid: int, catalog: Mapping[int, TypeInfo]) -> TypeInfo | None:
     """The type of this OID; None when it was dropped since the change was written."""
     return BUILTIN_TYPES.get(type_oid) or catalog.get(type_oid)
+
+
+def base_type(type_oid: int, catalog: Mapping[int, TypeInfo]) -> TypeInfo | None:
+    """The type of this OID, and of a domain the type under it."""
+    info = find_type(type_oid, catalog)
+    while info is not None and info.typtype == "d":
+        info = find_type(info.base_oid, catalog)
+    return info

@@ -7,6 +7,7 @@ binary form, which shares no code with either output function or caster, says wh
 from __future__ import annotations
 
 import struct
+import uuid
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ from airflow_provider_pgoutput.capture.types.mapping import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from airflow_provider_pgoutput.capture.types.mapping import TypeInfo
 
 
 PINNED = {
@@ -58,9 +61,12 @@ class Rendered:
     column: Column
     raw: pa.Array
     stored: list[bytes | None]
+    types: dict[int, TypeInfo]
 
     def cast(self, policy: ValuePolicy | None = None) -> CastResult:
-        result = column_caster(self.column, policy or ValuePolicy()).cast(self.raw)
+        result = column_caster(self.column, policy or ValuePolicy(), types=self.types).cast(
+            self.raw
+        )
         result.values.validate(full=True)
         return result
 
@@ -117,6 +123,7 @@ def render(
         column,
         pa.array(texts, pa.binary()),
         [None if each is None else bytes.fromhex(each.decode()) for each in stored],
+        type_catalog(session.execute(CATALOG_QUERY).fetchall()),
     )
 
 
@@ -125,7 +132,7 @@ def _numeric(payload: bytes) -> Any:
     if sign in {0xC000, 0xD000, 0xF000}:
         return REJECTED
     groups = struct.unpack_from(f"!{count}h", payload, 8)
-    with localcontext(prec=100):
+    with localcontext(prec=20_000):
         value = Decimal(0)
         for place, group in enumerate(groups):
             value += Decimal(group).scaleb(4 * (weight - place))
@@ -146,6 +153,13 @@ def _signed(payload: bytes) -> int:
     return int.from_bytes(payload, signed=True)
 
 
+def _interval(payload: bytes) -> Any:
+    micros, days, months = struct.unpack("!qii", payload)
+    if (days, months) in {(2**31 - 1, 2**31 - 1), (-(2**31), -(2**31))}:
+        return REJECTED
+    return {"months": months, "days": days, "micros": micros}
+
+
 #: What a value of the named type is, from its send function; floats stay bytes, so that NaN equals NaN.
 STORED: dict[str, Callable[[bytes], Any]] = {
     "bool": lambda payload: payload == b"\x01",
@@ -164,6 +178,9 @@ STORED: dict[str, Callable[[bytes], Any]] = {
     "timestamptz": _timestamp,
     "bytea": bytes,
     "text": bytes.decode,
+    "uuid": lambda payload: str(uuid.UUID(bytes=payload)),
+    "time": _signed,
+    "interval": _interval,
 }
 
 
@@ -200,6 +217,39 @@ def stored_hstore(payload: bytes) -> dict[str, str | None]:
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
+def stored_record(**attributes: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Read the binary form of a composite value."""
+
+    def read(payload: bytes) -> Any:
+        (count,) = struct.unpack_from("!i", payload)
+        assert count == len(attributes)
+        position, values = 4, {}
+        for name, element in attributes.items():
+            _, length = struct.unpack_from("!Ii", payload, position)
+            position += 8
+            part = payload[position : position + max(length, 0)]
+            values[name] = None if length < 0 else element(part)
+            position += len(part)
+        return REJECTED if REJECTED in values.values() else values
+
+    return read
+
+
+def stored_decimal(precision: int, scale: int) -> Callable[[bytes], Any]:
+    """Read a numeric that becomes a decimal by choice; one that it does not hold is rejected."""
+
+    def read(payload: bytes) -> Any:
+        value = _numeric(payload)
+        if value == REJECTED:
+            return value
+        with localcontext(prec=20_000):
+            fits = value == value.quantize(Decimal(1).scaleb(-scale))
+            fits = fits and abs(value) < Decimal(10) ** (precision - scale)
+        return value if fits else REJECTED
+
+    return read
+
+
 def stored_vector(payload: bytes) -> list[bytes]:
     """Read the binary form of a pgvector ``vector``."""
     (count,) = struct.unpack_from("!h", payload)
@@ -209,10 +259,10 @@ def stored_vector(payload: bytes) -> list[bytes]:
 def plain(values: pa.Array) -> list[Any]:
     """An Arrow column as ``STORED`` spells it."""
     kind = values.type
-    if pa.types.is_list(kind):
-        return [plain(each.values) if each.is_valid else None for each in values]
-    if pa.types.is_map(kind):
-        return [None if each is None else dict(each) for each in values.to_pylist()]
+    if pa.types.is_nested(kind):
+        return _plain_nested(values)
+    if isinstance(kind, pa.UuidType):
+        return [None if each is None else str(each) for each in values.to_pylist()]
     if pa.types.is_timestamp(kind):
         return values.cast(pa.int64()).to_pylist()
     if pa.types.is_date32(kind):
@@ -221,6 +271,21 @@ def plain(values: pa.Array) -> list[Any]:
         form = "!f" if kind == pa.float32() else "!d"
         return [None if each is None else struct.pack(form, each) for each in values.to_pylist()]
     return values.to_pylist()
+
+
+def _plain_nested(values: pa.Array) -> list[Any]:
+    if pa.types.is_map(values.type):
+        return [None if each is None else dict(each) for each in values.to_pylist()]
+    if pa.types.is_struct(values.type):
+        names = [each.name for each in values.type]
+        columns = [plain(child) for child in values.flatten()]
+        return [
+            {name: column[row] for name, column in zip(names, columns, strict=True)}
+            if found.is_valid
+            else None
+            for row, found in enumerate(values)
+        ]
+    return [plain(each.values) if each.is_valid else None for each in values]
 
 
 def assert_same(found: CastResult, expected: CastResult) -> None:

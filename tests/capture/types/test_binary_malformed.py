@@ -103,7 +103,7 @@ MALFORMED = {
     "date before the first": (_column("date", 1082), struct.pack("!i", -2_451_546)),
     "date after the last": (_column("date", 1082), struct.pack("!i", 2_145_031_949)),
     "timestamp before the first": (_column("timestamp", 1114), struct.pack("!q", -211_813_488_000_000_001)),
-    "timestamp after the last": (_column("timestamptz", 1184), struct.pack("!q", 9_223_371_331_200_000_000)),
+    "timestamp after the last": (_column("timestamptz", 1184), struct.pack("!q", 9_223_371_331_200_000_001)),
     "numeric of an unknown sign": (_column("numeric", 1700), struct.pack("!hhHh", 0, 0, 0x8000, 0)),
     "NaN with digits": (_column("numeric", 1700), struct.pack("!hhHhh", 1, 0, 0xC000, 0, 1)),
     "numeric with a scale too large": (_column("numeric", 1700), struct.pack("!hhHH", 0, 0, 0, 0x4000)),

@@ -1,0 +1,89 @@
+"""The notation of lake types in a manifest, taken apart and put together. Standard library only.
+
+It is Iceberg's, ``decimal(12, 2)``, ``list<string>``, ``map<string, string>``, and for a struct its fields
+by name, ``struct<months: int, "odd name": list<long>>``: a name that is no plain word is in double quotes,
+a quote in it doubled. What is not here: what the types are in Arrow or in Spark.
+
+Source: https://iceberg.apache.org/spec/#schemas-and-data-types
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_DECIMAL = re.compile(r"decimal\((\d+), ?(\d+)\)")
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: A name in quotes, or one character of anything else.
+_TOKEN = re.compile(r'"(?:[^"]|"")*"|.', re.DOTALL)
+#: The greatest precision of a decimal.
+MAX_DECIMAL_PRECISION = 38
+
+
+def decimal_type(lake_type: str) -> tuple[int, int] | None:
+    """Precision and scale of a decimal; None when it is none, or one that Iceberg does not have."""
+    found = _DECIMAL.fullmatch(lake_type)
+    if found is None:
+        return None
+    precision, scale = int(found[1]), int(found[2])
+    return (precision, scale) if scale <= precision and 1 <= precision <= 38 else None
+
+
+def list_element(lake_type: str) -> str | None:
+    """The lake type of a list's elements; None when ``lake_type`` is no list."""
+    return _inside(lake_type, "list")
+
+
+def map_entry(lake_type: str) -> tuple[str, str] | None:
+    """The lake types of a map's keys and values; None when ``lake_type`` is no map."""
+    inside = _inside(lake_type, "map")
+    parts = [] if inside is None else list(_parts(inside))
+    return (parts[0], parts[1]) if len(parts) == 2 else None
+
+
+def struct_fields(lake_type: str) -> tuple[tuple[str, str], ...] | None:
+    """Name and lake type of a struct's fields; None when ``lake_type`` is no struct."""
+    inside = _inside(lake_type, "struct")
+    if inside is None:
+        return None
+    fields = []
+    for part in _parts(inside):
+        quoted = _TOKEN.match(part) if part.startswith('"') else None
+        name = quoted[0] if quoted else part.partition(":")[0]
+        kind = part[len(name) :].removeprefix(":").strip()
+        fields.append((name[1:-1].replace('""', '"') if quoted else name, kind))
+    return tuple(fields)
+
+
+def struct_type(fields: Iterable[tuple[str, str]]) -> str:
+    """The struct with these fields: name and lake type of each."""
+    return f"struct<{', '.join(f'{_name(name)}: {kind}' for name, kind in fields)}>"
+
+
+def _name(name: str) -> str:
+    if _PLAIN_NAME.fullmatch(name):
+        return name
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _inside(lake_type: str, word: str) -> str | None:
+    if lake_type.startswith(f"{word}<") and lake_type.endswith(">"):
+        return lake_type[len(word) + 1 : -1]
+    return None
+
+
+def _parts(inside: str) -> Iterator[str]:
+    """What commas outside of brackets and quotes separate."""
+    depth, begin = 0, 0
+    for token in _TOKEN.finditer(inside):
+        if token[0] in "<(":
+            depth += 1
+        elif token[0] in ">)":
+            depth -= 1
+        elif token[0] == "," and depth == 0:
+            yield inside[begin : token.start()].strip()
+            begin = token.end()
+    yield inside[begin:].strip()

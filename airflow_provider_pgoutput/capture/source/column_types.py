@@ -1,0 +1,66 @@
+"""The check, before and after a read, that what was chosen for columns can be had of them.
+
+What is not here: whether the choices are words at all (``types/options.py``, before a connection).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.capture.types.mapping import kinds_in
+from airflow_provider_pgoutput.capture.types.names import type_name
+from airflow_provider_pgoutput.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedColumn, PublishedTable
+    from airflow_provider_pgoutput.capture.types.options import TypeOptions
+    from airflow_provider_pgoutput.capture.types.type_info import TypeInfo
+
+log = logging.getLogger(__name__)
+
+
+def check_column_types(
+    tables: Sequence[PublishedTable],
+    types: Mapping[int, TypeInfo],
+    options: TypeOptions,
+    *,
+    is_first: bool,
+) -> None:
+    """Refuse a choice that a column's type does not have.
+
+    :param types: users' types by OID.
+    :param is_first: whether nothing of the slot is in the lake yet. Then a name that is no published
+        column is an error, as a typing mistake would fix the column's type for good; later it is a
+        warning, as the column may have been dropped.
+    :raises ConfigurationError: names the column.
+    """
+    names = {f"{table.name}.{column.name}" for table in tables for column in table.columns}
+    if unknown := sorted(set(options.by_column) - names):
+        message = f"column_types names no published column: {', '.join(unknown)}."
+        if is_first:
+            raise ConfigurationError(message, advice="spell it schema.table.column.")
+        log.warning("%s", message)
+    for table in tables:
+        for column in table.columns:
+            _check(table, column, types, options)
+
+
+def _check(
+    table: PublishedTable,
+    column: PublishedColumn,
+    types: Mapping[int, TypeInfo],
+    options: TypeOptions,
+) -> None:
+    wanted = options.of(table.name, column.name).own_kinds
+    if wanted and wanted.isdisjoint(kinds_in(column.type_oid, types)):
+        chosen = options.by_column[f"{table.name}.{column.name}"]
+        raise ConfigurationError(
+            f"column_types says {chosen!r}, which is for {' and '.join(sorted(wanted))}; the column is "
+            f"{type_name(column.type_oid, column.type_modifier, types)}.",
+            table=table.name,
+            column=column.name,
+            advice="choose 'string', or leave the column out of column_types.",
+        )

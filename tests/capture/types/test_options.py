@@ -1,0 +1,166 @@
+"""Choices about types: what is a choice, which column it is for, and what it makes of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_pgoutput.batch.manifest import Column
+from airflow_provider_pgoutput.capture.request import CaptureRequest
+from airflow_provider_pgoutput.capture.source.binary_forms import check_binary_forms
+from airflow_provider_pgoutput.capture.source.catalog import PublishedColumn, PublishedTable
+from airflow_provider_pgoutput.capture.source.column_types import check_column_types
+from airflow_provider_pgoutput.capture.types.mapping import TypeInfo, lake_type
+from airflow_provider_pgoutput.capture.types.missing import lake_text
+from airflow_provider_pgoutput.capture.types.options import TypeOptions
+from airflow_provider_pgoutput.capture.types.type_info import Attribute
+from airflow_provider_pgoutput.errors import ConfigurationError, ValueRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NUMERIC, NUMERIC_12_2, UUID, INTERVAL, TIME = 1700, (12 << 16 | 2) + 4, 2950, 1186, 1083
+PAIR = TypeInfo(
+    90001, "public", "pair", "c", attributes=(Attribute("n", NUMERIC, -1), Attribute("é", UUID, -1))
+)
+TYPES = {
+    90001: PAIR,
+    90002: TypeInfo(90002, "public", "_pair", "b", element_oid=90001),
+    90003: TypeInfo(90003, "public", "a_pair", "d", base_oid=90001),
+    90004: TypeInfo(90004, "public", "mood", "e"),
+}
+EVERYTHING = {
+    "numeric": "decimal(38,9)",
+    "json": "string",
+    "uuid": "uuid",
+    "composite": "struct",
+    "interval": "struct",
+    "time": "micros",
+}
+INTERVAL_STRUCT = "struct<months: int, days: int, micros: long>"
+PAIR_STRUCT = 'struct<n: decimal(38, 9), "é": uuid>'
+
+
+def lake(type_oid: int, options: TypeOptions, column: str = "c", modifier: int = -1) -> str:
+    return lake_type(type_oid, modifier, TYPES, options.of("public.t", column))
+
+
+@pytest.mark.parametrize(
+    ("type_oid", "expected"),
+    [
+        (NUMERIC, "decimal(38, 9)"),
+        (1231, "list<decimal(38, 9)>"),
+        (114, "string"),
+        (UUID, "uuid"),
+        (2951, "list<uuid>"),
+        (INTERVAL, INTERVAL_STRUCT),
+        (1187, f"list<{INTERVAL_STRUCT}>"),
+        (TIME, "long"),
+        (1183, "list<long>"),
+        (1266, "string"),
+        (90001, PAIR_STRUCT),
+        (90002, f"list<{PAIR_STRUCT}>"),
+        (90003, PAIR_STRUCT),
+        (90004, "string"),
+        (20, "long"),
+        (71, "string"),
+    ],
+)
+def test_a_kind_of_type_is_what_was_chosen(type_oid: int, expected: str) -> None:
+    assert lake(type_oid, TypeOptions(EVERYTHING)) == expected
+
+
+def test_a_numeric_that_a_decimal_holds_is_left_alone_unless_its_column_is_named() -> None:
+    for_all = TypeOptions({"numeric": "decimal(38,9)"})
+    assert lake(NUMERIC, for_all, modifier=NUMERIC_12_2) == "decimal(12, 2)"
+    for_one = TypeOptions({}, {"public.t.c": "decimal(20,4)"})
+    assert lake(NUMERIC, for_one, modifier=NUMERIC_12_2) == "decimal(20, 4)"
+    assert lake(NUMERIC, for_one, "other") == "string"
+
+
+@pytest.mark.parametrize("type_oid", [16, 20, 701, 1007, NUMERIC, 1184, 90001, 90002])
+def test_string_keeps_the_text_of_a_column_of_any_type(type_oid: int) -> None:
+    options = TypeOptions(EVERYTHING, {"public.t.c": "string"})
+    assert lake(type_oid, options) == "string"
+
+
+def test_the_choice_of_a_column_wins() -> None:
+    options = TypeOptions(
+        {"uuid": "uuid", "numeric": "decimal(9,0)"}, {"public.t.c": "decimal(38,1)"}
+    )
+    assert lake(NUMERIC, options) == "decimal(38, 1)"
+    assert lake(UUID, options) == "uuid"
+
+
+@pytest.mark.parametrize(
+    ("by_kind", "by_column", "words"),
+    [
+        ({"money": "decimal(9,2)"}, {}, "unknown kind of type 'money'"),
+        ({"numeric": "double"}, {}, "'double'"),
+        ({"numeric": "decimal"}, {}, "'decimal'"),
+        ({"numeric": "decimal(39,2)"}, {}, r"decimal\(39,2\)"),
+        ({"numeric": "decimal(2,3)"}, {}, r"decimal\(2,3\)"),
+        ({"numeric": "uuid"}, {}, "type_options\\['numeric'\\] is 'uuid'"),
+        ({"time": "struct"}, {}, "micros"),
+        ({"json": "variant"}, {}, "pyiceberg"),
+        ({}, {"public.t.c": "variant"}, "pyiceberg"),
+        ({}, {"public.t.c": "float"}, "'float'"),
+    ],
+)
+def test_what_is_no_choice_is_refused_before_anything_is_opened(
+    by_kind: Mapping[str, str], by_column: Mapping[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        CaptureRequest("", "s", ("p",), "file:///s", type_options=by_kind, column_types=by_column)
+
+
+def published(*columns: tuple[str, int]) -> PublishedTable:
+    described = tuple(PublishedColumn(name, oid, -1, None, False) for name, oid in columns)
+    return PublishedTable(1, "public", "t", "r", "d", described, (), ())
+
+
+def test_a_choice_that_a_column_does_not_have_is_refused() -> None:
+    options = TypeOptions({}, {"public.t.c": "uuid"})
+    with pytest.raises(ConfigurationError, match=r"column_types says 'uuid'.*integer"):
+        check_column_types([published(("c", 23))], TYPES, options, is_first=False)
+    check_column_types([published(("c", UUID))], TYPES, options, is_first=True)
+    check_column_types([published(("c", 90002))], TYPES, options, is_first=True)
+
+
+def test_a_name_of_no_column_is_refused_before_the_first_batch_and_warned_of_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options = TypeOptions({}, {"public.t.typo": "string"})
+    with pytest.raises(ConfigurationError, match=r"public\.t\.typo"):
+        check_column_types([published(("c", 23))], TYPES, options, is_first=True)
+    check_column_types([published(("c", 23))], TYPES, options, is_first=False)
+    assert "public.t.typo" in caplog.text
+
+
+def test_binary_mode_makes_no_text_of_values_that_are_none() -> None:
+    options = TypeOptions({"time": "micros"}, {"public.t.c": "string"})
+    check_binary_forms([published(("c", 25), ("t", TIME))], TYPES, options)
+    with pytest.raises(ConfigurationError, match=r"public\.t\.c \(double precision\)"):
+        check_binary_forms([published(("c", 701))], TYPES, options)
+
+
+def missing(type_oid: int, lake_type: str, text: str) -> Any:
+    column = Column("c", type_oid, -1, "pg type", lake_type, missing_value=text)
+    return lake_text(column, TYPES, "public.t")
+
+
+def test_what_older_rows_show_is_text_of_the_lake_type() -> None:
+    assert missing(TIME, "long", "01:00:00.5") == "3600500000"
+    assert missing(TIME, "string", "01:00:00.5") == "01:00:00.5"
+    assert missing(NUMERIC, "decimal(9, 2)", "1.50") == "1.50"
+    assert missing(23, "int", "7") == "7"
+    with pytest.raises(ValueRefused, match="does not fit"):
+        missing(NUMERIC, "decimal(9, 2)", "1.505")
+
+
+def test_a_struct_of_the_catalog_is_an_arrow_struct() -> None:
+    from airflow_provider_pgoutput.capture.types.arrow import arrow_type
+
+    assert arrow_type(PAIR_STRUCT) == pa.struct([("n", pa.decimal128(38, 9)), ("é", pa.string())])

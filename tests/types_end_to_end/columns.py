@@ -1,0 +1,307 @@
+"""The columns of the oracle's table: every type, how its values are made, and what the lake must hold.
+
+A column says how its stored value is read from the server's binary form, which shares no code with the text
+that the pipeline carries; of a type that is text in the lake, the server's text is demanded instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from tests.capture.types.oracle import (
+    STORED,
+    stored_array,
+    stored_decimal,
+    stored_hstore,
+    stored_record,
+)
+from tests.capture.types.special_values import VALUES
+from tests.capture.types.strategies import NASTY_TEXTS, SCALARS, TEXTS, UNBOUNDED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+#: Values generated for each column, beside the special ones, and what they follow from.
+EXAMPLES = int(os.environ.get("PGOUTPUT_TYPES_EXAMPLES", "15"))
+SEED = int(os.environ.get("PGOUTPUT_TYPES_SEED", "1"))
+
+TYPES = """
+CREATE TYPE public.mood AS ENUM ('sad', 'ok', 'very "happy"');
+CREATE TYPE public.pair AS (a int, "b c" text);
+CREATE TYPE public.nested AS (p public.pair, ps public.pair[], i interval, t time, n numeric(8,3), l text[]);
+CREATE TYPE public.floats AS RANGE (subtype = float8);
+CREATE DOMAIN public.price AS numeric(12, 2) CHECK (VALUE > 0);
+CREATE DOMAIN public.small_price AS public.price CHECK (VALUE < 100);
+CREATE DOMAIN public.names AS text[];
+CREATE DOMAIN public.a_pair AS public.pair;
+CREATE DOMAIN public.corner AS box;
+CREATE DOMAIN public.boxes AS box[];
+"""
+BOXES = "{(3,4),(1,2);(1,1),(0,0)}"
+EXTENSIONS = ("hstore", "citext", "ltree")
+
+_UUIDS = st.uuids().map(str) | st.sampled_from([*VALUES["uuid"]])
+_TIMES = st.times().map(str) | st.just("24:00:00")
+_FIELD = st.integers(-(10**6), 10**6)
+_INTERVALS = st.one_of(
+    st.builds(
+        "{} months {} days {} microseconds".format, _FIELD, _FIELD, st.integers(-(10**15), 10**15)
+    ),
+    st.sampled_from(["-178000000 years", "1 year 2 mons", "0", "-0.000001 s", "1 mon -1 day"]),
+)
+_INTERVALS_17 = _INTERVALS | st.sampled_from(["infinity", "-infinity"])
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**30), 10**30) | NASTY_TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NASTY_TEXTS, inner, max_size=3),
+    max_leaves=6,
+).map(json.dumps)
+_MOMENTS = st.datetimes().map(str)
+_INT4 = st.integers(-(2**31), 2**31 - 1)
+_COORDINATE = st.floats(-1e300, 1e300)
+
+
+def _range(values: st.SearchStrategy[Any]) -> st.SearchStrategy[str]:
+    def spell(bounds: list[Any], brackets: str) -> str:
+        low, high = sorted(bounds)
+        return f'{brackets[0]}"{low}","{high}"{brackets[1]}'
+
+    pairs = st.lists(values, min_size=2, max_size=2)
+    spelled = st.builds(spell, pairs, st.sampled_from(["[)", "()", "[]"]))
+    return spelled | st.sampled_from(["empty", "(,)"])
+
+
+#: Of the types that are text in the lake; the others are in ``SCALARS``.
+_AS_TEXT: dict[str, st.SearchStrategy[str]] = {
+    "numeric": UNBOUNDED,
+    "numeric(40,2)": st.integers(-(10**40) + 1, 10**40 - 1).map(lambda n: f"{n}e-2"),
+    "json": _JSON,
+    "jsonb": _JSON,
+    "uuid": _UUIDS,
+    "time": _TIMES,
+    "time(3)": _TIMES,
+    "timetz": st.builds("{}{:+03}:{:02}".format, _TIMES, st.integers(-15, 15), st.integers(0, 59)),
+    "interval": _INTERVALS,
+    "interval(2)": _INTERVALS,
+    "money": st.decimals(-(10**14), 10**14, places=2).map(str),
+    "bit(7)": st.text("01", min_size=7, max_size=7),
+    "varbit": st.text("01", max_size=20),
+    "inet": st.ip_addresses().map(str),
+    "cidr": st.ip_addresses().map(str),
+    "macaddr": st.binary(min_size=6, max_size=6).map(bytes.hex),
+    "macaddr8": st.binary(min_size=8, max_size=8).map(bytes.hex),
+    "point": st.builds("({},{})".format, _COORDINATE, _COORDINATE),
+    "pg_lsn": st.builds("{:X}/{:X}".format, *(2 * [st.integers(0, 2**32 - 1)])),
+    "name": st.text("ab\"é' ", max_size=20),
+    "tsvector": st.text("abcé' :1A", max_size=0) | st.sampled_from(["a:1A 'b c':2", "x"]),
+    "int4range": _range(st.integers(-(2**31), 2**31 - 2)),
+    "int8range": _range(st.integers(-(2**63), 2**63 - 2)),
+    "numrange": _range(st.decimals(allow_nan=False, allow_infinity=False, places=3)),
+    "tsrange": _range(st.datetimes()),
+    "tstzrange": _range(st.datetimes()),
+    "daterange": _range(st.dates()),
+    "public.floats": _range(st.floats(allow_nan=False, allow_infinity=False)),
+    "nummultirange": _range(st.integers(-99, 99)).map(lambda text: f"{{{text}}}"),
+    "public.mood": st.sampled_from(["sad", "ok", 'very "happy"']),
+    "public.citext": TEXTS,
+    "public.ltree": st.lists(st.text("abZ9_", min_size=1, max_size=5), max_size=4).map(".".join),
+    "public.corner": st.sampled_from(VALUES["box"]),
+}
+
+
+@dataclass(frozen=True)
+class OracleColumn:
+    """One column of the table."""
+
+    sql_type: str
+    #: Makes a value from the text ``s``.
+    expression: str
+    inputs: tuple[str, ...]
+    #: Reads the server's binary form; None: the lake holds the server's text.
+    stored: Callable[[bytes], Any] | None
+    #: What ``column_types`` says; None: nothing.
+    choice: str | None = None
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return self.sql_type + (f" as {self.choice}" if self.choice else "")
+
+
+def generated(values: st.SearchStrategy[str], count: int = EXAMPLES) -> tuple[str, ...]:
+    """Values of a strategy, the same in every run with one ``SEED``."""
+    found: list[str] = []
+
+    @seed(SEED)
+    @settings(
+        max_examples=4,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.lists(values, min_size=count // 3, max_size=count))
+    def take(some: list[str]) -> None:
+        found.extend(some)
+
+    take()
+    return tuple(dict.fromkeys(found))[-count:]
+
+
+def _column(
+    sql_type: str,
+    values: st.SearchStrategy[str] | None,
+    stored: Callable[[bytes], Any] | None = None,
+    *,
+    special: Sequence[str] = (),
+    expression: str | None = None,
+    choice: str | None = None,
+) -> OracleColumn:
+    made = () if values is None else generated(values)
+    inputs = tuple(dict.fromkeys((*special, *made)))
+    return OracleColumn(sql_type, expression or f"s::{sql_type}", inputs, stored, choice)
+
+
+#: An array from a JSON list: as it is, twice as the rows of a matrix, or with lower bound 0.
+_ARRAY = """(SELECT CASE WHEN s::jsonb ->> 0 = 'matrix' AND a <> '{{}}' THEN ARRAY[a, a]
+                    WHEN s::jsonb ->> 0 = 'bounds' AND a <> '{{}}'
+                      THEN format('[0:%%s]=%%s', cardinality(a) - 1, a)::{0}[]
+                    ELSE a END
+   FROM (SELECT ARRAY(SELECT {1} FROM jsonb_array_elements_text(s::jsonb -> 1)
+                        WITH ORDINALITY AS x(e, o) ORDER BY o)::{0}[] AS a) AS y)"""
+_SHAPES = st.sampled_from(["list", "list", "list", "matrix", "bounds"])
+
+
+def _array(
+    element: str,
+    values: st.SearchStrategy[str],
+    stored: Callable[[bytes], Any] | None,
+    *,
+    expression: str | None = None,
+    choice: str | None = None,
+) -> OracleColumn:
+    lists = st.tuples(_SHAPES, st.lists(st.none() | values, max_size=4)).map(json.dumps)
+    made = (expression or "s::{0}").format(element).replace("s::", "e::")
+    read = None if choice == "string" or stored is None else stored_array(stored)
+    special = ['["list", [null]]', '["list", []]']
+    whole = _ARRAY.format(element, made)
+    return _column(f"{element}[]", lists, read, special=special, expression=whole, choice=choice)
+
+
+_PAIRS = st.tuples(st.none() | _INT4, st.none() | NASTY_TEXTS).map(json.dumps)
+_PAIR = "ROW((s::jsonb ->> 0)::int, s::jsonb ->> 1)::public.pair"
+STORED_PAIR = stored_record(**{"a": STORED["int4"], "b c": STORED["text"]})
+_NESTED = st.tuples(
+    st.none() | _INT4,
+    st.lists(st.none() | NASTY_TEXTS, max_size=3),
+    st.none() | _INTERVALS,
+    st.none() | _TIMES,
+    st.sampled_from([None, "1.5", "-99999.999", "NaN"]),
+).map(json.dumps)
+_NESTED_SQL = """ROW(
+    CASE WHEN s::jsonb ->> 0 IS NOT NULL THEN ROW((s::jsonb ->> 0)::int, 'x"\\,() ')::public.pair END,
+    ARRAY(SELECT ROW(7, e)::public.pair FROM jsonb_array_elements_text(s::jsonb -> 1) AS x(e)),
+    (s::jsonb ->> 2)::interval, (s::jsonb ->> 3)::time, (s::jsonb ->> 4)::numeric(8,3),
+    ARRAY(SELECT e FROM jsonb_array_elements_text(s::jsonb -> 1) AS x(e)))::public.nested"""
+STORED_NESTED = stored_record(
+    p=STORED_PAIR,
+    ps=stored_array(STORED_PAIR),
+    # Only the composite is chosen to be a struct with ``type_options``; here the choice is of the column,
+    # and ``struct`` is for intervals too.
+    i=STORED["interval"],
+    t=lambda payload: _clock(int.from_bytes(payload, signed=True)),
+    n=STORED["numeric"],
+    l=stored_array(STORED["text"]),
+)
+_HSTORES = st.dictionaries(NASTY_TEXTS, st.none() | NASTY_TEXTS, max_size=4).map(json.dumps)
+_HSTORE = """(SELECT COALESCE(public.hstore(array_agg(key), array_agg(value)), '')
+                FROM jsonb_each_text(s::jsonb))"""
+
+
+def _box(payload: bytes) -> str:
+    """A box as PostgreSQL prints it, of small whole numbers."""
+    return "({:g},{:g}),({:g},{:g})".format(*struct.unpack("!4d", payload))
+
+
+def _clock(micros: int) -> str:
+    """A time as PostgreSQL prints it."""
+    seconds, fraction = divmod(micros, 1_000_000)
+    text = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return f"{text}.{fraction:06}".rstrip("0") if fraction else text
+
+
+def _defaults(extensions: Sequence[str]) -> list[OracleColumn]:
+    """Every type as it is without options."""
+    found = []
+    for name, special in VALUES.items():
+        sql_type = '"char"' if name == "char" else name
+        base, values = SCALARS.get(name, (name, _AS_TEXT.get(name)))
+        stored = STORED[base] if name in SCALARS else None
+        found.append(_column(sql_type, values, stored, special=special))
+    for name, (base, values) in SCALARS.items():
+        if name not in VALUES:
+            found.append(_column(name, values, STORED[base]))
+    for name, values in _AS_TEXT.items():
+        if name not in VALUES and name not in {f"public.{each}" for each in EXTENSIONS}:
+            found.append(_column(name, values))
+    for element in ("bool", "int4", "float8", "numeric(12,2)", "date", "timestamptz", "bytea"):
+        base, values = SCALARS[element]
+        found.append(_array(element, values, STORED[base]))
+    found += [
+        _array("text", NASTY_TEXTS, STORED["text"]),
+        _array("public.mood", _AS_TEXT["public.mood"], STORED["text"]),
+        _array("public.price", SCALARS["public.price"][1], STORED["numeric"]),
+        _array("uuid", _UUIDS, STORED["uuid"]),
+        _column("public.boxes", None, stored_array(_box), special=[BOXES, "{NULL}", "{}"]),
+        _column("public.names", None, stored_array(STORED["text"]), special=["{a,NULL}", "{}"]),
+        _column("public.pair", _PAIRS, None, expression=_PAIR),
+        _column("public.nested", _NESTED, None, expression=_NESTED_SQL),
+    ]
+    found += [_column(f"public.{name}", _AS_TEXT[f"public.{name}"])
+              for name in ("citext", "ltree") if name in extensions]  # fmt: skip
+    if "hstore" in extensions:
+        found.append(_column("public.hstore", _HSTORES, stored_hstore, expression=_HSTORE))
+    return found
+
+
+def _chosen(version: int) -> list[OracleColumn]:
+    """Types with a choice."""
+    intervals = _INTERVALS_17 if version >= 17 else _INTERVALS
+    micros, text = STORED["time"], "string"
+    pair = {"expression": _PAIR, "choice": "struct"}
+    return [
+        _column("numeric", UNBOUNDED, stored_decimal(20, 4), special=["1.5", "0.00005", "1.50000"],
+                choice="decimal(20,4)"),
+        _column("numeric", UNBOUNDED, stored_decimal(38, 38), special=["0." + "9" * 38, "1"],
+                choice="decimal(38, 38)"),
+        _column("numeric(12,2)", SCALARS["numeric(12,2)"][1], stored_decimal(6, 1),
+                choice="decimal(6,1)"),
+        _column("numeric(12,2)", SCALARS["numeric(12,2)"][1], choice=text),
+        _array("numeric", UNBOUNDED, stored_decimal(38, 9), choice="decimal(38,9)"),
+        _column("uuid", _UUIDS, STORED["uuid"], choice="uuid"),
+        _array("uuid", _UUIDS, STORED["uuid"], choice="uuid"),
+        _column("interval", intervals, STORED["interval"], choice="struct",
+                special=VALUES["interval"]),
+        _array("interval", intervals, STORED["interval"], choice="struct"),
+        _column("time", _TIMES, micros, special=VALUES["time"], choice="micros"),
+        _array("time", _TIMES, micros, choice="micros"),
+        _column("public.pair", _PAIRS, STORED_PAIR, **pair),
+        _array("public.pair", _PAIRS, STORED_PAIR, **pair),
+        _column("public.a_pair", _PAIRS, STORED_PAIR, **pair),
+        _column("public.nested", _NESTED, STORED_NESTED, expression=_NESTED_SQL, choice="struct"),
+        _array("int4", SCALARS["int4"][1], STORED["int4"], choice=text),
+        *(_column(name, SCALARS[name][1], special=VALUES[name], choice=text)
+          for name in ("bool", "int8", "float4", "float8", "date", "timestamptz", "bytea")),
+    ]  # fmt: skip
+
+
+def columns(version: int, extensions: Sequence[str], *, with_xml: bool) -> list[OracleColumn]:
+    """The columns of the table on a server of this major version."""
+    found = [*_defaults(extensions), *_chosen(version)]
+    return [each for each in found if with_xml or each.sql_type != "xml"]

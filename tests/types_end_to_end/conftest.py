@@ -1,0 +1,296 @@
+"""One table with a column of every type, carried from a server to Iceberg once for all tests here."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from psycopg import sql
+from pyarrow import parquet
+from pyiceberg.catalog import load_catalog
+
+from airflow_provider_pgoutput.batch.changes import new
+from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
+from airflow_provider_pgoutput.capture.pipeline import stage_batch
+from airflow_provider_pgoutput.capture.request import CaptureRequest
+from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from tests.capture.types.oracle import plain
+from tests.conformance.compare import connect
+from tests.conformance.pipeline import Batch, Pipeline
+from tests.types_end_to_end import keys
+from tests.types_end_to_end.columns import EXTENSIONS, TYPES, OracleColumn, columns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+
+_DATABASE = "types_end_to_end"
+TABLE = "public.values"
+_TARGET = "values"
+#: None of them may change a byte: scenario C63.
+HOSTILE = {
+    "DateStyle": "German, DMY",
+    "IntervalStyle": "sql_standard",
+    "TimeZone": "America/New_York",
+    "bytea_output": "escape",
+    "extra_float_digits": "-15",
+    "client_encoding": "latin1",
+    "xmloption": "document",
+    "array_nulls": "off",
+    "search_path": "nowhere",
+}
+
+
+@dataclass(frozen=True)
+class Staged:
+    """The table at the server and in the staged files: by column, one value for each row by ``id``."""
+
+    conninfo: str
+    folder: Path
+    columns: list[OracleColumn]
+    #: Rows that were copied; as many were streamed after them, of the same values.
+    copied: int
+    #: As the server prints and as it stores them.
+    texts: list[list[bytes | None]]
+    stored: list[list[bytes | None]]
+    #: Staged by the copy and, after it, by the stream, by the way of reading.
+    values: dict[str, list[list[Any]]]
+    batches: list[Batch]
+
+
+@dataclass(frozen=True)
+class Carried:
+    """The same in the lake."""
+
+    staged: Staged
+    #: By the engine that reads it.
+    values: dict[str, list[list[Any]]]
+    #: Rows of the side table by column: text by ``id``.
+    rejected: list[dict[int, str]]
+    pipeline: Pipeline
+
+
+@pytest.fixture(scope="session")
+def staged(
+    postgres_server: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Staged]:
+    """The table, staged: copied, then streamed in two ways."""
+    conninfo, folder = _make_database(postgres_server), tmp_path_factory.mktemp(_DATABASE)
+    with contextlib.closing(connect(conninfo)) as session:
+        chosen = _make_table(session)
+        count = len(chosen)
+        copied = _insert(session, chosen, first=1)
+        for statement in keys.COPIED:
+            session.execute(statement)
+        _hostile(session)
+        options: dict[str, Any] = {
+            "conninfo": conninfo,
+            "slot_name": _DATABASE,
+            "publication_names": ("p",),
+            "staging_uri": folder.as_uri(),
+            "column_types": {
+                **{
+                    f"{TABLE}.c{place}": each.choice
+                    for place, each in enumerate(chosen)
+                    if each.choice
+                },
+                **keys.COLUMN_TYPES,
+            },
+        }
+        copy = Batch(*stage_batch(CaptureRequest(**options)))
+        options["checkpoint"] = Checkpoint(copy.manifest.end_lsn, copy.manifest.system_identifier)
+        session.execute(
+            "SELECT pg_copy_logical_replication_slot(%s, %s)", (_DATABASE, f"{_DATABASE}_2")
+        )
+        _insert(session, chosen, first=copied + 1)
+        for statement in keys.STREAMED:
+            session.execute(statement)
+        options["column_types"] |= keys.ADDED_COLUMN_TYPES
+        batch = Batch(*stage_batch(CaptureRequest(**options)))
+        options |= {
+            "slot_name": f"{_DATABASE}_2",
+            "transport": "walsender",
+            "staging_uri": (folder / "walsender").as_uri(),
+            "options": StreamOptions(proto_version=1),
+        }
+        other = Batch(*stage_batch(CaptureRequest(**options)))
+        texts, stored = _read_source(session, chosen)
+        yield Staged(
+            conninfo=conninfo,
+            folder=folder,
+            columns=chosen,
+            copied=copied,
+            texts=texts,
+            stored=stored,
+            values={
+                "copy": _read_staged(folder, copy.manifest, count),
+                "sql": _read_staged(folder, batch.manifest, count),
+                "walsender": _read_staged(folder / "walsender", other.manifest, count),
+            },
+            batches=[copy, batch],
+        )
+        for name in (_DATABASE, f"{_DATABASE}_2"):
+            session.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+    with psycopg.connect(postgres_server.conninfo(), autocommit=True) as administrator:
+        administrator.execute(f"DROP DATABASE {_DATABASE} WITH (FORCE)")
+
+
+@pytest.fixture(scope="session")
+def carried(
+    staged: Staged, spark: SparkSession, lake_catalog_properties: dict[str, str]
+) -> Carried:
+    """The table, applied."""
+    pipeline = Pipeline(
+        conninfo=staged.conninfo,
+        slot_name=_DATABASE,
+        publication_names=("p",),
+        namespace=_DATABASE,
+        staging=staged.folder,
+        catalog_properties=lake_catalog_properties,
+        spark=spark,
+    )
+    for batch in staged.batches:
+        pipeline.apply(batch)
+    count = len(staged.columns)
+    return Carried(
+        staged=staged,
+        values={
+            "spark": _read_spark(pipeline, count),
+            "pyiceberg": _read_pyiceberg(pipeline, count),
+        },
+        rejected=_read_rejected(pipeline, count),
+        pipeline=pipeline,
+    )
+
+
+def _make_database(server: EmbeddedPostgres) -> str:
+    """An empty database."""
+    with psycopg.connect(server.conninfo(), autocommit=True) as session:
+        session.execute(f"CREATE DATABASE {_DATABASE}")
+    return server.conninfo(_DATABASE)
+
+
+def _make_table(session: psycopg.Connection[Any]) -> list[OracleColumn]:
+    available = [
+        name
+        for (name,) in session.execute(
+            "SELECT name FROM pg_available_extensions WHERE name = ANY (%s)", (list(EXTENSIONS),)
+        )
+    ]
+    for name in available:
+        session.execute(f"CREATE EXTENSION {name} SCHEMA public")
+    session.execute(TYPES)
+    with_xml = True
+    try:
+        session.execute("SELECT '<a/>'::xml")
+    except psycopg.errors.FeatureNotSupported:
+        with_xml = False
+    found = columns(session.info.server_version // 10_000, available, with_xml=with_xml)
+    defined = ", ".join(f"c{place} {each.sql_type}" for place, each in enumerate(found))
+    session.execute(f'CREATE TABLE public."values" (id int PRIMARY KEY, {defined})')
+    for statement in keys.SETUP:
+        session.execute(statement)
+    others = ", ".join(f"public.{name}" for name in keys.TABLES)
+    session.execute(f'CREATE PUBLICATION p FOR TABLE public."values", {others}')
+    return found
+
+
+def _hostile(session: psycopg.Connection[Any]) -> None:
+    """Give the database and the role defaults that would change every value that they can."""
+    for name, value in HOSTILE.items():
+        session.execute(
+            sql.SQL("ALTER DATABASE {} SET {} = {}").format(
+                sql.Identifier(_DATABASE), sql.Identifier(name), sql.Literal(value)
+            )
+        )
+
+
+def _insert(session: psycopg.Connection[Any], chosen: Sequence[OracleColumn], first: int) -> int:
+    """Insert every value of every column; a column with fewer values ends in NULLs."""
+    rows = max(len(each.inputs) for each in chosen) + 1
+    made = ", ".join(
+        f"(SELECT CASE WHEN s IS NOT NULL THEN {each.expression} END"
+        " FROM (SELECT (%s::text[])[i] AS s) AS q)"
+        for each in chosen
+    )
+    session.execute(
+        f'INSERT INTO public."values" SELECT i + {first - 1}, {made}'
+        f" FROM generate_series(1, {rows}) AS i",
+        [list(each.inputs) for each in chosen],
+    )
+    return rows
+
+
+def _read_source(
+    session: psycopg.Connection[Any], chosen: Sequence[OracleColumn]
+) -> tuple[list[list[bytes | None]], list[list[bytes | None]]]:
+    """The bytes of the output function, as no cast to text is, and of the send function."""
+    sends = session.execute(
+        "SELECT t.typsend::regproc::text FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid"
+        """ WHERE a.attrelid = 'public."values"'::regclass AND a.attnum > 1 ORDER BY a.attnum"""
+    ).fetchall()
+    plain_columns = [f"c{place}" for place in range(len(chosen))]
+    binary = [
+        "NULL" if each.stored is None else f"encode({send}(c{place}), 'hex')"
+        for place, (each, (send,)) in enumerate(zip(chosen, sends, strict=True))
+    ]
+    listed = ", ".join([*plain_columns, *binary])
+    result = session.execute(f'SELECT {listed} FROM public."values" ORDER BY id').pgresult
+    assert result is not None
+    found = [
+        [result.get_value(row, place) for row in range(result.ntuples)]
+        for place in range(2 * len(chosen))
+    ]
+    stored = [
+        [None if each is None else bytes.fromhex(each.decode()) for each in column]
+        for column in found[len(chosen) :]
+    ]
+    return found[: len(chosen)], stored
+
+
+def _read_spark(pipeline: Pipeline, count: int) -> list[list[Any]]:
+    session = pipeline.spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "UTC")
+    table = session.table(f"lake.{_DATABASE}.`{_TARGET}`").orderBy("id").toArrow()
+    return _columns_of(table, [f"c{place}" for place in range(count)])
+
+
+def _read_pyiceberg(pipeline: Pipeline, count: int) -> list[list[Any]]:
+    catalog = load_catalog("lake", **pipeline.catalog_properties)
+    table = catalog.load_table((_DATABASE, _TARGET)).scan().to_arrow()
+    return _columns_of(table.sort_by("id"), [f"c{place}" for place in range(count)])
+
+
+def _read_staged(staging: Path, manifest: Manifest, count: int) -> list[list[Any]]:
+    (table,) = (each for each in manifest.tables if each.name == TABLE)
+    files = [file for version in table.versions for file in version.files]
+    found = pa.concat_tables(
+        [parquet.read_table(staging / file.path) for file in files], promote_options="permissive"
+    )
+    return _columns_of(found.sort_by(new(0)), [new(place + 1) for place in range(count)])
+
+
+def _columns_of(table: pa.Table, names: Sequence[str]) -> list[list[Any]]:
+    return [plain(table.column(name).combine_chunks()) for name in names]
+
+
+def _read_rejected(pipeline: Pipeline, count: int) -> list[dict[int, str]]:
+    catalog = load_catalog("lake", **pipeline.catalog_properties)
+    rows = catalog.load_table((_DATABASE, "pgoutput_rejected_values")).scan().to_arrow()
+    found: list[dict[int, str]] = [{} for _ in range(count)]
+    for row in rows.to_pylist():
+        assert f"{row['schema_name']}.{row['table_name']}" == TABLE
+        column = found[int(row["column_name"].removeprefix("c"))]
+        number = int(row["key"].removeprefix('{"id": "').removesuffix('"}'))
+        assert number not in column, "a value is kept once"
+        column[number] = row["raw_value"]
+    return found
