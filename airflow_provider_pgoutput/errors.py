@@ -5,6 +5,7 @@ PgoutputError
 |   |__ SourceUnavailable         the source did not answer or closed the connection
 |   |__ SnapshotLost              the snapshot of a copy is gone, or a table was rewritten since
 |   |__ SlotBusy                  somebody else reads the slot now
+|   |__ SourceLocked              a table of the source is locked, perhaps by a prepared transaction
 |   |__ LakeUnavailable           the Iceberg catalog or the staging area did not answer
 |   |__ StagingFull               the worker's own disk has no room for an unfinished transaction
 |   |__ PublishRefused            the table moved while the batch was prepared: prepare it again
@@ -15,6 +16,7 @@ PgoutputError
 |   |__ SlotNotFound              the slot does not exist, although a checkpoint says it did
 |   |__ WrongSlot                 other database, other plugin, physical, temporary, synced
 |   |__ PublicationMissing        the publication does not exist or lacks what the pipeline needs
+|   |__ PublicationChanged        a publication was altered in a way that the lake cannot follow
 |   |__ MissingPrivilege          the role lacks a right; the message names the GRANT
 |   |__ SourceChanged             other system identifier or timeline, or a source behind the lake
 |   |__ SourceError               the server refused a statement for a reason with no class here
@@ -100,6 +102,10 @@ class SlotBusy(RetryableError):
     """Another session reads the slot (SQLSTATE 55006)."""
 
 
+class SourceLocked(RetryableError):
+    """A table of the source stayed locked for longer than a run waits (SQLSTATE 55P03)."""
+
+
 class LakeUnavailable(RetryableError):
     """The Iceberg catalog or the staging area did not answer."""
 
@@ -138,6 +144,10 @@ class WrongSlot(FatalError):
 
 class PublicationMissing(FatalError):
     """A publication does not exist, or lacks an operation that the pipeline needs."""
+
+
+class PublicationChanged(FatalError):
+    """A publication was altered in a way that gives tables other names in the stream."""
 
 
 class MissingPrivilege(FatalError):

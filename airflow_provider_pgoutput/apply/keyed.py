@@ -18,7 +18,7 @@ from airflow_provider_pgoutput.apply.resolve import resolve
 from airflow_provider_pgoutput.apply.write import Bounds, can_bound
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.batch.crash_points import reach
-from airflow_provider_pgoutput.errors import BatchRefused, ValueRefused
+from airflow_provider_pgoutput.errors import BatchRefused, RowMissing, ValueRefused
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -56,6 +56,7 @@ def apply(
             return
         rows = folded
         if facts.incomplete:
+            _refuse_moved_in_load(preparation, segment)
             rows = resolve(folded, preparation.writer().rows(), segment, missing)
         # Also for inserts alone: rows can leave the source without an event (a partition is detached,
         # deletes are not published) and come back.
@@ -74,6 +75,21 @@ def apply(
         reach("apply.after_append")
     finally:
         folded.unpersist()
+
+
+def _refuse_moved_in_load(preparation: TablePreparation, segment: Segment) -> None:
+    """Refuse to fill values from a table that may be past the changes that left them out.
+
+    A key that moved between the start and the load stands for another row in the load than in the
+    stream, and the value would be that row's.
+    """
+    if preparation.start.overlaps and preparation.counts.old_tuples:
+        raise RowMissing(
+            "The first batch moves keys and leaves out unchanged values, which cannot be taken from a "
+            "table that was loaded after its start.",
+            table=segment.table,
+            advice="name the table in copy_tables, or load it as it was at start_lsn itself.",
+        )
 
 
 def _prove(folded: DataFrame, segment: Segment, missing: tuple[int, ...]) -> Facts:

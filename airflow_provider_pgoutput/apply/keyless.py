@@ -14,7 +14,7 @@ from airflow_provider_pgoutput.apply import log
 from airflow_provider_pgoutput.apply.net import COPIES, image, net_images
 from airflow_provider_pgoutput.apply.target import OP_COLUMN
 from airflow_provider_pgoutput.batch.crash_points import reach
-from airflow_provider_pgoutput.errors import BatchRefused
+from airflow_provider_pgoutput.errors import BatchRefused, TableRefused
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -30,7 +30,15 @@ def apply(
 
     :raises RowMissing: the target lacks a row that was deleted or updated.
     :raises BatchRefused: changes other than inserts came for rows that nothing identifies.
+    :raises TableRefused: the table was loaded from outside, perhaps with some of the changes.
     """
+    if preparation.start.overlaps and not preparation.empty and not changes.isEmpty():
+        raise TableRefused(
+            "The table was loaded from outside and has no key, so changes that the load holds already "
+            "cannot be told from others.",
+            table=segment.table,
+            advice="name the table in copy_tables, or give it a key with key_columns.",
+        )
     if segment.full:
         _apply_net(preparation, segment, changes, is_last)
         return

@@ -79,6 +79,8 @@ class Start:
     done: bool
     #: Main's head when this was decided; what is prepared on another head is refused.
     head: int | None = None
+    #: Whether the table was loaded from outside and may hold changes of this batch already.
+    overlaps: bool = False
 
 
 def ignores_case(spark: SparkSession, catalog: str) -> bool:
@@ -161,10 +163,11 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
     """
     table = IcebergTable.load(spark, target.name)
     copy_lsn = Lsn.parse(target.source.copy_lsn) if target.source.copy_lsn else None
-    marker = None
+    marker, loaded = None, False
     if table is not None:
         marker = table.marker(manifest.slot_name)
-        _refuse_foreign(table, marker, target, manifest, copy_lsn)
+        loaded = _was_loaded(table, marker, target, manifest, progress)
+        _refuse_foreign(table, marker, target, manifest, copy_lsn, loaded=loaded)
     applied = marker.end_lsn if marker else None
     copies = copy_lsn is not None and (applied is None or applied <= copy_lsn)
     _refuse_renamed(target, progress, copies)
@@ -187,7 +190,21 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
         )
     floor = max(applied or Lsn(0), copy_lsn or Lsn(0))
     done = applied is not None and applied >= manifest.end_lsn
-    return Start(floor, copies, done, None if table is None else table.head)
+    # The first batch goes past the load, see capture: what comes later overlaps no more.
+    overlaps = loaded and not copies and not progress.exists
+    return Start(floor, copies, done, None if table is None else table.head, overlaps)
+
+
+def _was_loaded(
+    table: IcebergTable,
+    marker: Marker | None,
+    target: Target,
+    manifest: Manifest,
+    progress: Progress,
+) -> bool:
+    """Whether the table's rows are those of a load from outside that capture was told of."""
+    unknown = marker is None and target.name.target not in progress.tables
+    return manifest.loaded_lsn is not None and unknown and not table.is_empty and not target.is_log
 
 
 def _refuse_foreign(
@@ -196,6 +213,8 @@ def _refuse_foreign(
     target: Target,
     manifest: Manifest,
     copy_lsn: Lsn | None,
+    *,
+    loaded: bool,
 ) -> None:
     found, ours = table.properties, properties(target, manifest)
     for key, what in (
@@ -220,11 +239,12 @@ def _refuse_foreign(
             table=target.name.target,
             advice="name another target, or drop this table if it is no longer needed.",
         )
-    if marker is None and not table.is_empty:
+    if marker is None and not table.is_empty and not loaded:
         raise TableRefused(
             "The table holds rows that this pipeline did not write.",
             table=target.name.target,
-            advice="name another target, or drop this table if it is no longer needed.",
+            advice="name another target, or drop this table if it is no longer needed; if the rows were "
+            "loaded from this source, say so with start_lsn.",
         )
     other_oid = (
         found.get(words.PROPERTY_RELATION_OID, ours[words.PROPERTY_RELATION_OID])

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.membership import PublishedSet
 from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError
 
 FORMAT_VERSION = 1
@@ -166,6 +167,11 @@ class Manifest:
     message_files: tuple[StagedFile, ...] = ()
     #: Only of slots that are read with ``two_phase``.
     prepared: tuple[PreparedTransaction, ...] = ()
+    #: Tables of the lake may hold rows that were loaded from outside: all changes before it, and perhaps
+    #: some past it.  None: what the pipeline did not write is refused.  Not in files of version 0.1.
+    loaded_lsn: str | None = None
+    #: As read when the run began.  None: not recorded, in files of version 0.1.
+    published: PublishedSet | None = None
     created_by: str = ""
 
     @property
@@ -175,7 +181,7 @@ class Manifest:
         Where the files lie, and who staged them, is no part of it.
         """
         body = dataclasses.asdict(self)
-        named = (
+        named: tuple[str, ...] = (
             "system_identifier",
             "slot_name",
             "start_lsn",
@@ -185,6 +191,8 @@ class Manifest:
             "message_files",
             "prepared",
         )
+        # Later fields are part of it where they say something, so that older manifests keep their id.
+        named += tuple(name for name in ("loaded_lsn",) if body[name] is not None)
         content = _without_paths({name: body[name] for name in named})
         text = json.dumps(content, sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -254,6 +262,7 @@ class Manifest:
                     "message_files": tuple(
                         StagedFile.from_body(each) for each in body["message_files"]
                     ),
+                    "published": PublishedSet.from_body(body.get("published")),
                     "prepared": tuple(PreparedTransaction(**each) for each in body["prepared"]),
                 }
             )

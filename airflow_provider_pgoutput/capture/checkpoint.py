@@ -28,6 +28,8 @@ class Checkpoint:
     system_identifier: str
     #: ``schema.table`` of every table that a batch ever changed or copied, by OID; None: not known.
     tables: Mapping[int, str] | None = None
+    #: The batch that ended there; None: not known.
+    batch_id: str | None = None
 
 
 def read_checkpoint(
@@ -52,7 +54,13 @@ def read_checkpoint(
         rows = table.scan(
             # A slot name has nothing but letters, digits and underscores, so it needs no quoting.
             row_filter=f"slot_name = '{check_slot_name(slot_name)}'",
-            selected_fields=("system_identifier", "end_lsn", "table_name", "relation_oid"),
+            selected_fields=(
+                "system_identifier",
+                "end_lsn",
+                "table_name",
+                "relation_oid",
+                "batch_id",
+            ),
         ).to_arrow()
     except PgoutputError:
         raise
@@ -67,6 +75,8 @@ def read_checkpoint(
 
 
 def _greatest(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint | None:
+    # In the order of the batches: of a table that was renamed and copied again the last name counts.
+    rows = rows.sort_by("end_lsn")
     of_tables = rows.filter(pc.is_valid(rows.column("table_name")))
     rows = rows.filter(pc.is_null(rows.column("table_name")))
     if rows.num_rows == 0:
@@ -90,4 +100,6 @@ def _greatest(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint | No
         )
     names = of_tables.column("table_name").to_pylist()
     known = dict(zip(of_tables.column("relation_oid").to_pylist(), names, strict=True))
-    return Checkpoint(Lsn(int(max(found), 16)), str(systems.pop()), known)
+    # The last row is that of the greatest position.
+    batch_id = rows.column("batch_id").to_pylist()[-1]
+    return Checkpoint(Lsn(int(max(found), 16)), str(systems.pop()), known, batch_id)

@@ -20,15 +20,17 @@ from airflow_provider_pgoutput.capture.source.catalog import (
 from airflow_provider_pgoutput.capture.source.column_types import check_column_types
 from airflow_provider_pgoutput.capture.source.describe import Describer
 from airflow_provider_pgoutput.capture.source.keys import Keys
+from airflow_provider_pgoutput.capture.source.publication_marks import read_marks
 from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
 from airflow_provider_pgoutput.capture.staging.prepared import TwoPhase
 from airflow_provider_pgoutput.capture.staging.seal import find_ending
 from airflow_provider_pgoutput.capture.staging.tables import Casters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.batch.membership import PublishedSet
     from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Session
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
@@ -50,6 +52,8 @@ class CaptureContext:
         self.options = request.options.for_server(server, self.publication_names)
         self.keys = Keys(request.key_columns)
         self.describer = Describer(session, self.keys, request.types)
+        #: By what each table was published when the run began; see ``take_marks``.
+        self.marks: PublishedSet | None = None
 
     def published(self) -> tuple[PublishedTable, ...]:
         """The tables of the publications, as the catalog has them now."""
@@ -67,9 +71,18 @@ class CaptureContext:
             check_binary_forms(tables, types, self.request.types)
         warn_of_missing_identity(publications, tables)
 
-    def names(self, relation_oids: Sequence[int]) -> dict[int, tuple[str, str]]:
-        """On version 15 a renamed schema is not announced again, so the catalog is asked by OID."""
-        return read_names(self.session, relation_oids) if self.server.major == 15 else {}
+    def take_marks(self) -> None:
+        """Record by what the tables are published, before anything is copied or read."""
+        self.marks = read_marks(self.session, self.publication_names, self.published())
+
+    def names(self, batch: BatchInProgress) -> dict[int, tuple[str, str]]:
+        """Names of now, where those of the stream are not enough: tables that were dropped have none.
+
+        On version 15 a renamed schema is not announced again, and on none a table that is renamed and not
+        written to afterwards, while another takes its name.
+        """
+        oids = batch.relation_oids if self.server.major == 15 else batch.ambiguous_oids
+        return read_names(self.session, oids) if oids else {}
 
     @contextlib.contextmanager
     def batch(self, start: Lsn) -> Iterator[BatchInProgress]:

@@ -14,29 +14,36 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.capture.context import CaptureContext
 from airflow_provider_pgoutput.capture.reading import stage_changes, stage_copies
+from airflow_provider_pgoutput.capture.request import ALWAYS, NEVER
 from airflow_provider_pgoutput.capture.source import session as sessions
-from airflow_provider_pgoutput.capture.source.catalog import (
-    read_server,
-)
+from airflow_provider_pgoutput.capture.source.catalog import read_server
+from airflow_provider_pgoutput.capture.source.locks import holders_named
 from airflow_provider_pgoutput.capture.source.membership import (
+    changes_of_membership,
     holds_copies,
     tables_to_copy,
     warn_of_membership_changes,
 )
 from airflow_provider_pgoutput.capture.source.plugin_options import STREAMING_OFF
+from airflow_provider_pgoutput.capture.source.rights import check_may_copy
 from airflow_provider_pgoutput.capture.source.slot import (
+    SlotFacts,
+    check_failover,
     check_not_ahead,
     check_slot,
+    check_start,
     check_two_phase_start,
     check_wal_level,
     create_slot,
     read_slot,
 )
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
-from airflow_provider_pgoutput.capture.staging.seal import find_sealed
+from airflow_provider_pgoutput.capture.staging.seal import find_ending, find_sealed
 from airflow_provider_pgoutput.errors import DecodedTooEarly, SlotNotFound, SourceChanged
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
@@ -67,7 +74,11 @@ def stage_batch(request: CaptureRequest) -> tuple[Manifest, str]:
 
 def _stage_once(request: CaptureRequest) -> tuple[Manifest, str]:
     area = StagingArea(request.staging_uri)
-    with sessions.connect(request.conninfo, slot=request.slot_name) as session:
+    with (
+        sessions.connect(request.conninfo, slot=request.slot_name) as session,
+        holders_named(session, slot=request.slot_name),
+    ):
+        sessions.limit_lock_waits(session)
         # The flush LSN in here is the batch's target: taken once, before anything is read.
         server = read_server(session)
         check_wal_level(server)
@@ -79,11 +90,12 @@ def _stage_once(request: CaptureRequest) -> tuple[Manifest, str]:
         context = CaptureContext(request, area, session, server)
         capture = _Capture(context)
         context.check_publications()
+        context.take_marks()
         if request.checkpoint is not None:
             return capture.next_batch(request.checkpoint, confirmed)
-        if confirmed is None:
+        if slot is None:
             return capture.first_batch()
-        return capture.first_batch_of_existing_slot(confirmed)
+        return capture.first_batch_of_existing_slot(slot)
 
 
 class _Capture:
@@ -96,20 +108,44 @@ class _Capture:
     def first_batch(self) -> tuple[Manifest, str]:
         """Create the slot and stage all tables as they were at its first position."""
         slot_name = self._request.slot_name
+        if self._request.start_lsn is not None:
+            raise SlotNotFound(
+                "There is no slot, so the changes since start_lsn are not kept.",
+                slot=slot_name,
+                lsn=self._request.start_lsn,
+                advice="make the slot before the tables are loaded, with "
+                f"pg_create_logical_replication_slot('{slot_name}', 'pgoutput'); load them; then give the "
+                "LSN that it returned.",
+            )
         two_phase = self._context.options.two_phase
-        with create_slot(self._request.conninfo, slot_name, two_phase=two_phase) as snapshot:
+        if self._request.initial_copy == ALWAYS:
+            self._check_may_copy(self._context.published())
+        failover = self._request.failover
+        check_failover(self._context.server, failover=failover)
+        with create_slot(
+            self._request.conninfo, slot_name, two_phase=two_phase, failover=failover
+        ) as snapshot:
             point = snapshot.consistent_point
             log.info("Created slot %s at %s.", slot_name, point)
             reach("stage.after_slot")
             return stage_copies(self._context, point, self._first_tables(), snapshot)
 
-    def first_batch_of_existing_slot(self, confirmed: Lsn) -> tuple[Manifest, str]:
+    def first_batch_of_existing_slot(self, slot: SlotFacts) -> tuple[Manifest, str]:
         """The slot was made by somebody, or by an attempt that died during its copy."""
-        if found := self._find_sealed(confirmed):
+        request, confirmed = self._request, slot.confirmed_flush_lsn
+        assert confirmed is not None, "check_slot refuses a slot without a position"
+        start = request.start_lsn or confirmed
+        if request.start_lsn is not None:
+            check_start(slot, start, self._context.server)
+        found = self._find_sealed(start)
+        if found and holds_copies(found[0], request.copy_tables):
             return found
-        if not self._request.initial_copy:
-            return stage_changes(self._context, confirmed)
-        log.info("Slot %s starts at %s.", self._request.slot_name, confirmed)
+        if request.initial_copy == NEVER:
+            tables = tables_to_copy(self._context.published(), None, request)
+            self._check_may_copy(tables)
+            return stage_changes(self._context, start, tables)
+        self._check_may_copy(self._context.published())
+        log.info("Slot %s starts at %s.", request.slot_name, confirmed)
         return stage_copies(self._context, confirmed, self._first_tables())
 
     def next_batch(self, checkpoint: Checkpoint, confirmed: Lsn | None) -> tuple[Manifest, str]:
@@ -128,15 +164,37 @@ class _Capture:
         found = self._find_sealed(checkpoint.end_lsn, past=checkpoint.end_lsn)
         if found and holds_copies(found[0], self._request.copy_tables):
             return found
-        warn_of_membership_changes(
-            self._context.session, self._request.slot_name, self._context.publication_names
-        )
-        tables = tables_to_copy(self._context.published(), checkpoint, self._request)
+        gaps = self._gaps(checkpoint)
+        tables = tables_to_copy(self._context.published(), checkpoint, self._request, gaps)
+        self._check_may_copy(tables)
         return stage_changes(self._context, checkpoint.end_lsn, tables)
 
     def _first_tables(self) -> tuple[PublishedTable, ...]:
         """The tables that the first batch copies."""
-        return self._context.published() if self._request.initial_copy else ()
+        return self._context.published() if self._request.initial_copy == ALWAYS else ()
+
+    def _check_may_copy(self, tables: Sequence[PublishedTable]) -> None:
+        check_may_copy(self._context.session, tables, slot_name=self._request.slot_name)
+
+    def _gaps(self, checkpoint: Checkpoint) -> frozenset[int]:
+        """OIDs of the tables that were not published all the time since the checkpoint."""
+        context, request = self._context, self._request
+        before = find_ending(
+            context.area,
+            request.slot_name,
+            context.server.system_identifier,
+            checkpoint.end_lsn,
+            checkpoint.batch_id,
+        )
+        if before is None or before.published is None:
+            warn_of_membership_changes(
+                context.session, request.slot_name, context.publication_names
+            )
+            return frozenset()
+        assert context.marks is not None, "they are taken when a run begins"
+        return changes_of_membership(
+            context.session, before.published, context.marks, slot_name=request.slot_name
+        )
 
     def _find_sealed(self, start: Lsn, past: Lsn | None = None) -> tuple[Manifest, str] | None:
         found = find_sealed(

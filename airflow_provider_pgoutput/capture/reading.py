@@ -55,6 +55,10 @@ def stage_changes(
     """
     request, target = context.request, _target(context)
     limits = Limits(request.max_changes, request.max_bytes, request.max_seconds)
+    if request.checkpoint is None and request.start_lsn is not None:
+        # What a load from outside holds already lies in one batch with all that came by now: then the
+        # last state of a row wins, whatever the load found of it.
+        limits = Limits()
     reach("stage.before_read")
     with context.batch(start) as batch, context.two_phase(start) as two_phase:
         if copied:
@@ -167,10 +171,12 @@ def _seal(
         context.server,
         context.publication_names,
         read.end,
-        names=context.names(batch.relation_oids),
+        names=context.names(batch),
         transactions=read.transactions,
         last_commit_time=read.last_commit_time,
         prepared=() if two_phase is None else two_phase.write(batch, read.end),
+        loaded_lsn=context.request.start_lsn,
+        published=context.marks,
     )
 
 

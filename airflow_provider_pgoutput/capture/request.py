@@ -14,10 +14,17 @@ from airflow_provider_pgoutput.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
 
 SQL = "sql"
 WALSENDER = "walsender"
+
+ALWAYS = "always"
+NEVER = "never"
+
+FAIL = "fail"
+COPY = "copy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +48,17 @@ class CaptureRequest:
     max_changes: int | None = None
     max_bytes: int | None = None
     max_seconds: float | None = None
-    #: Whether the first batch holds all rows of the published tables, and a later one those of a table
-    #: that is published by then and that the lake never saw.
-    initial_copy: bool = True
+    #: ``always``: the first batch holds all rows of the published tables, and a later one those of a
+    #: table that is published by then and that the lake never saw.  ``never``: only changes.
+    initial_copy: str = ALWAYS
+    #: With ``never``: the tables were loaded from outside, and no change before it is missing in them.
+    #: The first batch starts there; once the lake has a checkpoint, that decides.
+    start_lsn: Lsn | None = None
+    #: A published table whose name the lake knows as that of another, which is gone: ``fail``, or ``copy``
+    #: it, which replaces the rows of the other.
+    on_recreated_table: str = FAIL
+    #: Whether a slot that is created here is synchronised to standbys; version 17 and later.
+    failover: bool = False
     #: Tables as ``schema.table`` that are copied again, whatever the lake holds of them.
     copy_tables: Sequence[str] = ()
     #: ``null_and_keep`` or ``fail`` by type family; the key ``default`` is for all others.
@@ -67,6 +82,7 @@ class CaptureRequest:
             raise ConfigurationError(
                 f"Unknown transport {self.transport!r}.", advice=f"use {SQL!r} or {WALSENDER!r}."
             )
+        self._check_copy()
         if not self.publication_names or isinstance(self.publication_names, str):
             raise ConfigurationError("publication_names is not a list of at least one name.")
         if isinstance(self.copy_tables, str):
@@ -80,6 +96,24 @@ class CaptureRequest:
             raise ConfigurationError("memory_mib is at least 8, copy_connections at least 1.")
         # Made to be checked: before anything is opened.
         _ = self.policy, self.types
+
+    def _check_copy(self) -> None:
+        if self.initial_copy not in {ALWAYS, NEVER}:
+            raise ConfigurationError(
+                f"Unknown initial_copy {self.initial_copy!r}.",
+                advice=f"use {ALWAYS!r} or {NEVER!r}.",
+            )
+        if self.on_recreated_table not in {FAIL, COPY}:
+            raise ConfigurationError(
+                f"Unknown on_recreated_table {self.on_recreated_table!r}.",
+                advice=f"use {FAIL!r} or {COPY!r}.",
+            )
+        if self.start_lsn is not None and (self.initial_copy != NEVER or not self.start_lsn):
+            raise ConfigurationError(
+                "start_lsn is the position of tables that were loaded from outside, so it is past 0/0 and "
+                "goes with initial_copy='never' only.",
+                advice="set initial_copy='never', or leave start_lsn out: a copy knows its own position.",
+            )
 
     @property
     def policy(self) -> ValuePolicy:

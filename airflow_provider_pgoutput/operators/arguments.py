@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 _EMPTY = ("", "None", "null")
@@ -67,6 +68,23 @@ def whole_number(value: Any, name: str) -> int | None:
     if number < 0 or isinstance(value, bool):
         raise ConfigurationError(f"The argument {name} is not a whole number from 0 up.")
     return number
+
+
+def lsn(value: Any, name: str) -> Lsn | None:
+    """Return a position in PostgreSQL's text form, or None when there is none.
+
+    :raises ConfigurationError: when it is something else.
+    """
+    text = optional_text(value)
+    if text is None:
+        return None
+    try:
+        return Lsn.parse(text)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"The argument {name} is not an LSN.",
+            advice="write it as PostgreSQL does: 16/B374D848.",
+        ) from error
 
 
 def flag(value: Any, name: str) -> bool:

@@ -58,8 +58,13 @@ class PgoutputStageOperator(BaseOperator):
     :param max_changes: end the batch at the first commit past so many row changes.
     :param max_bytes: end the batch at the first commit past so many bytes of messages.
     :param max_seconds: end the batch at the first commit past so many seconds of reading.
-    :param initial_copy: whether the first run copies the tables, and a later one those that are published
-        by then and new to the lake; False: only changes.
+    :param initial_copy: ``always``: the first run copies the tables, and a later one those that are published
+        by then and new to the lake; ``never``: only changes.
+    :param start_lsn: with ``never``: the LSN at which the lake's tables were loaded from outside; the first
+        run begins there, and later runs ignore it.
+    :param on_recreated_table: a table that was dropped and created again under its name: ``fail``, or
+        ``copy`` it again in place of the rows of the former one.
+    :param failover: a slot that this creates is synchronised to standbys (PostgreSQL 17 and later).
     :param copy_tables: tables to copy again in this run, ``["schema.table"]``, whatever the lake holds.
     :param value_policy: what to do with values that their column cannot hold, see ``docs/types.md``.
     :param type_options: what becomes of kinds of types, ``{"numeric": "decimal(38,9)", "uuid": "uuid"}``; see
@@ -91,6 +96,9 @@ class PgoutputStageOperator(BaseOperator):
         "max_bytes",
         "max_seconds",
         "initial_copy",
+        "start_lsn",
+        "on_recreated_table",
+        "failover",
         "copy_tables",
         "value_policy",
         "type_options",
@@ -125,7 +133,10 @@ class PgoutputStageOperator(BaseOperator):
         max_changes: int | str | None = None,
         max_bytes: int | str | None = None,
         max_seconds: int | str | None = None,
-        initial_copy: bool | str = True,
+        initial_copy: str = "always",
+        start_lsn: str | None = None,
+        on_recreated_table: str = "fail",
+        failover: bool | str = False,
         copy_tables: Sequence[str] | str | None = None,
         value_policy: Mapping[str, str] | str | None = None,
         type_options: Mapping[str, str] | str | None = None,
@@ -155,6 +166,9 @@ class PgoutputStageOperator(BaseOperator):
         self.max_bytes = max_bytes
         self.max_seconds = max_seconds
         self.initial_copy = initial_copy
+        self.start_lsn = start_lsn
+        self.on_recreated_table = on_recreated_table
+        self.failover = failover
         self.copy_tables = copy_tables
         self.value_policy = value_policy
         self.type_options = type_options
@@ -193,7 +207,7 @@ class PgoutputStageOperator(BaseOperator):
         slot_name = arguments.required_text(self.slot_name, "slot_name")
         options = self._options()
         lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
-        limits = {
+        limits: dict[str, Any] = {
             name: arguments.whole_number(getattr(self, name), name)
             for name in (
                 "max_changes",
@@ -211,7 +225,12 @@ class PgoutputStageOperator(BaseOperator):
             checkpoint=lake.checkpoint(slot_name),
             transport=arguments.required_text(self.transport, "transport"),
             options=options,
-            initial_copy=arguments.flag(self.initial_copy, "initial_copy"),
+            initial_copy=arguments.required_text(self.initial_copy, "initial_copy"),
+            start_lsn=arguments.lsn(self.start_lsn, "start_lsn"),
+            on_recreated_table=arguments.required_text(
+                self.on_recreated_table, "on_recreated_table"
+            ),
+            failover=arguments.flag(self.failover, "failover"),
             copy_tables=arguments.optional_text_list(self.copy_tables, "copy_tables"),
             value_policy=arguments.mapping(self.value_policy, "value_policy"),
             type_options=arguments.text_mapping(self.type_options, "type_options"),

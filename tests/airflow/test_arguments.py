@@ -52,13 +52,13 @@ def test_what_is_no_number_is_refused_by_name(value: Any) -> None:
     ("value", "meaning"), [(True, True), ("False", False), ("true", True), (0, False)]
 )
 def test_a_flag_may_be_text(value: Any, meaning: bool) -> None:
-    assert arguments.flag(value, "initial_copy") is meaning
+    assert arguments.flag(value, "two_phase") is meaning
 
 
 @pytest.mark.parametrize("value", ["maybe", None, ""])
 def test_what_is_no_flag_is_refused_by_name(value: Any) -> None:
-    with pytest.raises(ConfigurationError, match="initial_copy"):
-        arguments.flag(value, "initial_copy")
+    with pytest.raises(ConfigurationError, match="two_phase"):
+        arguments.flag(value, "two_phase")
 
 
 @pytest.mark.parametrize(
@@ -78,3 +78,12 @@ def test_what_is_no_mapping_is_refused_by_name(value: Any) -> None:
 def test_a_missing_text_is_refused_by_name(value: Any) -> None:
     with pytest.raises(ConfigurationError, match="slot_name"):
         arguments.required_text(value, "slot_name")
+
+
+def test_a_position_is_read_as_postgresql_writes_it() -> None:
+    assert arguments.lsn("16/B374D848", "start_lsn") == 0x16_B374D848
+    for nothing in (None, "", "None"):
+        assert arguments.lsn(nothing, "start_lsn") is None
+    for wrong in ("16", "16-B374D848", 7, "0x16/1"):
+        with pytest.raises(ConfigurationError, match="start_lsn"):
+            arguments.lsn(wrong, "start_lsn")

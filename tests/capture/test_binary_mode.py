@@ -108,7 +108,7 @@ def test_text_and_binary_stage_the_same(
         source.execute(f"SELECT pg_copy_logical_replication_slot('{source.slot_name}', '{slot}')")
         manifest = source.stage(
             slot_name=slot,
-            initial_copy=False,
+            initial_copy="never",
             transport=transport,
             options=StreamOptions(binary=binary),
             **choices,

@@ -110,6 +110,6 @@ def test_partitions_filters_and_children_are_cut_as_well(
     source.execute("INSERT INTO parent VALUES (10, 'new'), (11, 'filtered')")
     checkpoint = checkpoint_of(manifest)
     second = source.stage(
-        publication_names=("parts", "lone", "other"), checkpoint=checkpoint, initial_copy=False
+        publication_names=("parts", "lone", "other"), checkpoint=checkpoint, initial_copy="never"
     )
     assert [row["a"] for row in source.changes(second, "public.parent")] == [10]

@@ -86,8 +86,8 @@ def test_c86_without_messages_the_rows_are_the_same(
         session.execute("ROLLBACK TO a")
         session.execute(emit("last", transactional=True))
     source.execute("INSERT INTO t VALUES (-1)")
-    off = source.stage(transport=transport, initial_copy=False)
-    on = source.stage(transport=transport, initial_copy=False, slot_name=slot, options=MESSAGES)
+    off = source.stage(transport=transport, initial_copy="never")
+    on = source.stage(transport=transport, initial_copy="never", slot_name=slot, options=MESSAGES)
     assert source.changes(on, "public.t") == source.changes(off, "public.t")
     assert off.message_files == ()
     found = [(row["content"].decode(), row["seq"]) for row in source.messages(on)]

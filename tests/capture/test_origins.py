@@ -135,7 +135,7 @@ def test_c85_to_c88_are_the_same_with_every_version(source: Source, up: str) -> 
             # Elsewhere, or the batch that was sealed first would be found again.
             folder = f"{origin}-{messages}-{transport}-{version}"
             way = dataclasses.replace(source, slot_name=slot, staging=source.staging / folder)
-            batch = way.stage(initial_copy=False, transport=transport, options=options)
+            batch = way.stage(initial_copy="never", transport=transport, options=options)
             staged.append((way.changes(batch, "public.t"), way.messages(batch)))
             source.execute(f"SELECT pg_drop_replication_slot('{slot}')")
         keys = [row["a"] for row in staged[0][0]]

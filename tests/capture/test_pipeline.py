@@ -286,7 +286,7 @@ def test_copied_values_equal_streamed_ones(source: Source) -> None:
         "INSERT INTO v(id, p, f8, f4) VALUES (2, ROW(NULL, NULL), '-0', 'NaN')",
         "INSERT INTO v(id) VALUES (3)",
     )
-    streamed = source.stage(initial_copy=False)
+    streamed = source.stage(initial_copy="never")
     copied = source.stage(slot_name=f"{source.slot_name}_copy")
     rows = source.changes(streamed, "public.v")
     names = [each.name for each in streamed.tables[0].versions[0].columns]

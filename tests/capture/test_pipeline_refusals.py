@@ -14,7 +14,6 @@ from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
 from airflow_provider_pgoutput.capture.request import SQL, WALSENDER, CaptureRequest
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
-    MissingPrivilege,
     PgoutputError,
     PublicationMissing,
     SlotAheadOfCheckpoint,
@@ -160,22 +159,6 @@ def test_two_column_lists_for_one_table_are_explained(source: Source) -> None:
     message = refused(source, ConfigurationError, publication_names=["p", "q"])
     assert "column list" in message
     assert "public.t" in message
-
-
-def test_a_role_without_rights_is_told_the_grant(source: Source) -> None:
-    source.execute("INSERT INTO t VALUES (1)", "DROP ROLE IF EXISTS reader")
-    source.execute("CREATE ROLE reader LOGIN PASSWORD 'canary-secret'")
-    conninfo = psycopg.conninfo.make_conninfo(
-        source.conninfo, user="reader", password="canary-secret"
-    )
-    assert "REPLICATION" in refused(source, MissingPrivilege, conninfo=conninfo)
-    source.execute("ALTER ROLE reader REPLICATION")
-    with pytest.raises(MissingPrivilege, match="GRANT SELECT") as caught:
-        source.stage(conninfo=conninfo)
-    assert "public.t" in str(caught.value)
-    # The stream needs no SELECT; the slot is there now.
-    source.stage(conninfo=conninfo, initial_copy=False)
-    source.execute(f"SELECT pg_drop_replication_slot('{source.slot_name}')", "DROP ROLE reader")
 
 
 def test_no_password_is_shown(source: Source) -> None:

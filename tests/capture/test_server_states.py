@@ -15,8 +15,14 @@ from psycopg import sql
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import advance_slot
+from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
-from airflow_provider_pgoutput.errors import ConfigurationError, PgoutputError, SlotLost
+from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
+    PgoutputError,
+    SlotLost,
+    SourceLocked,
+)
 from tests.capture.pipeline_support import Source, checkpoint_of
 
 if TYPE_CHECKING:
@@ -159,7 +165,7 @@ def test_c93_without_a_copy_rows_of_open_transactions_are_missing(
     """C93: what was written before the table was published is not sent, though it commits after."""
     source.execute("CREATE TABLE u(a int PRIMARY KEY)")
     source.make_slot()
-    batch = source.stage(initial_copy=False)
+    batch = source.stage(initial_copy="never")
     with psycopg.connect(source.conninfo) as first, psycopg.connect(source.conninfo) as second:
         first.execute("INSERT INTO u VALUES (11)")
         second.execute("INSERT INTO u VALUES (21)")
@@ -170,7 +176,7 @@ def test_c93_without_a_copy_rows_of_open_transactions_are_missing(
         first.execute("INSERT INTO u VALUES (12)")
         first.commit()
     source.execute("INSERT INTO u VALUES (99)")
-    batch = source.stage(checkpoint=checkpoint_of(batch), initial_copy=False)
+    batch = source.stage(checkpoint=checkpoint_of(batch), initial_copy="never")
     assert keys(source, batch) == [1]
     assert [row["a"] for row in source.changes(batch, "public.u")] == [22, 12, 99]
     assert any("public.u" in record.getMessage() for record in caplog.records)
@@ -278,3 +284,21 @@ def test_c104_a_slot_waits_for_transactions_that_began_before_it(source: Source)
     assert [(row["a"], row.get("c")) for row in rows] == [(3, None), (4, None), (5, 6)]
     (table,) = batch.tables
     assert len(table.versions) == 2
+
+
+def test_a_table_that_a_prepared_transaction_holds_is_named(
+    prepares: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalog's functions open the published tables: without a limit a run would wait for ever."""
+    source = prepares
+    monkeypatch.setattr(sessions, "LOCK_TIMEOUT_SECONDS", 1)
+    checkpoint = checkpoint_of(source.stage())
+    with psycopg.connect(source.conninfo, autocommit=True) as session:
+        for statement in ("BEGIN", "ALTER TABLE t ADD c int", "PREPARE TRANSACTION 'ddl''s'"):
+            session.execute(statement)
+    for _attempt in range(2):
+        with pytest.raises(SourceLocked, match=r"public\.t by prepared transaction 'ddl''s'"):
+            source.stage(checkpoint=checkpoint)
+    source.execute("COMMIT PREPARED 'ddl''s'", "INSERT INTO t VALUES (1, 'x', 2)")
+    batch = source.stage(checkpoint=checkpoint)
+    assert [row["c"] for row in source.changes(batch, "public.t")] == [2]

@@ -125,7 +125,7 @@ def test_every_version_stages_the_same(streaming: Source, transport: str) -> Non
         source.execute(f"SELECT pg_copy_logical_replication_slot('{source.slot_name}', '{slot}')")
         manifest = source.stage(
             slot_name=slot,
-            initial_copy=False,
+            initial_copy="never",
             transport=transport,
             options=StreamOptions(**options),
         )
@@ -261,7 +261,7 @@ def test_two_phase_stages_what_a_plain_read_stages(prepares: Source) -> None:
     for number, options in enumerate((WHOLE, TWO_PHASE)):
         slot = f"{source.slot_name}_{number}"
         source.execute(f"SELECT pg_copy_logical_replication_slot('{source.slot_name}', '{slot}')")
-        manifest = source.stage(slot_name=slot, initial_copy=False, options=options)
+        manifest = source.stage(slot_name=slot, initial_copy="never", options=options)
         assert str(manifest.start_lsn) == start
         staged.append(content(source, manifest))
     assert staged[0] == staged[1]
@@ -361,11 +361,11 @@ def test_origins_are_left_out_on_every_version(source: Source) -> None:
         session.execute("SELECT pg_replication_origin_session_reset()")
         session.execute("INSERT INTO t VALUES (4, 'local')")
         session.execute("SELECT pg_replication_origin_drop('up')")
-    every = source.stage(initial_copy=False, options=StreamOptions(origin="any"))
+    every = source.stage(initial_copy="never", options=StreamOptions(origin="any"))
     assert keys(source, every) == [1, 2, 3, 4]
     slot = f"{source.slot_name}_none"
     source.execute(f"SELECT pg_copy_logical_replication_slot('{source.slot_name}', '{slot}')")
-    own = source.stage(slot_name=slot, initial_copy=False, options=StreamOptions(origin="none"))
+    own = source.stage(slot_name=slot, initial_copy="never", options=StreamOptions(origin="none"))
     assert keys(source, own) == [1, 4]
 
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.errors import ConfigurationError, TableRefused
 from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:
@@ -127,19 +127,47 @@ def test_what_is_asked_for_must_be_published(source: Source) -> None:
         source.stage(checkpoint=lake_with(first), copy_tables=["public.nobody"])
 
 
-def test_nothing_is_copied_unasked_that_the_lake_knows(source: Source) -> None:
-    first = source.stage()
-    source.execute("DROP TABLE t", "CREATE TABLE t(a int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+def recreate(source: Source) -> None:
+    source.execute("INSERT INTO t VALUES (8, 'of the former table')", "DROP TABLE t")
+    source.execute("CREATE TABLE t(a int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     source.execute("ALTER PUBLICATION p ADD TABLE t", "INSERT INTO t VALUES (2)")
-    second = source.stage(checkpoint=lake_with(first))
-    assert [table.copy_lsn for table in second.tables] == [None]
+
+
+def test_a_table_that_was_made_again_is_not_copied_unasked(source: Source) -> None:
+    lake = lake_with(source.stage())
+    recreate(source)
+    for _attempt in range(2):
+        with pytest.raises(TableRefused, match="created again") as refusal:
+            source.stage(checkpoint=lake)
+        assert refusal.value.table == "public.t"
+    for options in ({"copy_tables": ["public.t"]}, {"on_recreated_table": "copy"}):
+        batch = source.stage(checkpoint=lake, **options)
+        # The changes of the former table, which the copy replaces, are not in the batch.
+        (table,) = batch.tables
+        assert table.copy_lsn is not None
+        assert sorted(row["a"] for row in source.copied(batch, "public.t")) == [1, 2]
+        assert source.changes(batch, "public.t") == []
+    # From now on the lake knows it.
+    source.execute("INSERT INTO t VALUES (3)")
+    again = source.stage(checkpoint=lake_with(batch))
+    assert [row["a"] for row in source.changes(again, "public.t")] == [3]
+
+
+def test_a_renamed_table_keeps_its_changes_when_another_takes_its_name(source: Source) -> None:
+    lake = lake_with(source.stage())
+    source.execute("INSERT INTO t VALUES (1)", "ALTER TABLE t RENAME TO t_old")
+    source.execute("CREATE TABLE t(a int PRIMARY KEY)", "INSERT INTO t VALUES (2)")
+    source.execute("ALTER PUBLICATION p ADD TABLE t")
+    batch = source.stage(checkpoint=lake, on_recreated_table="copy")
+    assert [row["a"] for row in source.changes(batch, "public.t_old")] == [1]
+    assert [row["a"] for row in source.copied(batch, "public.t")] == [2]
 
 
 def test_without_an_initial_copy_later_tables_are_not_copied_either(source: Source) -> None:
-    first = source.stage(initial_copy=False)
+    first = source.stage(initial_copy="never")
     source.execute("CREATE TABLE u(a int PRIMARY KEY)", "INSERT INTO u VALUES (1)")
     source.execute("ALTER PUBLICATION p ADD TABLE u", "INSERT INTO u VALUES (2)")
-    second = source.stage(checkpoint=lake_with(first), initial_copy=False)
+    second = source.stage(checkpoint=lake_with(first), initial_copy="never")
     assert [row["a"] for row in source.changes(second, "public.u")] == [2]
 
 

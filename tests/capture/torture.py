@@ -140,7 +140,7 @@ def stage(source: Source, number: int, way: Way) -> dict[str, list[Row]]:
     options = StreamOptions(streaming=way.streaming, two_phase=way.two_phase, binary=way.binary)
     try:
         manifest = source.stage(
-            slot_name=slot, initial_copy=False, transport=way.transport, options=options
+            slot_name=slot, initial_copy="never", transport=way.transport, options=options
         )
     finally:
         source.execute(f"SELECT pg_drop_replication_slot('{slot}')")

@@ -103,7 +103,7 @@ OTHER_TESTS = (
     ),
     (
         "C93",
-        "the same with `initial_copy=False`",
+        'the same with `initial_copy="never"`',
         "measured: 2 of 5 rows are missing, and a warning names the table",
         (
             "tests/capture/test_server_states.py"

@@ -156,8 +156,9 @@ SCENARIOS = (
             "ALTER TABLE c52_other.t SET SCHEMA c52",
             "INSERT INTO t VALUES (3)",
         ),
-        expected={"t": [("1",), ("3",)], "u": [("1",), ("2",)]},
-        differs_because="what `t` got outside of the schema is not published; `u`, which is new, is copied",
-        changes=(1, 1),
+        # What `t` got outside of the schema is not published: it is copied again, and `u`, which is new, too.
+        expected={"t": [("1",), ("2",), ("3",)], "u": [("1",), ("2",)]},
+        warning=("c52.t",),
+        changes=(),
     ),
 )

@@ -40,7 +40,7 @@ SCENARIOS = (
     ),
     Scenario(
         "C91",
-        "a table leaves the publication and comes back; then only inserts are published",
+        "a table leaves the publication and comes back: it is copied again",
         setup=(
             "CREATE TABLE t(a int primary key, b text)",
             "CREATE PUBLICATION {p} FOR TABLE t",
@@ -55,9 +55,9 @@ SCENARIOS = (
             "DELETE FROM t",
             "INSERT INTO t VALUES (4, 'd')",
         ),
-        expected={"t": [("1", "a"), ("3", "c"), ("4", "d")]},
-        differs_because="the publication left the table out for a while, and deletes later",
+        # The deletes, which are not published, are in the copy.
+        expected={"t": [("4", "d")]},
         warning=("c91.t",),
-        changes=(1, 1, 1),
+        changes=(),
     ),
 )

@@ -135,7 +135,6 @@ SCENARIOS = (
             "INSERT INTO u VALUES (99)",
         ),
         expected={"t": [("1",)], "u": [(each,) for each in ("11", "12", "21", "22", "99")]},
-        warning=("c93.u",),
         changes=(1,),
     ),
     Scenario(

@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
+import shutil
 from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 
+from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
 from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
@@ -102,6 +104,11 @@ def _stage(
         session.execute(
             "SELECT pg_copy_logical_replication_slot(%s, %s)", (pipeline.slot_name, slot_name)
         )
+    # By what the tables were published when the lake was filled.
+    shutil.copytree(
+        pipeline.staging / layout.manifest_folder(pipeline.slot_name),
+        folder / layout.manifest_folder(slot_name),
+    )
     try:
         while not batches or batches[-1].manifest.end_lsn < target:
             named = {

@@ -31,6 +31,10 @@ class _Meaning(NamedTuple):
 _COPY_AGAIN = (
     "drop the slot, then run with an empty checkpoint so that the tables are copied again."
 )
+_REPLICATION = (
+    "ALTER ROLE <role> REPLICATION; on a managed service the role that it has for that, such as "
+    "GRANT rds_replication TO <role>."
+)
 _LATER = "nothing; the next attempt connects again."
 #: Servers fail so when a transaction changed the catalog and its rows are decoded before it ended.
 _BEFORE_ITS_END = "set streaming to off; with two_phase, use a new slot without it."
@@ -46,6 +50,7 @@ _MEANINGS = (
         errors.SlotBusy,
         "wait for the other reader to end, or end it; this package never terminates a backend.",
     ),
+    _Meaning("55P03", "lock timeout", errors.SourceLocked, "see pg_locks and pg_prepared_xacts."),
     _Meaning("55000", "can no longer", errors.SlotLost, _COPY_AGAIN),
     _Meaning("55000", "has been invalidated", errors.SlotLost, _COPY_AGAIN),
     _Meaning("58P01", "", errors.SlotLost, _COPY_AGAIN),
@@ -75,19 +80,33 @@ _MEANINGS = (
     _Meaning(
         "42704", "replication slot", errors.SlotNotFound, "check slot_name and the connection."
     ),
+    _Meaning("42501", "replication", errors.MissingPrivilege, _REPLICATION),
+    _Meaning("42501", "START_REPLICATION", errors.MissingPrivilege, _REPLICATION),
     _Meaning(
         "42501",
-        "",
+        "for schema",
         errors.MissingPrivilege,
-        "for the stream: ALTER ROLE <role> REPLICATION; for the initial copy: GRANT USAGE ON SCHEMA "
-        "and GRANT SELECT ON the published tables TO <role>; under row security: ALTER ROLE <role> "
-        "BYPASSRLS.",
+        "GRANT USAGE ON SCHEMA <that schema> TO <role>; a copy needs it.",
     ),
     _Meaning("22023", "invalid snapshot identifier", errors.SnapshotLost, _NEW_SNAPSHOT),
     _Meaning("42704", "snapshot", errors.SnapshotLost, _NEW_SNAPSHOT),
     _Meaning(
         "55000", "could not import the requested snapshot", errors.SnapshotLost, _NEW_SNAPSHOT
     ),
+    _Meaning(
+        "42501",
+        "for table",
+        errors.MissingPrivilege,
+        "GRANT SELECT ON <that table> TO <role>; or, for all tables, GRANT pg_read_all_data TO <role>.",
+    ),
+    _Meaning(
+        "42501",
+        "row-level security",
+        errors.MissingPrivilege,
+        "ALTER ROLE <role> BYPASSRLS; else the copy would leave rows out.",
+    ),
+    _Meaning("42501", "for function", errors.MissingPrivilege, "GRANT EXECUTE ON FUNCTION <it>."),
+    _Meaning("42501", "", errors.MissingPrivilege, "GRANT what the message names to the role."),
     _Meaning("22023", "proto_version", errors.WrongSlot, "use a slot of the plugin pgoutput."),
     _Meaning("0A000", "column lists", errors.ConfigurationError, "give both the same column list."),
     _Meaning("42602", "", errors.ConfigurationError, "check publication_names."),
@@ -130,7 +149,13 @@ def meaning(
             return errors.MissingPrivilege(
                 "The role may not start a walsender, which creating a slot with a snapshot needs.",
                 slot=slot,
-                advice="ALTER ROLE <role> REPLICATION; or let a superuser create the slot.",
+                advice=_REPLICATION,
+            )
+        if "permission denied for database" in message:
+            return errors.MissingPrivilege(
+                "The role may not connect to the database.",
+                slot=slot,
+                advice="GRANT CONNECT ON DATABASE <it> TO <role>.",
             )
         if any(words in message for words in _REFUSED):
             return errors.ConfigurationError(

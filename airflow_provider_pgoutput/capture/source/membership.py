@@ -1,8 +1,9 @@
-"""Tables that come and go: which are copied in a run, and when a publication was changed.
+"""Tables that come and go: which are copied in a run, and which were not published all the time.
 
 What was written to a table while no publication held it is not in the stream and cannot be known from
-it. The catalog keeps no times, but each row of it names the transaction that wrote it, and the slot
-holds back the oldest one that its position may need to see. What is not here: the copy.
+it. So each run compares by what the tables are published with what the last applied batch recorded. Where
+that record is gone, the transactions that wrote the catalog's rows are compared with the oldest one that
+the slot holds back, and what may have changed is named. What is not here: the copy.
 
 Source: https://www.postgresql.org/docs/current/catalog-pg-publication-rel.html
 """
@@ -12,13 +13,21 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.batch.membership import FILTERED
+from airflow_provider_pgoutput.capture.request import ALWAYS, FAIL
 from airflow_provider_pgoutput.capture.source.errors import translated
-from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.capture.source.publication_marks import attached_partitions
+from airflow_provider_pgoutput.errors import ConfigurationError, PublicationChanged, TableRefused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.batch.membership import (
+        PublicationMark,
+        PublishedSet,
+        TableMark,
+    )
     from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
     from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Session
@@ -74,14 +83,21 @@ def warn_of_membership_changes(
 
 
 def tables_to_copy(
-    published: Sequence[PublishedTable], checkpoint: Checkpoint, request: CaptureRequest
+    published: Sequence[PublishedTable],
+    checkpoint: Checkpoint | None,
+    request: CaptureRequest,
+    gaps: frozenset[int] = frozenset(),
 ) -> tuple[PublishedTable, ...]:
     """The published tables that this run copies: those asked for, and those that the lake never saw.
 
-    A table that was dropped and made again has a name that the lake knows under another OID. It is not
-    copied unasked, because the copy would replace what the lake holds of the table before.
+    Without a checkpoint the lake is empty or was loaded from outside: those asked for.
 
+    A table that was dropped and made again has a name that the lake knows under another OID. The copy would
+    replace what the lake holds of the table before, so it is made only when the request says so.
+
+    :param gaps: OIDs of tables that were not published all the time.
     :raises ConfigurationError: when a table that was asked for is not published.
+    :raises TableRefused: when a table was dropped and made again, and the policy is to fail.
     """
     names = {each.name for each in published}
     if missing := sorted(set(request.copy_tables) - names):
@@ -90,15 +106,111 @@ def tables_to_copy(
             slot=request.slot_name,
             advice="write them as schema.table, and add them to a publication that is read.",
         )
-    unasked = request.initial_copy and checkpoint.tables is not None
-    seen = checkpoint.tables or {}
+    tables = None if checkpoint is None else checkpoint.tables
+    unasked = request.initial_copy == ALWAYS and tables is not None
+    seen = tables or {}
     known = set(seen.values())
-    return tuple(
+    recreated = [
         each
         for each in published
-        if each.name in request.copy_tables
-        or (unasked and each.relation_oid not in seen and each.name not in known)
+        if each.relation_oid not in seen
+        and each.name in known
+        and each.name not in request.copy_tables
+    ]
+    if recreated and request.on_recreated_table == FAIL:
+        raise TableRefused(
+            "The table was dropped and created again, and the lake holds the rows of the former one.",
+            slot=request.slot_name,
+            table=recreated[0].name,
+            advice="name it in copy_tables, which replaces them in this run; on_recreated_table='copy' does "
+            "so whenever it happens.",
+        )
+    wanted = {*request.copy_tables, *(each.name for each in recreated)}
+    copied = tuple(
+        each
+        for each in published
+        if each.name in wanted
+        or (unasked and (each.relation_oid not in seen or each.relation_oid in gaps))
     )
+    for each in published:
+        if each.relation_oid in gaps and (tables is None or each.relation_oid in seen):
+            log.warning(
+                "%s was not published all the time since the last batch, or with fewer rows or columns than"
+                " now: what was written to it meanwhile is not in the stream. %s",
+                each.name,
+                "It is copied again." if each in copied else "Name it in copy_tables.",
+            )
+    return copied
+
+
+def changes_of_membership(
+    session: Session, before: PublishedSet, now: PublishedSet, *, slot_name: str
+) -> frozenset[int]:
+    """Compare two states of the publications; say in warnings what the stream cannot carry.
+
+    :returns: OIDs of the tables that were not published all the time in between, or not with all rows that
+        are now.
+    :raises PublicationChanged: when partitions are published under other names than before.
+    """
+    earlier = {each.oid: each for each in before.publications}
+    for publication in now.publications:
+        was = earlier.get(publication.oid)
+        if was is None:
+            continue
+        if was.via_partition_root != publication.via_partition_root:
+            _refuse_other_root(publication, slot_name)
+        if was.written_by != publication.written_by:
+            log.warning(
+                "Publication %s was altered: operations that it did not publish for a while are not in the"
+                " stream.",
+                publication.name,
+            )
+    known = {each.relation_oid: each for each in before.tables}
+    gaps = set()
+    for table in now.tables:
+        was_table = known.get(table.relation_oid)
+        if was_table is None or _has_gap(was_table, table):
+            gaps.add(table.relation_oid)
+        if was_table is not None:
+            _warn_of_partitions(session, was_table, table)
+    return frozenset(gaps)
+
+
+def _has_gap(before: TableMark, now: TableMark) -> bool:
+    kept = set(before.memberships) & set(now.memberships)
+    added = set(now.memberships) - kept
+    # One that stays and has no filter carries all rows, whatever comes or goes beside it.
+    return not kept or (bool(added) and all(each.endswith(FILTERED) for each in kept))
+
+
+def _refuse_other_root(publication: PublicationMark, slot_name: str) -> None:
+    now = str(publication.via_partition_root).lower()
+    before = str(not publication.via_partition_root).lower()
+    raise PublicationChanged(
+        f"publish_via_partition_root of publication {publication.name} was {before} and is {now} now, which "
+        "gives the rows of partitioned tables another table in the lake.",
+        slot=slot_name,
+        advice=f"set it to {before} again and name the partitioned tables in copy_tables once; or read the "
+        "publication with a new slot into another namespace.",
+    )
+
+
+def _warn_of_partitions(session: Session, before: TableMark, now: TableMark) -> None:
+    came = sorted(set(now.partitions) - set(before.partitions))
+    if came and (attached := attached_partitions(session, came)):
+        log.warning(
+            "%s got partitions that were tables of their own: %s. Rows that they brought are not in the"
+            " stream: name the table in copy_tables if there were any.",
+            now.name,
+            ", ".join(attached),
+        )
+    if gone := len(set(before.partitions) - set(now.partitions)):
+        log.warning(
+            "%d partitions of %s were detached or dropped. PostgreSQL sends no deletes for that: their rows"
+            " stay in the lake until the table is copied again.",
+            gone,
+            now.name,
+        )
 
 
 def holds_copies(sealed: Manifest, copy_tables: Sequence[str]) -> bool:

@@ -46,6 +46,8 @@ PINNED = {
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
 }
+#: How long the catalog is waited for. Longer than DDL that is quick, shorter than a prepared transaction.
+LOCK_TIMEOUT_SECONDS = 60
 #: Pinned where the server knows it (17 and later).
 _PINNED_IF_KNOWN = {"transaction_timeout": "0"}
 
@@ -100,6 +102,19 @@ def connect(
             connection.close()
             raise
     return connection
+
+
+def limit_lock_waits(connection: psycopg.Connection[tuple[Any, ...]]) -> None:
+    """Let statements of this session fail with ``SourceLocked`` instead of waiting for a lock for ever.
+
+    Only for reading the catalog: creating a slot waits for the transactions that are open, as it must.
+    """
+    with translated():
+        connection.execute(
+            sql.SQL("SELECT pg_catalog.set_config('lock_timeout', {}, false)").format(
+                sql.Literal(f"{LOCK_TIMEOUT_SECONDS}s")
+            )
+        )
 
 
 def connect_adbc(conninfo: str | Mapping[str, Any], *, slot: str | None = None) -> AdbcConnection:

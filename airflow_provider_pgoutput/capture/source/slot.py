@@ -22,6 +22,7 @@ from airflow_provider_pgoutput.errors import (
     SlotAheadOfCheckpoint,
     SlotBusy,
     SlotLost,
+    SourceChanged,
     WrongSlot,
 )
 
@@ -203,6 +204,41 @@ def check_not_ahead(confirmed_flush_lsn: Lsn, checkpoint: Lsn, slot_name: str) -
         )
 
 
+def check_start(slot: SlotFacts, start: Lsn, server: Server) -> None:
+    """Refuse a first position that was given and that the slot does not cover.
+
+    :raises SlotAheadOfCheckpoint: the server may have recycled changes past it.
+    :raises SourceChanged: the server has not written that far.
+    :raises ConfigurationError: the slot decodes prepared transactions and is not there.
+    """
+    confirmed = slot.confirmed_flush_lsn
+    assert confirmed is not None, "check_slot refuses a slot without a position"
+    if confirmed > start:
+        raise SlotAheadOfCheckpoint(
+            f"start_lsn is {start}, but the slot begins at {confirmed}: changes between them are not "
+            "kept for it.",
+            slot=slot.name,
+            lsn=start,
+            advice="make the slot first and load the tables afterwards; if you know that nothing is missing, "
+            "give the slot's own position as start_lsn.",
+        )
+    if start > server.flush_lsn:
+        raise SourceChanged(
+            f"start_lsn is {start}, but the source has written up to {server.flush_lsn} only.",
+            slot=slot.name,
+            lsn=start,
+            advice="give the position of this source, in this source's WAL, at which the load was begun.",
+        )
+    if slot.two_phase and start != confirmed:
+        raise ConfigurationError(
+            "A slot with two_phase sends what was prepared before start_lsn in part only.",
+            slot=slot.name,
+            lsn=start,
+            advice=f"load the tables as they were at the slot's position, {confirmed}, or use a slot "
+            "without two_phase.",
+        )
+
+
 def check_two_phase_start(slot: SlotFacts, checkpoint: Lsn) -> None:
     """Refuse to switch a slot to two_phase while it is behind the lake.
 
@@ -226,6 +262,7 @@ def create_slot(
     *,
     temporary: bool = False,
     two_phase: bool = False,
+    failover: bool = False,
 ) -> ExportedSnapshot:
     """Make a logical slot and export the snapshot of its first position.
 
@@ -234,16 +271,20 @@ def create_slot(
 
     Source: https://www.postgresql.org/docs/current/protocol-replication.html
 
+    :param failover: let standbys synchronise the slot; version 17 and later.
     :raises MissingPrivilege: when the role lacks REPLICATION.
     :raises ConfigurationError: when ``wal_level`` or the number of slots does not allow it.
     """
     session = sessions.connect(conninfo, replication=True, slot=slot_name)
     try:
-        statement = sql.SQL("CREATE_REPLICATION_SLOT {} {}LOGICAL {} (SNAPSHOT 'export'{})").format(
+        statement = sql.SQL(
+            "CREATE_REPLICATION_SLOT {} {}LOGICAL {} (SNAPSHOT 'export'{}{})"
+        ).format(
             sql.Identifier(check_slot_name(slot_name)),
             sql.SQL("TEMPORARY " if temporary else ""),
             sql.Identifier(PLUGIN),
             sql.SQL(", TWO_PHASE" if two_phase else ""),
+            sql.SQL(", FAILOVER" if failover else ""),
         )
         with translated(slot=slot_name):
             _warn_of_prepared(session, slot_name)
@@ -253,6 +294,18 @@ def create_slot(
     except BaseException:
         session.close()
         raise
+
+
+def check_failover(server: Server, *, failover: bool) -> None:
+    """Refuse to make a slot for standbys on a server that has no such slots.
+
+    :raises ConfigurationError: before version 17.
+    """
+    if failover and server.major < 17:
+        raise ConfigurationError(
+            f"The source is PostgreSQL {server.major}, and failover slots came with 17.",
+            advice="set failover to false.",
+        )
 
 
 def check_wal_level(server: Server) -> None:

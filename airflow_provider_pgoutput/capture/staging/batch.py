@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -37,8 +38,10 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import (
         PreparedTransaction,
         StagedFile,
+        Table,
         TableVersion,
     )
+    from airflow_provider_pgoutput.batch.membership import PublishedSet
     from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock, LogicalMessageBlock
     from airflow_provider_pgoutput.capture.source.catalog import Server
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
@@ -234,6 +237,8 @@ class BatchInProgress:
         transactions: int = 0,
         last_commit_time: str | None = None,
         prepared: Sequence[PreparedTransaction] = (),
+        loaded_lsn: Lsn | None = None,
+        published: PublishedSet | None = None,
     ) -> tuple[Manifest, str]:
         """Write the manifest; the files are complete.
 
@@ -247,9 +252,7 @@ class BatchInProgress:
             publication_names=publication_names,
             start_lsn=self._start,
             end_lsn=end,
-            tables=tuple(
-                table.finished(names.get(oid)) for oid, table in sorted(self._tables.by_oid.items())
-            ),
+            tables=self._finished_tables(names),
             transactions=transactions,
             last_commit_time=last_commit_time,
             rejected_files=(
@@ -258,6 +261,8 @@ class BatchInProgress:
             ),
             message_files=tuple(self._messages.files) if self._messages else (),
             prepared=tuple(prepared),
+            loaded_lsn=None if loaded_lsn is None else str(loaded_lsn),
+            published=published,
             created_by=f"airflow-provider-pgoutput {__version__}",
         )
         # From here on the manifest may be in its place whatever is raised, even if its write failed.
@@ -294,6 +299,32 @@ class BatchInProgress:
     def relation_oids(self) -> tuple[int, ...]:
         """OIDs of the tables that have rows."""
         return tuple(self._tables.by_oid)
+
+    @property
+    def ambiguous_oids(self) -> tuple[int, ...]:
+        """Of these, the OIDs of tables that were announced under one name."""
+        last = {oid: table.versions[-1].version for oid, table in self._tables.by_oid.items()}
+        names = {oid: (each.schema_name, each.table_name) for oid, each in last.items()}
+        counted = Counter(names.values())
+        return tuple(oid for oid, name in names.items() if counted[name] > 1)
+
+    def _finished_tables(self, names: Mapping[int, tuple[str, str]]) -> tuple[Table, ...]:
+        """The tables of the manifest, without one whose name went to a table that is copied here.
+
+        Such a table was dropped before the copy, which replaces all that the lake holds under the name.
+        """
+        ambiguous = set(self.ambiguous_oids) - set(names)
+        finished = [
+            table.finished(names.get(oid)) for oid, table in sorted(self._tables.by_oid.items())
+        ]
+        copied = {each.name for each in finished if each.copy_lsn is not None}
+        return tuple(
+            each
+            for each in finished
+            if each.copy_lsn is not None
+            or each.relation_oid not in ambiguous
+            or each.name not in copied
+        )
 
     def _side_writer(self, kind: str, schema: pa.Schema) -> TableWriter:
         """A writer of rows that belong to no table of the source."""

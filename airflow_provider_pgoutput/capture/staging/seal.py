@@ -57,10 +57,15 @@ def find_sealed(
 
 
 def find_ending(
-    area: StagingArea, slot_name: str, system_identifier: str, end: Lsn
+    area: StagingArea,
+    slot_name: str,
+    system_identifier: str,
+    end: Lsn,
+    batch_id: str | None = None,
 ) -> Manifest | None:
     """A sealed batch that ends at ``end``: all of them know the same prepared transactions there.
 
+    :param batch_id: only this one, because no other can stand for it; None: any.
     :raises BatchRefused: when a manifest is damaged.
     """
     folder = layout.manifest_folder(slot_name)
@@ -68,7 +73,8 @@ def find_ending(
         positions = layout.parse_manifest_name(name)
         if positions is not None and positions[1] == end:
             manifest = Manifest.from_json(area.read(f"{folder}/{name}").decode("utf-8"))
-            if manifest.system_identifier == system_identifier:
+            wanted = batch_id is None or manifest.batch_id == batch_id
+            if manifest.system_identifier == system_identifier and wanted:
                 return manifest
     return None
 

@@ -1,0 +1,58 @@
+"""Who holds the tables that a run waited for in vain.
+
+The catalog's functions on publications open the published tables, so DDL that is not committed holds them
+up; in a prepared transaction it may do so for ever. What is not here: the wait itself, see ``session.py``.
+
+Source: https://www.postgresql.org/docs/current/view-pg-locks.html
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.capture.source.errors import translated
+from airflow_provider_pgoutput.errors import SourceLocked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from airflow_provider_pgoutput.capture.source.catalog import Session
+
+# A prepared transaction has no process; which one it is, its lock on its own id says.
+_HOLDERS_QUERY = """
+SELECT DISTINCT pg_catalog.format('%I.%I', n.nspname, c.relname),
+       CASE WHEN p.gid IS NULL THEN pg_catalog.format('PID %s', l.pid)
+            ELSE pg_catalog.format('prepared transaction %L', p.gid) END
+  FROM pg_catalog.pg_locks l
+  JOIN pg_catalog.pg_database d ON d.oid = l.database AND d.datname = pg_catalog.current_database()
+  JOIN pg_catalog.pg_class c ON c.oid = l.relation AND c.relkind IN ('r', 'p')
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+  LEFT JOIN pg_catalog.pg_locks x
+    ON x.locktype = 'transactionid' AND x.granted AND x.pid IS NULL AND l.pid IS NULL
+   AND x.virtualtransaction = l.virtualtransaction
+  LEFT JOIN pg_catalog.pg_prepared_xacts p ON p.transaction = x.transactionid
+ WHERE l.locktype = 'relation' AND l.granted AND l.mode = 'AccessExclusiveLock'
+ ORDER BY 1, 2
+ LIMIT 10
+"""
+
+
+@contextmanager
+def holders_named(session: Session, *, slot: str) -> Iterator[None]:
+    """Let a ``SourceLocked`` that is raised inside say which transactions hold which tables.
+
+    :raises SourceLocked: the same, with names.
+    """
+    try:
+        yield
+    except SourceLocked:
+        with translated(slot=slot):
+            rows = session.execute(_HOLDERS_QUERY).fetchall()
+        holders = ", ".join(f"{table} by {holder}" for table, holder in rows)
+        raise SourceLocked(
+            f"Tables of the source are locked: {holders or 'by a transaction that has ended since'}.",
+            slot=slot,
+            advice="wait until the DDL is committed; a prepared transaction has to be ended by COMMIT "
+            "PREPARED or ROLLBACK PREPARED.",
+        ) from None

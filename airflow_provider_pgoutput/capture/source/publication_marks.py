@@ -1,0 +1,135 @@
+"""Reads by which rows of the catalog each table is published, so that a break between two runs is seen.
+
+The catalog keeps no times, but a row that was removed and made again has another OID, and one that was
+written again names another transaction:
+
+- FOR TABLE: a row of ``pg_publication_rel``, which ALTER PUBLICATION ... DROP and ADD TABLE make anew, and so
+  does SET TABLE where row filter or column list are others;
+- TABLES IN SCHEMA: a row of ``pg_publication_namespace``, and the table's dependency on its schema, which
+  only ALTER TABLE ... SET SCHEMA writes again;
+- a partition through its parents: their rows, and a row of ``pg_inherits`` for each step, which DETACH
+  removes.
+
+What is not here: comparing them (``membership.py``). SET UNLOGGED and back, which only FOR ALL
+TABLES permits, leaves no trace in any of these.
+
+Source: https://www.postgresql.org/docs/current/catalogs.html
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.batch.membership import PublicationMark, PublishedSet, TableMark
+from airflow_provider_pgoutput.capture.source.errors import translated
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Session
+
+_PUBLICATION_QUERY = """
+SELECT pubname::pg_catalog.text, oid::pg_catalog.int8, xmin::pg_catalog.text, pubviaroot
+  FROM pg_catalog.pg_publication WHERE pubname = ANY (%s) ORDER BY pubname
+"""
+
+_MEMBERSHIP_QUERY = """
+WITH RECURSIVE publication AS (
+    SELECT oid, puballtables FROM pg_catalog.pg_publication WHERE pubname = ANY (%(names)s)
+), published AS (
+    SELECT u AS oid FROM pg_catalog.unnest(%(oids)s::pg_catalog.oid[]) AS u
+), lineage(oid, member, steps) AS (
+    SELECT oid, oid, '' FROM published
+     UNION ALL
+    SELECT l.oid, i.inhparent,
+           l.steps || pg_catalog.format(' in %%s since %%s', i.inhparent::pg_catalog.oid, i.xmin)
+      FROM lineage l
+      JOIN pg_catalog.pg_class c ON c.oid = l.member AND c.relispartition
+      JOIN pg_catalog.pg_inherits i ON i.inhrelid = l.member)
+SELECT l.oid::pg_catalog.int8 AS oid,
+       pg_catalog.format('table %%s%%s%%s', r.oid, l.steps,
+                         CASE WHEN r.prqual IS NULL THEN '' ELSE ' filtered' END) AS mark
+  FROM lineage l
+  JOIN pg_catalog.pg_publication_rel r ON r.prrelid = l.member
+  JOIN publication p ON p.oid = r.prpubid
+ UNION ALL
+SELECT l.oid::pg_catalog.int8, pg_catalog.format('schema %%s since %%s%%s', n.oid, d.xmin, l.steps)
+  FROM lineage l
+  JOIN pg_catalog.pg_class c ON c.oid = l.member
+  JOIN pg_catalog.pg_publication_namespace n ON n.pnnspid = c.relnamespace
+  JOIN publication p ON p.oid = n.pnpubid
+  JOIN pg_catalog.pg_depend d
+    ON d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = c.oid AND d.objsubid = 0
+   AND d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
+   AND d.refobjid = c.relnamespace
+ UNION ALL
+SELECT t.oid::pg_catalog.int8, pg_catalog.format('all %%s', p.oid)
+  FROM published t CROSS JOIN publication p WHERE p.puballtables
+ ORDER BY 1, 2
+"""
+
+_PARTITION_QUERY = """
+SELECT o.oid::pg_catalog.int8, pg_catalog.format('%%s since %%s', t.relid::pg_catalog.oid, i.xmin)
+  FROM pg_catalog.unnest(%s::pg_catalog.oid[]) AS o(oid)
+ CROSS JOIN LATERAL pg_catalog.pg_partition_tree(o.oid) t
+  JOIN pg_catalog.pg_inherits i ON i.inhrelid = t.relid
+ WHERE t.isleaf AND t.relid <> o.oid
+ ORDER BY 1, 2
+"""
+
+# A table that was made as a partition began empty, and its type and its place in the tree were written by one
+# transaction.
+_ATTACHED_QUERY = """
+SELECT DISTINCT pg_catalog.format('%%s.%%s', n.nspname, c.relname)
+  FROM pg_catalog.unnest(%s::pg_catalog.oid[]) AS o(oid)
+  JOIN pg_catalog.pg_class c ON c.oid = o.oid
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ CROSS JOIN LATERAL pg_catalog.pg_partition_ancestors(o.oid) a
+  JOIN pg_catalog.pg_inherits i ON i.inhrelid = a.relid
+  JOIN pg_catalog.pg_type t ON t.typrelid = a.relid
+ WHERE t.xmin <> i.xmin
+ ORDER BY 1
+"""
+
+
+def read_marks(
+    session: Session, publication_names: Sequence[str], tables: Sequence[PublishedTable]
+) -> PublishedSet:
+    """By what each of the tables is published now.
+
+    :param tables: all that the publications publish.
+    """
+    oids = [each.relation_oid for each in tables]
+    roots = [each.relation_oid for each in tables if each.kind == "p"]
+    with translated():
+        publications = session.execute(_PUBLICATION_QUERY, (list(publication_names),)).fetchall()
+        memberships = session.execute(
+            _MEMBERSHIP_QUERY, {"names": list(publication_names), "oids": oids}
+        ).fetchall()
+        partitions = session.execute(_PARTITION_QUERY, (roots,)).fetchall() if roots else []
+    of_table: dict[int, list[str]] = {oid: [] for oid in oids}
+    for oid, mark in memberships:
+        of_table[oid].append(mark)
+    leaves: dict[int, list[str]] = {oid: [] for oid in oids}
+    for oid, mark in partitions:
+        leaves[oid].append(mark)
+    return PublishedSet(
+        tuple(PublicationMark(*row) for row in publications),
+        tuple(
+            TableMark(
+                each.relation_oid,
+                each.name,
+                tuple(of_table[each.relation_oid]),
+                tuple(leaves[each.relation_oid]),
+            )
+            for each in tables
+        ),
+    )
+
+
+def attached_partitions(session: Session, partitions: Sequence[str]) -> tuple[str, ...]:
+    """Of partitions as ``TableMark`` has them: names of those that were tables of their own before."""
+    oids = [int(mark.split(" ", maxsplit=1)[0]) for mark in partitions]
+    with translated():
+        rows = session.execute(_ATTACHED_QUERY, (oids,)).fetchall()
+    return tuple(name for (name,) in rows)

@@ -1,0 +1,78 @@
+"""Whether the role may read what is to be copied, asked before a slot is made for the copy.
+
+A refusal in the middle of a copy would leave a slot that holds back WAL. What is not here: the right to
+replicate, which managed services grant in ways of their own; the server refuses, see ``errors.py``.
+
+Source: https://www.postgresql.org/docs/current/logical-replication-security.html
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.capture.source.errors import translated
+from airflow_provider_pgoutput.errors import MissingPrivilege
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Session
+
+#: Statements in one message; more are summed up.
+_SHOWN = 10
+
+# A table without the right may still be readable column by column.
+_RIGHTS_QUERY = """
+WITH wanted AS (
+    SELECT w.oid, pg_catalog.array_agg(w.name::pg_catalog.text) AS names
+      FROM ROWS FROM (pg_catalog.unnest(%s::pg_catalog.oid[]),
+                      pg_catalog.unnest(%s::pg_catalog.text[])) AS w(oid, name)
+     GROUP BY w.oid)
+SELECT pg_catalog.quote_ident(CURRENT_USER::pg_catalog.text), pg_catalog.quote_ident(n.nspname),
+       pg_catalog.format('%%I.%%I', n.nspname, c.relname),
+       pg_catalog.has_schema_privilege(n.oid, 'USAGE'),
+       pg_catalog.has_table_privilege(c.oid, 'SELECT')
+       OR NOT EXISTS (
+           SELECT FROM pg_catalog.pg_attribute a
+            WHERE a.attrelid = c.oid AND a.attname = ANY (w.names)
+              AND NOT pg_catalog.has_column_privilege(c.oid, a.attnum, 'SELECT')),
+       pg_catalog.row_security_active(c.oid)
+  FROM wanted w
+  JOIN pg_catalog.pg_class c ON c.oid = w.oid
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ ORDER BY 2, 3
+"""
+
+
+def check_may_copy(session: Session, tables: Sequence[PublishedTable], *, slot_name: str) -> None:
+    """Refuse to begin a copy of tables that the role may not read, or not wholly.
+
+    :raises MissingPrivilege: with the statements that give what is missing.
+    """
+    columns = [(each.relation_oid, column.name) for each in tables for column in each.columns]
+    oids, names = [oid for oid, _ in columns], [name for _, name in columns]
+    with translated(slot=slot_name):
+        rows = session.execute(_RIGHTS_QUERY, (oids, names)).fetchall()
+    role = rows[0][0] if rows else ""
+    schemas = dict.fromkeys(schema for _, schema, _, usable, _, _ in rows if not usable)
+    unreadable = [table for _, _, table, _, readable, _ in rows if not readable]
+    filtered = [table for _, _, table, _, _, secured in rows if secured]
+    if not (schemas or unreadable or filtered):
+        return
+    statements = [f"GRANT USAGE ON SCHEMA {schema} TO {role}" for schema in schemas]
+    statements += [f"GRANT SELECT ON {table} TO {role}" for table in unreadable]
+    more = len(statements) - _SHOWN
+    statements = statements[:_SHOWN]
+    if more > 0:
+        statements.append(f"and {more} more; or GRANT pg_read_all_data TO {role}")
+    if filtered:
+        # Without it the copy would leave rows out, which row_security = off turns into an error.
+        statements.append(f"ALTER ROLE {role} BYPASSRLS, for row security on {filtered[0]}")
+    affected = [table for _, schema, table, *_ in rows if schema in schemas]
+    first = next(iter([*affected, *unreadable, *filtered]))
+    raise MissingPrivilege(
+        f"The role {role} may not read all of the tables that are to be copied.",
+        slot=slot_name,
+        table=first,
+        advice="; ".join(statements) + ". The stream alone needs none of this.",
+    )

@@ -1,0 +1,189 @@
+"""A table that was not published all the time is copied again, and one that was is not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_pgoutput.batch.manifest import Manifest
+from airflow_provider_pgoutput.errors import PublicationChanged
+from tests.capture.pipeline_support import checkpoint_of
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
+    from tests.capture.pipeline_support import Source
+
+pytestmark = pytest.mark.postgres
+
+SETUP = (
+    "CREATE TABLE u(a int PRIMARY KEY, b text)",
+    "CREATE SCHEMA s",
+    "CREATE SCHEMA other",
+    "CREATE TABLE s.v(a int PRIMARY KEY)",
+    "CREATE TABLE root(a int PRIMARY KEY) PARTITION BY RANGE (a)",
+    "CREATE TABLE leaf PARTITION OF root FOR VALUES FROM (0) TO (100)",
+    "ALTER PUBLICATION p ADD TABLE u, root, TABLES IN SCHEMA s",
+    "CREATE PUBLICATION q FOR TABLE t WHERE (a > 5)",
+    "CREATE PUBLICATION everything FOR ALL TABLES",
+)
+#: What happens between two runs, and which tables have to be copied again because of it.
+CASES: dict[str, tuple[tuple[str, ...], set[str]]] = {
+    "nothing": (("INSERT INTO u VALUES (1)", "VACUUM FREEZE u"), set()),
+    "dropped_and_added": (
+        ("ALTER PUBLICATION p DROP TABLE u", "ALTER PUBLICATION p ADD TABLE u"),
+        {"public.u"},
+    ),
+    "other_tables_come_and_go": (
+        (
+            "CREATE TABLE w(a int)",
+            "ALTER PUBLICATION p ADD TABLE w",
+            "ALTER PUBLICATION p DROP TABLE w",
+            "ALTER PUBLICATION p SET (publish = 'insert, update, delete, truncate')",
+        ),
+        set(),
+    ),
+    "set_to_the_same": (
+        ("ALTER PUBLICATION p SET TABLE t, u, root, TABLES IN SCHEMA s",),
+        set(),
+    ),
+    "a_filter_comes_and_goes": (
+        (
+            "ALTER PUBLICATION p SET TABLE t, u WHERE (a > 1), root, TABLES IN SCHEMA s",
+            "ALTER PUBLICATION p SET TABLE t, u, root, TABLES IN SCHEMA s",
+        ),
+        {"public.u"},
+    ),
+    "out_of_the_schema_and_back": (
+        ("ALTER TABLE s.v SET SCHEMA other", "ALTER TABLE other.v SET SCHEMA s"),
+        {"s.v"},
+    ),
+    "the_schema_leaves_and_comes_back": (
+        (
+            "ALTER PUBLICATION p DROP TABLES IN SCHEMA s",
+            "ALTER PUBLICATION p ADD TABLES IN SCHEMA s",
+        ),
+        {"s.v"},
+    ),
+    "the_table_is_altered": (
+        ("ALTER TABLE s.v ADD b int", "CREATE INDEX ON s.v(b)", "ANALYZE s.v", "VACUUM FULL s.v"),
+        set(),
+    ),
+    "detached_and_attached": (
+        (
+            "ALTER TABLE root DETACH PARTITION leaf",
+            "ALTER TABLE root ATTACH PARTITION leaf FOR VALUES FROM (0) TO (100)",
+        ),
+        {"public.leaf"},
+    ),
+    "another_publication_without_a_filter": (("ALTER PUBLICATION q SET TABLE t",), set()),
+}
+
+
+def lake_with(batch: Manifest) -> Checkpoint:
+    known = {table.relation_oid: table.name for table in batch.tables}
+    return dataclasses.replace(checkpoint_of(batch), tables=known, batch_id=batch.batch_id)
+
+
+def copied(batch: Manifest) -> set[str]:
+    return {table.name for table in batch.tables if table.copy_lsn is not None}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_what_was_not_published_all_the_time_is_copied_again(
+    source: Source, case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    statements, wanted = CASES[case]
+    source.execute(*SETUP)
+    lake = lake_with(source.stage())
+    source.execute(*statements)
+    batch = source.stage(checkpoint=lake)
+    assert copied(batch) == wanted
+    for name in wanted:
+        assert f"{name} was not published all the time" in caplog.text
+    # The next run has nothing to make up for.
+    known = {**(lake.tables or {}), **(lake_with(batch).tables or {})}
+    source.execute("INSERT INTO t VALUES (7)")
+    after = source.stage(checkpoint=dataclasses.replace(lake_with(batch), tables=known))
+    assert copied(after) == set()
+
+
+def test_more_rows_than_a_filter_let_through_are_copied(source: Source) -> None:
+    source.execute(*SETUP)
+    lake = lake_with(source.stage(publication_names=["q"]))
+    # Still filtered, and not by more than before.
+    assert copied(source.stage(publication_names=["q"], checkpoint=lake)) == set()
+    source.execute("INSERT INTO t VALUES (6)")
+    both = source.stage(publication_names=["q", "everything"], checkpoint=lake)
+    assert "public.t" in copied(both)
+
+
+def test_without_copies_a_gap_is_named(source: Source, caplog: pytest.LogCaptureFixture) -> None:
+    source.execute(*SETUP)
+    first = source.stage(initial_copy="never")
+    lake = dataclasses.replace(lake_with(first), tables=None)
+    source.execute("ALTER PUBLICATION p DROP TABLE u", "ALTER PUBLICATION p ADD TABLE u")
+    batch = source.stage(initial_copy="never", checkpoint=lake)
+    assert copied(batch) == set()
+    assert "public.u was not published all the time" in caplog.text
+    assert "copy_tables" in caplog.text
+
+
+def test_partitions_published_under_another_name_stop_the_run(source: Source) -> None:
+    source.execute(*SETUP)
+    lake = lake_with(source.stage())
+    source.execute("INSERT INTO root VALUES (1)")
+    source.execute("ALTER PUBLICATION p SET (publish_via_partition_root)")
+    confirmed = source.confirmed()
+    for _attempt in range(2):
+        with pytest.raises(PublicationChanged, match="publish_via_partition_root") as refusal:
+            source.stage(checkpoint=lake)
+        assert refusal.value.advice
+    assert source.confirmed() == confirmed
+    source.execute("ALTER PUBLICATION p SET (publish_via_partition_root = false)")
+    batch = source.stage(checkpoint=lake, copy_tables=["public.leaf"])
+    assert [row["a"] for row in source.copied(batch, "public.leaf")] == [1]
+
+
+def test_partitions_that_come_and_go_are_named(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Published via the root: what an attached table brought along is not in the stream."""
+    source.execute(*SETUP, "ALTER PUBLICATION p SET (publish_via_partition_root)")
+    lake = lake_with(source.stage())
+    source.execute("CREATE TABLE born PARTITION OF root FOR VALUES FROM (100) TO (200)")
+    batch = source.stage(checkpoint=lake)
+    assert "partitions" not in caplog.text
+    source.execute(
+        "CREATE TABLE brought(a int PRIMARY KEY)",
+        "INSERT INTO brought VALUES (200)",
+        "ALTER TABLE root ATTACH PARTITION brought FOR VALUES FROM (200) TO (300)",
+        "DROP TABLE born",
+    )
+    source.execute("INSERT INTO t VALUES (1)")
+    known = {**(lake.tables or {})}
+    assert (
+        copied(source.stage(checkpoint=dataclasses.replace(lake_with(batch), tables=known)))
+        == set()
+    )
+    assert "public.root got partitions that were tables of their own: public.brought" in caplog.text
+    assert "1 partitions of public.root were detached or dropped" in caplog.text
+
+
+def test_a_batch_of_the_version_before_is_read_and_the_publication_watched(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its manifest says nothing of memberships: what may have changed is named, as it was then."""
+    first = source.stage()
+    (path,) = (source.staging / source.slot_name / "manifests").glob("*")
+    body = json.loads(path.read_text())
+    for name in ("published", "loaded_lsn"):
+        del body[name]
+    path.write_text(json.dumps(body))
+    assert Manifest.from_json(path.read_text()).batch_id == first.batch_id
+    source.execute("ALTER PUBLICATION p DROP TABLE t", "ALTER PUBLICATION p ADD TABLE t")
+    batch = source.stage(checkpoint=lake_with(first))
+    assert copied(batch) == set()
+    assert "took up public.t" in caplog.text
