@@ -37,6 +37,7 @@ from airflow_provider_pgoutput.capture.source.slot import (
     create_slot,
     read_slot,
 )
+from airflow_provider_pgoutput.capture.source.slot_care import warn_of_dangers
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.seal import find_ending, find_sealed
 from airflow_provider_pgoutput.errors import DecodedTooEarly, SlotNotFound, SourceChanged
@@ -85,6 +86,10 @@ def _stage_once(request: CaptureRequest) -> tuple[Manifest, str]:
         slot = read_slot(session, request.slot_name)
         two_phase = request.options.two_phase
         confirmed = None if slot is None else check_slot(slot, server, two_phase=two_phase)
+        if slot is not None:
+            warn_of_dangers(
+                slot, seconds_between_runs=request.seconds_between_runs, failover=request.failover
+            )
         if slot is not None and two_phase and request.checkpoint is not None:
             check_two_phase_start(slot, request.checkpoint.end_lsn)
         context = CaptureContext(request, area, session, server)

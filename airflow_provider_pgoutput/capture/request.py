@@ -59,6 +59,8 @@ class CaptureRequest:
     on_recreated_table: str = FAIL
     #: Whether a slot that is created here is synchronised to standbys; version 17 and later.
     failover: bool = False
+    #: The longest wait between two runs by the schedule; None: not known.
+    seconds_between_runs: int | None = None
     #: Tables as ``schema.table`` that are copied again, whatever the lake holds of them.
     copy_tables: Sequence[str] = ()
     #: ``null_and_keep`` or ``fail`` by type family; the key ``default`` is for all others.

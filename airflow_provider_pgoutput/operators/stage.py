@@ -16,6 +16,7 @@ from airflow_provider_pgoutput.operators.runs import (
     new_attempt,
     refuse_backfill,
 )
+from airflow_provider_pgoutput.operators.schedule import longest_seconds_between_runs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -231,6 +232,7 @@ class PgoutputStageOperator(BaseOperator):
                 self.on_recreated_table, "on_recreated_table"
             ),
             failover=arguments.flag(self.failover, "failover"),
+            seconds_between_runs=longest_seconds_between_runs(self.get_dag()),
             copy_tables=arguments.optional_text_list(self.copy_tables, "copy_tables"),
             value_policy=arguments.mapping(self.value_policy, "value_policy"),
             type_options=arguments.text_mapping(self.type_options, "type_options"),

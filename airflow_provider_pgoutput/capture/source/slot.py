@@ -35,9 +35,6 @@ log = logging.getLogger(__name__)
 
 PLUGIN = "pgoutput"
 
-#: Less room than this share of ``max_slot_wal_keep_size`` is worth a warning.
-_LOW_SHARE = 0.5
-
 # Columns that came after version 15 are read through JSON, so one query serves all versions.
 _FACTS_QUERY = """
 SELECT s.plugin::pg_catalog.text, s.slot_type, s.database::pg_catalog.text, s.temporary,
@@ -45,7 +42,12 @@ SELECT s.plugin::pg_catalog.text, s.slot_type, s.database::pg_catalog.text, s.te
        s.wal_status, s.safe_wal_size, s.two_phase,
        pg_catalog.to_jsonb(s) ->> 'invalidation_reason',
        COALESCE((pg_catalog.to_jsonb(s) ->> 'synced')::pg_catalog.bool, false),
-       (SELECT setting FROM pg_catalog.pg_settings WHERE name = 'max_slot_wal_keep_size')
+       (SELECT setting FROM pg_catalog.pg_settings WHERE name = 'max_slot_wal_keep_size'),
+       COALESCE((pg_catalog.to_jsonb(s) ->> 'failover')::pg_catalog.bool, false),
+       (SELECT CASE unit WHEN 'min' THEN 60 ELSE 1 END * setting::pg_catalog.int8
+          FROM pg_catalog.pg_settings WHERE name = 'idle_replication_slot_timeout'),
+       pg_catalog.date_part('epoch', pg_catalog.now()
+           - (pg_catalog.to_jsonb(s) ->> 'inactive_since')::pg_catalog.timestamptz)
   FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = %s
 """
 
@@ -73,6 +75,12 @@ class SlotFacts:
     synced: bool
     #: ``max_slot_wal_keep_size`` in bytes; None: no limit.
     keep_size: int | None
+    #: Whether standbys synchronise it; version 17 and later.
+    failover: bool = False
+    #: ``idle_replication_slot_timeout``; None: none is set, or the server has no such thing (before 18).
+    idle_timeout_seconds: int | None = None
+    #: Since somebody read it last; None: somebody does now, or the server does not say (before 17).
+    idle_seconds: float | None = None
 
 
 @dataclass(slots=True)
@@ -119,6 +127,9 @@ def read_slot(session: Session, slot_name: str) -> SlotFacts | None:
         invalidation_reason=row[10],
         synced=row[11],
         keep_size=keep_mib << 20 if keep_mib >= 0 else None,
+        failover=row[13],
+        idle_timeout_seconds=row[14] or None,
+        idle_seconds=row[15],
     )
 
 
@@ -182,7 +193,6 @@ def check_slot(slot: SlotFacts, server: Server, *, two_phase: bool = False) -> L
         )
     if slot.confirmed_flush_lsn is None:
         raise SlotBusy("The slot is still being made.", slot=slot.name, advice="try again later.")
-    _warn_of_low_room(slot)
     return slot.confirmed_flush_lsn
 
 
@@ -332,16 +342,4 @@ def _warn_of_prepared(session: Session, slot_name: str) -> None:
             slot_name,
             row[0],
             row[1],
-        )
-
-
-def _warn_of_low_room(slot: SlotFacts) -> None:
-    if slot.safe_wal_size is None or not slot.keep_size:
-        return
-    if slot.safe_wal_size < slot.keep_size * _LOW_SHARE:
-        log.warning(
-            "Slot %s may be invalidated after %d MiB more of WAL (max_slot_wal_keep_size is %d MiB).",
-            slot.name,
-            slot.safe_wal_size >> 20,
-            slot.keep_size >> 20,
         )

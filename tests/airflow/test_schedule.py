@@ -1,0 +1,33 @@
+"""The longest wait between two runs, read from a DAG's schedule."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, Asset
+
+from airflow_provider_pgoutput.operators.schedule import longest_seconds_between_runs
+
+
+@pytest.mark.parametrize(
+    ("schedule", "seconds"),
+    [
+        (timedelta(minutes=5), 300),
+        ("*/5 * * * *", 300),
+        ("@hourly", 3600),
+        # From Friday evening to Monday morning.
+        ("0 8-18 * * 1-5", (2 * 24 + 14) * 3600),
+        (None, None),
+        ("@continuous", None),
+        ([Asset("shop")], None),
+    ],
+)
+def test_the_longest_wait_of_a_schedule(schedule: Any, seconds: int | None) -> None:
+    dag = DAG("any", schedule=schedule, max_active_runs=1)
+    assert longest_seconds_between_runs(dag) == seconds
+
+
+def test_an_operator_without_a_dag_has_no_schedule() -> None:
+    assert longest_seconds_between_runs(None) is None
