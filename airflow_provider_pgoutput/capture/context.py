@@ -16,6 +16,7 @@ from airflow_provider_pgoutput.capture.source.catalog import (
     read_publications,
     read_published_tables,
     warn_of_missing_identity,
+    warn_of_missing_operations,
 )
 from airflow_provider_pgoutput.capture.source.column_types import check_column_types
 from airflow_provider_pgoutput.capture.source.describe import Describer
@@ -73,6 +74,9 @@ class CaptureContext:
 
     def take_marks(self) -> None:
         """Record by what the tables are published, before anything is copied or read."""
+        if self.request.checkpoint is None:
+            # Once, when a pipeline begins: whoever wants it so need not read it every time.
+            warn_of_missing_operations(read_publications(self.session, self.publication_names))
         self.marks = read_marks(self.session, self.publication_names, self.published())
 
     def names(self, batch: BatchInProgress) -> dict[int, tuple[str, str]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -172,6 +174,38 @@ def test_no_password_is_shown(source: Source) -> None:
         assert "canary" not in str(caught.value)
         assert caught.value.__cause__ is None
         assert "canary" not in repr(source.request(conninfo=conninfo))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sslmode": "require"},
+        {"sslmode": "verify-full", "sslrootcert": "/nowhere/ca.pem"},
+        {"user": "nobody_here", "password": "canary-secret"},
+        {"user": "canary_kept_out", "password": "canary-secret"},
+        {"dbname": "no_such_database"},
+    ],
+)
+def test_a_connection_that_the_server_does_not_take_fails_in_one_line(
+    source: Source, options: dict[str, str]
+) -> None:
+    """B20: TLS, a missing CA, a wrong login, pg_hba.conf and a missing database; waiting helps with none."""
+    (hba,) = source.execute("SHOW hba_file")[0]
+    rules = Path(hba).read_text()
+    Path(hba).write_text("host all canary_kept_out all reject\n" + rules)
+    try:
+        source.execute("SELECT pg_reload_conf()")
+        time.sleep(0.3)
+        message = refused(
+            source,
+            ConfigurationError,
+            conninfo=psycopg.conninfo.make_conninfo(source.conninfo, **options),
+        )
+        assert "canary-secret" not in message
+        assert "What to do" in message
+    finally:
+        Path(hba).write_text(rules)
+        source.execute("SELECT pg_reload_conf()")
 
 
 def test_a_value_that_does_not_fit_refuses_the_batch_when_told_so(source: Source) -> None:

@@ -259,6 +259,25 @@ def _table(
     )
 
 
+def warn_of_missing_operations(publications: Sequence[Publication]) -> tuple[str, ...]:
+    """Name, in a warning, the publications that leave operations out: nothing else would say so."""
+    named = []
+    for each in publications:
+        left_out = [
+            operation
+            for operation in ("inserts", "updates", "deletes", "truncates")
+            if not getattr(each, operation)
+        ]
+        if left_out:
+            named.append(each.name)
+            log.warning(
+                "Publication %s does not publish %s: they do not reach the lake.",
+                each.name,
+                ", ".join(left_out),
+            )
+    return tuple(named)
+
+
 def warn_of_missing_identity(
     publications: Sequence[Publication], tables: Sequence[PublishedTable]
 ) -> tuple[str, ...]:

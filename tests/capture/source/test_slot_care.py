@@ -9,10 +9,20 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture.source.catalog import Server
-from airflow_provider_pgoutput.capture.source.slot import SlotFacts, check_slot
+from airflow_provider_pgoutput.capture.source.catalog import (
+    Publication,
+    Server,
+    warn_of_missing_operations,
+)
+from airflow_provider_pgoutput.capture.source.slot import SlotFacts, check_slot, check_wal_level
 from airflow_provider_pgoutput.capture.source.slot_care import warn_of_dangers
-from airflow_provider_pgoutput.errors import PgoutputError, SlotBusy, SlotLost, WrongSlot
+from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
+    PgoutputError,
+    SlotBusy,
+    SlotLost,
+    WrongSlot,
+)
 from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:
@@ -94,6 +104,24 @@ def test_each_slot_that_cannot_be_read_says_why(
         check_slot(dataclasses.replace(GOOD, **facts), SERVER)
     assert refusal.value.advice
     assert refusal.value.slot == "s"
+
+
+def test_a_server_that_writes_too_little_wal_is_refused() -> None:
+    """B16; from version 19 on the server raises the level by itself."""
+    check_wal_level(SERVER)
+    check_wal_level(dataclasses.replace(SERVER, wal_level="replica", version=190000))
+    with pytest.raises(ConfigurationError, match="replica"):
+        check_wal_level(dataclasses.replace(SERVER, wal_level="replica"))
+
+
+def test_operations_that_nobody_publishes_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    """B13: what a publication leaves out never reaches the lake, and nothing else says so."""
+    whole = Publication("p", True, True, True, True, False)
+    assert warn_of_missing_operations([whole]) == ()
+    assert not caplog.text
+    part = dataclasses.replace(whole, deletes=False, truncates=False)
+    assert warn_of_missing_operations([whole, part]) == ("p",)
+    assert "deletes, truncates" in caplog.text
 
 
 @pytest.mark.postgres

@@ -1,0 +1,34 @@
+"""docs/bad_input.md names tests that exist, and errors that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_pgoutput import errors
+from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "bad_input.md").read_text()
+
+
+def test_every_test_in_the_page_exists() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)
+    assert len(named) > 20
+    for path, name in named:
+        assert f"def {name}(" in (ROOT / path).read_text(), f"{path}::{name}"
+
+
+def test_every_error_in_the_page_exists() -> None:
+    rows = [line.split("|")[2] for line in PAGE.splitlines() if line.startswith("| ")]
+    for name in re.findall(r"`([A-Z][a-z]+[A-Z]\w+)`", " ".join(rows)):
+        assert hasattr(errors, name), name
+
+
+def test_an_unknown_option_is_no_argument() -> None:
+    options: dict[str, Any] = {"max_slot_size": 1}
+    with pytest.raises(TypeError, match="max_slot_size"):
+        StreamOptions(**options)
