@@ -128,7 +128,14 @@ _MEANINGS = (
 _REPLICATION_NEEDED = ("permission denied to start WAL sender", "replication role")
 
 #: Words of libpq, which gives no SQLSTATE when a connection fails, that waiting cannot mend.
-_REFUSED = ("authentication failed", "no pg_hba.conf entry", "does not exist", "certificate", "SSL")
+_REFUSED = (
+    "authentication failed",
+    "no pg_hba.conf entry",
+    "pg_hba.conf rejects",
+    "does not exist",
+    "certificate",
+    "SSL",
+)
 
 
 def meaning(
