@@ -26,16 +26,9 @@ from airflow_provider_pgoutput.capture.types.mapping import CATALOG_QUERY, lake_
 from airflow_provider_pgoutput.capture.types.type_info import BUILTIN_TYPES, TypeInfo
 from airflow_provider_pgoutput.errors import ConfigurationError
 from tests.capture.types.oracle import Rendered, assert_same, pin, render
-from tests.capture.types.test_special_values import VALUES
-from tests.capture.types.test_types_oracle import (
-    _ARRAY,
-    NASTY_TEXTS,
-    SCALARS,
-    TEXTS,
-    UNBOUNDED,
-    _decimals,
-    exactly,
-)
+from tests.capture.types.special_values import VALUES
+from tests.capture.types.strategies import NASTY_TEXTS, SCALARS, TEXTS, UNBOUNDED, decimals
+from tests.capture.types.test_types_oracle import _ARRAY, exactly
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -117,10 +110,10 @@ def test_arrays_of_odd_values_are_the_same(session: psycopg.Connection[Any], nam
 
 NUMBERS = {
     "numeric": UNBOUNDED,
-    "numeric(40,2)": _decimals(40, 2),
-    "numeric(18,4)": _decimals(18, 4),
-    "numeric(19,3)": _decimals(19, 3),
-    "numeric(38,18)": _decimals(38, 18),
+    "numeric(40,2)": decimals(40, 2),
+    "numeric(18,4)": decimals(18, 4),
+    "numeric(19,3)": decimals(19, 3),
+    "numeric(38,18)": decimals(38, 18),
 }
 CLOCKS = st.one_of(
     st.times().map(str),
@@ -235,10 +228,9 @@ def test_floats_are_printed_as_the_server_does(
         finally:
             cursor.execute("DROP TABLE floats")
     column = Column("v", 701 if width == 8 else 700, -1, name, "double" if width == 8 else "float")
-    rendered = Rendered(column, pa.array(texts, pa.binary()), stored)
     text, binary = casters(session, column)
     wire = pa.array(stored, pa.binary())
-    assert_same(binary.cast(wire), text.cast(rendered.raw))
+    assert_same(binary.cast(wire), text.cast(pa.array(texts, pa.binary())))
     assert binary.texts(wire).to_pylist() == texts
 
 
