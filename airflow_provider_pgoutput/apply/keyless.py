@@ -37,7 +37,8 @@ def apply(
             "The table was loaded from outside and has no key, so changes that the load holds already "
             "cannot be told from others.",
             table=segment.table,
-            advice="name the table in copy_tables, or give it a key with key_columns.",
+            advice="name the table in copy_tables; to give it a key with key_columns, remove the manifest of "
+            "this batch too, so that it is staged again.",
         )
     if segment.full:
         _apply_net(preparation, segment, changes, is_last)

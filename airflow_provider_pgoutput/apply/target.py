@@ -190,8 +190,9 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
         )
     floor = max(applied or Lsn(0), copy_lsn or Lsn(0))
     done = applied is not None and applied >= manifest.end_lsn
-    # The first batch goes past the load, see capture: what comes later overlaps no more.
-    overlaps = loaded and not copies and not progress.exists
+    # The first batch goes past the load, see capture: what comes later overlaps no more. The checkpoint does
+    # not tell which is the first: one that was rebuilt is there before it.
+    overlaps = loaded and not copies and manifest.loaded_lsn == str(manifest.start_lsn)
     return Start(floor, copies, done, None if table is None else table.head, overlaps)
 
 

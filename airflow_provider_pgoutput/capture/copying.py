@@ -62,7 +62,7 @@ def copy_published(
         if not waiting:
             return max(batch.copied_at.values(), default=start)
         with snapshot or _new_snapshot(context, waiting) as taken:
-            waiting = _Round(context, batch, taken).copy(waiting)
+            waiting = _Round(context, batch, taken).copy(_as_of_now(context, waiting))
         snapshot = None
     raise SnapshotLost(
         f"{len(waiting)} table(s) could not be copied in any of {_MOST_SNAPSHOTS} snapshots: each was lost,"
@@ -86,6 +86,17 @@ def _new_snapshot(context: CaptureContext, tables: Sequence[PublishedTable]) -> 
     more = ", ..." if len(tables) > 20 else ""
     log.info("Copying %s%s at %s.", names, more, snapshot.consistent_point)
     return snapshot
+
+
+def _as_of_now(context: CaptureContext, tables: Sequence[PublishedTable]) -> list[PublishedTable]:
+    """The tables with the columns and keys that they have now that the snapshot is taken.
+
+    A column that came before the snapshot has to be in the copy: the stream tells nothing of the rows that
+    it was filled in. Tables that are not published any more are left out.
+    """
+    context.keys.forget()
+    published = {each.relation_oid: each for each in context.published()}
+    return [published[each.relation_oid] for each in tables if each.relation_oid in published]
 
 
 def _adopt(

@@ -107,7 +107,7 @@ def _position(observed: Observed, markers: list[AppliedMarker]) -> Lsn:
     explained = newest.end_lsn
     for manifest in observed.manifests:
         follows = manifest.start_lsn <= explained < manifest.end_lsn
-        if follows and not manifest.changes:
+        if follows and not manifest.tables and not manifest.message_files:
             explained = manifest.end_lsn
     if confirmed > explained:
         raise BatchGap(

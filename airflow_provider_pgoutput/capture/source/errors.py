@@ -127,6 +127,9 @@ _MEANINGS = (
 
 _REPLICATION_NEEDED = ("permission denied to start WAL sender", "replication role")
 
+#: Words of libpq when an encrypted connection breaks, which a later attempt makes anew.
+_BROKEN = ("SSL SYSCALL error", "SSL connection has been closed", "unexpected eof")
+
 #: Words of libpq, which gives no SQLSTATE when a connection fails, that waiting cannot mend.
 _REFUSED = (
     "authentication failed",
@@ -164,7 +167,8 @@ def meaning(
                 slot=slot,
                 advice="GRANT CONNECT ON DATABASE <it> TO <role>.",
             )
-        if any(words in message for words in _REFUSED):
+        broken = any(words in message for words in _BROKEN)
+        if not broken and any(words in message for words in _REFUSED):
             return errors.ConfigurationError(
                 f"The source refused the connection: {message}",
                 slot=slot,

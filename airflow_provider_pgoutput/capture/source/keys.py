@@ -51,6 +51,11 @@ class Keys:
         """Take note of the columns that a table publishes now."""
         self._published[relation_oid] = frozenset(columns)
 
+    def forget(self) -> None:
+        """Ask the catalog again about every relation."""
+        for known in (self._primary, self._identity, self._deferrable, self._asked):
+            known.clear()
+
     def load(self, session: Session, relation_oids: Iterable[int]) -> None:
         """Ask the catalog about relations not asked about yet."""
         wanted = sorted(set(relation_oids) - self._asked)
