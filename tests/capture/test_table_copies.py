@@ -52,6 +52,33 @@ def test_a_table_published_later_is_copied_while_others_flow(source: Source) -> 
     assert source.copied(third, "public.u") == []
 
 
+def test_a_column_that_comes_while_the_snapshot_is_waited_for_is_copied(source: Source) -> None:
+    """Making the copy's slot waits for open transactions, and a migration may commit meanwhile."""
+    first = source.stage()
+    source.execute(
+        "CREATE TABLE u(a int PRIMARY KEY)",
+        "INSERT INTO u VALUES (1), (2)",
+        "ALTER PUBLICATION p ADD TABLE u",
+    )
+    staged: list[Manifest] = []
+    with psycopg.connect(source.conninfo) as holding:
+        holding.execute("INSERT INTO t VALUES (1, 'open')")
+        run = threading.Thread(
+            target=lambda: staged.append(source.stage(checkpoint=lake_with(first)))
+        )
+        run.start()
+        while not source.execute(
+            "SELECT 1 FROM pg_replication_slots WHERE slot_name LIKE 'pgoutput_copy_%'"
+        ):
+            time.sleep(0.01)
+        source.execute("ALTER TABLE u ADD b int", "UPDATE u SET b = a * 10")
+        holding.commit()
+        run.join()
+    (second,) = staged
+    copied = source.copied(second, "public.u")
+    assert sorted((row["a"], row["b"]) for row in copied) == [(1, 10), (2, 20)]
+
+
 def test_changes_during_the_copy_come_behind_it(source: Source) -> None:
     """Every row once: in the copy or as a change past its point, while somebody goes on writing."""
     first = source.stage()
