@@ -250,7 +250,8 @@ def manifest(
     if path:
         file = StagedFile("changes", path, 1, 5, "0" * 64, ())
         version = dataclasses.replace(version, files=(file,))
-    tables = (Table(77, "public", "t", (version,), Counts(inserts=changes)),)
+    table = Table(77, "public", "t", (version,), Counts(inserts=changes))
+    tables = (table,) if changes else ()
     return Manifest(slot, lake.system_identifier, 1, "db", ("p",), start, end, tables)
 
 
