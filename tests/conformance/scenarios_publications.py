@@ -41,6 +41,8 @@ SCENARIOS = (
     Scenario(
         "C91",
         "a table leaves the publication and comes back: it is copied again",
+        # A copy takes all transactions before it into its batch.
+        group="reading",
         setup=(
             "CREATE TABLE t(a int primary key, b text)",
             "CREATE PUBLICATION {p} FOR TABLE t",
