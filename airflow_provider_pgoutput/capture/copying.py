@@ -20,9 +20,9 @@ from airflow_provider_pgoutput.capture.progress import CopyProgress
 from airflow_provider_pgoutput.capture.source.copy import CopiedRows, CopyOrder, copy_tables
 from airflow_provider_pgoutput.capture.source.copy_plan import (
     block_ranges,
-    read_membership,
+    read_places,
     read_plan,
-    read_storage,
+    read_states,
 )
 from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot, create_slot
 from airflow_provider_pgoutput.errors import SnapshotLost
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import TableVersion
     from airflow_provider_pgoutput.capture.context import CaptureContext
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
-    from airflow_provider_pgoutput.capture.source.copy_plan import CopyPlan
+    from airflow_provider_pgoutput.capture.source.copy_plan import CopyPlan, TableState
     from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
 
 log = logging.getLogger(__name__)
@@ -113,12 +113,17 @@ def _adopt(
     }
     if not seals:
         return list(tables)
-    membership = read_membership(context.session, context.publication_names, list(seals))
+    states = read_states(
+        context.session,
+        context.publication_names,
+        [each for each in tables if each.relation_oid in seals],
+    )
     remaining = []
     for table in tables:
         sealed, version = seals.get(table.relation_oid), context.describer.published(table)
-        member = membership.get(table.relation_oid, "")
-        if sealed and sealed.fingerprint == _fingerprint(context, table, version, member):
+        if sealed and sealed.fingerprint == _fingerprint(
+            context, table, version, states[table.relation_oid]
+        ):
             batch.adopt_copy(version, sealed)
         else:
             remaining.append(table)
@@ -131,17 +136,19 @@ def _adopt(
 
 
 def _fingerprint(
-    context: CaptureContext, table: PublishedTable, version: TableVersion, membership: str
+    context: CaptureContext, table: PublishedTable, version: TableVersion, state: TableState
 ) -> str:
     """Stands for all that the copy of a table depends on but its rows.
 
-    Of these the stream from the copy's point on knows every change, as long as the publications held the
-    table all the time; ``membership`` is what tells that.
+    The stream from the copy's point on tells every change of the rows, as long as the publications held
+    the table all the time, and nothing moved or rewrote rows that is no row event: ``state`` as of the
+    copy's point tells that.
     """
     server = context.server
     body = {
         "system": [server.system_identifier, server.timeline, server.database],
-        "table": [table.relation_oid, table.kind, table.row_filters, membership],
+        "table": [table.relation_oid, table.kind, table.row_filters],
+        "state": dataclasses.asdict(state),
         "version": dataclasses.asdict(version),
         "policy": sorted(context.request.value_policy.items()),
     }
@@ -168,7 +175,7 @@ class _Round:
                 self._context.request.conninfo,
                 self._snapshot.name,
                 self._context.publication_names,
-                list(self._unsealed),
+                tables,
             )
             self._read(plan)
         except SnapshotLost as error:
@@ -219,17 +226,17 @@ class _Round:
 
     def _seal(self, order: CopyOrder, plan: CopyPlan) -> None:
         """Seal a table whose every row was read, unless what was read is not all of one moment."""
-        oid, context = order.table.relation_oid, self._context
-        now = read_storage(context.session, [oid])[oid]
-        if now.files != plan.storage[oid].files:
+        table, context = order.table, self._context
+        oid = table.relation_oid
+        state = plan.states[oid]
+        if read_places(context.session, [table])[oid] != state.place:
             log.warning(
                 "Table %s was rewritten, truncated or given other partitions since %s: it is copied again at"
                 " a new point.",
-                order.table.name,
+                table.name,
                 self._snapshot.consistent_point,
             )
             return
         version = order.staged.versions[-1].version
-        membership = plan.membership.get(oid, "")
-        self._batch.seal_copy(order.staged, _fingerprint(context, order.table, version, membership))
+        self._batch.seal_copy(order.staged, _fingerprint(context, table, version, state))
         del self._unsealed[oid]

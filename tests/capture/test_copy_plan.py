@@ -24,7 +24,7 @@ BLOCK = 8192
 
 
 def storage(*blocks: int, has_blocks: bool = True) -> TableStorage:
-    return TableStorage(frozenset(), blocks, sum(blocks) * BLOCK, has_blocks=has_blocks)
+    return TableStorage(blocks, sum(blocks) * BLOCK, has_blocks=has_blocks)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def storage(*blocks: int, has_blocks: bool = True) -> TableStorage:
         storage(1000),
         storage(1000, 3, 0, 40),
         storage(7, 7, 7),
-        TableStorage(frozenset(), (3,), 10_000 * BLOCK, has_blocks=True),
+        TableStorage((3,), 10_000 * BLOCK, has_blocks=True),
     ],
 )
 def test_ranges_cover_every_block_once(found: TableStorage) -> None:

@@ -1,9 +1,9 @@
-"""What a copy has to know of its tables first: their storage, how they are split, what publishes them.
+"""What a copy has to know of its tables: where they are stored, how they are split, what publishes them.
 
 Asked inside the snapshot, so as of its point; asked again later, the difference tells what happened since.
 A rewritten table (TRUNCATE, VACUUM FULL, some forms of ALTER TABLE) has other files. What was read of it
-before and after does not go together, and an older snapshot sees no row of it without any error.
-What is not here: reading rows (``copy.py``).
+before and after does not go together, an older snapshot sees no row of it without any error, and values that
+ALTER TABLE computed are no row events. What is not here: reading rows (``copy.py``).
 
 Sources: https://www.postgresql.org/docs/current/mvcc-caveats.html,
 https://www.postgresql.org/docs/current/ddl-system-columns.html (ctid)
@@ -13,81 +13,62 @@ from __future__ import annotations
 
 import bisect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from psycopg import sql
 
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.errors import translated
+from airflow_provider_pgoutput.capture.source.publication_marks import read_marks, read_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from airflow_provider_pgoutput.capture.source.catalog import Session
+    from airflow_provider_pgoutput.batch.membership import PublicationMark
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Session
 
 #: A table is read in parts of about this size on the server's disk.
 PART_BYTES = 64 << 20
 
 # A partitioned table is stored in its leaves, a parent of inheritance in itself alone. Only a heap has blocks
-# that ctid ranges can be cut from.
-_STORAGE_QUERY = """
+# that ctid ranges can be cut from. Asked while other sessions of a copy hold locks that a migration waits
+# for, so it must not wait behind that.
+_LEAF_QUERY = """
 WITH RECURSIVE tree AS (
-    SELECT c.oid AS root, c.oid, c.relkind, c.relfilenode, c.relam, c.relnamespace
-      FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::pg_catalog.oid[])
+    SELECT c.oid AS root, c.oid, c.relkind, c.relfilenode, c.relam
+      FROM pg_catalog.pg_class c WHERE c.oid = ANY (%s::pg_catalog.oid[])
      UNION ALL
-    SELECT t.root, c.oid, c.relkind, c.relfilenode, c.relam, c.relnamespace
+    SELECT t.root, c.oid, c.relkind, c.relfilenode, c.relam
       FROM tree t
       JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid
       JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
      WHERE t.relkind = 'p')
-SELECT t.root::pg_catalog.int8,
-       pg_catalog.array_agg(t.oid::pg_catalog.text || ' ' || t.relfilenode::pg_catalog.text),
-       pg_catalog.array_agg(COALESCE(pg_catalog.pg_relation_size(t.oid), 0)
-                            / pg_catalog.current_setting('block_size')::pg_catalog.int8),
-       COALESCE(pg_catalog.sum(pg_catalog.pg_table_size(t.oid)), 0)::pg_catalog.int8,
-       pg_catalog.bool_and(COALESCE(a.amname = 'heap', false))
+SELECT t.root::pg_catalog.int8, t.oid::pg_catalog.int8, t.relfilenode::pg_catalog.int8,
+       COALESCE(a.amname = 'heap', false)
   FROM tree t LEFT JOIN pg_catalog.pg_am a ON a.oid = t.relam
- WHERE t.relkind <> 'p' GROUP BY t.root
+ WHERE t.relkind <> 'p' ORDER BY 1, 2
 """
 
-# Rows of the catalog name the transaction that wrote them, so a table that left a publication and came back
-# differs, although its name and OID do not.
-_MEMBERSHIP_QUERY = """
-WITH RECURSIVE ancestry AS (
-    SELECT c.oid AS leaf, c.oid, c.relnamespace, c.relispartition
-      FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::pg_catalog.oid[])
-     UNION ALL
-    SELECT a.leaf, c.oid, c.relnamespace, c.relispartition
-      FROM ancestry a
-      JOIN pg_catalog.pg_inherits i ON i.inhrelid = a.oid
-      JOIN pg_catalog.pg_class c ON c.oid = i.inhparent
-     WHERE a.relispartition),
-member AS (
-    SELECT a.leaf, 'publication' AS kind, p.oid, p.xmin
-      FROM ancestry a CROSS JOIN pg_catalog.pg_publication p WHERE p.pubname = ANY (%(names)s)
-     UNION
-    SELECT a.leaf, 'table', r.oid, r.xmin
-      FROM ancestry a
-      JOIN pg_catalog.pg_publication_rel r ON r.prrelid = a.oid
-      JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid AND p.pubname = ANY (%(names)s)
-     UNION
-    SELECT a.leaf, 'schema', n.oid, n.xmin
-      FROM ancestry a
-      JOIN pg_catalog.pg_publication_namespace n ON n.pnnspid = a.relnamespace
-      JOIN pg_catalog.pg_publication p ON p.oid = n.pnpubid AND p.pubname = ANY (%(names)s))
-SELECT leaf::pg_catalog.int8,
-       pg_catalog.string_agg(pg_catalog.concat_ws(' ', kind, oid, xmin), ', ' ORDER BY kind, oid)
-  FROM member GROUP BY leaf
+_SIZE_QUERY = """
+SELECT o.oid::pg_catalog.int8,
+       COALESCE(pg_catalog.pg_relation_size(o.oid), 0)
+       / pg_catalog.current_setting('block_size')::pg_catalog.int8,
+       COALESCE(pg_catalog.pg_table_size(o.oid), 0)
+  FROM pg_catalog.unnest(%s::pg_catalog.oid[]) AS o(oid)
+"""
+
+_NUMBER_QUERY = """
+SELECT a.attrelid::pg_catalog.int8, a.attname::pg_catalog.text, a.attnum::pg_catalog.int4
+  FROM pg_catalog.pg_attribute a
+ WHERE a.attrelid = ANY (%s::pg_catalog.oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 """
 
 
 @dataclass(frozen=True, slots=True)
 class TableStorage:
-    """Where the rows of a table lie."""
+    """How large a table is."""
 
-    #: OID and file node of the table, or of its leaves.
-    files: frozenset[str]
-    #: Blocks of each of them.
+    #: Blocks of the table, or of each of its leaves.
     blocks: tuple[int, ...]
     #: Bytes with TOAST on the server's disk.
     size_bytes: int
@@ -95,24 +76,45 @@ class TableStorage:
     has_blocks: bool
 
 
-#: What a table has that does not exist (any more).
-NO_STORAGE = TableStorage(frozenset(), (), 0, has_blocks=False)
+@dataclass(frozen=True, slots=True)
+class TablePlace:
+    """Where the rows of a table lie, in a form that is good for comparing only.
+
+    Rows that change it brings or takes are in no stream, and a snapshot from before misses them too.
+    """
+
+    #: OID and file node of the table, or of each of its leaves.
+    files: tuple[str, ...]
+    #: See ``TableMark``.
+    partitions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """All of a table but its rows that a copy depends on and the catalog knows, for comparing only."""
+
+    place: TablePlace
+    #: Every publication that is read: its operations may have been others for a while.
+    publications: tuple[PublicationMark, ...]
+    #: See ``TableMark``.
+    memberships: tuple[str, ...]
+    #: ``pg_attribute.attnum`` by name: a column that was dropped and made again is another one.
+    numbers: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """The tables as of one point."""
+    """The tables as of one point, by OID."""
 
     storage: Mapping[int, TableStorage]
-    #: What publishes each, in a form that is good for comparing only.
-    membership: Mapping[int, str]
+    states: Mapping[int, TableState]
 
 
 def read_plan(
     conninfo: str | Mapping[str, Any],
     snapshot_name: str,
     publication_names: Sequence[str],
-    relation_oids: Sequence[int],
+    tables: Sequence[PublishedTable],
 ) -> CopyPlan:
     """Look at the tables as of an exported snapshot.
 
@@ -123,29 +125,77 @@ def read_plan(
         statement = sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot_name))
         session.execute(statement)
         return CopyPlan(
-            read_storage(session, relation_oids),
-            read_membership(session, publication_names, relation_oids),
+            read_storage(session, [each.relation_oid for each in tables]),
+            read_states(session, publication_names, tables),
         )
 
 
 def read_storage(session: Session, relation_oids: Sequence[int]) -> dict[int, TableStorage]:
-    """Where tables are stored as the session's snapshot sees it, by OID; sizes are those of now."""
+    """How large tables are now, by OID; waits for their locks. A table that is gone has no blocks."""
+    leaves = _leaves(session, relation_oids)
+    oids = [leaf.oid for found in leaves.values() for leaf in found]
     with translated():
-        rows = session.execute(_STORAGE_QUERY, {"oids": list(relation_oids)}).fetchall()
-    found = {
-        oid: TableStorage(frozenset(files), tuple(blocks), size, has_blocks=has_blocks)
-        for oid, files, blocks, size, has_blocks in rows
+        rows = session.execute(_SIZE_QUERY, (oids,)).fetchall()
+    blocks = {oid: count for oid, count, _ in rows}
+    sizes = {oid: size for oid, _, size in rows}
+    return {
+        oid: TableStorage(
+            tuple(blocks[leaf.oid] for leaf in found),
+            sum(sizes[leaf.oid] for leaf in found),
+            has_blocks=bool(found) and all(leaf.is_heap for leaf in found),
+        )
+        for oid, found in leaves.items()
     }
-    return {oid: found.get(oid, NO_STORAGE) for oid in relation_oids}
 
 
-def read_membership(
-    session: Session, publication_names: Sequence[str], relation_oids: Sequence[int]
-) -> dict[int, str]:
-    """What publishes tables as the session's snapshot sees it, by OID."""
-    arguments = {"oids": list(relation_oids), "names": list(publication_names)}
+def read_places(session: Session, tables: Sequence[PublishedTable]) -> dict[int, TablePlace]:
+    """Where rows lie as the session's snapshot sees it, by OID; waits for no lock of a table."""
+    leaves = _leaves(session, [each.relation_oid for each in tables])
+    partitions = read_partitions(session, tables)
+    return {
+        oid: TablePlace(tuple(f"{leaf.oid} {leaf.file}" for leaf in found), partitions[oid])
+        for oid, found in leaves.items()
+    }
+
+
+class _Leaf(NamedTuple):
+    oid: int
+    file: int
+    is_heap: bool
+
+
+def _leaves(session: Session, relation_oids: Sequence[int]) -> dict[int, list[_Leaf]]:
+    """What holds the rows of each table, in the order of their OIDs."""
+    found: dict[int, list[_Leaf]] = {oid: [] for oid in relation_oids}
     with translated():
-        return dict(session.execute(_MEMBERSHIP_QUERY, arguments).fetchall())
+        rows = session.execute(_LEAF_QUERY, (list(relation_oids),)).fetchall()
+    for root, *leaf in rows:
+        found[root].append(_Leaf(*leaf))
+    return found
+
+
+def read_states(
+    session: Session, publication_names: Sequence[str], tables: Sequence[PublishedTable]
+) -> dict[int, TableState]:
+    """The state of tables as the session's snapshot sees it, by OID; waits for no lock of a table."""
+    marks = read_marks(session, publication_names, tables)
+    places = read_places(session, tables)
+    published = {each.relation_oid: {column.name for column in each.columns} for each in tables}
+    numbers: dict[int, dict[str, int]] = {oid: {} for oid in published}
+    with translated():
+        rows = session.execute(_NUMBER_QUERY, (list(published),)).fetchall()
+    for oid, name, number in rows:
+        if name in published[oid]:
+            numbers[oid][name] = number
+    return {
+        each.relation_oid: TableState(
+            places[each.relation_oid],
+            marks.publications,
+            each.memberships,
+            numbers[each.relation_oid],
+        )
+        for each in marks.tables
+    }
 
 
 @dataclass(frozen=True, slots=True)

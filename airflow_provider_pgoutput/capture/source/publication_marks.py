@@ -68,17 +68,27 @@ SELECT t.oid::pg_catalog.int8, pg_catalog.format('all %%s', p.oid)
  ORDER BY 1, 2
 """
 
+# Not pg_partition_tree(): it waits for the locks of migrations, and looks past the session's snapshot. A
+# leaf has a text for each step up to the root, because a parent of its own may be detached with it.
 _PARTITION_QUERY = """
-SELECT o.oid::pg_catalog.int8, pg_catalog.format('%%s since %%s', t.relid::pg_catalog.oid, i.xmin)
-  FROM pg_catalog.unnest(%s::pg_catalog.oid[]) AS o(oid)
- CROSS JOIN LATERAL pg_catalog.pg_partition_tree(o.oid) t
-  JOIN pg_catalog.pg_inherits i ON i.inhrelid = t.relid
- WHERE t.isleaf AND t.relid <> o.oid
+WITH RECURSIVE tree(root, oid, steps) AS (
+    SELECT o.oid, o.oid, '' FROM pg_catalog.unnest(%s::pg_catalog.oid[]) AS o(oid)
+     UNION ALL
+    SELECT t.root, i.inhrelid,
+           pg_catalog.format(' since %%s', i.xmin)
+           || CASE WHEN t.oid = t.root THEN ''
+                   ELSE pg_catalog.format(' in %%s', t.oid) || t.steps END
+      FROM tree t
+      JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND NOT i.inhdetachpending)
+SELECT t.root::pg_catalog.int8, t.oid::pg_catalog.text || t.steps
+  FROM tree t
+  JOIN pg_catalog.pg_class c ON c.oid = t.oid AND c.relkind <> 'p'
+ WHERE t.oid <> t.root
  ORDER BY 1, 2
 """
 
-# A table that was made as a partition began empty, and its type and its place in the tree were written by one
-# transaction.
+# A table that was made as a partition began empty: its type and its place in the tree were written by one
+# transaction, and its columns by the command that wrote its type. ATTACH PARTITION writes all columns again.
 _ATTACHED_QUERY = """
 SELECT DISTINCT pg_catalog.format('%%s.%%s', n.nspname, c.relname)
   FROM pg_catalog.unnest(%s::pg_catalog.oid[]) AS o(oid)
@@ -88,6 +98,9 @@ SELECT DISTINCT pg_catalog.format('%%s.%%s', n.nspname, c.relname)
   JOIN pg_catalog.pg_inherits i ON i.inhrelid = a.relid
   JOIN pg_catalog.pg_type t ON t.typrelid = a.relid
  WHERE t.xmin <> i.xmin
+    OR NOT EXISTS (
+           SELECT FROM pg_catalog.pg_attribute c
+            WHERE c.attrelid = a.relid AND c.attnum > 0 AND c.xmin = t.xmin AND c.cmin = t.cmin)
  ORDER BY 1
 """
 
@@ -100,19 +113,15 @@ def read_marks(
     :param tables: all that the publications publish.
     """
     oids = [each.relation_oid for each in tables]
-    roots = [each.relation_oid for each in tables if each.kind == "p"]
     with translated():
         publications = session.execute(_PUBLICATION_QUERY, (list(publication_names),)).fetchall()
         memberships = session.execute(
             _MEMBERSHIP_QUERY, {"names": list(publication_names), "oids": oids}
         ).fetchall()
-        partitions = session.execute(_PARTITION_QUERY, (roots,)).fetchall() if roots else []
     of_table: dict[int, list[str]] = {oid: [] for oid in oids}
     for oid, mark in memberships:
         of_table[oid].append(mark)
-    leaves: dict[int, list[str]] = {oid: [] for oid in oids}
-    for oid, mark in partitions:
-        leaves[oid].append(mark)
+    partitions = read_partitions(session, tables)
     return PublishedSet(
         tuple(PublicationMark(*row) for row in publications),
         tuple(
@@ -120,11 +129,25 @@ def read_marks(
                 each.relation_oid,
                 each.name,
                 tuple(of_table[each.relation_oid]),
-                tuple(leaves[each.relation_oid]),
+                partitions[each.relation_oid],
             )
             for each in tables
         ),
     )
+
+
+def read_partitions(
+    session: Session, tables: Sequence[PublishedTable]
+) -> dict[int, tuple[str, ...]]:
+    """The partitions that hold the rows of each table, by OID, as ``TableMark`` has them."""
+    roots = [each.relation_oid for each in tables if each.kind == "p"]
+    leaves: dict[int, list[str]] = {each.relation_oid: [] for each in tables}
+    if roots:
+        with translated():
+            rows = session.execute(_PARTITION_QUERY, (roots,)).fetchall()
+        for oid, mark in rows:
+            leaves[oid].append(mark)
+    return {oid: tuple(marks) for oid, marks in leaves.items()}
 
 
 def attached_partitions(session: Session, partitions: Sequence[str]) -> tuple[str, ...]:

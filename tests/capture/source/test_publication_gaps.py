@@ -6,6 +6,7 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch.manifest import Manifest
@@ -165,13 +166,21 @@ def test_partitions_that_come_and_go_are_named(
         "ALTER TABLE root ATTACH PARTITION brought FOR VALUES FROM (200) TO (300)",
         "DROP TABLE born",
     )
+    with psycopg.connect(source.conninfo) as session:
+        session.execute("CREATE TABLE filled(a int PRIMARY KEY)")
+        session.execute("INSERT INTO filled VALUES (300)")
+        session.execute("ALTER TABLE root ATTACH PARTITION filled FOR VALUES FROM (300) TO (400)")
+        session.execute("CREATE TABLE twin PARTITION OF root FOR VALUES FROM (400) TO (500)")
     source.execute("INSERT INTO t VALUES (1)")
     known = {**(lake.tables or {})}
     assert (
         copied(source.stage(checkpoint=dataclasses.replace(lake_with(batch), tables=known)))
         == set()
     )
-    assert "public.root got partitions that were tables of their own: public.brought" in caplog.text
+    found = (
+        "public.root got partitions that were tables of their own: public.brought, public.filled."
+    )
+    assert found in caplog.text
     assert "1 partitions of public.root were detached or dropped" in caplog.text
 
 
