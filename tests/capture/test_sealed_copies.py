@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,8 +20,10 @@ from airflow_provider_pgoutput.capture.reading import stage_copies
 from airflow_provider_pgoutput.capture.source import copy_plan
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
+from airflow_provider_pgoutput.capture.source.copy import CopyOrder, copy_tables
 from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot, create_slot
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
+from airflow_provider_pgoutput.errors import SnapshotLost
 from airflow_provider_pgoutput.quickstart.servers import find_or_fetch_installation
 from tests.capture.pipeline_support import checkpoint_of
 from tests.capture.test_table_copies import lake_with
@@ -224,6 +227,56 @@ def test_a_lost_snapshot_is_followed_by_another(source: Source) -> None:
     for name in ("t", "u"):
         assert table(manifest, f"public.{name}").copy_lsn == str(manifest.end_lsn)
         assert fold(source, [manifest], f"public.{name}", "a") == in_source(source, name)
+
+
+#: A type of the user's own that is stored as int8 is, so that a column can become one without a rewrite.
+LIKE_INT8 = (
+    "CREATE TYPE likewise",
+    "CREATE FUNCTION likewise_in(cstring) RETURNS likewise AS 'int8in' LANGUAGE internal IMMUTABLE STRICT",
+    "CREATE FUNCTION likewise_out(likewise) RETURNS cstring AS 'int8out' LANGUAGE internal IMMUTABLE STRICT",
+    "CREATE FUNCTION likewise_send(likewise) RETURNS bytea AS 'int8send' LANGUAGE internal IMMUTABLE STRICT",
+    "CREATE TYPE likewise (INPUT = likewise_in, OUTPUT = likewise_out, SEND = likewise_send, LIKE = int8)",
+    "CREATE CAST (int8 AS likewise) WITHOUT FUNCTION AS ASSIGNMENT",
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "value", "after"),
+    [
+        ("int8", int.from_bytes(b"canaries"), "likewise"),
+        ("timestamptz", "'2020-01-01'", "timestamp"),
+    ],
+)
+def test_a_type_that_changed_without_a_rewrite_means_another_snapshot(
+    source: Source, before: str, value: str | int, after: str
+) -> None:
+    """Between the look at the catalog and the first row; the error quotes no value."""
+    source.execute(
+        *LIKE_INT8, f"ALTER TABLE t ADD c {before}", f"INSERT INTO t VALUES (1, 'x', {value})"
+    )
+    with (
+        create_slot(source.conninfo, source.slot_name) as snapshot,
+        sessions.connect(source.conninfo) as session,
+    ):
+        context = CaptureContext(
+            source.request(),
+            StagingArea(str(source.staging)),
+            session,
+            read_server(session),
+        )
+        (published,) = context.published()
+        source.execute("SET TimeZone = 'UTC'", f"ALTER TABLE t ALTER c TYPE {after}")
+        point = snapshot.consistent_point
+        with context.batch(point) as batch:
+            version = context.describer.published(published)
+            order = CopyOrder(published, batch.add_copy(published.relation_oid, version, point))
+            with pytest.raises(SnapshotLost) as lost:
+                list(copy_tables(source.conninfo, snapshot.name, [order], 1))
+            batch.abandon()
+        assert (lost.value.table, lost.value.column) == ("public.t", "c")
+        assert "canaries" not in "".join(traceback.format_exception(lost.value))
+        manifest = copied_in(source, snapshot)
+    assert len(source.copied(manifest, "public.t")) == 1
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from airflow_provider_pgoutput.capture.source.copy_plan import BlockRange
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.staging.rejected import NEW_TUPLE, Rejection, rejected_rows
 from airflow_provider_pgoutput.capture.types.fetched import MOMENT_OIDS, moment_caster
-from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.errors import ConfigurationError, SnapshotLost
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -92,7 +92,7 @@ def copy_tables(
     """Read all tables, in this order; batches of several tables and parts interleave.
 
     :param snapshot_name: an exported snapshot whose session stays open until the last row.
-    :raises SnapshotLost: when it does not exist any more.
+    :raises SnapshotLost: when it does not exist any more, or a column has another type by now.
     :raises MissingPrivilege: when the role may not SELECT a table.
     :raises ConfigurationError: when a table has no columns.
     """
@@ -241,9 +241,11 @@ def _cast(order: CopyOrder, version: StagedVersion, fetched: pa.RecordBatch) -> 
         if not is_binary(column, is_key=column.name in key):
             values = values.view(pa.binary())
         elif column.type_oid in MOMENT_OIDS:
+            if values.type != text_caster.arrow_type:
+                raise _other_type(order, column)
             caster = moment_caster(text_caster)
         else:
-            columns.append(_exact(values, text_caster.arrow_type))
+            columns.append(_exact(values, text_caster.arrow_type, order, column))
             continue
         result = caster.cast(values)
         columns.append(result.values)
@@ -259,10 +261,26 @@ def _cast(order: CopyOrder, version: StagedVersion, fetched: pa.RecordBatch) -> 
     return CopiedRows(order, rows, rejected)
 
 
-def _exact(values: pa.Array, wanted: pa.DataType) -> pa.Array:
+def _exact(values: pa.Array, wanted: pa.DataType, order: CopyOrder, column: Column) -> pa.Array:
     if isinstance(values, pa.ExtensionArray):
         values = values.storage
-    return values if values.type == wanted else values.cast(wanted)
+    if values.type == wanted:
+        return values
+    try:
+        return values.cast(wanted)
+    except pa.ArrowException:
+        # Not from it: its text quotes the value.
+        raise _other_type(order, column) from None
+
+
+def _other_type(order: CopyOrder, column: Column) -> SnapshotLost:
+    """A type that ALTER TABLE changed without a new file since the table was described."""
+    return SnapshotLost(
+        "The column has another type than when the copy began.",
+        table=order.table.name,
+        column=column.name,
+        advice="nothing; the table is copied again as it is now.",
+    )
 
 
 def _rejected(
