@@ -8,6 +8,7 @@ Source: https://www.postgresql.org/docs/current/errcodes-appendix.html
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
 
 
 class _Meaning(NamedTuple):
-    #: Start of the SQLSTATE, and a part of the server's message or nothing.
+    #: Start of the SQLSTATE, and a pattern of the server's message or nothing. Messages quote names, which
+    #: may hold any word: a pattern of few words says where they stand.
     sqlstate: str
-    words: str
+    pattern: str
     error: type[errors.PgoutputError]
     advice: str
 
@@ -73,39 +75,43 @@ _MEANINGS = (
     ),
     _Meaning(
         "42704",
-        "publication",
+        r"^publication \"",
         errors.PublicationMissing,
         "create the publication, or correct its name; the slot was not moved.",
     ),
     _Meaning(
-        "42704", "replication slot", errors.SlotNotFound, "check slot_name and the connection."
+        "42704", r"^replication slot \"", errors.SlotNotFound, "check slot_name and the connection."
     ),
-    _Meaning("42501", "replication", errors.MissingPrivilege, _REPLICATION),
-    _Meaning("42501", "START_REPLICATION", errors.MissingPrivilege, _REPLICATION),
+    _Meaning("42501", "to use replication slots$", errors.MissingPrivilege, _REPLICATION),
     _Meaning(
         "42501",
-        "for schema",
+        "^permission denied for schema ",
         errors.MissingPrivilege,
         "GRANT USAGE ON SCHEMA <that schema> TO <role>; a copy needs it.",
     ),
-    _Meaning("22023", "invalid snapshot identifier", errors.SnapshotLost, _NEW_SNAPSHOT),
-    _Meaning("42704", "snapshot", errors.SnapshotLost, _NEW_SNAPSHOT),
+    _Meaning("22023", "^invalid snapshot identifier", errors.SnapshotLost, _NEW_SNAPSHOT),
+    _Meaning("42704", r"^snapshot \"", errors.SnapshotLost, _NEW_SNAPSHOT),
     _Meaning(
-        "55000", "could not import the requested snapshot", errors.SnapshotLost, _NEW_SNAPSHOT
+        "55000", "^could not import the requested snapshot", errors.SnapshotLost, _NEW_SNAPSHOT
     ),
     _Meaning(
         "42501",
-        "for table",
+        "^permission denied for table ",
         errors.MissingPrivilege,
         "GRANT SELECT ON <that table> TO <role>; or, for all tables, GRANT pg_read_all_data TO <role>.",
     ),
     _Meaning(
         "42501",
-        "row-level security",
+        "^query would be affected by row-level security",
         errors.MissingPrivilege,
         "ALTER ROLE <role> BYPASSRLS; else the copy would leave rows out.",
     ),
-    _Meaning("42501", "for function", errors.MissingPrivilege, "GRANT EXECUTE ON FUNCTION <it>."),
+    _Meaning(
+        "42501",
+        "^permission denied for function ",
+        errors.MissingPrivilege,
+        "GRANT EXECUTE ON FUNCTION <it>.",
+    ),
     _Meaning("42501", "", errors.MissingPrivilege, "GRANT what the message names to the role."),
     _Meaning("22023", "proto_version", errors.WrongSlot, "use a slot of the plugin pgoutput."),
     _Meaning("0A000", "column lists", errors.ConfigurationError, "give both the same column list."),
@@ -178,7 +184,7 @@ def meaning(
             f"The source did not answer: {message}", slot=slot, advice=_LATER
         )
     for each in _MEANINGS:
-        if sqlstate.startswith(each.sqlstate) and each.words in message:
+        if sqlstate.startswith(each.sqlstate) and re.search(each.pattern, message):
             return each.error(
                 f"{message} [SQLSTATE {sqlstate}]", slot=slot, table=table, advice=each.advice
             )

@@ -12,9 +12,12 @@ from airflow_provider_pgoutput.capture.source.errors import meaning
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     DecodedTooEarly,
+    MissingPrivilege,
     PublicationMissing,
     SlotBusy,
     SlotLost,
+    SlotNotFound,
+    SnapshotLost,
     SourceError,
     SourceUnavailable,
     WrongSlot,
@@ -110,6 +113,43 @@ def test_what_the_server_says_has_a_class(
     sqlstate: str | None, message: str, error: type[Exception]
 ) -> None:
     assert type(meaning(sqlstate, message)) is error
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "message", "error", "advice"),
+    [
+        ("42704", 'publication "replication slot" does not exist', PublicationMissing, "create"),
+        ("42704", 'replication slot "publication" does not exist', SlotNotFound, "slot_name"),
+        ("42704", 'snapshot "00000003-00000002-1" does not exist', SnapshotLost, "new snapshot"),
+        ("42704", 'type "s.publication" does not exist', SourceError, "server's log"),
+        ("42704", 'type "txid_snapshot" does not exist', SourceError, "server's log"),
+        ("42704", 'collation "replication slot" does not exist', SourceError, "server's log"),
+        ("22023", 'invalid snapshot identifier: "1"', SnapshotLost, "new snapshot"),
+        ("42501", "permission denied for table replication", MissingPrivilege, "GRANT SELECT"),
+        ("42501", 'permission denied for table "for schema"', MissingPrivilege, "GRANT SELECT"),
+        ("42501", "permission denied for schema replication", MissingPrivilege, "GRANT USAGE"),
+        ("42501", "permission denied for function replication", MissingPrivilege, "GRANT EXECUTE"),
+        ("42501", "permission denied to use replication slots", MissingPrivilege, "REPLICATION"),
+        (
+            "42501",
+            "must be superuser or replication role to use replication slots",
+            MissingPrivilege,
+            "REPLICATION",
+        ),
+        (
+            "42501",
+            'query would be affected by row-level security policy for table "t"',
+            MissingPrivilege,
+            "BYPASSRLS",
+        ),
+    ],
+)
+def test_names_in_a_message_do_not_give_it_another_class(
+    sqlstate: str, message: str, error: type[Exception], advice: str
+) -> None:
+    refused = meaning(sqlstate, message)
+    assert type(refused) is error
+    assert advice in str(refused)
 
 
 @pytest.mark.parametrize(
