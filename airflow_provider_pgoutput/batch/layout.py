@@ -29,6 +29,9 @@ _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 _MANIFEST_NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})-([0-9a-f]{16})\.json")
 _ATTEMPT_PATH = re.compile(r"[a-z0-9_]{1,63}/data/([0-9A-F]{16})-[^/]+/.+")
 _COPY_SEAL_NAME = re.compile(r"[0-9]+-[0-9A-F]{16}-([0-9a-f]{16})\.json")
+_COPY_SEAL_PATH = re.compile(
+    rf"[a-z0-9_]{{1,63}}/copies/([0-9A-F]{{16}})/{_COPY_SEAL_NAME.pattern}"
+)
 _SAFE_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 
 #: Digits of a batch's id in the names of its files.
@@ -117,9 +120,14 @@ def prepared_path(attempt_root: str, number: int) -> str:
     return f"{prepared_folder(attempt_root)}/prepared-{number:05d}.arrow"
 
 
+def copies_folder(slot_name: str) -> str:
+    """Folder of the seals of copied tables of all batches, relative to the staging root."""
+    return f"{check_slot_name(slot_name)}/copies"
+
+
 def copy_seal_folder(slot_name: str, start_lsn: Lsn) -> str:
     """Folder of the seals of the tables that are copied in one batch, relative to the staging root."""
-    return f"{check_slot_name(slot_name)}/copies/{start_lsn.sortable}"
+    return f"{copies_folder(slot_name)}/{start_lsn.sortable}"
 
 
 def copy_seal_path(
@@ -134,6 +142,12 @@ def parse_copy_seal_name(name: str) -> str | None:
     """The digest out of a seal's file name, or None when it is not one of ours."""
     match = _COPY_SEAL_NAME.fullmatch(name)
     return match[1] if match else None
+
+
+def parse_copy_seal_start(path: str) -> Lsn | None:
+    """Where the batch starts to which a seal belongs, or None when the file is not one of ours."""
+    match = _COPY_SEAL_PATH.fullmatch(path)
+    return Lsn(int(match[1], 16)) if match else None
 
 
 def plan_folder(slot_name: str) -> str:

@@ -64,12 +64,15 @@ def prune(
     for each in going:
         area.delete_file(each.entry.path)
     unneeded = [
+        # Seals before the files that they name.
+        *_unneeded_seals(area, slot_name, checkpoint, older_than),
         *_unneeded_data(area, slot_name, checkpoint, older_than, going, needed),
         *_unneeded_plans(area, slot_name, older_than, staying),
     ]
     for entry in unneeded:
         area.delete_file(entry.path)
-    area.delete_empty_folders(layout.data_folder(slot_name))
+    for folder in (layout.copies_folder(slot_name), layout.data_folder(slot_name)):
+        area.delete_empty_folders(folder)
     removed = [*(each.entry for each in going), *unneeded]
     ours = [each.manifest for each in staying if _is_of(each, checkpoint)]
     return Pruned(
@@ -131,6 +134,16 @@ def _unneeded_data(
         start = layout.parse_attempt_start(entry.path)
         abandoned = start is not None and start < checkpoint.end_lsn and entry.modified < older_than
         if entry.path in gone or abandoned:
+            yield entry
+
+
+def _unneeded_seals(
+    area: StagingArea, slot_name: str, checkpoint: Checkpoint, older_than: datetime
+) -> Iterator[Entry]:
+    """Seals of copied tables that no batch took: the lake is past the point where their batch starts."""
+    for entry in area.entries(layout.copies_folder(slot_name), recursive=True):
+        start = layout.parse_copy_seal_start(entry.path)
+        if start is not None and start < checkpoint.end_lsn and entry.modified < older_than:
             yield entry
 
 

@@ -22,6 +22,7 @@ from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
 from airflow_provider_pgoutput.capture.staging.retention import Pruned, prune
 from airflow_provider_pgoutput.capture.staging.seal import find_ending, find_sealed
+from airflow_provider_pgoutput.capture.staging.sealed_copies import find_seals
 from airflow_provider_pgoutput.capture.types.cast import NULL_AND_KEEP, ValuePolicy
 from airflow_provider_pgoutput.errors import BatchRefused
 
@@ -161,6 +162,30 @@ def test_files_of_dead_attempts_go_when_they_are_old(area: StagingArea) -> None:
     sizes = area.sizes([dead, running])
     assert sizes[0] is None
     assert sizes[1] is not None
+
+
+def test_seals_of_copies_that_no_batch_took_go_with_their_files(area: StagingArea) -> None:
+    def copied(start: int) -> None:
+        """An attempt that died after it had sealed a table."""
+        batch = BatchInProgress(
+            area, "s", Lsn(start), "dead", undescribed, ValuePolicy(NULL_AND_KEEP, {}), 8
+        )
+        table = batch.add_copy(1, VERSION, Lsn(start))
+        batch.copy_rows(table, pa.record_batch({"n0": pa.array([1], pa.int32())}), [])
+        batch.seal_copy(table, "f")
+
+    sealed(area, 16, 32)
+    copied(16)
+    copied(32)
+    seals = [entry.path for entry in area.entries("s/copies", recursive=True)]
+    assert len(seals) == 2
+    assert pruned(area, checkpoint=32, age=SOON).files == 0
+    # The seal, its file, and nothing of the batch that starts at the checkpoint.
+    assert pruned(area, checkpoint=32).files == 2
+    assert area.sizes(seals)[0] is None
+    assert [entry.path for entry in area.entries("s/copies", recursive=True)] == seals[1:]
+    assert len(find_seals(area, "s", Lsn(32))) == 1
+    assert not find_seals(area, "s", Lsn(16))
 
 
 def test_another_system_and_foreign_files_are_left_alone(area: StagingArea, tmp_path: Path) -> None:
