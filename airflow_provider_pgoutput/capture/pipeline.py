@@ -146,6 +146,9 @@ class _Capture:
         if found and holds_copies(found[0], request.copy_tables):
             return found
         if request.initial_copy == NEVER:
+            warn_of_membership_changes(
+                self._context.session, request.slot_name, self._context.publication_names
+            )
             tables = tables_to_copy(self._context.published(), None, request)
             self._check_may_copy(tables)
             return stage_changes(self._context, start, tables)

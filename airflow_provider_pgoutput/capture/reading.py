@@ -55,7 +55,7 @@ def stage_changes(
     """
     request, target = context.request, _target(context)
     limits = Limits(request.max_changes, request.max_bytes, request.max_seconds)
-    if request.checkpoint is None and request.start_lsn is not None:
+    if request.start_lsn == start:
         # What a load from outside holds already lies in one batch with all that came by now: then the
         # last state of a row wins, whatever the load found of it.
         limits = Limits()

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
 from airflow_provider_pgoutput.capture.request import CaptureRequest
 from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
 from airflow_provider_pgoutput.errors import (
@@ -55,6 +56,33 @@ def test_the_first_batch_begins_at_start_lsn(source: Source, transport: str) -> 
     source.execute("INSERT INTO t VALUES (4)", "INSERT INTO t VALUES (5)")
     second = source.stage(checkpoint=checkpoint_of(first), **options)
     assert [row["a"] for row in source.changes(second, "public.t")] == [4]
+
+
+def test_a_checkpoint_that_was_rebuilt_does_not_cut_the_first_batch(source: Source) -> None:
+    """The load may hold all of it: whatever it found of a row, the last state has to win."""
+    source.make_slot()
+    start = position(source)
+    source.execute("INSERT INTO t VALUES (1)", "INSERT INTO t VALUES (2)")
+    server = source.execute("SELECT system_identifier::text FROM pg_control_system()")[0][0]
+    batch = source.stage(
+        checkpoint=Checkpoint(start, server),
+        initial_copy="never",
+        start_lsn=start,
+        max_changes=1,
+    )
+    assert batch.loaded_lsn == str(batch.start_lsn)
+    assert [row["a"] for row in source.changes(batch, "public.t")] == [1, 2]
+
+
+def test_tables_that_came_since_the_slot_was_made_are_named(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    source.execute("CREATE TABLE u(a int PRIMARY KEY)")
+    source.make_slot()
+    source.execute("INSERT INTO u VALUES (1)", "ALTER PUBLICATION p ADD TABLE u")
+    source.stage(initial_copy="never", start_lsn=position(source))
+    assert "took up public.u since the slot's position" in caplog.text
+    assert "took up public.t" not in caplog.text
 
 
 def test_a_slot_that_is_past_start_lsn_is_refused(source: Source) -> None:
