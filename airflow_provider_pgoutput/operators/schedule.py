@@ -6,8 +6,11 @@ What is not here: what is done with it; capture compares it with the server's pa
 from __future__ import annotations
 
 import itertools
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 #: Runs that are looked ahead: a week of every hour, weekends among them.
 _RUNS = 200
@@ -25,9 +28,19 @@ def longest_seconds_between_runs(dag: Any) -> int | None:
     expression = getattr(timetable, "expression", None)
     if not isinstance(expression, str):
         return None
-    # Airflow's own; imported here, because only schedules of this kind need it.
-    from croniter import croniter  # type: ignore[import-untyped]
+    # Airflow's own reckoning; imported here, because only schedules of this kind need it.
+    from airflow.sdk import timezone
+    from airflow.timetables.base import TimeRestriction
+    from airflow.timetables.trigger import CronTriggerTimetable
 
-    times = croniter(expression, datetime(2026, 1, 1))
-    runs = [times.get_next(float) for _ in range(_RUNS)]
-    return int(max(later - earlier for earlier, later in itertools.pairwise(runs)))
+    cron = CronTriggerTimetable(expression, timezone=getattr(timetable, "timezone", "UTC"))
+    since = TimeRestriction(timezone.parse("2026-01-01"), latest=None, catchup=True)
+    runs: list[datetime] = []
+    interval = None
+    for _ in range(_RUNS):
+        run = cron.next_dagrun_info(last_automated_data_interval=interval, restriction=since)
+        assert run is not None, "nothing says that the schedule ends"
+        interval = run.data_interval
+        runs.append(run.run_after)
+    longest = max(later - earlier for earlier, later in itertools.pairwise(runs))
+    return int(longest.total_seconds())

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG, Asset
+from airflow.sdk import DAG, Asset, CronTriggerTimetable, DeltaTriggerTimetable
 
 from airflow_provider_pgoutput.operators.schedule import longest_seconds_between_runs
 
@@ -19,6 +19,9 @@ from airflow_provider_pgoutput.operators.schedule import longest_seconds_between
         ("@hourly", 3600),
         # From Friday evening to Monday morning.
         ("0 8-18 * * 1-5", (2 * 24 + 14) * 3600),
+        # The last Sunday of March and that of October change the clock in between.
+        (CronTriggerTimetable("30 5 * * 1", timezone="Europe/Berlin"), (7 * 24 + 1) * 3600),
+        (DeltaTriggerTimetable(timedelta(hours=2)), 7200),
         (None, None),
         ("@continuous", None),
         ([Asset("shop")], None),
