@@ -101,7 +101,7 @@ class CaptureContext:
             request.policy,
             request.memory_mib,
             Casters(
-                self.describer.text_caster,
+                self.describer.copy_caster,
                 self.describer.binary_caster if self.options.binary else self.describer.text_caster,
             ),
             request.options.message_prefixes,

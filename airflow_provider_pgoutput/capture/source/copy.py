@@ -3,8 +3,9 @@
 Several connections read in threads, large tables in ranges of blocks, so that one table keeps all of them
 busy as many do. Each part is a stream of Arrow batches, so memory stays bounded. Only published columns
 are selected, and only rows that the publications' filters let through. Values go through the casters of
-the stream; a type is fetched in binary only where that is exactly the same.
-What is not here: how tables are split (``copy_plan.py``), and where the rows go.
+the stream.
+What is not here: how tables are split (``copy_plan.py``), the form in which a column is fetched
+(``fetched_form.py``), and where the rows go.
 
 Source: https://www.postgresql.org/docs/current/logical-replication-row-filter.html (initial data)
 """
@@ -25,6 +26,7 @@ from airflow_provider_pgoutput.capture.hand_over import HandOver
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.copy_plan import BlockRange
 from airflow_provider_pgoutput.capture.source.errors import translated
+from airflow_provider_pgoutput.capture.source.fetched_form import expression, is_binary, is_sent
 from airflow_provider_pgoutput.capture.staging.rejected import NEW_TUPLE, Rejection, rejected_rows
 from airflow_provider_pgoutput.capture.types.fetched import MOMENT_OIDS, moment_caster
 from airflow_provider_pgoutput.errors import ConfigurationError, SnapshotLost
@@ -37,20 +39,10 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Column
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.capture.staging.tables import StagedTable, StagedVersion
+    from airflow_provider_pgoutput.capture.types.cast import ColumnCaster
 
 _BATCH_BYTES = 4 << 20
 _QUEUED_BATCHES = 4
-
-#: Built-in types whose binary form, as ADBC reads it, is exactly the value that the text gives:
-#: bool, bytea, int8, int2, int4, text, float4, float8, bpchar, varchar.
-_BINARY_OIDS = frozenset({16, 17, 20, 21, 23, 25, 700, 701, 1042, 1043})
-#: Of these, the ones whose Arrow form prints as PostgreSQL does, so that they can name a key.
-_PLAIN_TEXT_OIDS = frozenset({20, 21, 23, 25, 1042, 1043})
-#: Built-in types that are text: text, bpchar, varchar.
-_TEXT_OIDS = frozenset({25, 1042, 1043})
-#: Built-in types without a cast to text of their own, so that ``::text`` is what the output function
-#: prints: date, timestamp, timestamptz (as keys), interval, time, timetz, numeric, uuid, json, jsonb.
-_CASTABLE_OIDS = frozenset({1082, 1114, 1184, 1186, 1083, 1266, 1700, 2950, 114, 3802})
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +146,7 @@ def select_statement(
     table, published via its root, with all partitions: a range is that of each of them.
     """
     key = set(table.key_columns)
-    chosen = [_expression(each, is_key=each.name in key) for each in columns]
+    chosen = [expression(each, is_key=each.name in key) for each in columns]
     # A table without columns still has rows.
     listed = sql.SQL(", ").join(chosen or [sql.SQL("true")])
     source = sql.Identifier(table.schema_name, table.table_name)
@@ -178,29 +170,6 @@ def _block_conditions(blocks: BlockRange | None) -> list[sql.Composable]:
         for sign, block in bounds
         if block
     ]
-
-
-def _expression(column: Column, *, is_key: bool) -> sql.Composable:
-    name = sql.Identifier(column.name)
-    if is_binary(column, is_key=is_key):
-        return name
-    if column.type_oid in _CASTABLE_OIDS:
-        return sql.SQL("{}::pg_catalog.text").format(name)
-    # Casting to text is not printing: bool, inet, name and users' types have casts of their own.
-    # num_nulls tells NULL from a row of NULLs, which IS NULL does not.
-    return sql.SQL(
-        "pg_catalog.format(CASE pg_catalog.num_nulls({0}) WHEN 0 THEN '%s' END, {0})"
-    ).format(name)
-
-
-def is_binary(column: Column, *, is_key: bool) -> bool:
-    """Whether a column is fetched in binary; keys must also print as PostgreSQL prints them.
-
-    So must what is text in the lake by choice.
-    """
-    if column.lake_type == "string" and column.type_oid not in _TEXT_OIDS:
-        return False
-    return column.type_oid in (_PLAIN_TEXT_OIDS if is_key else _BINARY_OIDS | MOMENT_OIDS)
 
 
 def _snapshot_session(conninfo: str | Mapping[str, Any], snapshot_name: str) -> AdbcConnection:
@@ -239,6 +208,7 @@ def _cast(order: CopyOrder, version: StagedVersion, fetched: pa.RecordBatch) -> 
     for place, text_caster in enumerate(version.casters):
         column, values, caster = text_caster.column, fetched.column(place), text_caster
         if not is_binary(column, is_key=column.name in key):
+            # Its text, or what its send function makes.
             values = values.view(pa.binary())
         elif column.type_oid in MOMENT_OIDS:
             if values.type != text_caster.arrow_type:
@@ -292,9 +262,9 @@ def _rejected(
     raw: pa.Array,
 ) -> pa.RecordBatch:
     key = {
-        each.name: fetched.column(number).take(chosen).cast(pa.string()).cast(pa.binary())
-        for number, each in enumerate(version.version.columns)
-        if each.name in order.table.key_columns
+        caster.column.name: _printed(caster, fetched.column(number).take(chosen))
+        for number, caster in enumerate(version.casters)
+        if caster.column.name in order.table.key_columns
     }
     rejection = Rejection(
         column=version.version.columns[place],
@@ -306,3 +276,10 @@ def _rejected(
         seq=None,
     )
     return rejected_rows(version.version, version.relation_oid, rejection)
+
+
+def _printed(caster: ColumnCaster, values: pa.Array) -> pa.Array:
+    """Fetched values of a key as PostgreSQL prints them."""
+    if is_sent(caster.column):
+        return caster.texts(values.view(pa.binary()))
+    return values.cast(pa.string()).cast(pa.binary())

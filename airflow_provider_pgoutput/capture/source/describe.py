@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.manifest import Column, TableVersion
 from airflow_provider_pgoutput.capture.source.catalog import read_missing_values, read_types
+from airflow_provider_pgoutput.capture.source.fetched_form import is_sent
 from airflow_provider_pgoutput.capture.types.binary import binary_caster
 from airflow_provider_pgoutput.capture.types.cast import column_caster
 from airflow_provider_pgoutput.capture.types.mapping import lake_type, type_name
@@ -85,6 +86,13 @@ class Describer:
         """Choose the caster of a column whose values are in binary form; see ``types/binary.py``."""
         types = self._types_with([column.type_oid])
         return binary_caster(column, policy, types=types, table=table)
+
+    def copy_caster(
+        self, column: Column, policy: ValuePolicy, *, table: str | None = None
+    ) -> ColumnCaster:
+        """Choose the caster of a column whose values are copied; see ``fetched_form.py``."""
+        caster = self.binary_caster if is_sent(column) else self.text_caster
+        return caster(column, policy, table=table)
 
     def _version(
         self,

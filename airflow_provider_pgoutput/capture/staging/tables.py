@@ -87,7 +87,7 @@ class MakeCaster(Protocol):
 class Casters:
     """Who chooses the casters of a batch."""
 
-    #: Of copied values, which come as text.
+    #: Of copied values, in the form in which each is fetched.
     copied: MakeCaster = column_caster
     #: Of changed values: text, or binary where the slot is read so.
     changed: MakeCaster = column_caster
@@ -99,7 +99,7 @@ class StagedVersion:
 
     relation_oid: int
     version: TableVersion
-    #: Of copied values, which come as text.
+    #: Of copied values, in the form in which each is fetched.
     casters: tuple[ColumnCaster, ...]
     #: Of changed values, in the form in which the slot is read.
     change_casters: tuple[ColumnCaster, ...]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.staging.area import StagedOutput, StagingArea
 
 #: A buffer of this size is a good row group.
-ROW_GROUP_BYTES = 32 << 20
+ROW_GROUP_BYTES = 16 << 20
 #: A file is closed when it has grown to this size.
 FILE_BYTES = 192 << 20
 
