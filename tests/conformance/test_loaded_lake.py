@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
+from airflow_provider_pgoutput.batch import checkpoint as words
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.examination import examine_pipeline
+from airflow_provider_pgoutput.capture.lake_state import open_catalog
+from airflow_provider_pgoutput.capture.repair import rebuild_checkpoint
 from airflow_provider_pgoutput.errors import RowMissing, TableRefused
 from tests.conformance.compare import connect, lake_fields, quoted, read_lake, read_source
 from tests.conformance.pipeline import CATALOG, Pipeline
@@ -128,6 +133,42 @@ def test_the_overlap_of_load_and_stream_is_told_apart_by_key(
     before = pipeline.snapshot_ids()
     pipeline.apply(first)
     assert pipeline.snapshot_ids() == before
+    assert_equal(pipeline, "t", "emptied", "later")
+
+
+def test_a_checkpoint_that_was_rebuilt_before_the_first_batch_was_whole(
+    postgres_database: str,
+    spark: SparkSession,
+    lake_catalog_properties: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    """As after a crash between the publishes of two tables: one has the batch, the other only the load."""
+    pipeline = loaded(postgres_database, "loaded_rebuilt", spark, lake_catalog_properties, tmp_path)
+    execute(postgres_database, *OVERLAP)
+    load(pipeline, "t", "a int, b string, c int")
+    load(pipeline, "emptied", "a int")
+    load(pipeline, "later", "a int, b string")
+    first = pipeline.stage()
+    pipeline.apply(first)
+    for name in ("t", words.CHECKPOINT_TABLE):
+        spark.sql(f"DROP TABLE {quoted(CATALOG, pipeline.namespace, name)}")
+    load(pipeline, "t", "a int, b string, c int")
+    observed, _ = examine_pipeline(
+        postgres_database,
+        pipeline.slot_name,
+        catalog := open_catalog(CATALOG, lake_catalog_properties),
+        pipeline.namespace,
+        None,
+    )
+    start = pipeline.capture_options["start_lsn"]
+    assert rebuild_checkpoint(catalog, pipeline.namespace, observed) == start
+    # The batch is gone too: it is staged again, with what came since, and no limit cuts it.
+    shutil.rmtree(tmp_path / pipeline.slot_name)
+    execute(postgres_database, *AFTER)
+    again = pipeline.stage(max_changes=1)
+    assert again.manifest.start_lsn == start
+    assert again.manifest.changes >= first.manifest.changes + len(AFTER)
+    pipeline.apply(again)
     assert_equal(pipeline, "t", "emptied", "later")
 
 
