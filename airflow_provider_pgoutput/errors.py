@@ -200,3 +200,16 @@ class SlotAheadOfCheckpoint(CopyAgainError):
 
 class RowMissing(CopyAgainError):
     """An update without all values concerns a row that the target table does not hold."""
+
+
+def error_named(error: str, message: str) -> PgoutputError | None:
+    """Make an error that another process reported, in its own class; None: it is not one of ours.
+
+    :param error: name of its class. It is looked up among ours only.
+    """
+    known = {each.__name__: each for each in _tree(PgoutputError)}
+    return known[error](message) if error in known else None
+
+
+def _tree(base: type[PgoutputError]) -> list[type[PgoutputError]]:
+    return [base, *(leaf for each in base.__subclasses__() for leaf in _tree(each))]

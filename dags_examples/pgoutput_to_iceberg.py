@@ -84,6 +84,21 @@ with DAG(
             items={"type": "string"},
             description='Tables to copy again in this run: ["public.orders"].',
         ),
+        "copy_engine": Param(
+            "worker",
+            type="string",
+            enum=["worker", "spark"],
+            description="Who copies large tables: the stage task, or a Spark job.",
+        ),
+        "spark_copy_from_bytes": Param(
+            None,
+            type=["null", "integer"],
+            minimum=0,
+            description="Tables from this size on are large, in bytes on the server's disk.",
+        ),
+        "spark_copy_conf": Param(
+            {}, type="object", description="Spark configuration of the copy job."
+        ),
         "mode": Param(
             "upsert",
             type="string",
@@ -112,6 +127,9 @@ with DAG(
             "max_changes": "{{ params.max_changes or '' }}",
             "max_seconds": "{{ params.max_seconds or '' }}",
             "copy_tables": "{{ params.copy_tables | tojson }}",
+            "copy_engine": "{{ params.copy_engine }}",
+            "spark_copy_from_bytes": "{{ params.spark_copy_from_bytes }}",
+            "spark_copy_conf": "{{ params.spark_copy_conf | tojson }}",
         },
         apply_options={
             "mode": "{{ params.mode }}",

@@ -9,10 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import sys
-import threading
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,8 +25,6 @@ COPY_AGAIN = 66
 #: Trying again can help (``RetryableError``); EX_TEMPFAIL of sysexits.h.
 RETRYABLE = 75
 
-_PARENT_CHECK_SECONDS = 1.0
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Apply the batch that the plan at ``--plan-uri`` names; return the exit status."""
@@ -40,7 +35,10 @@ def main(arguments: list[str] | None = None) -> int:
         stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    _die_with_parent()
+    # Imported late: the package comes with --py-files, and a source tree is found by _find_package.
+    from airflow_provider_pgoutput.batch.parent_watch import die_with_parent  # noqa: PLC0415
+
+    die_with_parent(RETRYABLE)
 
     from pyspark.sql import SparkSession  # noqa: PLC0415 - after the arguments were checked
 
@@ -52,7 +50,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _apply(spark: SparkSession, plan_uri: str) -> int:
-    # Imported late: the package comes with --py-files, and a source tree is found by _find_package.
     from airflow_provider_pgoutput.apply.pipeline import apply_batch  # noqa: PLC0415
     from airflow_provider_pgoutput.apply.staged import read_plan, write_text  # noqa: PLC0415
     from airflow_provider_pgoutput.errors import (  # noqa: PLC0415
@@ -76,39 +73,6 @@ def _apply(spark: SparkSession, plan_uri: str) -> int:
         print("::endgroup::", flush=True)
     write_text(spark, result_uri, json.dumps({"status": "applied", **asdict(result)}))
     return OK
-
-
-def _die_with_parent() -> None:
-    """End this process when the one that started it is gone.
-
-    A killed Airflow worker leaves spark-submit running, and a killed JVM this driver. Neither could
-    do harm - the publishing commit is fenced - but they hold memory and cores.
-    """
-    watched = _ancestors()
-
-    def watch() -> None:
-        while _ancestors()[: len(watched)] == watched:
-            time.sleep(_PARENT_CHECK_SECONDS)
-        print("The process that started this driver is gone; ending.", flush=True)
-        os._exit(RETRYABLE)
-
-    if watched:
-        threading.Thread(target=watch, name="parent-watch", daemon=True).start()
-
-
-def _ancestors() -> list[int]:
-    """The JVM that started this driver, and who started that; empty where it cannot be seen.
-
-    Process 1 is not watched: on a cluster the driver has no Airflow above it.
-    """
-    parent = os.getppid()
-    found = [parent] if parent > 1 else []
-    try:
-        # The fields after the command name, which may hold spaces and parentheses.
-        grandparent = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
-        return found
-    return [*found, grandparent] if grandparent > 1 else found
 
 
 def _find_package() -> None:

@@ -6,6 +6,7 @@
     <staging_uri>/<slot>/data/<start>-<attempt>/<relation oid>-v<version>/changes-00000.parquet
     <staging_uri>/<slot>/data/<start>-<attempt>/<relation oid>-v<version>/copy-00000.parquet
     <staging_uri>/<slot>/data/<start>-<attempt>/<relation oid>-v<version>/rejected-00000.parquet   of a copy
+    <staging_uri>/<slot>/data/<start>-<attempt>/<relation oid>-v<version>/<task>/copy-00000.parquet   (Spark)
     <staging_uri>/<slot>/data/<start>-<attempt>/rejected/rejected-00000.parquet
     <staging_uri>/<slot>/data/<start>-<attempt>/messages/messages-00000.parquet
     <staging_uri>/<slot>/data/<start>-<attempt>/prepared/prepared-00000.arrow

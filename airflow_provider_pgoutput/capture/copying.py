@@ -16,10 +16,14 @@ import uuid
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.crash_points import reach
+from airflow_provider_pgoutput.capture.copying_elsewhere import (
+    copied_elsewhere,
+    is_elsewhere,
+    ranges,
+)
 from airflow_provider_pgoutput.capture.progress import CopyProgress
 from airflow_provider_pgoutput.capture.source.copy import CopiedRows, CopyOrder, copy_tables
 from airflow_provider_pgoutput.capture.source.copy_plan import (
-    block_ranges,
     read_places,
     read_plan,
     read_states,
@@ -196,19 +200,40 @@ class _Round:
         tables = sorted(
             self._unsealed.values(), key=lambda each: -plan.storage[each.relation_oid].size_bytes
         )
-        orders = self._orders = [
+        request, storage = context.request, plan.storage
+        self._orders = [
             CopyOrder(
                 each,
                 batch.add_copy(each.relation_oid, context.describer.published(each), point),
-                block_ranges(plan.storage[each.relation_oid]),
+                ranges(request, storage[each.relation_oid]),
             )
             for each in tables
         ]
-        missing = {each.table.relation_oid: len(each.ranges) for each in orders}
+        here: list[CopyOrder] = []
+        there: list[CopyOrder] = []
+        for order in self._orders:
+            is_there = is_elsewhere(request, storage[order.table.relation_oid])
+            (there if is_there else here).append(order)
         progress = CopyProgress(
-            {each.name: plan.storage[each.relation_oid].size_bytes for each in tables}
+            {each.name: storage[each.relation_oid].size_bytes for each in tables}
         )
-        request = context.request
+        with copied_elsewhere(context, self._snapshot.name, there) as copies:
+            self._read_here(here, plan, progress)
+            for order, copied in copies:
+                batch.take_copy(order.staged, copied)
+                progress.rows(copied.counts.copied, 0)
+                progress.part(order.table.name, 1)
+                self._seal(order, plan)
+        progress.done()
+
+    def _read_here(
+        self, orders: Sequence[CopyOrder], plan: CopyPlan, progress: CopyProgress
+    ) -> None:
+        """Copy tables by connections of this process."""
+        if not orders:
+            return
+        batch, request = self._batch, self._context.request
+        missing = {each.table.relation_oid: len(each.ranges) for each in orders}
         for copied in copy_tables(
             request.conninfo, self._snapshot.name, orders, request.copy_connections
         ):
@@ -222,7 +247,6 @@ class _Round:
             progress.part(order.table.name, 1 / len(order.ranges))
             if not missing[order.table.relation_oid]:
                 self._seal(order, plan)
-        progress.done()
 
     def _seal(self, order: CopyOrder, plan: CopyPlan) -> None:
         """Seal a table whose every row was read, unless what was read is not all of one moment."""

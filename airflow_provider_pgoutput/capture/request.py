@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
+    from airflow_provider_pgoutput.capture.copy_job import CopyEngine
 
 SQL = "sql"
 WALSENDER = "walsender"
@@ -77,6 +78,8 @@ class CaptureRequest:
     memory_mib: int = 256
     #: Tables copied at the same time.
     copy_connections: int = 2
+    #: Copies the large tables; None: this process copies all.
+    copy_engine: CopyEngine | None = None
 
     def __post_init__(self) -> None:
         check_slot_name(self.slot_name)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.errors import LakeUnavailable, PgoutputError
+from airflow_provider_pgoutput.errors import LakeUnavailable, error_named
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
+    from airflow_provider_pgoutput.errors import PgoutputError
 
 
 def job_result(area: StagingArea, plan_path: str) -> dict[str, Any] | None:
@@ -38,11 +39,4 @@ def job_failure(area: StagingArea, plan_path: str) -> PgoutputError | None:
     found = job_result(area, plan_path)
     if found is None or found.get("status") != "failed":
         return None
-    # Looked up among our own classes; a name that is not one of them becomes no class at all.
-    known = {each.__name__: each for each in _tree(PgoutputError)}
-    error_class = known.get(str(found.get("error")))
-    return error_class(str(found.get("message"))) if error_class else None
-
-
-def _tree(base: type[PgoutputError]) -> list[type[PgoutputError]]:
-    return [base, *(leaf for each in base.__subclasses__() for leaf in _tree(each))]
+    return error_named(str(found.get("error")), str(found.get("message")))

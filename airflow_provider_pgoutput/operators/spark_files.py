@@ -21,18 +21,15 @@ import airflow_provider_pgoutput
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 _PACKAGE = "airflow_provider_pgoutput"
-#: What apply imports: itself, the contract, the errors. Nothing of Airflow's side is shipped.
-_SHIPPED = ("__init__.py", "errors.py", "batch", "apply")
-
-#: Not ``apply/main.py`` itself: Python puts the folder of a script first in its search path, and every
+#: Not a module of the package itself: Python puts the folder of a script first in its search path, and every
 #: module there (``types.py``) would hide the one of Python's own that has its name.
-_APPLICATION = """\
+_SCRIPT = """\
 import runpy
 
-runpy.run_module("airflow_provider_pgoutput.apply.main", run_name="__main__", alter_sys=True)
+runpy.run_module("{package}.{room}.main", run_name="__main__", alter_sys=True)
 """
 
 #: Spark's default lacks ``credential``, the key of REST catalogs, and the like.
@@ -43,8 +40,25 @@ _REDACTION = (
 
 
 @dataclass(frozen=True, slots=True)
+class Application:
+    """One of our Spark applications."""
+
+    #: The part of the package whose ``main`` it is.
+    room: str
+    #: What it imports: itself, the contract, the errors. Nothing of Airflow's side is shipped.
+    shipped: tuple[str, ...]
+
+
+APPLY = Application("apply", ("__init__.py", "errors.py", "batch", "apply"))
+COPY = Application("spark_copy", ("__init__.py", "errors.py", "batch", "capture", "spark_copy"))
+
+
+@dataclass(frozen=True, slots=True)
 class SparkFiles:
     """Paths of what was written for one job."""
+
+    #: Only this user may enter it.
+    folder: Path
 
     application: str
     package_zip: str
@@ -52,7 +66,9 @@ class SparkFiles:
 
 
 @contextmanager
-def spark_files(secrets: Mapping[str, str], properties_file: str | None) -> Iterator[SparkFiles]:
+def spark_files(
+    secrets: Mapping[str, str], properties_file: str | None, started: Application = APPLY
+) -> Iterator[SparkFiles]:
     """Write the files of one job and remove them when it is over.
 
     :param secrets: Spark configuration that must not be seen.
@@ -61,30 +77,32 @@ def spark_files(secrets: Mapping[str, str], properties_file: str | None) -> Iter
     :raises ConfigurationError: when ``properties_file`` cannot be read.
     """
     # mkdtemp makes the folder for this user only (0700).
-    folder = Path(tempfile.mkdtemp(prefix="pgoutput-apply-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"pgoutput-{started.room}-"))
     try:
-        application = folder / "pgoutput_apply.py"
+        application = folder / f"pgoutput_{started.room}.py"
         package_zip = folder / "airflow_provider_pgoutput.zip"
         properties = folder / "spark.properties"
         root = Path(airflow_provider_pgoutput.__file__).parent
-        application.write_text(_APPLICATION, encoding="utf-8")
-        _zip_package(root, package_zip)
-        _write_private(properties, _properties_text(secrets, properties_file))
-        yield SparkFiles(str(application), str(package_zip), str(properties))
+        script = _SCRIPT.format(package=_PACKAGE, room=started.room)
+        application.write_text(script, encoding="utf-8")
+        _zip_package(root, package_zip, started.shipped)
+        write_private(properties, _properties_text(secrets, properties_file))
+        yield SparkFiles(folder, str(application), str(package_zip), str(properties))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _zip_package(root: Path, target: Path) -> None:
+def _zip_package(root: Path, target: Path, shipped: Sequence[str]) -> None:
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in _SHIPPED:
+        for name in shipped:
             path = root / name
             files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
             for file in files:
                 archive.write(file, f"{_PACKAGE}/{file.relative_to(root)}")
 
 
-def _write_private(path: Path, text: str) -> None:
+def write_private(path: Path, text: str) -> None:
+    """Write a new file that only this user can read."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
-
 from airflow_provider_pgoutput.batch.xcom import batch_xcom
 from airflow_provider_pgoutput.operators import arguments
+from airflow_provider_pgoutput.operators.copying import CopyingOperator
 from airflow_provider_pgoutput.operators.outcome import airflow_outcome
 from airflow_provider_pgoutput.operators.progress import Lake
 from airflow_provider_pgoutput.operators.runs import (
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
 
 
-class PgoutputStageOperator(BaseOperator):
+class PgoutputStageOperator(CopyingOperator):
     """Stage what is new in a slot as Parquet files; return the batch.
 
     The first run creates the slot and stages every published table as it was at the slot's start. Each
@@ -75,9 +74,13 @@ class PgoutputStageOperator(BaseOperator):
         within the replica identity, or any with REPLICA IDENTITY FULL.
     :param memory_mib: memory for decoding and writing, in MiB.
     :param copy_connections: tables or parts of tables copied at the same time.
+
+    For ``copy_engine``, ``spark_conn_id``, ``spark_copy_from_bytes`` and ``spark_copy_conf`` see
+    ``CopyingOperator``.
     """
 
     template_fields: Sequence[str] = (
+        *CopyingOperator.template_fields,
         "slot_name",
         "publication_names",
         "staging_uri",
@@ -109,7 +112,7 @@ class PgoutputStageOperator(BaseOperator):
         "copy_connections",
     )
     template_fields_renderers = dict.fromkeys(
-        ("value_policy", "type_options", "column_types", "key_columns"), "json"
+        ("value_policy", "type_options", "column_types", "key_columns", "spark_copy_conf"), "json"
     )
     ui_color = "#d6ecd2"
 
@@ -206,7 +209,7 @@ class PgoutputStageOperator(BaseOperator):
         from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 
         slot_name = arguments.required_text(self.slot_name, "slot_name")
-        options = self._options()
+        options, copy_engine = self._options(), self._copy_engine(self.postgres_conn_id)
         lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
         limits: dict[str, Any] = {
             name: arguments.whole_number(getattr(self, name), name)
@@ -238,6 +241,7 @@ class PgoutputStageOperator(BaseOperator):
             type_options=arguments.text_mapping(self.type_options, "type_options"),
             column_types=arguments.text_mapping(self.column_types, "column_types"),
             key_columns=arguments.mapping(self.key_columns, "key_columns"),
+            copy_engine=copy_engine,
             attempt=new_attempt(context),
             # A limit that was not given is capture's to choose.
             **{name: value for name, value in limits.items() if value is not None},

@@ -13,7 +13,7 @@ import pytest
 from airflow.sdk import Connection
 
 from airflow_provider_pgoutput.errors import ConfigurationError
-from airflow_provider_pgoutput.operators.spark_files import own_spark_submit, spark_files
+from airflow_provider_pgoutput.operators.spark_files import COPY, own_spark_submit, spark_files
 from airflow_provider_pgoutput.operators.spark_job import SparkJob, kill_descendants
 
 CANARY = "canary-0xC0FFEE"
@@ -33,6 +33,26 @@ def test_only_what_apply_imports_is_shipped() -> None:
     assert all(
         name.startswith("airflow_provider_pgoutput/") and name.endswith(".py") for name in names
     )
+
+
+def test_the_copy_is_shipped_with_capture_and_without_airflows_side() -> None:
+    code = "import airflow_provider_pgoutput.spark_copy.main as main; print(main.__file__)"
+    with spark_files({}, None, COPY) as files:
+        with zipfile.ZipFile(files.package_zip) as archive:
+            rooms = {name.split("/")[1] for name in archive.namelist()}
+        found = subprocess.run(
+            [
+                sys.executable,
+                "-I",
+                "-c",
+                f"import sys; sys.path.insert(0, {files.package_zip!r}); {code}",
+            ],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        assert found.stdout.startswith(files.package_zip)
+    assert rooms == {"__init__.py", "errors.py", "batch", "capture", "spark_copy"}
 
 
 def test_the_shipped_package_is_whole() -> None:

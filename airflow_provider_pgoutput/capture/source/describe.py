@@ -90,9 +90,9 @@ class Describer:
     def copy_caster(
         self, column: Column, policy: ValuePolicy, *, table: str | None = None
     ) -> ColumnCaster:
-        """Choose the caster of a column whose values are copied; see ``fetched_form.py``."""
-        caster = self.binary_caster if is_sent(column) else self.text_caster
-        return caster(column, policy, table=table)
+        """Choose the caster of a column whose values are copied; see ``copy_caster``."""
+        types = self._types_with([column.type_oid])
+        return copy_caster(column, policy, types=types, table=table)
 
     def _version(
         self,
@@ -143,3 +143,18 @@ class Describer:
         if missing_value is None:
             return described
         return dataclasses.replace(described, missing_value=lake_text(described, types, table))
+
+
+def copy_caster(
+    column: Column,
+    policy: ValuePolicy,
+    *,
+    types: Mapping[int, TypeInfo],
+    table: str | None = None,
+) -> ColumnCaster:
+    """Choose the caster of a column whose values are copied; see ``fetched_form.py``.
+
+    :param types: the users' types that it consists of.
+    """
+    caster = binary_caster if is_sent(column) else column_caster
+    return caster(column, policy, types=types, table=table)

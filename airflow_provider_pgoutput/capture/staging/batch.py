@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         TableVersion,
     )
     from airflow_provider_pgoutput.batch.membership import PublishedSet
+    from airflow_provider_pgoutput.capture.copy_job import CopiedTable
     from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock, LogicalMessageBlock
     from airflow_provider_pgoutput.capture.source.catalog import Server
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
@@ -139,17 +140,20 @@ class BatchInProgress:
         assert writer is not None, "add_copy was called for it"
         self._pool.append(writer, rows)
         for each in rejected:
-            if table.relation_oid not in self._copy_rejected:
-                self._copy_rejected[table.relation_oid] = self._writer(
-                    table.versions[-1],
-                    "rejected",
-                    REJECTED_SCHEMA,
-                    frozenset(REJECTED_SCHEMA.names),
-                )
-            self._pool.append(self._copy_rejected[table.relation_oid], each)
+            self._pool.append(self._reject_writer(table.versions[-1]), each)
         kept_apart = sum(each.num_rows for each in rejected)
         table.counts += Counts(copied=rows.num_rows, rejected=kept_apart)
         self.rows += rows.num_rows
+
+    def take_copy(self, table: StagedTable, copied: CopiedTable) -> None:
+        """Take the files that other processes wrote of a table that is copied; then ``seal_copy``."""
+        version = table.versions[-1]
+        assert version.copy_writer is not None, "add_copy was called for it"
+        version.copy_writer.files.extend(copied.files)
+        if copied.rejected_files:
+            self._reject_writer(version).files.extend(copied.rejected_files)
+        table.counts += copied.counts
+        self.rows += copied.counts.copied
 
     def seal_copy(self, table: StagedTable, fingerprint: str) -> None:
         """Complete the copy of a table, so that it need not be made again should this attempt die.
@@ -198,6 +202,13 @@ class BatchInProgress:
         table.counts += sealed.counts
         self._copy_rejected_files += sealed.rejected_files
         self.rows += sealed.counts.copied
+
+    def _reject_writer(self, version: StagedVersion) -> TableWriter:
+        """The writer of what the columns of a table that is copied could not hold."""
+        oid, names = version.relation_oid, frozenset(REJECTED_SCHEMA.names)
+        if oid not in self._copy_rejected:
+            self._copy_rejected[oid] = self._writer(version, "rejected", REJECTED_SCHEMA, names)
+        return self._copy_rejected[oid]
 
     def _copy_writers(self, table: StagedTable) -> list[TableWriter]:
         """The writer of a table's copy and that of what its columns could not hold, if there is one."""

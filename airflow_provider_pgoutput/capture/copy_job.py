@@ -1,0 +1,151 @@
+"""What another engine is asked to copy, and what it answers: the contract between capture and that engine.
+
+A job names tables with their ranges of blocks, the exported snapshot to read them in, and the folders to
+write to. It holds the source's connection parameters, so its text is a secret. An answer names the files of
+one table, all of whose ranges were read. What is not here: who carries them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from airflow_provider_pgoutput.batch.manifest import Column, Counts, StagedFile, TableVersion
+from airflow_provider_pgoutput.capture.source.catalog import PublishedColumn, PublishedTable
+from airflow_provider_pgoutput.capture.source.copy_plan import BlockRange
+from airflow_provider_pgoutput.capture.types.cast import ValuePolicy
+from airflow_provider_pgoutput.capture.types.type_info import Attribute, TypeInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from contextlib import AbstractContextManager
+
+#: Where both sides have a folder in common: the job, why it failed, and a file for each table.
+JOB_FILE = "job.json"
+FAILURE_FILE = "failure.json"
+
+
+def copied_file(relation_oid: int) -> str:
+    """Name of the file that says that a table is copied."""
+    return f"copied-{relation_oid}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TableJob:
+    """One table to copy."""
+
+    table: PublishedTable
+    version: TableVersion
+    #: Relative to the staging root; nobody else writes below it.
+    folder: str
+    ranges: tuple[BlockRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyJob:
+    """Tables to copy in one exported snapshot."""
+
+    snapshot_name: str
+    staging_uri: str
+    policy: ValuePolicy
+    #: The users' types by OID, those of the tables' columns among them.
+    types: Mapping[int, TypeInfo]
+    #: Memory for rows that wait to be written, for each range that is read, in MiB.
+    memory_mib: int
+    tables: tuple[TableJob, ...]
+    #: A libpq connection string or URI, or its parameters.
+    conninfo: str | Mapping[str, Any] = field(repr=False, default="")
+
+    def to_json(self) -> str:
+        """The job as text, which holds the source's password."""
+        conninfo = self.conninfo if isinstance(self.conninfo, str) else dict(self.conninfo)
+        body = dataclasses.asdict(dataclasses.replace(self, conninfo="", types={}))
+        body["conninfo"] = conninfo
+        body["types"] = [dataclasses.asdict(each) for each in self.types.values()]
+        return json.dumps(body, ensure_ascii=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> CopyJob:
+        """The job out of its text; both sides are of one version of the package."""
+        body = json.loads(text)
+        types = [
+            TypeInfo(
+                **{**each, "attributes": tuple(Attribute(**one) for one in each["attributes"])}
+            )
+            for each in body["types"]
+        ]
+        return cls(
+            **{
+                **body,
+                "policy": ValuePolicy(**body["policy"]),
+                "types": {each.oid: each for each in types},
+                "tables": tuple(_table_job(each) for each in body["tables"]),
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedTable:
+    """A table whose every row is in files that are complete and durable."""
+
+    relation_oid: int
+    files: tuple[StagedFile, ...]
+    rejected_files: tuple[StagedFile, ...]
+    counts: Counts
+
+    def to_json(self) -> str:
+        """The answer as text; no value of a row is in it."""
+        return json.dumps(dataclasses.asdict(self), ensure_ascii=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> CopiedTable:
+        """The answer out of its text."""
+        body = json.loads(text)
+        return cls(
+            relation_oid=body["relation_oid"],
+            files=tuple(StagedFile.from_body(each) for each in body["files"]),
+            rejected_files=tuple(StagedFile.from_body(each) for each in body["rejected_files"]),
+            counts=Counts(**body["counts"]),
+        )
+
+
+class CopyEngine(Protocol):
+    """Copies tables by other processes than this one, in a snapshot that this one holds."""
+
+    @property
+    def least_bytes(self) -> int:
+        """Tables that take less on the server's disk are not worth it."""
+        ...
+
+    def started(self, job: CopyJob) -> AbstractContextManager[Iterator[CopiedTable]]:
+        """Begin a job; its tables follow, each when it is done, and the end when all are.
+
+        The iterator raises what ended the job, ``SnapshotLost`` among that. Leaving the context ends it.
+        """
+        ...
+
+
+def _table_job(body: dict[str, Any]) -> TableJob:
+    table, version = body["table"], body["version"]
+    return TableJob(
+        table=PublishedTable(
+            **{
+                **table,
+                "columns": tuple(PublishedColumn(**each) for each in table["columns"]),
+                "key_columns": tuple(table["key_columns"]),
+                "row_filters": tuple(table["row_filters"]),
+            }
+        ),
+        version=TableVersion(
+            **{
+                **version,
+                "columns": tuple(Column(**each) for each in version["columns"]),
+                "key_columns": tuple(version["key_columns"]),
+                "files": (),
+            }
+        ),
+        folder=body["folder"],
+        ranges=tuple(BlockRange(**each) for each in body["ranges"]),
+    )

@@ -1,0 +1,165 @@
+"""What spark-submit starts to copy large tables: ``main.py --folder FOLDER``. It runs on Airflow's worker.
+
+The folder is private to the worker's user. It holds the job, which is read and deleted at once, as the
+source's password is in it; it receives a file for each table that is copied whole, and one that says why the
+job failed. The worker holds the snapshot meanwhile. What is not here: the work of one task (``ranges.py``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import logging
+import re
+import sys
+from collections import Counter
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark import SparkContext
+
+from airflow_provider_pgoutput.batch.manifest import Counts
+from airflow_provider_pgoutput.batch.parent_watch import die_with_parent
+from airflow_provider_pgoutput.capture.copy_job import (
+    FAILURE_FILE,
+    JOB_FILE,
+    CopiedTable,
+    CopyJob,
+    copied_file,
+)
+from airflow_provider_pgoutput.errors import ConfigurationError, PgoutputError
+from airflow_provider_pgoutput.spark_copy.ranges import copy_range, failure_of
+
+if TYPE_CHECKING:
+    from pyspark import Broadcast
+
+log = logging.getLogger(__name__)
+
+OK = 0
+FAILED = 1
+
+#: Tables whose ranges are tasks at the same time: the next begins when the last tasks of one leave room.
+_TABLES_AT_ONCE = 2
+_SECONDS_BETWEEN_REPORTS = 10.0
+_MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Copy the tables of the job in ``--folder``; return the exit status."""
+    parser = argparse.ArgumentParser(description="Copy large tables in an exported snapshot.")
+    parser.add_argument("--folder", required=True, type=Path, help="the folder of the job")
+    folder = parser.parse_args(arguments).folder
+    logging.basicConfig(
+        stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    die_with_parent(FAILED)
+    job_file = folder / JOB_FILE
+    job = CopyJob.from_json(job_file.read_text(encoding="utf-8"))
+    job_file.unlink()
+    context = SparkContext.getOrCreate()
+    try:
+        _Copy(context, job, folder).run()
+    except PgoutputError as error:
+        log.error("%s: %s", type(error).__name__, error)
+        failure = {"error": type(error).__name__, "message": str(error)}
+        _write_whole(folder / FAILURE_FILE, json.dumps(failure))
+        return FAILED
+    finally:
+        context.stop()
+    return OK
+
+
+class _Copy:
+    """The tables of a job, each a Spark job of as many tasks as it has ranges."""
+
+    def __init__(self, context: SparkContext, job: CopyJob, folder: Path) -> None:
+        self._context = context
+        self._job = job
+        self._folder = folder
+        shared = dataclasses.replace(job, conninfo="")
+        self._shared: Broadcast[CopyJob] = context.broadcast(shared)
+
+    def run(self) -> None:
+        """Copy all tables.
+
+        :raises PgoutputError: what ended a task, in its own class.
+        """
+        with ThreadPoolExecutor(_TABLES_AT_ONCE, thread_name_prefix="table") as pool:
+            waiting = {
+                pool.submit(self._copy_table, number) for number in range(len(self._job.tables))
+            }
+            while waiting:
+                done, waiting = wait(waiting, _SECONDS_BETWEEN_REPORTS, FIRST_EXCEPTION)
+                try:
+                    for each in done:
+                        each.result()
+                except BaseException:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    self._context.cancelAllJobs()
+                    raise
+                self._report()
+
+    def _copy_table(self, number: int) -> None:
+        table = self._job.tables[number].table
+        count = len(self._job.tables[number].ranges)
+        copy = functools.partial(copy_range, self._shared, self._job.conninfo, number)
+        try:
+            done = self._context.parallelize(range(count), count).map(copy).collect()
+        except Py4JJavaError as error:
+            raise _meaning(str(error)) or error from None
+        copied = CopiedTable(
+            relation_oid=table.relation_oid,
+            files=tuple(file for each in done for file in each.files),
+            rejected_files=tuple(file for each in done for file in each.rejected_files),
+            counts=sum((each.counts for each in done), Counts()),
+        )
+        _write_whole(self._folder / copied_file(table.relation_oid), copied.to_json())
+        executors = Counter(each.executor for each in done)
+        log.info(
+            "%s: %s rows in %d parts, by %d executor(s).",
+            table.name,
+            f"{copied.counts.copied:,}",
+            count,
+            len(executors),
+        )
+
+    def _report(self) -> None:
+        tracker = self._context.statusTracker()
+        stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
+        for stage in stages:
+            if stage is not None:
+                log.info(
+                    "%d of %d parts copied, %d being read.",
+                    stage.numCompletedTasks,
+                    stage.numTasks,
+                    stage.numActiveTasks,
+                )
+
+
+def _meaning(message: str) -> PgoutputError | None:
+    """What a failed job means; None: Spark itself failed."""
+    if error := failure_of(message):
+        return error
+    if missing := _MISSING_MODULE.search(message):
+        return ConfigurationError(
+            f"The executors' Python lacks the package {missing[1].partition('.')[0]}.",
+            advice="install what docs/spark_copy.md lists on the executors, and name that Python as"
+            " spark.pyspark.python in spark_copy_conf.",
+        )
+    return None
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file that the worker sees whole or not at all."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.rename(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""One task of the copy: a range of a table, read in the exported snapshot and written as staged files.
+
+Runs on an executor, with the reader, the casters and the writers of capture, so values and files are those
+that capture makes itself. A task writes below a folder of its own, so one that is repeated, or runs twice,
+meets nobody's files; only the files of the run that Spark counts are named in the end. What is not here: the
+driver (``main.py``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import re
+import socket
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from airflow_provider_pgoutput.batch.crash_points import reach
+from airflow_provider_pgoutput.batch.manifest import Counts
+from airflow_provider_pgoutput.capture.source.copy import CopiedRows, CopyOrder, copy_tables
+from airflow_provider_pgoutput.capture.source.describe import copy_caster
+from airflow_provider_pgoutput.capture.staging.area import StagingArea
+from airflow_provider_pgoutput.capture.staging.rejected import SCHEMA as REJECTED_SCHEMA
+from airflow_provider_pgoutput.capture.staging.tables import Casters, StagedTable, StagedVersion
+from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
+from airflow_provider_pgoutput.errors import PgoutputError, error_named
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark import Broadcast
+
+    from airflow_provider_pgoutput.batch.manifest import StagedFile
+    from airflow_provider_pgoutput.capture.copy_job import CopyJob, TableJob
+    from airflow_provider_pgoutput.capture.source.copy_plan import BlockRange
+
+_MARKS = "<pgoutput-failure>", "</pgoutput-failure>"
+_FAILURE = re.compile("(.*?)".join(_MARKS), re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CopiedRange:
+    """A range whose every row is in files that are complete and durable."""
+
+    files: tuple[StagedFile, ...]
+    rejected_files: tuple[StagedFile, ...]
+    counts: Counts
+    #: Host, and process that starts an executor's Python workers: one for each executor.
+    executor: str
+
+
+class TaskFailed(Exception):
+    """An error of ours on its way to the driver, which sees no more of it than a text."""
+
+
+def copy_range(
+    shared: Broadcast[CopyJob],
+    conninfo: str | Mapping[str, Any],
+    table_number: int,
+    range_number: int,
+) -> CopiedRange:
+    """Copy a range of a table.
+
+    :param shared: the job without the source's connection parameters.
+    :param conninfo: the parameters. They travel in the task itself, as Spark may write a broadcast to disk.
+    :raises TaskFailed: for any ``PgoutputError``; ``failure_of`` finds it again in Spark's message.
+    """
+    job = shared.value
+    table = job.tables[table_number]
+    try:
+        return _Range(job, table).copy(conninfo, table.ranges[range_number])
+    except PgoutputError as error:
+        text = json.dumps({"error": type(error).__name__, "message": str(error)}).join(_MARKS)
+        # The traceback that Spark prints quotes this line, so the marks are not in it. Of what came before
+        # nothing is said: what the server's words are besides may quote rows.
+        raise TaskFailed(text) from None
+
+
+def failure_of(message: str) -> PgoutputError | None:
+    """Return the error that ended a task, in its own class, out of what Spark says; None: not one of ours."""
+    found = _FAILURE.search(message)
+    return None if found is None else error_named(**json.loads(found[1]))
+
+
+class _Range:
+    """Reads one range into files of its own."""
+
+    def __init__(self, job: CopyJob, table: TableJob) -> None:
+        self._job = job
+        self._table = table
+        self._area = StagingArea(job.staging_uri)
+        self._folder = f"{table.folder}/{uuid.uuid4().hex}"
+        caster = functools.partial(copy_caster, types=job.types)
+        oid = table.table.relation_oid
+        version = StagedVersion.of(oid, table.version, job.policy, Casters(caster, caster))
+        self._staged = StagedTable(oid, [version])
+        self._pool = WriterPool(job.memory_mib << 20)
+        self._rows = self._writer("copy", pa.schema(version.new_fields))
+        self._rejected = self._writer("rejected", REJECTED_SCHEMA)
+
+    def copy(self, conninfo: str | Mapping[str, Any], blocks: BlockRange) -> CopiedRange:
+        """Read all rows of the range and complete their files."""
+        order, counts = CopyOrder(self._table.table, self._staged, [blocks]), Counts()
+        try:
+            for part in copy_tables(conninfo, self._job.snapshot_name, [order], 1):
+                if isinstance(part, CopiedRows):
+                    counts += self._keep(part)
+            self._pool.finish()
+        except BaseException:
+            self._pool.abandon()
+            self._area.delete_folder(self._folder)
+            raise
+        reach("copy.after_range")
+        if self._rows.files:
+            self._area.sync(self._folder)
+        return CopiedRange(
+            files=tuple(self._rows.files),
+            rejected_files=tuple(self._rejected.files),
+            counts=counts,
+            executor=f"{socket.gethostname()}:{os.getppid()}",
+        )
+
+    def _keep(self, part: CopiedRows) -> Counts:
+        """Write rows, and what their columns could not hold."""
+        self._pool.append(self._rows, part.rows)
+        for each in part.rejected:
+            self._pool.append(self._rejected, each)
+        kept_apart = sum(each.num_rows for each in part.rejected)
+        return Counts(copied=part.rows.num_rows, rejected=kept_apart)
+
+    def _writer(self, kind: str, schema: pa.Schema) -> TableWriter:
+        names = frozenset(schema.names)
+        return self._pool.add(TableWriter(self._area, self._folder, kind, schema, names))
