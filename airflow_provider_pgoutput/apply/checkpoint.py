@@ -7,18 +7,20 @@ batch, which two drivers at once can leave, changes no answer. What is not here:
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from airflow_provider_pgoutput.apply.evolve import create_table
+from airflow_provider_pgoutput.apply.evolve import create_table, evolve
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable, marker_of
 from airflow_provider_pgoutput.apply.names import TableName, literal
 from airflow_provider_pgoutput.apply.types import spark_type
-from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT, CHECKPOINT_TABLE
+from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT, CHECKPOINT_TABLE, LATER_COLUMNS
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Counts, Manifest, Table
+from airflow_provider_pgoutput.batch.shape import Shape
 from airflow_provider_pgoutput.errors import BatchGap
 
 if TYPE_CHECKING:
@@ -105,7 +107,10 @@ def refuse_gap(manifest: Manifest, progress: Progress) -> None:
 def record(spark: SparkSession, plan: Plan, manifest: Manifest, applied: Sequence[Applied]) -> None:
     """Append, in one commit, a row for each changed table and one for the batch."""
     name = table_name(plan)
-    if IcebergTable.load(spark, name) is None:
+    table = IcebergTable.load(spark, name)
+    if table is not None:
+        evolve(spark, table, (), (), {}, dict.fromkeys(LATER_COLUMNS, "string"))
+    else:
         create_table(
             spark,
             name,
@@ -152,8 +157,20 @@ def _row(
         "dag_id": plan.dag_id,
         "run_id": plan.run_id,
         "manifest_uri": plan.manifest_uri,
+        "columns": _columns(applied.table) if applied else None,
+        "schema_changes": _schema_changes(applied.table) if applied else None,
     }
     return tuple(values[column] for column, _ in CHECKPOINT)
+
+
+def _columns(table: Table) -> str | None:
+    """The columns at the end of the batch, when the checkpoint does not have them yet."""
+    return Shape.of(table.versions[-1]).to_json() if table.records_columns else None
+
+
+def _schema_changes(table: Table) -> str | None:
+    changes = [str(each) for each in table.schema_changes]
+    return json.dumps(changes, ensure_ascii=True) if changes else None
 
 
 def _literal(value: object) -> str:

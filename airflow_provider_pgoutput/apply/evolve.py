@@ -1,7 +1,7 @@
 """Creates target tables and brings their schema to the batch's columns, before rows are written.
 
-Columns are added and widened, never dropped. A schema change is a commit of its own that moves no
-branch: a killed run leaves a wider table, and the next run finds it so.
+Columns are added, renamed and widened, and dropped only on request. A schema change is a commit of its own
+that moves no branch: a killed run leaves a wider table, and the next run finds it so.
 Source: https://iceberg.apache.org/docs/latest/evolution/ and /spec/#default-values.
 """
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgoutput.apply import uuids
 from airflow_provider_pgoutput.apply.iceberg import FILL_PREFIX, IcebergTable
 from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, java_class
+from airflow_provider_pgoutput.apply.layout import COLUMNS_PROPERTY, columns_property
 from airflow_provider_pgoutput.apply.names import TableName, literal, quote
 from airflow_provider_pgoutput.apply.types import UUID, holds_uuid, spark_type
 from airflow_provider_pgoutput.apply.versions import missing_value
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.apply.layout import Layout
 
 logger = logging.getLogger(__name__)
 
@@ -92,19 +95,21 @@ def evolve(
     key: Sequence[str],
     properties: Mapping[str, str],
     metadata: Mapping[str, str],
+    layout: Layout | None = None,
 ) -> frozenset[str]:
-    """Add and widen columns, set identifier fields and properties, as far as the table lacks them.
+    """Rename, add and widen columns, set identifier fields and properties, as far as the table lacks them.
 
     :param columns: in the types that the target shall have.
     :param key: names of the key columns; other columns that are required become optional.
     :param metadata: lake types of the metadata columns that the target shall have, by name.
+    :param layout: which fields have other names or go, and which belong to the source's columns.
     :return: names of the columns whose value the older rows still lack.
     :raises TableRefused: somebody else kept changing the schema at the same time.
     """
     wanted = [*columns, *(Column(name, 0, -1, "", kind) for name, kind in metadata.items())]
     for _ in range(_ATTEMPTS):
         try:
-            _evolve_once(spark, table, wanted, key, properties)
+            _evolve_once(spark, table, wanted, key, properties, layout)
         except JAVA_ERRORS as error:
             if not java_class(error).endswith("CommitFailedException"):
                 raise
@@ -125,11 +130,14 @@ def _evolve_once(
     columns: Sequence[Column],
     key: Sequence[str],
     properties: Mapping[str, str],
+    layout: Layout | None,
 ) -> None:
     """One commit with all changes, or none when there are none."""
     transaction = table.java.newTransaction()
-    change, changed = transaction.updateSchema().caseSensitive(True), False
-    present = {str(field.name()): field for field in table.java.schema().columns()}
+    renamed = layout is not None and _rename(spark, transaction, table, layout)
+    before = transaction.table().schema()
+    change, changed = transaction.updateSchema().caseSensitive(True), renamed
+    present = {str(field.name()): field for field in before.columns()}
     wanted_properties = dict(properties)
     for column in columns:
         kind = _java_type(spark, column.lake_type)
@@ -146,18 +154,48 @@ def _evolve_once(
     for name, field in present.items():
         if field.isRequired() and name not in key:
             change, changed = change.makeColumnOptional(name), True
-    identifiers = {str(name) for name in table.java.schema().identifierFieldNames()}
+    identifiers = {str(name) for name in before.identifierFieldNames()}
     wanted_identifiers = _identifier_fields(present, key)
     if identifiers != wanted_identifiers:
         names = _java_list(spark, sorted(wanted_identifiers))
         change, changed = change.setIdentifierFields(names), True
     # Also when it changes nothing: a transaction takes no second operation before.
     change.commit()
+    if layout is not None:
+        wanted_properties |= _numbers(transaction, table, layout)
     changed = _set_properties(table, transaction, wanted_properties) or changed
     if changed:
         transaction.commitTransaction()
         logger.info("Changed schema or properties of %s.", table.name.target)
     table.java.refresh()
+
+
+def _rename(spark: SparkSession, transaction: Any, table: IcebergTable, layout: Layout) -> bool:
+    """Rename and drop fields; whether there were any."""
+    change, changed = transaction.updateSchema().caseSensitive(True), False
+    if layout.dropped:
+        # They are set again with all other changes.
+        change = change.setIdentifierFields(_java_list(spark, []))
+    for found in table.java.schema().columns():
+        field_id, name = int(found.fieldId()), str(found.name())
+        wanted = layout.renamed.get(field_id, name)
+        if field_id in layout.dropped:
+            change, changed = change.deleteColumn(name), True
+            logger.info("%s: dropping column %s.", table.name.target, name)
+        elif wanted != name:
+            change, changed = change.renameColumn(name, wanted), True
+            logger.info("%s: renaming column %s to %s.", table.name.target, name, wanted)
+    change.commit()
+    return changed
+
+
+def _numbers(transaction: Any, table: IcebergTable, layout: Layout) -> dict[str, str]:
+    """The property that says which field is which column of the source."""
+    ids = {str(each.name()): int(each.fieldId()) for each in transaction.table().schema().columns()}
+    fields = {number: ids[name] for number, name in layout.numbered.items() if name in ids}
+    if not fields:
+        return {}
+    return {COLUMNS_PROPERTY: columns_property(layout.table.relation_oid, fields)}
 
 
 def _set_properties(table: IcebergTable, transaction: Any, wanted: Mapping[str, str]) -> bool:

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from airflow_provider_pgoutput.apply import log
 from airflow_provider_pgoutput.apply.events import LIVE, source_key
 from airflow_provider_pgoutput.apply.fold import fold
-from airflow_provider_pgoutput.apply.resolve import resolve
+from airflow_provider_pgoutput.apply.resolve import keep_foreign, resolve
 from airflow_provider_pgoutput.apply.write import Bounds, can_bound
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.batch.crash_points import reach
@@ -58,6 +58,12 @@ def apply(
         if facts.incomplete:
             _refuse_moved_in_load(preparation, segment)
             rows = resolve(folded, preparation.writer().rows(), segment, missing)
+        extra = log.of_folded()
+        if preparation.layout.foreign and facts.live and not preparation.empty:
+            rows, kept = keep_foreign(
+                rows, preparation.writer().rows_as_they_are(), segment, preparation.layout.foreign
+            )
+            extra |= kept
         # Also for inserts alone: rows can leave the source without an event (a partition is detached,
         # deletes are not published) and come back.
         if not preparation.empty:
@@ -69,7 +75,7 @@ def apply(
             rows = rows.where(LIVE)
         if facts.live or soft_delete:
             marker = preparation.marker if is_last else None
-            preparation.writer().append(rows, log.of_folded(), marker)
+            preparation.writer().append(rows, extra, marker)
             preparation.counted["appended"] += facts.keys if soft_delete else facts.live
             preparation.empty = False
         reach("apply.after_append")

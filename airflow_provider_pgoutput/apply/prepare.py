@@ -17,8 +17,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from airflow_provider_pgoutput.apply import evolve, keyed, keyless, log, versions
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable, marker_of
 from airflow_provider_pgoutput.apply.java import JAVA_ERRORS
+from airflow_provider_pgoutput.apply.layout import Layout, lay_out
 from airflow_provider_pgoutput.apply.target import OP_COLUMN, Start, Target, properties
-from airflow_provider_pgoutput.apply.types import lake_type_of
 from airflow_provider_pgoutput.apply.write import BranchWriter
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX
@@ -68,6 +68,7 @@ class TablePreparation:
         self.soft_delete = batch.plan.soft_delete and not target.is_log
         self.counted: dict[str, int] = {"appended": 0, "deleted_keys": 0}
         self.columns: tuple[Column, ...] = ()
+        self.layout = Layout(target.source)
         self._table: IcebergTable | None = None
         self._writer: BranchWriter | None = None
         self._base: int | None = None
@@ -79,9 +80,17 @@ class TablePreparation:
         """Do all steps; None when the batch changes nothing in the table."""
         self._table = IcebergTable.load(self.spark, self.target.name)
         self._refuse_moved(self._table)
-        existing = {} if self._table is None else _lake_types(self._table)
-        source = self.target.source
-        self.columns = versions.merge_columns(source, existing)
+        plan = self.batch.plan
+        self.layout = lay_out(
+            self.target.source,
+            self._table,
+            copies=self.start.copies and not self.target.is_log,
+            type_changes=self.target.options.type_changes or plan.type_changes,
+            drop_columns=plan.drop_columns,
+            metadata=self.target.metadata,
+        )
+        source = self.layout.table
+        self.columns = versions.merge_columns(source, self.layout.existing, self.layout.left_out)
         self.empty = self._table is None or self._table.is_empty
         if self.start.copies:
             self._copy()
@@ -121,11 +130,11 @@ class TablePreparation:
         return versions.read_changes(self.spark, self.batch, segment, self.start.floor)
 
     def _make_branch(self) -> BranchWriter:
-        key = () if self.target.is_log else self.target.source.versions[-1].key_columns
+        key = () if self.target.is_log else self.layout.table.versions[-1].key_columns
         table = self._table or self._create(key)
         ours = properties(self.target, self.batch.manifest)
         self._filled = evolve.evolve(
-            self.spark, table, self.columns, key, ours, metadata=self.target.metadata
+            self.spark, table, self.columns, key, ours, self.target.metadata, self.layout
         )
         branch = f"{BRANCH_PREFIX}{self.batch.manifest.batch_id[:16]}_{uuid.uuid4().hex[:8]}"
         table.create_branch(branch, self.start.head)
@@ -173,7 +182,7 @@ class TablePreparation:
         if not self.empty and not self.target.is_log:
             writer.delete_all()
         self.empty = not self.target.is_log
-        rows = versions.read_copy(self.spark, self.batch, self.target.source, self.columns)
+        rows = versions.read_copy(self.spark, self.batch, self.layout.table, self.columns)
         if rows is not None:
             writer.append(rows, log.of_copy(self.start.floor, numbered=self.target.is_log))
             self.counted["appended"] += self.counts.copied
@@ -276,9 +285,3 @@ def own_session(spark: SparkSession, target: Target) -> SparkSession:
     partitions = min(wanted, max(configured, cores))
     session.conf.set("spark.sql.shuffle.partitions", str(partitions))
     return session
-
-
-def _lake_types(table: IcebergTable) -> dict[str, str]:
-    return {
-        str(field.name()): lake_type_of(field.type()) for field in table.java.schema().columns()
-    }

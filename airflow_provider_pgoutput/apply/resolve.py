@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply.events import LIVE, source_key
+from airflow_provider_pgoutput.apply.names import quote
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.errors import RowMissing, TableRefused
 
@@ -53,6 +54,28 @@ def resolve(
         for i in missing
     }
     return rows.where(f"{LIVE} OR NOT ({lost})").withColumns(filled).select(*folded.columns)
+
+
+def keep_foreign(
+    rows: DataFrame, target: DataFrame, segment: Segment, foreign: frozenset[str]
+) -> tuple[DataFrame, dict[str, str]]:
+    """Give rows what the target holds under their key in columns that are not the source's.
+
+    Read now: the rows are deleted from the branch before they are written again.
+
+    :param target: the target's rows in its own columns.
+    :return: the rows with further columns, and the names of these by column of the target.
+    """
+    names = {name: f"x{i}" for i, name in enumerate(sorted(foreign))}
+    keys = {segment.columns[i].name: staged.new(i) for i in segment.key}
+    held = target.select(
+        *(F.col(quote(column)).alias(f"k{name}") for column, name in keys.items()),
+        *(F.col(quote(column)).alias(name) for column, name in names.items()),
+    )
+    same = [F.col(f"k{name}") == F.col(name) for name in keys.values()]
+    wanted = rows.select(*keys.values()).distinct()
+    held = held.join(wanted, same, "left_semi").localCheckpoint()
+    return rows.join(held, same, "left"), names
 
 
 def _held_rows(

@@ -1,6 +1,7 @@
-"""Lake types as Spark spells them, which of them may widen, and how values of them are compared.
+"""Lake types as Spark spells them, and how values of them are compared.
 
-The notation is Iceberg's, as in ``Column.lake_type``. What is not here: PostgreSQL's types.
+The notation is Iceberg's, as in ``Column.lake_type``. What is not here: PostgreSQL's types, and which of them
+may widen (``batch/widening.py``).
 Source: https://iceberg.apache.org/docs/latest/spark-getting-started/#iceberg-type-to-spark-type
 """
 
@@ -33,8 +34,6 @@ _PRIMITIVES = {
     "binary": "BINARY",
 }
 UUID = "uuid"
-#: What Iceberg may widen, apart from decimals: https://iceberg.apache.org/spec/#schema-evolution
-_WIDENINGS = {("int", "long"), ("float", "double")}
 #: Types with two zeros that are equal and print differently.
 SIGNED_ZEROS = frozenset({"float", "double"})
 #: Types whose smallest and greatest key of a batch make a range that files are skipped by. Text is
@@ -58,14 +57,6 @@ def spark_type(lake_type: str) -> str:
     if fields := struct_fields(lake_type):
         return f"STRUCT<{', '.join(f'{quote(name)}: {spark_type(kind)}' for name, kind in fields)}>"
     raise BatchRefused(f"The manifest has the unknown lake type {lake_type!r}.")
-
-
-def widens(old: str, new: str) -> bool:
-    """Whether Iceberg can turn a column of ``old`` into ``new`` without rewriting a file."""
-    if (old, new) in _WIDENINGS:
-        return True
-    before, after = decimal_type(old), decimal_type(new)
-    return bool(before and after and before[1] == after[1] and before[0] < after[0])
 
 
 def comparable(expression: str, lake_type: str, depth: int = 0) -> str:

@@ -16,8 +16,9 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply.names import literal
 from airflow_provider_pgoutput.apply.staged import StagedBatch, read_files
-from airflow_provider_pgoutput.apply.types import spark_type, widens
+from airflow_provider_pgoutput.apply.types import spark_type
 from airflow_provider_pgoutput.batch import changes as staged
+from airflow_provider_pgoutput.batch.widening import widens
 from airflow_provider_pgoutput.errors import TableRefused
 
 if TYPE_CHECKING:
@@ -83,16 +84,20 @@ class Segment:
         return tuple(i for i, column in enumerate(self.columns) if column.name in found)
 
 
-def merge_columns(table: Table, existing: Mapping[str, str]) -> tuple[Column, ...]:
+def merge_columns(
+    table: Table, existing: Mapping[str, str], left_out: frozenset[str] = frozenset()
+) -> tuple[Column, ...]:
     """All columns of a batch's table, the newest version's first, in types that hold them all.
 
     :param existing: lake types of the target's columns by name.
+    :param left_out: names of columns that have no place in the target.
     :raises TableRefused: a column changed to a type that its values do not fit.
     """
     newest_first: dict[str, Column] = {}
     for version in reversed(table.versions):
         for column in version.columns:
-            newest_first.setdefault(column.name, column)
+            if column.name not in left_out:
+                newest_first.setdefault(column.name, column)
     merged = []
     for name, column in newest_first.items():
         types = [each.lake_type for v in table.versions for each in v.columns if each.name == name]

@@ -66,6 +66,10 @@ class BranchWriter:
         """The branch's rows in the columns ``n<i>``, with the metadata columns that it has."""
         return self._all().selectExpr(*self._staged_columns())
 
+    def rows_as_they_are(self) -> DataFrame:
+        """The branch's rows in the columns of the target."""
+        return self._all()
+
     def delete_all(self) -> None:
         """Empty the branch."""
         self.table.delete_all(self.branch)

@@ -54,4 +54,11 @@ CHECKPOINT = (
     ("dag_id", "string"),
     ("run_id", "string"),
     ("manifest_uri", "string"),
+    # JSON: the table's columns with their ``attnum``, its key and replica identity, as ``Shape`` of
+    # ``batch/shape.py`` writes them.  Null: as in the table's newest row before that has them.
+    ("columns", "string"),
+    # JSON: a list of what changed of the table's schema, in words.  Null: nothing.
+    ("schema_changes", "string"),
 )
+#: Columns that a table made by an earlier version lacks; they are added to it.
+LATER_COLUMNS = ("columns", "schema_changes")

@@ -15,9 +15,12 @@ from typing import Any
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.membership import PublishedSet
+from airflow_provider_pgoutput.batch.shape import SchemaChange
 from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError
 
 FORMAT_VERSION = 1
+#: Fields that came later; where they say nothing the batch id is what it was without them.
+_LATER_FIELDS = {"attribute_number": None, "schema_changes": (), "records_columns": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class Column:
     #: What rows that are older than the column show in it, as text: PostgreSQL fills a constant
     #: default in without row events (``pg_attribute.attmissingval``).  None: NULL.
     missing_value: str | None = None
+    #: ``pg_attribute.attnum``: what stays when the column is renamed.  None: not known.
+    attribute_number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +123,10 @@ class Table:
     #: Where the rows of the ``copy`` files were read; they replace all that the table holds, and
     #: changes with a commit LSN before it are part of them.  None: no copy in this batch.
     copy_lsn: str | None = None
+    #: Since the last batch that held the table, in order.
+    schema_changes: tuple[SchemaChange, ...] = ()
+    #: Whether the checkpoint does not have the columns as they are at the end of the batch.
+    records_columns: bool = False
 
     @property
     def name(self) -> str:
@@ -193,7 +202,7 @@ class Manifest:
         )
         # Later fields are part of it where they say something, so that older manifests keep their id.
         named += tuple(name for name in ("loaded_lsn",) if body[name] is not None)
-        content = _without_paths({name: body[name] for name in named})
+        content = _content({name: body[name] for name in named})
         text = json.dumps(content, sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -276,11 +285,16 @@ class Manifest:
         return manifest
 
 
-def _without_paths(value: Any) -> Any:
+def _content(value: Any) -> Any:
+    """What the batch id is made of: no paths, and no later field that says nothing."""
     if isinstance(value, dict):
-        return {name: _without_paths(each) for name, each in value.items() if name != "path"}
+        return {
+            name: _content(each)
+            for name, each in value.items()
+            if name != "path" and not (name in _LATER_FIELDS and each == _LATER_FIELDS[name])
+        }
     if isinstance(value, list | tuple):
-        return [_without_paths(each) for each in value]
+        return [_content(each) for each in value]
     return value
 
 
@@ -301,5 +315,8 @@ def _table(body: dict[str, Any]) -> Table:
             **body,
             "versions": tuple(_version(each) for each in body["versions"]),
             "counts": Counts(**body["counts"]),
+            "schema_changes": tuple(
+                SchemaChange(**each) for each in body.get("schema_changes", ())
+            ),
         }
     )

@@ -13,6 +13,9 @@ from typing import Any
 
 from airflow_provider_pgoutput.errors import ConfigurationError
 
+#: What is done about a type to which Iceberg cannot follow.
+FAIL = "fail"
+NEW_COLUMN = "new_column"
 UPSERT = "upsert"
 CHANGE_LOG = "change_log"
 
@@ -39,6 +42,8 @@ class TableOptions:
     properties: dict[str, str] = field(default_factory=dict)
     #: Partition transforms in Spark's notation: ``["days(created_at)", "bucket(16, id)"]``.
     partitioned_by: tuple[str, ...] = ()
+    #: ``fail`` or ``new_column``; None: the plan's.
+    type_changes: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,11 @@ class Plan:
     tag_retention_days: int = 7
     #: Tables prepared at the same time.
     parallel_tables: int = 4
+    #: What is done about a type to which Iceberg cannot follow: ``fail``, or ``new_column``, which
+    #: keeps the old values in a column of another name.
+    type_changes: str = FAIL
+    #: Whether columns that were dropped at the source are dropped, too; else they stay.
+    drop_columns: bool = False
     #: Who asked, for the checkpoint table.
     dag_id: str = ""
     run_id: str = ""
@@ -98,6 +108,15 @@ class Plan:
         if unknown := modes - {UPSERT, CHANGE_LOG}:
             raise ConfigurationError(
                 f"Unknown mode {sorted(unknown)}.", advice=f"use {UPSERT!r} or {CHANGE_LOG!r}."
+            )
+        named = {
+            self.type_changes,
+            *(e.type_changes for e in self.tables.values() if e.type_changes),
+        }
+        if unknown := named - {FAIL, NEW_COLUMN}:
+            raise ConfigurationError(
+                f"Unknown type_changes {sorted(unknown)}.",
+                advice=f"use {FAIL!r} or {NEW_COLUMN!r}; 'copy' is an option of the stage task.",
             )
         if unknown := set(self.metadata_columns) - set(METADATA_COLUMNS):
             raise ConfigurationError(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
 
 SCHEMA_VERSION = 1
+_MOST_SCHEMA_CHANGES = 100
 
 
 class BatchXCom(TypedDict):
@@ -22,12 +23,14 @@ class BatchXCom(TypedDict):
     changes: int
     #: By ``schema.table``: inserts, updates, deletes, truncates, copied, rejected.
     tables: dict[str, dict[str, int]]
+    #: By ``schema.table``: what changed of its schema, in words, the first hundred; else left out.
+    schema_changes: NotRequired[dict[str, list[str]]]
 
 
 def batch_xcom(manifest: Manifest, manifest_uri: str) -> BatchXCom:
     """Describe a sealed batch in few bytes."""
     shown = ("inserts", "updates", "deletes", "truncates", "copied", "rejected")
-    return BatchXCom(
+    batch = BatchXCom(
         schema_version=SCHEMA_VERSION,
         slot_name=manifest.slot_name,
         batch_id=manifest.batch_id,
@@ -40,3 +43,11 @@ def batch_xcom(manifest: Manifest, manifest_uri: str) -> BatchXCom:
             for table in manifest.tables
         },
     )
+    changed = {
+        table.name: [str(change) for change in table.schema_changes[:_MOST_SCHEMA_CHANGES]]
+        for table in manifest.tables
+        if table.schema_changes
+    }
+    if changed:
+        batch["schema_changes"] = changed
+    return batch

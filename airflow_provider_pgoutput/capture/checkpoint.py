@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.shape import Shape
 from airflow_provider_pgoutput.errors import LakeUnavailable, PgoutputError, TableRefused
 
 if TYPE_CHECKING:
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _HEX_DIGITS = 16
+_SELECTED = (
+    "system_identifier",
+    "end_lsn",
+    "table_name",
+    "relation_oid",
+    "batch_id",
+    "columns",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,8 @@ class Checkpoint:
     tables: Mapping[int, str] | None = None
     #: The batch that ended there; None: not known.
     batch_id: str | None = None
+    #: Columns of the tables at the end of the last batch that changed them, by OID, as far as known.
+    shapes: Mapping[int, Shape] = field(default_factory=dict)
 
 
 def read_checkpoint(
@@ -54,12 +65,9 @@ def read_checkpoint(
         rows = table.scan(
             # A slot name has nothing but letters, digits and underscores, so it needs no quoting.
             row_filter=f"slot_name = '{check_slot_name(slot_name)}'",
-            selected_fields=(
-                "system_identifier",
-                "end_lsn",
-                "table_name",
-                "relation_oid",
-                "batch_id",
+            # A table of an earlier version of the package has no columns about schemas yet.
+            selected_fields=tuple(
+                name for name in _SELECTED if name in table.schema().column_names
             ),
         ).to_arrow()
     except PgoutputError:
@@ -102,4 +110,24 @@ def _greatest(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint | No
     known = dict(zip(of_tables.column("relation_oid").to_pylist(), names, strict=True))
     # The last row is that of the greatest position.
     batch_id = rows.column("batch_id").to_pylist()[-1]
-    return Checkpoint(Lsn(int(max(found), 16)), str(systems.pop()), known, batch_id)
+    return Checkpoint(
+        end_lsn=Lsn(int(max(found), 16)),
+        system_identifier=str(systems.pop()),
+        tables=known,
+        batch_id=batch_id,
+        shapes=_shapes(of_tables),
+    )
+
+
+def _shapes(of_tables: pa.Table) -> dict[int, Shape]:
+    """The newest columns of each table."""
+    if "columns" not in of_tables.column_names:
+        return {}
+    rows = of_tables.filter(pc.is_valid(of_tables.column("columns"))).sort_by("end_lsn")
+    found = {}
+    for relation_oid, text in zip(
+        rows.column("relation_oid").to_pylist(), rows.column("columns").to_pylist(), strict=True
+    ):
+        if (shape := Shape.from_json(text)) is not None:
+            found[relation_oid] = shape
+    return found

@@ -6,9 +6,15 @@ What is not here: which way is taken (``pipeline.py``), and the ways (``reading.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.capture.schema.history import SchemaHistory
+from airflow_provider_pgoutput.capture.source.attributes import (
+    read_attributes,
+    read_constant_default,
+)
 from airflow_provider_pgoutput.capture.source.binary_forms import check_binary_forms
 from airflow_provider_pgoutput.capture.source.catalog import (
     Server,
@@ -28,7 +34,7 @@ from airflow_provider_pgoutput.capture.staging.seal import find_ending
 from airflow_provider_pgoutput.capture.staging.tables import Casters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.membership import PublishedSet
@@ -87,6 +93,21 @@ class CaptureContext:
         """
         oids = batch.relation_oids if self.server.major == 15 else batch.ambiguous_oids
         return read_names(self.session, oids) if oids else {}
+
+    def history(self, relation_oids: Sequence[int]) -> SchemaHistory:
+        """What tells the columns of these tables apart; asked when all of the batch was read."""
+        checkpoint = self.request.checkpoint
+        return SchemaHistory(
+            policy=self.request.schema_policy,
+            before={} if checkpoint is None else checkpoint.shapes,
+            attributes=read_attributes(self.session, relation_oids),
+            published={
+                table.relation_oid: frozenset(column.name for column in table.columns)
+                for table in self.published()
+            },
+            type_name=self.describer.type_name,
+            constant_default=functools.partial(read_constant_default, self.session),
+        )
 
     @contextlib.contextmanager
     def batch(self, start: Lsn) -> Iterator[BatchInProgress]:

@@ -15,6 +15,7 @@ from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.capture.context import CaptureContext
 from airflow_provider_pgoutput.capture.reading import stage_changes, stage_copies
 from airflow_provider_pgoutput.capture.request import ALWAYS, NEVER
+from airflow_provider_pgoutput.capture.schema.history import COPY, CopyNeeded, unfollowable
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.source.locks import holders_named
@@ -40,7 +41,12 @@ from airflow_provider_pgoutput.capture.source.slot import (
 from airflow_provider_pgoutput.capture.source.slot_care import warn_of_dangers
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.seal import find_ending, find_sealed
-from airflow_provider_pgoutput.errors import DecodedTooEarly, SlotNotFound, SourceChanged
+from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
+    DecodedTooEarly,
+    SlotNotFound,
+    SourceChanged,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -170,12 +176,46 @@ class _Capture:
         check_not_ahead(confirmed, checkpoint.end_lsn, self._request.slot_name)
         # The run before may have died between sealing and telling anybody.
         found = self._find_sealed(checkpoint.end_lsn, past=checkpoint.end_lsn)
-        if found and holds_copies(found[0], self._request.copy_tables):
+        if (
+            found
+            and holds_copies(found[0], self._request.copy_tables)
+            and not self._waits_for_copy(found[0], checkpoint)
+        ):
             return found
         gaps = self._gaps(checkpoint)
         tables = tables_to_copy(self._context.published(), checkpoint, self._request, gaps)
         self._check_may_copy(tables)
-        return stage_changes(self._context, checkpoint.end_lsn, tables)
+        return self._stage_with_copies(checkpoint.end_lsn, tables)
+
+    def _stage_with_copies(
+        self, start: Lsn, tables: tuple[PublishedTable, ...]
+    ) -> tuple[Manifest, str]:
+        """Stage changes; when they ask for the copy of a table, stage them again with it."""
+        while True:
+            try:
+                return stage_changes(self._context, start, tables)
+            except CopyNeeded as needed:
+                oid = needed.relation_oid
+                # One that was copied never asks again, so this ends.
+                wanted = tuple(
+                    each for each in self._context.published() if each.relation_oid == oid
+                )
+                if not wanted or oid in {each.relation_oid for each in tables}:
+                    raise ConfigurationError(
+                        "A table has to be copied again, and is no longer published.",
+                        slot=self._request.slot_name,
+                        advice="publish it again, or set type_changes and older_rows to their defaults.",
+                    ) from needed
+                self._check_may_copy(wanted)
+                log.info("Staging the batch again, with a copy of %s.", wanted[0].name)
+                tables += wanted
+
+    def _waits_for_copy(self, sealed: Manifest, checkpoint: Checkpoint) -> bool:
+        """Whether apply could not follow the types of a batch that was staged without a copy."""
+        if self._request.schema_policy.type_changes != COPY:
+            return False
+        shapes = checkpoint.shapes
+        return any(unfollowable(e, shapes.get(e.relation_oid)) for e in sealed.tables)
 
     def _first_tables(self) -> tuple[PublishedTable, ...]:
         """The tables that the first batch copies."""

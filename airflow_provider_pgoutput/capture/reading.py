@@ -172,6 +172,7 @@ def _seal(
         context.publication_names,
         read.end,
         names=context.names(batch),
+        history=context.history(batch.relation_oids),
         transactions=read.transactions,
         last_commit_time=read.last_commit_time,
         prepared=() if two_phase is None else two_phase.write(batch, read.end),

@@ -143,4 +143,7 @@ def _write(catalog: Catalog, namespace: str, rows: list[dict[str, Any]]) -> None
         table = catalog.create_table_if_not_exists(
             identifier, schema, properties={"format-version": "2"}
         )
+        # A table of an earlier version of the package lacks the newest columns; apply adds them.
+        present = set(table.schema().column_names)
+        schema = pa.schema([each for each in schema if each.name in present])
         table.append(pa.Table.from_pylist([{**row, "applied_at": now} for row in rows], schema))

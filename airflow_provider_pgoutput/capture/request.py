@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.layout import check_slot_name
+from airflow_provider_pgoutput.capture.schema.history import SchemaPolicy
 from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
 from airflow_provider_pgoutput.capture.types.cast import NULL_AND_KEEP, ValuePolicy
 from airflow_provider_pgoutput.capture.types.options import TypeOptions
@@ -72,6 +73,8 @@ class CaptureRequest:
     column_types: Mapping[str, str] = field(default_factory=dict)
     #: Key columns by ``schema.table``, over those of the catalog.
     key_columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    #: What is done about changes of a schema that cannot simply be followed.
+    schema_policy: SchemaPolicy = field(default_factory=SchemaPolicy)
     #: Names the folder of this attempt's files.
     attempt: str = "attempt"
     #: Memory for rows that wait to be written, in MiB.

@@ -72,6 +72,11 @@ class PgoutputStageOperator(CopyingOperator):
     :param column_types: the same for columns, ``{"schema.table.column": "string"}``.
     :param key_columns: key columns of tables, ``{"schema.table": ["column"]}``, over the catalog's;
         within the replica identity, or any with REPLICA IDENTITY FULL.
+    :param older_rows: what older rows get in a column that was added with a default which neither the stream
+        nor the catalog tells: ``null`` (and a warning), ``default`` (the column's default, if it is a
+        constant) or ``copy`` (the table is copied again).
+    :param type_changes: ``copy`` copies a table again when a column changed to a type that Iceberg cannot
+        follow; ``fail`` leaves it to the apply task.
     :param memory_mib: memory for decoding and writing, in MiB.
     :param copy_connections: tables or parts of tables copied at the same time.
 
@@ -108,6 +113,8 @@ class PgoutputStageOperator(CopyingOperator):
         "type_options",
         "column_types",
         "key_columns",
+        "older_rows",
+        "type_changes",
         "memory_mib",
         "copy_connections",
     )
@@ -146,6 +153,8 @@ class PgoutputStageOperator(CopyingOperator):
         type_options: Mapping[str, str] | str | None = None,
         column_types: Mapping[str, str] | str | None = None,
         key_columns: Mapping[str, Sequence[str]] | str | None = None,
+        older_rows: str = "null",
+        type_changes: str = "fail",
         memory_mib: int | str | None = None,
         copy_connections: int | str | None = None,
         **kwargs: Any,
@@ -178,6 +187,8 @@ class PgoutputStageOperator(CopyingOperator):
         self.type_options = type_options
         self.column_types = column_types
         self.key_columns = key_columns
+        self.older_rows = older_rows
+        self.type_changes = type_changes
         self.memory_mib = memory_mib
         self.copy_connections = copy_connections
 
@@ -206,6 +217,7 @@ class PgoutputStageOperator(CopyingOperator):
 
     def _request(self, context: Context) -> CaptureRequest:
         from airflow_provider_pgoutput.capture.request import CaptureRequest
+        from airflow_provider_pgoutput.capture.schema.history import NULL, SchemaPolicy
         from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 
         slot_name = arguments.required_text(self.slot_name, "slot_name")
@@ -220,6 +232,9 @@ class PgoutputStageOperator(CopyingOperator):
                 "memory_mib",
                 "copy_connections",
             )
+        }
+        limits_given: dict[str, Any] = {
+            name: value for name, value in limits.items() if value is not None
         }
         return CaptureRequest(
             conninfo=PgoutputHook(self.postgres_conn_id).conninfo(),
@@ -242,9 +257,14 @@ class PgoutputStageOperator(CopyingOperator):
             column_types=arguments.text_mapping(self.column_types, "column_types"),
             key_columns=arguments.mapping(self.key_columns, "key_columns"),
             copy_engine=copy_engine,
+            schema_policy=SchemaPolicy(
+                # The word null is what the argument means, and also what JSON has for nothing.
+                arguments.optional_text(self.older_rows) or NULL,
+                arguments.required_text(self.type_changes, "type_changes"),
+            ),
             attempt=new_attempt(context),
             # A limit that was not given is capture's to choose.
-            **{name: value for name, value in limits.items() if value is not None},
+            **limits_given,
         )
 
     def _options(self) -> StreamOptions:

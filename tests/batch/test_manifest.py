@@ -1,5 +1,6 @@
 """A manifest survives its JSON, and one that was altered, damaged or too new is refused."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from airflow_provider_pgoutput.batch.manifest import (
     TableVersion,
 )
 from airflow_provider_pgoutput.batch.plan import Plan, TableOptions
+from airflow_provider_pgoutput.batch.shape import SchemaChange
 from airflow_provider_pgoutput.batch.xcom import batch_xcom
 from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError
 
@@ -131,3 +133,26 @@ def test_target_names_come_from_schema_and_table() -> None:
     assert plan.target_name("public", "orders") == "orders"
     assert plan.target_name("sales", "orders") == "sales__orders"
     assert plan.target_name("b", "t") == "own"
+
+
+def test_a_manifest_of_before_columns_had_numbers_is_read() -> None:
+    """Its batch id is what it was."""
+    manifest = make_manifest()
+    body = json.loads(manifest.to_json())
+    for table in body["tables"]:
+        del table["schema_changes"], table["records_columns"]
+        for version in table["versions"]:
+            for column in version["columns"]:
+                del column["attribute_number"]
+    assert Manifest.from_json(json.dumps(body)) == manifest
+
+
+def test_the_xcom_says_what_changed_of_a_schema() -> None:
+    manifest = make_manifest()
+    renamed = SchemaChange("column_renamed", "b", "a", "b", 2)
+    tables = (dataclasses.replace(manifest.tables[0], schema_changes=(renamed,)),)
+    changed = dataclasses.replace(manifest, tables=tables)
+    assert Manifest.from_json(changed.to_json()) == changed
+    value = batch_xcom(changed, "file:///staging/m.json")
+    assert value["schema_changes"] == {tables[0].name: ["column a was renamed to b"]}
+    assert "schema_changes" not in batch_xcom(manifest, "file:///staging/m.json")

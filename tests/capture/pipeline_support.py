@@ -33,9 +33,11 @@ from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
+from airflow_provider_pgoutput.capture.schema.history import SchemaPolicy
 from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
 body = json.load(sys.stdin)
 body["options"] = StreamOptions(**body["options"])
+body["schema_policy"] = SchemaPolicy(**body["schema_policy"])
 if body["checkpoint"]:
     body["checkpoint"] = Checkpoint(Lsn.parse(body["checkpoint"][0]), body["checkpoint"][1])
 stage_batch(CaptureRequest(**body))
@@ -99,6 +101,7 @@ class Source:
             each.name: getattr(request, each.name) for each in dataclasses.fields(CaptureRequest)
         }
         body["options"] = dataclasses.asdict(request.options)
+        body["schema_policy"] = dataclasses.asdict(request.schema_policy)
         body["checkpoint"] = checkpoint and [str(checkpoint.end_lsn), checkpoint.system_identifier]
         done = subprocess.run(
             [sys.executable, "-c", _PROGRAM],

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 _SESSIONS = 3
 #: Nobody could end a longer wait.
 _LOCK_TIMEOUT_MS = 20
-_TYPES = ("int", "text", "numeric(8,2)")
+_TYPES = ("int", "text", "numeric(8,2)", "int DEFAULT 7", "numeric(8,2) NOT NULL DEFAULT 1.5")
+#: Columns that are added and renamed share these names, so names come back.
+_NAMES = tuple(f"x{number}" for number in range(1, 7))
+#: Types whose values have the same text in the new one, for no row event tells of it; else ``text``.
+_RETYPES = {"integer": "bigint", "numeric(8,2)": "numeric(12,2)"}
 _MOST_PREPARED = 2
 
 
@@ -39,8 +43,6 @@ class RandomSessions:
         #: By session: the savepoints of its transaction; None: it has none open.
         self._open: list[list[str] | None] = [None] * _SESSIONS
         self._prepared: list[str] = []
-        #: Columns that were added to ``account``; a name is never used again.
-        self._added = 0
         #: How often each kind of step was done to its end.
         self.done: dict[str, int] = {}
 
@@ -79,7 +81,7 @@ class RandomSessions:
                     self._savepoint(number)
             else:
                 self._row(number)
-        elif choice < 0.6:
+        elif choice < 0.45:
             self._row(number)
         elif choice < 0.7:
             self._shape(number)
@@ -105,36 +107,44 @@ class RandomSessions:
         self._try(number, "many rows", statement, (start, start + 700))
 
     def _shape(self, number: int) -> None:
-        """Add, rename, drop or retype a column of ``account``; its first four stay."""
+        """Add, rename, swap, drop, replace or retype columns of ``account``; its first four stay."""
         session = self._sessions[number]
-        columns = self._columns(session)
+        kinds = self._columns(session)
+        columns = list(kinds)
         choice = self._random.random()
-        if choice < 0.4 or not columns:
-            self._added += 1
-            kind = self._random.choice(_TYPES)
-            self._try(number, "add", f"ALTER TABLE account ADD x{self._added} {kind}")
-        elif choice < 0.6:
-            name = self._random.choice(columns)
+        kind, fresh = self._random.choice(_TYPES), self._random.choice(_NAMES)
+        name = self._random.choice(columns) if columns else ""
+        if choice < 0.35 or not columns:
+            self._try(number, "add", f"ALTER TABLE account ADD {fresh} {kind}")
+        elif choice < 0.55:
             self._try(number, "use", f"UPDATE account SET {name} = '7' WHERE id % 2 = 0")
+        elif choice < 0.7:
+            self._try(number, "rename", f"ALTER TABLE account RENAME {name} TO {fresh}")
         elif choice < 0.75:
-            self._added += 1
-            name, fresh = self._random.choice(columns), f"x{self._added}"
-            # A reader that goes by names learns the values of the new one.
-            if self._try(number, "rename", f"ALTER TABLE account RENAME {name} TO {fresh}"):
-                self._try(number, "touch", f"UPDATE account SET {fresh} = {fresh}")
-        elif choice < 0.9:
-            self._try(number, "drop", f"ALTER TABLE account DROP {self._random.choice(columns)}")
+            self._swap(number, name, self._random.choice(columns))
+        elif choice < 0.87:
+            self._try(number, "drop", f"ALTER TABLE account DROP {name}")
+        elif choice < 0.93:
+            self._try(number, "replace", f"ALTER TABLE account DROP {name}, ADD {name} {kind}")
         else:
-            name = self._random.choice(columns)
-            self._try(number, "retype", f"ALTER TABLE account ALTER {name} TYPE text")
+            kind = self._random.choice(("text", _RETYPES.get(kinds[name], "text")))
+            self._try(number, "retype", f"ALTER TABLE account ALTER {name} TYPE {kind}")
+
+    def _swap(self, number: int, one: str, two: str) -> None:
+        """Give two columns each other's names, in one statement."""
+        renames = ((one, "spare"), (two, one), ("spare", two))
+        steps = "; ".join(f"ALTER TABLE account RENAME {old} TO {new}" for old, new in renames)
+        self._try(number, "swap", f"DO $$ BEGIN {steps}; END $$")
 
     @staticmethod
-    def _columns(session: psycopg.Connection[Any]) -> list[str]:
+    def _columns(session: psycopg.Connection[Any]) -> dict[str, str]:
+        """The types of the columns that were added."""
         rows = session.execute(
-            "SELECT attname FROM pg_attribute WHERE attrelid = 'account'::regclass AND attnum > 4"
+            "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute"
+            " WHERE attrelid = 'account'::regclass AND attnum > 4"
             " AND NOT attisdropped ORDER BY attnum"
         ).fetchall()
-        return [name for (name,) in rows]
+        return dict(rows)
 
     def _savepoint(self, number: int) -> None:
         savepoints = self._open[number]

@@ -6,6 +6,7 @@ What is not here: the scenarios, and the page.
 from __future__ import annotations
 
 _REFUSED = "test_refusals.py::test_a_change_that_the_lake_cannot_follow_is_refused"
+_SCHEMA = "test_schema_changes.py::"
 
 #: Id, what happens, what must hold, and the test: in tests/conformance, or with its whole path.
 OTHER_TESTS = (
@@ -62,6 +63,18 @@ OTHER_TESTS = (
         "the type of a column changes to one that Iceberg cannot widen to",
         "`TableRefused`; nothing is published",
         f"{_REFUSED}[C54]",
+    ),
+    (
+        "C54",
+        "the same, with `type_changes` set to `new_column` and to `copy`",
+        "the new values; the old ones stay in a column of another name, or the table is copied again",
+        f"{_SCHEMA}test_a_type_that_cannot_be_followed_is_refused_copied_or_made_a_new_column",
+    ),
+    (
+        "C55",
+        "a default that neither stream nor catalog tells, with `older_rows` set to each of its words",
+        "NULL and a warning; the default; the source's values",
+        f"{_SCHEMA}test_what_older_rows_show_is_null_a_default_or_copied",
     ),
     (
         "C57",

@@ -111,6 +111,7 @@ SCENARIOS = (
             "UPDATE t SET c = 8 WHERE a = 1",
         ),
         expected={"t": [("1", "8", None), ("2", "7", "after")]},
+        surplus_columns=("b__old_2",),
         changes=(1, 1, 1),
     ),
     Scenario(

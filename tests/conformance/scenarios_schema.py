@@ -37,7 +37,7 @@ SCENARIOS = (
             "COMMIT",
         ),
         expected={"t": [("1", "7"), ("2", "7"), ("3", "7"), ("4", "8")]},
-        surplus_columns=("b", "bb"),
+        surplus_columns=("bb",),
         changes=(4,),
     ),
     Scenario(

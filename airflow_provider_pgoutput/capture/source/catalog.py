@@ -81,7 +81,8 @@ SELECT p.oid::pg_catalog.int8, p.schemaname::pg_catalog.text, p.tablename::pg_ca
 
 _COLUMN_QUERY = """
 SELECT a.attrelid::pg_catalog.int8, a.attname::pg_catalog.text, a.atttypid::pg_catalog.int8,
-       a.atttypmod, (a.attmissingval::pg_catalog.text::pg_catalog.text[])[1]
+       a.atttypmod, (a.attmissingval::pg_catalog.text::pg_catalog.text[])[1],
+       a.attnum::pg_catalog.int4
   FROM pg_catalog.pg_attribute a
  WHERE a.attrelid = ANY (%s::pg_catalog.oid[]) AND a.attnum > 0 AND NOT a.attisdropped
  ORDER BY a.attrelid, a.attnum
@@ -137,6 +138,8 @@ class PublishedColumn:
     #: See ``batch/manifest.py``.
     missing_value: str | None
     is_identity: bool
+    #: ``pg_attribute.attnum``.
+    attribute_number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +239,14 @@ def _table(
     keys.publish(relation_oid, names)
     columns = tuple(
         PublishedColumn(
-            column, type_oid, modifier, missing, replica_identity == "f" or column in identity
+            column,
+            type_oid,
+            modifier,
+            missing,
+            replica_identity == "f" or column in identity,
+            number,
         )
-        for column, type_oid, modifier, missing in attributes
+        for column, type_oid, modifier, missing, number in attributes
         if column in names
     )
     return PublishedTable(

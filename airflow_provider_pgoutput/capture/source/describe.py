@@ -67,7 +67,16 @@ class Describer:
     def published(self, table: PublishedTable) -> TableVersion:
         """Describe a table that is about to be copied."""
         missing = {each.name: each.missing_value for each in table.columns}
-        return self._version(table, table.key_columns, missing)
+        version = self._version(table, table.key_columns, missing)
+        columns = tuple(
+            dataclasses.replace(column, attribute_number=published.attribute_number)
+            for column, published in zip(version.columns, table.columns, strict=True)
+        )
+        return dataclasses.replace(version, columns=columns)
+
+    def type_name(self, type_oid: int, type_modifier: int) -> str:
+        """Spell a type as the columns of a version do."""
+        return type_name(type_oid, type_modifier, self._types_with([type_oid]))
 
     def types_of(self, tables: Iterable[PublishedTable]) -> dict[int, TypeInfo]:
         """The users' types, those of the tables' columns among them."""

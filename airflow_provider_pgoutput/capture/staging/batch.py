@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.membership import PublishedSet
     from airflow_provider_pgoutput.capture.copy_job import CopiedTable
     from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock, LogicalMessageBlock
+    from airflow_provider_pgoutput.capture.schema.history import SchemaHistory
     from airflow_provider_pgoutput.capture.source.catalog import Server
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
     from airflow_provider_pgoutput.capture.staging.tables import (
@@ -245,6 +246,7 @@ class BatchInProgress:
         end: Lsn,
         *,
         names: Mapping[int, tuple[str, str]],
+        history: SchemaHistory,
         transactions: int = 0,
         last_commit_time: str | None = None,
         prepared: Sequence[PreparedTransaction] = (),
@@ -254,6 +256,7 @@ class BatchInProgress:
         """Write the manifest; the files are complete.
 
         :param names: schema and name of tables by OID, where the catalog knows better than the stream.
+        :raises CopyNeeded: a table changed so that it has to be copied; nothing was sealed.
         """
         manifest = Manifest(
             slot_name=self._slot_name,
@@ -263,7 +266,7 @@ class BatchInProgress:
             publication_names=publication_names,
             start_lsn=self._start,
             end_lsn=end,
-            tables=self._finished_tables(names),
+            tables=self._finished_tables(names, history),
             transactions=transactions,
             last_commit_time=last_commit_time,
             rejected_files=(
@@ -319,14 +322,17 @@ class BatchInProgress:
         counted = Counter(names.values())
         return tuple(oid for oid, name in names.items() if counted[name] > 1)
 
-    def _finished_tables(self, names: Mapping[int, tuple[str, str]]) -> tuple[Table, ...]:
+    def _finished_tables(
+        self, names: Mapping[int, tuple[str, str]], history: SchemaHistory
+    ) -> tuple[Table, ...]:
         """The tables of the manifest, without one whose name went to a table that is copied here.
 
         Such a table was dropped before the copy, which replaces all that the lake holds under the name.
         """
         ambiguous = set(self.ambiguous_oids) - set(names)
         finished = [
-            table.finished(names.get(oid)) for oid, table in sorted(self._tables.by_oid.items())
+            history.complete(table.finished(names.get(oid)))
+            for oid, table in sorted(self._tables.by_oid.items())
         ]
         copied = {each.name for each in finished if each.copy_lsn is not None}
         return tuple(

@@ -1,0 +1,290 @@
+"""Which field of the Iceberg table is which column of the source: renames, drops and new columns.
+
+A field belongs to an ``attnum`` of the source's table; a property of the table says so from the first
+batch on. So a rename at the source is a rename here and the field keeps its id. Everything after this
+goes by name: the versions of the batch are handed on with the names that their columns have in the
+target. What is not here: changing the target (``evolve.py``).
+
+Source: https://iceberg.apache.org/spec/#schema-evolution
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.apply.types import lake_type_of
+from airflow_provider_pgoutput.batch import shape
+from airflow_provider_pgoutput.batch.plan import NEW_COLUMN
+from airflow_provider_pgoutput.batch.widening import widens
+from airflow_provider_pgoutput.errors import TableRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from airflow_provider_pgoutput.apply.iceberg import IcebergTable
+    from airflow_provider_pgoutput.batch.manifest import Column, Table, TableVersion
+
+#: Table property: JSON with the relation's OID and, by ``attnum``, the id of the field.
+COLUMNS_PROPERTY = "pgoutput.columns"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A column that the target has."""
+
+    id: int
+    name: str
+    lake_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The columns of the batch in the target."""
+
+    #: The batch's table; columns and keys have their names in the target.
+    table: Table
+    #: Names by field id, of fields that are called otherwise until now.
+    renamed: Mapping[int, str] = field(default_factory=dict)
+    #: Ids of fields to be dropped.
+    dropped: frozenset[int] = frozenset()
+    #: Names of columns of the batch that have no place in the target.
+    left_out: frozenset[str] = frozenset()
+    #: Lake types of the target's fields, by the name that they will have.
+    existing: Mapping[str, str] = field(default_factory=dict)
+    #: By ``attnum``: the name in the target.
+    numbered: Mapping[int, str] = field(default_factory=dict)
+    #: Names of fields that are no column of the source and never were.
+    foreign: frozenset[str] = frozenset()
+
+
+@dataclass(eq=False)
+class _Place:
+    """A column of the target, there already or to be made."""
+
+    name: str
+    lake_type: str
+    number: int | None
+    field: Field | None = None
+    #: Whether the newest version has it.
+    is_current: bool = False
+    #: Whether it makes room for a column of the same ``attnum``.
+    is_retired: bool = False
+    #: Whether it is to be dropped.
+    is_dropped: bool = False
+
+
+@dataclass
+class _Places:
+    """The places of a table while its versions are gone through."""
+
+    table: str
+    policy: str
+    copies: bool
+    free: dict[str, Field]
+    every: list[_Place] = field(default_factory=list)
+    #: The place of each column now, by number, or by name where there is none.
+    by_column: dict[int | str, _Place] = field(default_factory=dict)
+
+    def take(self, column: Column) -> _Place:
+        """The place of a column of the next version."""
+        number = column.attribute_number
+        key: int | str = column.name if number is None else number
+        place = self.by_column.get(key)
+        if place is None and number is None:
+            # By name only: whatever has that name now.
+            place = next((e for e in self.by_column.values() if e.name == column.name), None)
+        elif place is None and (place := self.by_column.pop(column.name, None)) is not None:
+            # Its number was not known yet.
+            place.number, self.by_column[key] = number, place
+        if place is None:
+            found = self.free.pop(column.name, None)
+            kind = column.lake_type if found is None else found.lake_type
+            place = self._add(key, _Place(column.name, kind, number, found))
+        if not _fits(place.lake_type, column.lake_type):
+            place = self._replace(key, place, column)
+        elif widens(place.lake_type, column.lake_type):
+            place.lake_type = column.lake_type
+        place.name = column.name
+        return place
+
+    def _replace(self, key: int | str, place: _Place, column: Column) -> _Place:
+        if not self.copies and self.policy != NEW_COLUMN:
+            raise TableRefused(
+                f"The type changed from {place.lake_type} to {column.lake_type}, which Iceberg cannot"
+                " follow.",
+                table=self.table,
+                column=column.name,
+                advice=f"one of three: copy the table again (copy_tables=[{self.table!r}], or"
+                " type_changes='copy' in the stage task); keep the old values beside in a column of"
+                " another name (type_changes='new_column' in the plan options); or change the column"
+                " back at the source.",
+            )
+        place.is_retired = True
+        # A copy has all values of now, so the old ones would be NULL in every row.
+        place.is_dropped = self.copies
+        return self._add(key, _Place(column.name, column.lake_type, place.number))
+
+    def _add(self, key: int | str, place: _Place) -> _Place:
+        self.every.append(place)
+        self.by_column[key] = place
+        return place
+
+
+def lay_out(
+    table: Table,
+    target: IcebergTable | None,
+    *,
+    copies: bool,
+    type_changes: str,
+    drop_columns: bool,
+    metadata: Mapping[str, str],
+) -> Layout:
+    """Find the place of every column of the batch.
+
+    :param copies: the batch holds a copy that replaces all rows.
+    :param type_changes: what is done about a type to which Iceberg cannot follow.
+    :param drop_columns: whether what was dropped at the source is dropped here.
+    :param metadata: lake types of the metadata columns, by name.
+    :raises TableRefused: a type cannot be followed, or a name is taken.
+    """
+    fields = fields_of(target)
+    known = known_fields(target, table.relation_oid)
+    by_id = {each.id: each for each in fields}
+    places = _Places(table.name, type_changes, copies, {each.name: each for each in fields})
+    for number, field_id in known.items():
+        found = by_id.get(field_id)
+        if found is not None:
+            places.free.pop(found.name)
+            place = _Place(found.name, found.lake_type, number, found)
+            places.every.append(place)
+            places.by_column[number] = place
+    at: list[list[_Place]] = []
+    for version in table.versions:
+        if version.columns:
+            for each in places.every:
+                each.is_current = False
+        row = [places.take(column) for column in version.columns]
+        for each in row:
+            each.is_current = True
+        at.append(row)
+    if drop_columns:
+        _mark_dropped(table, places.every)
+    for each in places.every:
+        # Iceberg keeps what a partition is made of.
+        if each.field and each.field.id in _partition_sources(target):
+            each.is_dropped = False
+    _settle_names(places, frozenset(places.free))
+    return Layout(
+        table=_in_target(table, at),
+        renamed={
+            each.field.id: each.name
+            for each in places.every
+            if each.field and each.field.name != each.name and not each.is_dropped
+        },
+        dropped=frozenset(e.field.id for e in places.every if e.field and e.is_dropped),
+        left_out=frozenset(each.name for each in places.every if each.is_dropped),
+        existing={
+            **{name: each.lake_type for name, each in places.free.items()},
+            **{e.name: e.field.lake_type for e in places.every if e.field and not e.is_dropped},
+        },
+        numbered={
+            number: place.name
+            for number, place in places.by_column.items()
+            if isinstance(number, int) and not place.is_dropped
+        },
+        foreign=frozenset(places.free) - set(metadata) if known else frozenset(),
+    )
+
+
+def _mark_dropped(table: Table, every: Sequence[_Place]) -> None:
+    """What the source dropped since the last batch; key columns of earlier versions are still needed."""
+    gone = {e.attribute_number for e in table.schema_changes if e.kind == shape.DROPPED}
+    keys = {name for version in table.versions for name in version.key_columns}
+    for each in every:
+        if each.number in gone and each.number is not None and not each.is_current:
+            each.is_dropped = each.name not in keys
+
+
+def _settle_names(places: _Places, foreign: frozenset[str]) -> None:
+    """Current columns have the source's names; others make room for them.
+
+    :raises TableRefused: a name is that of a column which somebody added to the target.
+    """
+    taken = {each.name for each in places.every if each.is_current and not each.is_retired}
+    if clash := sorted(taken & foreign):
+        raise TableRefused(
+            "A column was renamed at the source to a name that a column added to the target has.",
+            table=places.table,
+            column=clash[0],
+            advice="rename that column of the target; the batch waits.",
+        )
+    taken |= foreign
+    for each in places.every:
+        if each.is_current and not each.is_retired:
+            continue
+        if each.name in taken or each.is_dropped:
+            each.name = _old_name(each, taken)
+        taken.add(each.name)
+
+
+def _old_name(place: _Place, taken: set[str]) -> str:
+    """The name of a column that gave its own up."""
+    suffix = "" if place.number is None else f"_{place.number}"
+    base = f"{place.name}__old{suffix}"
+    names = [base, *(f"{base}_{i}" for i in range(2, 1000))]
+    return next(name for name in names if name not in taken)
+
+
+def _in_target(table: Table, at: Sequence[Sequence[_Place]]) -> Table:
+    """The table with the names of its columns in the target."""
+
+    def version(one: TableVersion, places: Sequence[_Place]) -> TableVersion:
+        names = {c.name: place.name for c, place in zip(one.columns, places, strict=True)}
+        return dataclasses.replace(
+            one,
+            columns=tuple(dataclasses.replace(c, name=names[c.name]) for c in one.columns),
+            key_columns=tuple(names[name] for name in one.key_columns),
+        )
+
+    versions = tuple(version(one, row) for one, row in zip(table.versions, at, strict=True))
+    return dataclasses.replace(table, versions=versions)
+
+
+def _fits(held: str, staged: str) -> bool:
+    return held == staged or widens(held, staged) or widens(staged, held)
+
+
+def fields_of(target: IcebergTable | None) -> list[Field]:
+    """The columns that the target has."""
+    if target is None:
+        return []
+    return [
+        Field(int(each.fieldId()), str(each.name()), lake_type_of(each.type()))
+        for each in target.java.schema().columns()
+    ]
+
+
+def _partition_sources(target: IcebergTable | None) -> set[int]:
+    if target is None:
+        return set()
+    return {int(each.sourceId()) for each in target.java.spec().fields()}
+
+
+def known_fields(target: IcebergTable | None, relation_oid: int) -> dict[int, int]:
+    """Field ids by ``attnum``; a table that was made anew at the source has other numbers."""
+    text = None if target is None else target.properties.get(COLUMNS_PROPERTY)
+    if text is None:
+        return {}
+    body = json.loads(text)
+    if body["relation_oid"] != relation_oid:
+        return {}
+    return {int(number): int(field_id) for number, field_id in body["fields"].items()}
+
+
+def columns_property(relation_oid: int, fields: Mapping[int, int]) -> str:
+    """The text that ``known_fields`` reads."""
+    by_number = {str(number): fields[number] for number in sorted(fields)}
+    return json.dumps({"relation_oid": relation_oid, "fields": by_number})

@@ -1,0 +1,339 @@
+"""Which column of an announced relation is which column of the table: ``attnum`` for each of them.
+
+A Relation message has names and types, in the order of ``attnum``, and no number. The catalog has all
+numbers, also of dropped columns, but as they are now. Between the last batch, whose numbers are known,
+and now lie the versions of this batch. A number is born in order, lives once and keeps its place. So the
+versions are given the numbers that need the fewest changes of the schema (added, dropped, renamed,
+retyped) from the last batch through every version to the catalog. Nothing is guessed silently: where another
+reading needs as few, or one more, the columns are named; of those that need equally few the newer are taken.
+
+Columns that kept name and number throughout divide the rest into gaps, which are searched whole. What is
+not here: reading the catalog, and what is done about the changes (``history.py``).
+
+Source: https://www.postgresql.org/docs/current/catalog-pg-attribute.html
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+#: Name and type of a column.
+Named = tuple[str, str]
+#: Columns by number.
+State = Mapping[int, Named]
+
+_IMPOSSIBLE = math.inf
+#: A changed type counts more than a drop and an addition: few types can be changed to few others.
+_RETYPED = 3
+#: Readings of one version that are followed, the cheapest; and how much dearer than the cheapest.
+_MOST_READINGS = 60
+_MOST_DETOUR = 4
+#: A reading that needs so many more changes than the cheapest is a doubt.
+_CLOSE = 1
+#: Choices of new columns beyond this are not searched.
+_MOST_CHOICES = 1000
+#: Of numbers in a row that are gone by now, how many a new column is looked for among.
+_MOST_GONE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """What ``pg_attribute`` says of a table now."""
+
+    #: Live columns that are published.
+    published: State
+    #: All numbers, those of dropped columns among them.
+    numbers: frozenset[int]
+    #: Live columns, published or not.
+    live: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """Numbers of the columns of each version, in their order; None: not known."""
+
+    numbers: tuple[tuple[int | None, ...], ...]
+    #: Columns of which another reading needs hardly more changes.
+    unsure: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """What lies between two columns that kept name and number."""
+
+    before: State | None
+    versions: tuple[tuple[Named, ...], ...]
+    now: State
+    candidates: tuple[int, ...]
+    #: Of the whole table: numbers that are no longer free when it begins.
+    born: int
+    live: frozenset[int]
+
+
+def attribute(
+    before: State | None, versions: Sequence[Sequence[Named]], catalog: Catalog
+) -> Attribution:
+    """Give the columns of every version their numbers.
+
+    :param before: columns at the end of the last batch; None: not known.
+    :param versions: columns of each version in the order of the announcement.
+    """
+    if not catalog.numbers:
+        # The table is gone: only what is known from before can be said.
+        known = {name: number for number, (name, _) in (before or {}).items()}
+        return Attribution(tuple(tuple(known.get(n) for n, _ in each) for each in versions))
+    fences = _fences(before, versions, catalog)
+    found: list[dict[str, int | None]] = [dict(fences) for _ in versions]
+    unsure: set[str] = set()
+    for gap in _gaps(before, versions, catalog, fences):
+        numbers, doubted = _search(gap)
+        unsure |= doubted
+        for place, columns in enumerate(gap.versions):
+            names = [name for name, _ in columns]
+            found[place] |= dict(zip(names, numbers[place], strict=True))
+    return Attribution(
+        tuple(
+            tuple(found[place][name] for name, _ in columns)
+            for place, columns in enumerate(versions)
+        ),
+        frozenset(unsure),
+    )
+
+
+def _fences(
+    before: State | None, versions: Sequence[Sequence[Named]], catalog: Catalog
+) -> dict[str, int]:
+    """Columns that have one name and one number before, in every version and now."""
+    now = {name: number for number, (name, _) in catalog.published.items()}
+    if before is not None:
+        then = {name: number for number, (name, _) in before.items()}
+        now = {name: number for name, number in now.items() if then.get(name) == number}
+    for columns in versions:
+        present = {name for name, _ in columns}
+        now = {name: number for name, number in now.items() if name in present}
+    for columns in versions:
+        order = [now[name] for name, _ in columns if name in now]
+        highest = list(itertools.accumulate(order, max))
+        lowest = list(itertools.accumulate(reversed(order), min))[::-1]
+        # Out of order with any other: its name was another column's for a while.
+        kept = {
+            number
+            for number, high, low in zip(order, highest, lowest, strict=True)
+            if high == number == low
+        }
+        now = {name: number for name, number in now.items() if number in kept}
+    return now
+
+
+def _gaps(
+    before: State | None,
+    versions: Sequence[Sequence[Named]],
+    catalog: Catalog,
+    fences: Mapping[str, int],
+) -> list[_Gap]:
+    numbers = sorted(fences.values())
+    parts = [_parts(columns, fences) for columns in versions]
+    born = max(before, default=0) if before else 0
+    every = sorted(catalog.numbers | set(before or ()))
+    found = []
+    for place, (low, high) in enumerate(zip([0, *numbers], [*numbers, math.inf], strict=True)):
+        if not any(each[place] for each in parts):
+            continue
+        candidates = tuple(
+            number
+            for number in every[bisect.bisect_right(every, low) : bisect.bisect_left(every, high)]
+            # What was dropped before the last batch is in no version.
+            if before is None or number > born or number in before or number in catalog.live
+        )
+        found.append(
+            _Gap(
+                None if before is None else {n: before[n] for n in candidates if n in before},
+                tuple(each[place] for each in parts),
+                {n: catalog.published[n] for n in candidates if n in catalog.published},
+                candidates,
+                born,
+                catalog.live,
+            )
+        )
+    return found
+
+
+def _parts(columns: Sequence[Named], fences: Mapping[str, int]) -> list[tuple[Named, ...]]:
+    """A version's columns between its fences."""
+    found: list[list[Named]] = [[]]
+    for column in columns:
+        if column[0] in fences:
+            found.append([])
+        else:
+            found[-1].append(column)
+    return [tuple(each) for each in found]
+
+
+def _search(gap: _Gap) -> tuple[list[tuple[int | None, ...]], set[str]]:
+    """The cheapest numbers of a gap's columns in each version, and the names that are in doubt."""
+    unknown: list[tuple[int | None, ...]] = [(None,) * len(each) for each in gap.versions]
+    names = {name for each in gap.versions for name, _ in each}
+    steps = _forward(gap)
+    ends = {each: _cost_to_now(gap, each) for each in (steps[-1] if steps else ())}
+    best = min((steps[-1][each].cost + cost for each, cost in ends.items()), default=_IMPOSSIBLE)
+    if best == _IMPOSSIBLE:
+        return unknown, names
+    totals = _totals(steps, ends)
+    optimal = [{e for e, total in each.items() if total == best} for each in totals]
+    if gap.before is None:
+        return [_certain(gap, place, optimal[place]) for place in range(len(unknown))], set()
+    path = [max(optimal[0])]
+    for step, readings in zip(steps[1:], optimal[1:], strict=True):
+        last, spent = path[-1], steps[len(path) - 1][path[-1]].cost
+        path.append(
+            max(e for e in readings if step[e].cost == spent + step[e].steps.get(last, _IMPOSSIBLE))
+        )
+    # Which of several short-lived columns one was makes no difference to anybody.
+    matters = set(gap.before) | set(gap.now)
+    unsure = set()
+    for place, each in enumerate(totals):
+        close = [reading.numbers for reading, total in each.items() if total <= best + _CLOSE]
+        for i, (name, _) in enumerate(gap.versions[place]):
+            numbers = {reading[i] for reading in close}
+            if len(numbers) > 1 and numbers & matters:
+                unsure.add(name)
+    return [each.numbers for each in path], unsure
+
+
+def _totals(
+    steps: Sequence[Mapping[_Reading, _Reached]], ends: Mapping[_Reading, float]
+) -> list[dict[_Reading, float]]:
+    """For each version and reading the cost of the cheapest way that goes through it."""
+    behind = dict(ends)
+    cheapest = [{e: steps[-1][e].cost + cost for e, cost in behind.items()}]
+    for place in reversed(range(len(steps) - 1)):
+        ahead, behind = behind, dict.fromkeys(steps[place], _IMPOSSIBLE)
+        for following, cost in ahead.items():
+            for last, step in steps[place + 1][following].steps.items():
+                if last in behind:
+                    behind[last] = min(behind[last], cost + step)
+        cheapest.insert(0, {e: steps[place][e].cost + cost for e, cost in behind.items()})
+    return cheapest
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Reading:
+    """One way to read a version."""
+
+    numbers: tuple[int, ...]
+    #: The highest number that a column had by then.
+    born: int
+
+
+@dataclass(slots=True)
+class _Reached:
+    """How cheaply a reading is reached, and the steps to it from readings of the version before."""
+
+    cost: float
+    steps: dict[_Reading, float]
+
+
+def _forward(gap: _Gap) -> list[dict[_Reading, _Reached]]:
+    """For each version the readings that are worth to be followed; nothing: there are too many."""
+    steps: list[dict[_Reading, _Reached]] = []
+    if gap.before is None:
+        first = len(gap.versions[0])
+        if math.comb(len(gap.candidates), first) > _MOST_CHOICES:
+            return []
+        found = itertools.combinations(gap.candidates, first)
+        steps.append({_Reading(each, max(each, default=0)): _Reached(0, {}) for each in found})
+        named = gap.versions[0]
+    else:
+        steps.append({_Reading(tuple(gap.before), gap.born): _Reached(0, {})})
+        named = tuple(gap.before.values())
+    for version in gap.versions[len(steps) if gap.before is None else 0 :]:
+        reached: dict[_Reading, _Reached] = {}
+        for reading, so_far in steps[-1].items():
+            state = dict(zip(reading.numbers, named, strict=True))
+            for following, cost in _following(gap, reading, state, version):
+                total = so_far.cost + cost
+                known = reached.setdefault(following, _Reached(total, {}))
+                known.cost = min(known.cost, total)
+                known.steps[reading] = min(cost, known.steps.get(reading, cost))
+        if not reached:
+            return []
+        worth = sorted(reached, key=lambda each: reached[each].cost)[:_MOST_READINGS]
+        least = reached[worth[0]].cost
+        steps.append({e: reached[e] for e in worth if reached[e].cost <= least + _MOST_DETOUR})
+        named = version
+    return steps if gap.before is None else steps[1:]
+
+
+def _following(
+    gap: _Gap, reading: _Reading, state: State, version: Sequence[Named]
+) -> Iterator[tuple[_Reading, int]]:
+    """Readings of the next version, with the changes that lead to each."""
+    # A column that is published now does not go; one that is gone now may have.
+    stays = [number for number in reading.numbers if number in gap.now]
+    may_go = [number for number in reading.numbers if number not in gap.now]
+    # A column list may take up an older column.
+    later = [
+        n for n in gap.now if n <= reading.born and n not in state and n not in (gap.before or ())
+    ]
+    fresh = [*later, *_unborn(gap, reading.born)]
+    for kept_count in range(len(may_go) + 1):
+        new_count = len(version) - len(stays) - kept_count
+        if not 0 <= new_count <= len(fresh) or math.comb(len(fresh), new_count) > _MOST_CHOICES:
+            continue
+        for kept in itertools.combinations(may_go, kept_count):
+            for new in itertools.combinations(fresh, new_count):
+                born = max(reading.born, *new) if new else reading.born
+                passed = {n for n in gap.candidates if reading.born < n <= born} - set(new)
+                if passed & set(gap.now):
+                    continue  # Born by then, and not there: it would have been.
+                numbers = tuple(sorted((*stays, *kept, *new)))
+                # What was passed over was added and dropped unseen.
+                cost = len(may_go) - kept_count + new_count + 2 * len(passed - gap.live)
+                cost += _differences(state, dict(zip(numbers, version, strict=True)))
+                yield _Reading(numbers, born), cost
+
+
+def _unborn(gap: _Gap, born: int) -> list[int]:
+    """Numbers that a new column may have: all of now, and of those gone by now a few after each."""
+    found, gone = [], 0
+    for number in gap.candidates:
+        if number <= born:
+            continue
+        gone = gone + 1 if number not in gap.now else 0
+        if gone <= _MOST_GONE:
+            found.append(number)
+    return found
+
+
+def _cost_to_now(gap: _Gap, reading: _Reading) -> float:
+    """How many changes lead from a reading of the last version to the catalog."""
+    state = dict(zip(reading.numbers, gap.versions[-1], strict=True))
+    added = [number for number in gap.now if number not in state]
+    if any(n <= reading.born and n in (gap.before or ()) for n in added):
+        return _IMPOSSIBLE
+    unseen = [n for n in gap.candidates if n > reading.born and n not in gap.live]
+    dropped = len([number for number in state if number not in gap.now])
+    return dropped + len(added) + 2 * len(unseen) + _differences(state, gap.now)
+
+
+def _differences(one: State, two: State) -> int:
+    """What the changes of names and types cost of the columns that are in both."""
+    return sum(
+        (one[number][0] != two[number][0]) + _RETYPED * (one[number][1] != two[number][1])
+        for number in one
+        if number in two
+    )
+
+
+def _certain(gap: _Gap, place: int, optimal: set[_Reading]) -> tuple[int | None, ...]:
+    """Without a past, only what cannot be otherwise, or has the name of now, is said."""
+    columns = gap.versions[place]
+    forced = len(gap.candidates) == len(columns)
+    return tuple(
+        number if forced or gap.now.get(number, ("",))[0] == name else None
+        for number, (name, _) in zip(max(optimal).numbers, columns, strict=True)
+    )

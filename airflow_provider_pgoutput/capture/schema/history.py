@@ -1,0 +1,317 @@
+"""What a batch does to the columns of a table: numbers, changes in words, and what older rows lack.
+
+Made when all of the batch was read, so that the catalog is asked after the newest row was written.
+What is not here: finding the numbers (``attribution.py``), and changing a target; apply does that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.batch import shape as words
+from airflow_provider_pgoutput.batch.shape import SchemaChange, Shape
+from airflow_provider_pgoutput.batch.widening import widens
+from airflow_provider_pgoutput.capture.schema.attribution import Catalog, attribute
+from airflow_provider_pgoutput.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from airflow_provider_pgoutput.batch.manifest import Column, Table, TableVersion
+    from airflow_provider_pgoutput.capture.source.attributes import Attribute
+
+log = logging.getLogger(__name__)
+
+#: What is done about an added column whose value in older rows nobody can tell.
+NULL = "null"
+DEFAULT = "default"
+#: Also: about a type to which Iceberg cannot follow.
+COPY = "copy"
+FAIL = "fail"
+
+_WAYS_ON = (
+    "copy_tables=[%r] brings it in; older_rows='copy' does so by itself from now on, older_rows='default'"
+    " writes the column's default if it is a constant"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaPolicy:
+    """What the user wants done about changes that cannot simply be followed.
+
+    :raises ConfigurationError: a word is unknown.
+    """
+
+    #: ``null`` (and a warning), ``default`` or ``copy``.
+    older_rows: str = NULL
+    #: ``copy``, or ``fail``: left to apply, which refuses or makes a new column.
+    type_changes: str = FAIL
+
+    def __post_init__(self) -> None:
+        if self.older_rows not in {NULL, DEFAULT, COPY}:
+            raise ConfigurationError(
+                f"Unknown older_rows {self.older_rows!r}.", advice="use null, default or copy."
+            )
+        if self.type_changes not in {FAIL, COPY}:
+            raise ConfigurationError(
+                f"Unknown type_changes {self.type_changes!r}.", advice="use fail or copy."
+            )
+
+
+class CopyNeeded(Exception):
+    """A table has to be copied for the batch to be right; ``relation_oid`` says which."""
+
+    def __init__(self, relation_oid: int) -> None:
+        super().__init__(relation_oid)
+        self.relation_oid = relation_oid
+
+
+@dataclass(frozen=True)
+class SchemaHistory:
+    """What is known of the tables of a batch beside the batch itself."""
+
+    policy: SchemaPolicy
+    #: By OID, of the last batch that held the table; one that no batch held is not there.
+    before: Mapping[int, Shape]
+    #: By OID, as they are now.
+    attributes: Mapping[int, tuple[Attribute, ...]]
+    #: By OID: names of the columns that the publications name now.
+    published: Mapping[int, frozenset[str]]
+    #: Spells the type of a column as ``Column.type_name`` does.
+    type_name: Callable[[int, int], str]
+    #: The text of a column's constant default, by OID and number.
+    constant_default: Callable[[int, int], str | None]
+    _warned: set[tuple[int, str]] = field(default_factory=set)
+
+    def complete(self, table: Table) -> Table:
+        """The table with the numbers of its columns, and what changed since the last batch.
+
+        :raises CopyNeeded: the policy wants a copy, and the batch holds none of it.
+        """
+        before = self.before.get(table.relation_oid)
+        versions = self._numbered(table, before)
+        versions = tuple(self._filled(table.relation_oid, each) for each in versions)
+        changes = self._changes(table.relation_oid, before, versions)
+        completed = dataclasses.replace(
+            table,
+            versions=versions,
+            schema_changes=tuple(changes),
+            records_columns=before is None or before != Shape.of(versions[-1]),
+        )
+        for change in changes:
+            log.info("%s: %s.", table.name, change)
+        if table.copy_lsn is None and before is not None:
+            completed = self._older_rows(completed, changes)
+            self._copy_for_types(completed, before)
+        return completed
+
+    def _numbered(self, table: Table, before: Shape | None) -> tuple[TableVersion, ...]:
+        """Give the columns of all versions but a copied one, which has them, their numbers."""
+        versions = list(table.versions)
+        first = 0
+        state = _state(before.columns) if before else None
+        if table.copy_lsn is not None:
+            first = 1
+            state = {
+                each.attribute_number: (each.name, each.type_name)
+                for each in versions[0].columns
+                if each.attribute_number is not None
+            }
+        named = [[(each.name, each.type_name) for each in v.columns] for v in versions[first:]]
+        if not named:
+            return tuple(versions)
+        found = attribute(state, named, self._catalog(table.relation_oid))
+        if found.unsure:
+            log.warning(
+                "%s: whether %s kept its values or is a new column of that name cannot be told from the"
+                " stream and the catalog: it is taken for a new one. copy_tables=[%r] makes it exact.",
+                table.name,
+                ", ".join(sorted(found.unsure)),
+                table.name,
+            )
+        for place, numbers in enumerate(found.numbers, start=first):
+            columns = tuple(
+                dataclasses.replace(column, attribute_number=number)
+                for column, number in zip(versions[place].columns, numbers, strict=True)
+            )
+            versions[place] = dataclasses.replace(versions[place], columns=columns)
+        return tuple(versions)
+
+    def _catalog(self, relation_oid: int) -> Catalog:
+        attributes = self.attributes.get(relation_oid, ())
+        live = [each for each in attributes if not each.is_dropped]
+        names = self.published.get(relation_oid) or frozenset(each.name for each in live)
+        return Catalog(
+            {
+                each.number: (each.name, self.type_name(each.type_oid, each.type_modifier))
+                for each in live
+                if each.name in names
+            },
+            frozenset(each.number for each in attributes),
+            frozenset(each.number for each in live),
+        )
+
+    def _filled(self, relation_oid: int, version: TableVersion) -> TableVersion:
+        """What older rows show is known by number: the column may have had another name then."""
+        known = {
+            each.number: each.missing_value
+            for each in self.attributes.get(relation_oid, ())
+            if each.missing_value is not None
+        }
+        columns = tuple(
+            dataclasses.replace(each, missing_value=known[each.attribute_number])
+            if each.attribute_number in known
+            else each
+            for each in version.columns
+        )
+        return dataclasses.replace(version, columns=columns)
+
+    def _changes(
+        self, relation_oid: int, before: Shape | None, versions: Sequence[TableVersion]
+    ) -> list[SchemaChange]:
+        shapes = [*([before] if before else []), *map(Shape.of, versions)]
+        live = {e.number for e in self.attributes.get(relation_oid, ()) if not e.is_dropped}
+        found = []
+        for one, two in itertools.pairwise(shapes):
+            found += _differences(one, two, frozenset(live))
+        return found
+
+    def _older_rows(self, table: Table, changes: Sequence[SchemaChange]) -> Table:
+        """Do what the policy says about added columns of which older rows may show something."""
+        attributes = {e.number: e for e in self.attributes.get(table.relation_oid, ())}
+        added = {each.attribute_number for each in changes if each.kind == words.ADDED}
+        values: dict[int | None, str] = {}
+        for number in sorted(each for each in added if each is not None):
+            found = attributes.get(number)
+            if found is None or found.missing_value is not None or not found.may_have_filled:
+                continue
+            if self.policy.older_rows == COPY:
+                raise CopyNeeded(table.relation_oid)
+            value = None
+            if self.policy.older_rows == DEFAULT:
+                value = self.constant_default(table.relation_oid, number)
+            if value is None:
+                self._warn_of_older_rows(table, found.name)
+            else:
+                values[number] = value
+        return _with_values(table, values)
+
+    def _warn_of_older_rows(self, table: Table, column: str) -> None:
+        if (table.relation_oid, column) in self._warned:
+            return
+        self._warned.add((table.relation_oid, column))
+        log.warning(
+            "%s: what older rows show in the added column %s is neither in the stream nor in the catalog"
+            " (its default is no constant, or the table was rewritten since): they have NULL in the lake"
+            " until they change. " + _WAYS_ON + ".",
+            table.name,
+            column,
+            table.name,
+        )
+
+    def _copy_for_types(self, table: Table, before: Shape) -> None:
+        column = unfollowable(table, before) if self.policy.type_changes == COPY else None
+        if column is not None:
+            log.warning(
+                "%s: Iceberg cannot follow the change of column %s to %s: the table is copied again, as"
+                " type_changes says.",
+                table.name,
+                column.name,
+                column.type_name,
+            )
+            raise CopyNeeded(table.relation_oid)
+
+
+def unfollowable(table: Table, before: Shape | None) -> Column | None:
+    """A column of a batch that changed to a type to which Iceberg cannot follow, if there is one."""
+    if before is None or table.copy_lsn is not None:
+        return None
+    kinds = {each.number: each.lake_type for each in before.columns if each.number is not None}
+    for version in table.versions:
+        for column in version.columns:
+            number = column.attribute_number
+            held = (
+                column.lake_type if number is None else kinds.setdefault(number, column.lake_type)
+            )
+            if held == column.lake_type or widens(column.lake_type, held):
+                continue
+            if not widens(held, column.lake_type):
+                return column
+            if number is not None:
+                kinds[number] = column.lake_type
+    return None
+
+
+def _state(columns: Sequence[words.KnownColumn]) -> dict[int, tuple[str, str]] | None:
+    """Columns by number; None when some have none, so that nothing can be said of the rest."""
+    if any(each.number is None for each in columns):
+        return None
+    return {each.number: (each.name, each.type_name) for each in columns if each.number is not None}
+
+
+def _with_values(table: Table, values: Mapping[int | None, str]) -> Table:
+    """The table with what older rows show in some columns."""
+    if not values:
+        return table
+
+    def completed(column: Column) -> Column:
+        value = values.get(column.attribute_number)
+        return column if value is None else dataclasses.replace(column, missing_value=value)
+
+    return dataclasses.replace(
+        table,
+        versions=tuple(
+            dataclasses.replace(each, columns=tuple(map(completed, each.columns)))
+            for each in table.versions
+        ),
+    )
+
+
+def _differences(one: Shape, two: Shape, live: frozenset[int]) -> list[SchemaChange]:
+    """What lies between two shapes that follow each other."""
+    by_name = {each.name: each for each in one.columns}
+    by_number = {each.number: each for each in one.columns if each.number is not None}
+    found, kept = [], set()
+    for column in two.columns:
+        earlier = None if column.number is None else by_number.get(column.number)
+        namesake = by_name.get(column.name)
+        if earlier is None and namesake and None in (namesake.number, column.number):
+            earlier = namesake
+        if earlier is None:
+            found.append(
+                SchemaChange(words.ADDED, column.name, "", column.type_name, column.number)
+            )
+            continue
+        kept.add(earlier)
+        found += _of_column(earlier, column)
+    gone = [
+        SchemaChange(
+            words.UNPUBLISHED if each.number in live else words.DROPPED,
+            each.name,
+            attribute_number=each.number,
+        )
+        for each in one.columns
+        if each not in kept
+    ]
+    renamed = {each.before: each.after for each in found if each.kind == words.RENAMED}
+    key = tuple(renamed.get(name, name) for name in one.key)
+    if key != two.key:
+        found.append(SchemaChange(words.KEY, "", ", ".join(key), ", ".join(two.key)))
+    if one.replica_identity != two.replica_identity:
+        found.append(SchemaChange(words.IDENTITY, "", one.replica_identity, two.replica_identity))
+    return gone + found
+
+
+def _of_column(one: words.KnownColumn, two: words.KnownColumn) -> list[SchemaChange]:
+    found = []
+    if one.name != two.name:
+        found.append(SchemaChange(words.RENAMED, two.name, one.name, two.name, two.number))
+    if one.type_name != two.type_name:
+        found.append(
+            SchemaChange(words.RETYPED, two.name, one.type_name, two.type_name, two.number)
+        )
+    return found

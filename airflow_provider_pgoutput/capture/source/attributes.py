@@ -1,0 +1,105 @@
+"""The columns of tables as ``pg_attribute`` has them now, dropped ones among them, and their defaults.
+
+What is not here: which of them a Relation message meant (``capture/schema/attribution.py``).
+
+Source: https://www.postgresql.org/docs/current/catalog-pg-attribute.html and catalog-pg-attrdef.html
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psycopg
+from psycopg import sql
+
+from airflow_provider_pgoutput.capture.source.errors import translated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from airflow_provider_pgoutput.capture.source.catalog import Session
+
+_ATTRIBUTE_QUERY = """
+SELECT a.attrelid::pg_catalog.int8, a.attnum::pg_catalog.int4, a.attname::pg_catalog.text,
+       a.attisdropped, a.atttypid::pg_catalog.int8, a.atttypmod,
+       (a.attmissingval::pg_catalog.text::pg_catalog.text[])[1],
+       a.attnotnull OR a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> ''
+  FROM pg_catalog.pg_attribute a
+ WHERE a.attrelid = ANY (%s::pg_catalog.oid[]) AND a.attnum > 0
+ ORDER BY a.attrelid, a.attnum
+"""
+
+_DEFAULT_QUERY = """
+SELECT d.adbin::pg_catalog.text, pg_catalog.pg_get_expr(d.adbin, d.adrelid),
+       pg_catalog.format_type(a.atttypid, a.atttypmod)
+  FROM pg_catalog.pg_attrdef d
+  JOIN pg_catalog.pg_attribute a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
+ WHERE d.adrelid = %s::pg_catalog.oid AND d.adnum = %s AND a.attgenerated = ''
+"""
+
+# A function of the system's own that gives the same for the same arguments, for ever.
+_FUNCTION_QUERY = """
+SELECT pg_catalog.count(*) FROM pg_catalog.pg_proc
+ WHERE oid = ANY (%s::pg_catalog.oid[]) AND provolatile = 'i' AND oid < 16384
+"""
+
+#: Parts of an expression that depend on nothing but the functions they name.
+_CONSTANT_NODES = frozenset({"CONST", "FUNCEXPR", "OPEXPR", "RELABELTYPE", "ARRAYEXPR"})
+_NODE = re.compile(r"\{([A-Z_]+)")
+_FUNCTION = re.compile(r":(?:op)?funcid (\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A column as it is now."""
+
+    number: int
+    name: str
+    is_dropped: bool
+    type_oid: int
+    type_modifier: int
+    #: See ``batch/manifest.py``.
+    missing_value: str | None
+    #: Whether rows that are older than the column may show something else in it than NULL.
+    may_have_filled: bool
+
+
+def read_attributes(
+    session: Session, relation_oids: Iterable[int]
+) -> dict[int, tuple[Attribute, ...]]:
+    """All columns that tables have and had, by OID, in order; a table that is gone has none."""
+    with translated():
+        rows = session.execute(_ATTRIBUTE_QUERY, (sorted(relation_oids),)).fetchall()
+    found: dict[int, list[Attribute]] = {}
+    for relation_oid, *values in rows:
+        found.setdefault(relation_oid, []).append(Attribute(*values))
+    return {oid: tuple(each) for oid, each in found.items()}
+
+
+def read_constant_default(session: Session, relation_oid: int, number: int) -> str | None:
+    """The text of a column's default when it is a constant; None when it is not, or there is none.
+
+    Nothing is evaluated but constants and immutable functions of the system's own: no sequence moves.
+    """
+    with translated():
+        row = session.execute(_DEFAULT_QUERY, (relation_oid, number)).fetchone()
+        if row is None:
+            return None
+        tree, expression, type_name = row
+        functions = {int(each) for each in _FUNCTION.findall(tree)} - {0}
+        if not set(_NODE.findall(tree)) <= _CONSTANT_NODES:
+            return None
+        counted = session.execute(_FUNCTION_QUERY, (sorted(functions),)).fetchone()
+        if counted is None or counted[0] != len(functions):
+            return None
+        # Both are the server's own spelling, as it would print them in a dump.
+        query = sql.SQL("SELECT (({})::{})::pg_catalog.text").format(
+            sql.SQL(expression), sql.SQL(type_name)
+        )
+        try:
+            value = session.execute(query).fetchone()
+        except psycopg.DataError:
+            return None  # The default is itself an error, so no row ever got it.
+    return None if value is None or value[0] is None else str(value[0])

@@ -1,0 +1,288 @@
+"""ALTER TABLE while a pipeline runs, from a real server to Iceberg tables.
+
+Each test has a table and a pipeline of its own and takes a few batches. The rows are read with Spark; what
+became of the fields is read with pyiceberg.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from pyiceberg.catalog import load_catalog
+
+from airflow_provider_pgoutput.batch.xcom import batch_xcom
+from airflow_provider_pgoutput.capture.schema.history import SchemaPolicy
+from airflow_provider_pgoutput.errors import TableRefused
+from tests.conformance.compare import quoted
+from tests.conformance.pipeline import CATALOG, Pipeline
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+
+class Lake:
+    """One table of a source, and what a pipeline makes of it."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+
+    def run(self, *statements: str, **options: Any) -> Manifest:
+        """Run statements at the source, each by itself, then one batch."""
+        if statements:
+            self.execute(*statements)
+        batch = self.pipeline.stage(**options)
+        self.pipeline.apply(batch)
+        return batch.manifest
+
+    def execute(self, *statements: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.pipeline.conninfo, autocommit=True) as session:
+            for statement in statements:
+                cursor = session.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    def rows(self, *columns: str) -> list[tuple[Any, ...]]:
+        """Rows of the target, sorted, in these columns."""
+        name = quoted(CATALOG, self.pipeline.namespace, "t")
+        self.pipeline.spark.catalog.refreshTable(name)
+        frame = self.pipeline.spark.table(name)
+        names = ", ".join(f"`{each}`" for each in columns or frame.columns)
+        return sorted(tuple(row) for row in frame.selectExpr(*names.split(", ")).collect())
+
+    def agrees(self, *columns: str) -> bool:
+        """Whether the target has, in all columns of the source, what the source has."""
+        names = columns or tuple(
+            name
+            for (name,) in self.execute(
+                "SELECT attname FROM pg_attribute WHERE attrelid = 't'::regclass AND attnum > 0"
+                " AND NOT attisdropped ORDER BY attnum"
+            )
+        )
+        wanted = self.execute(f"SELECT {', '.join(names)} FROM t")
+        assert sorted(self.rows(*names), key=repr) == sorted(wanted, key=repr)
+        return True
+
+    def fields(self) -> dict[str, int]:
+        """Names and ids of the target's fields."""
+        return {each.name: each.field_id for each in self.table().schema().fields}
+
+    def table(self, name: str = "t") -> Any:
+        catalog = load_catalog(CATALOG, **self.pipeline.catalog_properties)
+        return catalog.load_table((self.pipeline.namespace, name))
+
+    def said(self, manifest: Manifest) -> list[str]:
+        """What changed of the schema, as it is said in XCom."""
+        return batch_xcom(manifest, "uri").get("schema_changes", {}).get("public.t", [])
+
+
+@pytest.fixture
+def lake(
+    postgres_database: str,
+    spark: SparkSession,
+    lake_catalog_properties: dict[str, str],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> Lake:
+    name = request.node.name.partition("[")[0].removeprefix("test_")[:50]
+    pipeline = Pipeline(
+        conninfo=postgres_database,
+        slot_name=f"s_{name}",
+        publication_names=("p",),
+        namespace=f"n_{name}",
+        staging=tmp_path,
+        catalog_properties=lake_catalog_properties,
+        spark=spark,
+    )
+    lake = Lake(pipeline)
+    lake.execute(
+        "CREATE TABLE t(id int PRIMARY KEY, a int, b int)",
+        "CREATE PUBLICATION p FOR TABLE t",
+        "INSERT INTO t SELECT g, g * 10, g * 100 FROM generate_series(1, 3) g",
+    )
+    lake.run()
+    return lake
+
+
+def test_a_renamed_column_keeps_its_field(lake: Lake) -> None:
+    """Swaps, a new column under the old name, the key: all without a row event, then in one transaction."""
+    fields = lake.fields()
+    manifest = lake.run("ALTER TABLE t RENAME a TO x", "INSERT INTO t VALUES (4, 40, 400)")
+    assert lake.said(manifest) == ["column a was renamed to x"]
+    assert lake.fields() == {"id": fields["id"], "x": fields["a"], "b": fields["b"]}
+    assert lake.agrees()
+    manifest = lake.run(
+        "BEGIN; UPDATE t SET x = 11 WHERE id = 1; ALTER TABLE t RENAME x TO y;"
+        " ALTER TABLE t RENAME b TO x; ALTER TABLE t RENAME y TO b; ALTER TABLE t RENAME id TO key;"
+        " UPDATE t SET x = 22 WHERE key = 2; DELETE FROM t WHERE key = 3; COMMIT"
+    )
+    assert lake.fields() == {"key": fields["id"], "b": fields["a"], "x": fields["b"]}
+    assert sorted(lake.said(manifest)) == [
+        "column b was renamed to x",
+        "column id was renamed to key",
+        "column x was renamed to b",
+    ]
+    assert lake.agrees()
+    lake.run(
+        "ALTER TABLE t RENAME b TO c",
+        "INSERT INTO t VALUES (5, 50, 500)",
+        "ALTER TABLE t ADD b int DEFAULT 7",
+        "UPDATE t SET c = 51 WHERE key = 5",
+    )
+    assert lake.fields()["c"] == fields["a"]
+    assert lake.agrees()
+    assert lake.table().schema().identifier_field_names() == {"key"}
+
+
+def test_a_column_dropped_and_added_again_is_new(lake: Lake) -> None:
+    fields = lake.fields()
+    manifest = lake.run(
+        "UPDATE t SET b = 1 WHERE id = 1",
+        "ALTER TABLE t DROP b",
+        "UPDATE t SET a = 11 WHERE id = 1",
+        "ALTER TABLE t ADD b text",
+        "INSERT INTO t VALUES (4, 40, 'new')",
+    )
+    assert lake.said(manifest) == ["column b was dropped", "column b was added, text"]
+    assert lake.agrees()
+    assert lake.fields()["b__old_3"] == fields["b"]
+    # The values of rows that did not change are where they were.
+    assert [row for row in lake.rows("id", "b__old_3") if row[0] in {2, 3}] == [(2, 200), (3, 300)]
+    # With the same type, and no row that tells before from after.
+    manifest = lake.run("ALTER TABLE t DROP a, ADD a int", "INSERT INTO t(id, a) VALUES (5, 5)")
+    assert lake.agrees()
+    assert lake.fields()["a__old_2"] == fields["a"]
+    assert lake.run("UPDATE t SET a = 6 WHERE id = 5").changes == 1
+    assert lake.agrees()
+
+
+def test_what_was_dropped_is_dropped_on_request(lake: Lake) -> None:
+    lake.pipeline.plan_options["drop_columns"] = True
+    lake.run(
+        "UPDATE t SET b = 1 WHERE id = 1", "ALTER TABLE t DROP b", "UPDATE t SET a = 2 WHERE id = 1"
+    )
+    assert set(lake.fields()) == {"id", "a"}
+    assert lake.agrees()
+
+
+def test_types_that_iceberg_can_widen_are_widened(lake: Lake) -> None:
+    lake.run("ALTER TABLE t ADD n numeric(6, 2), ADD r real", "UPDATE t SET n = 1.5, r = 2.5")
+    fields = lake.fields()
+    manifest = lake.run(
+        "ALTER TABLE t ALTER a TYPE bigint, ALTER n TYPE numeric(20, 2), ALTER r TYPE float8",
+        "INSERT INTO t VALUES (4, 5000000000, 1, 123456789012.25, 1e300)",
+    )
+    assert lake.said(manifest) == [
+        "column a changed from integer to bigint",
+        "column n changed from numeric(6,2) to numeric(20,2)",
+        "column r changed from real to double precision",
+    ]
+    assert lake.fields() == fields
+    assert lake.agrees()
+
+
+def test_a_type_that_cannot_be_followed_is_refused_copied_or_made_a_new_column(lake: Lake) -> None:
+    fields = lake.fields()
+    lake.execute("UPDATE t SET a = 11 WHERE id = 1", "ALTER TABLE t ALTER b TYPE text")
+    lake.execute("INSERT INTO t VALUES (4, 40, 'four')")
+    with pytest.raises(TableRefused, match="one of three") as refused:
+        lake.run()
+    assert (refused.value.table, refused.value.column) == ("public.t", "b")
+    assert lake.fields() == fields
+    # The same batch, taken as a new column: the old values stay beside it.
+    lake.pipeline.plan_options["type_changes"] = "new_column"
+    lake.run()
+    assert lake.fields()["b__old_3"] == fields["b"]
+    assert lake.rows("id", "a", "b", "b__old_3") == [
+        *((1, 11, None, 100), (2, 20, None, 200), (3, 30, None, 300), (4, 40, "four", None)),
+    ]
+    # Copied again, although a batch without the copy was staged already.
+    del lake.pipeline.plan_options["type_changes"]
+    lake.execute("ALTER TABLE t ALTER a TYPE text USING 'a' || a", "DELETE FROM t WHERE id = 2")
+    with pytest.raises(TableRefused, match="one of three"):
+        lake.run()
+    manifest = lake.run(schema_policy=SchemaPolicy(type_changes="copy"))
+    assert manifest.tables[0].copy_lsn is not None
+    assert lake.agrees()
+    assert set(lake.fields()) == {"id", "a", "b", "b__old_3"}
+    lake.run("UPDATE t SET b = 'x'")
+    assert lake.agrees()
+
+
+def test_what_older_rows_show_is_null_a_default_or_copied(
+    lake: Lake, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scenario C55: after a rewrite, and for a default that is no constant, nobody tells."""
+    rewritten = ("ALTER TABLE t ADD {0} int NOT NULL DEFAULT {1}", "VACUUM FULL t")
+    add = [each.format("c", "6 + 1") for each in rewritten]
+    with caplog.at_level(logging.WARNING, "airflow_provider_pgoutput"):
+        lake.run(*add, "INSERT INTO t(id) VALUES (4)")
+    (warning,) = [each for each in caplog.messages if "older rows" in each]
+    assert "public.t" in warning
+    assert "column c" in warning
+    assert "copy_tables" in warning
+    assert lake.rows("id", "c") == sorted([(1, None), (2, None), (3, None), (4, 7)])
+    policy = SchemaPolicy(older_rows="default")
+    add = [each.format("d", "6 + 2") for each in rewritten]
+    lake.run(*add, "INSERT INTO t(id) VALUES (5)", schema_policy=policy)
+    assert lake.rows("id", "d") == [(1, 8), (2, 8), (3, 8), (4, 8), (5, 8)]
+    # A sequence is not moved by looking at it.
+    caplog.clear()
+    lake.execute("CREATE SEQUENCE s", "ALTER TABLE t ADD e bigint DEFAULT nextval('s')")
+    with caplog.at_level(logging.WARNING, "airflow_provider_pgoutput"):
+        lake.run("INSERT INTO t(id) VALUES (6)", schema_policy=policy)
+    assert any("column e" in each for each in caplog.messages)
+    assert lake.execute("SELECT last_value FROM s") == [(6,)]
+    lake.execute("ALTER TABLE t ADD f float8 DEFAULT random()", "INSERT INTO t(id) VALUES (7)")
+    manifest = lake.run(schema_policy=SchemaPolicy(older_rows="copy"))
+    assert manifest.tables[0].copy_lsn is not None
+    assert lake.agrees()
+
+
+def test_columns_that_users_added_keep_their_values(lake: Lake) -> None:
+    name = quoted(CATALOG, lake.pipeline.namespace, "t")
+    spark = lake.pipeline.spark
+    spark.sql(f"ALTER TABLE {name} ADD COLUMN note string")
+    spark.sql(f"UPDATE {name} SET note = concat('n', id)")
+    lake.run(
+        "UPDATE t SET a = 0 WHERE id < 3", "DELETE FROM t WHERE id = 3", "INSERT INTO t VALUES (4)"
+    )
+    assert lake.agrees()
+    assert lake.rows("id", "note") == sorted([(1, "n1"), (2, "n2"), (4, None)])
+    # A rename does not take such a column over.
+    with pytest.raises(TableRefused, match="added to the target"):
+        lake.run("ALTER TABLE t RENAME b TO note", "UPDATE t SET note = 5 WHERE id = 1")
+    spark.sql(f"ALTER TABLE {name} RENAME COLUMN note TO remark")
+    lake.run()
+    assert lake.agrees()
+    assert lake.rows("id", "remark") == sorted([(1, "n1"), (2, "n2"), (4, None)])
+
+
+def test_every_change_is_a_row_of_the_history(lake: Lake) -> None:
+    lake.run(
+        "ALTER TABLE t ADD c int, REPLICA IDENTITY FULL",
+        "INSERT INTO t VALUES (4, 4, 4, 4)",
+        "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (a)",
+        "UPDATE t SET b = 0",
+    )
+    lake.run("UPDATE t SET b = 1")
+    rows = lake.table("pgoutput_checkpoint").scan().to_arrow().to_pylist()
+    rows = sorted((row for row in rows if row["table_name"]), key=lambda row: row["end_lsn"])
+    assert [row["schema_changes"] for row in rows] == [
+        None,
+        (
+            '["column c was added, integer", "the key changed from (id) to (a)",'
+            ' "the replica identity changed from d to f"]'
+        ),
+        None,
+    ]
+    # The columns are kept where they are not what the row before says.
+    assert [row["columns"] is None for row in rows] == [False, False, True]
+    assert lake.agrees()
