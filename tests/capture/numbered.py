@@ -76,7 +76,7 @@ def checkpoint_now(source: Source, tables: tuple[str, ...]) -> Checkpoint:
     ((system,),) = source.execute("SELECT system_identifier::text FROM pg_control_system()")
     confirmed = source.confirmed()
     assert confirmed is not None
-    return Checkpoint(Lsn.parse(confirmed), system, named, shapes)
+    return Checkpoint(Lsn.parse(confirmed), system, named, shapes=shapes)
 
 
 def staged_columns(manifest: Manifest, table: str) -> set[int]:

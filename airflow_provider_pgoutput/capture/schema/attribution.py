@@ -18,7 +18,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 #: Name and type of a column.
@@ -27,14 +27,12 @@ Named = tuple[str, str]
 State = Mapping[int, Named]
 
 _IMPOSSIBLE = math.inf
-#: A changed type counts more than a drop and an addition: few types can be changed to few others.
-_RETYPED = 3
 #: Readings of one version that are followed, the cheapest; and how much dearer than the cheapest.
 _MOST_READINGS = 60
 _MOST_DETOUR = 4
 #: A reading that needs so many more changes than the cheapest is a doubt.
 _CLOSE = 1
-#: Choices of new columns beyond this are not searched.
+#: Choices of columns beyond this are not searched whole: all columns of the gap are in doubt.
 _MOST_CHOICES = 1000
 #: Of numbers in a row that are gone by now, how many a new column is looked for among.
 _MOST_GONE = 4
@@ -65,6 +63,9 @@ class Attribution:
 class _Gap:
     """What lies between two columns that kept name and number."""
 
+    #: The numbers of these two; nothing before or behind: 0 or infinite.
+    low: float
+    high: float
     before: State | None
     versions: tuple[tuple[Named, ...], ...]
     now: State
@@ -85,16 +86,27 @@ def attribute(
     if not catalog.numbers:
         # The table is gone: only what is known from before can be said.
         known = {name: number for number, (name, _) in (before or {}).items()}
-        return Attribution(tuple(tuple(known.get(n) for n, _ in each) for each in versions))
+        return Attribution(
+            tuple(tuple(known.get(n) for n, _ in each) for each in versions),
+            frozenset() if before is None else _unlike(before, versions),
+        )
     fences = _fences(before, versions, catalog)
-    found: list[dict[str, int | None]] = [dict(fences) for _ in versions]
-    unsure: set[str] = set()
-    for gap in _gaps(before, versions, catalog, fences):
-        numbers, doubted = _search(gap)
-        unsure |= doubted
-        for place, columns in enumerate(gap.versions):
-            names = [name for name, _ in columns]
-            found[place] |= dict(zip(names, numbers[place], strict=True))
+    while True:
+        found: list[dict[str, int | None]] = [dict(fences) for _ in versions]
+        unsure: set[str] = set()
+        wrong: set[float] = set()
+        for gap in _gaps(before, versions, catalog, fences):
+            numbers, doubted, is_possible = _search(gap)
+            wrong |= set() if is_possible else {gap.low, gap.high}
+            unsure |= doubted
+            for place, columns in enumerate(gap.versions):
+                names = [name for name, _ in columns]
+                found[place] |= dict(zip(names, numbers[place], strict=True))
+        # What cannot be between two columns says that one was not that column for a while.
+        fewer = {name: number for name, number in fences.items() if number not in wrong}
+        if len(fewer) == len(fences):
+            break
+        fences = fewer
     return Attribution(
         tuple(
             tuple(found[place][name] for name, _ in columns)
@@ -102,6 +114,20 @@ def attribute(
         ),
         frozenset(unsure),
     )
+
+
+def _unlike(before: State, versions: Sequence[Sequence[Named]]) -> frozenset[str]:
+    """Names that need not be the columns of these names before: the order or what is missing says so."""
+    known = [name for name, _ in before.values()]
+    found: set[str] = set()
+    for columns in versions:
+        names = [name for name, _ in columns]
+        new = [name for name in names if name not in known]
+        if names[: len(known)] == known:
+            continue
+        kept = [name for name in names if name in known]
+        found.update(new if kept == [name for name in known if name in kept] else names)
+    return frozenset(found)
 
 
 def _fences(
@@ -113,8 +139,26 @@ def _fences(
         then = {name: number for number, (name, _) in before.items()}
         now = {name: number for name, number in now.items() if then.get(name) == number}
     for columns in versions:
-        present = {name for name, _ in columns}
-        now = {name: number for name, number in now.items() if name in present}
+        present = dict(columns)
+        now = {
+            name: number
+            for name, number in now.items()
+            # Without a past, another type may be another column's.
+            if name in present
+            and (before is not None or present[name] == catalog.published[number][1])
+        }
+    if before is None:
+        live, every = sorted(catalog.published), sorted(catalog.numbers)
+        for columns in versions:
+            places = {name: place for place, (name, _) in enumerate(columns)}
+            now = {
+                name: number
+                for name, number in now.items()
+                # As many as are there now were there, and no more than there ever were.
+                if bisect.bisect_left(live, number)
+                <= places[name]
+                <= bisect.bisect_left(every, number)
+            }
     for columns in versions:
         order = [now[name] for name, _ in columns if name in now]
         highest = list(itertools.accumulate(order, max))
@@ -151,6 +195,8 @@ def _gaps(
         )
         found.append(
             _Gap(
+                low,
+                high,
                 None if before is None else {n: before[n] for n in candidates if n in before},
                 tuple(each[place] for each in parts),
                 {n: catalog.published[n] for n in candidates if n in catalog.published},
@@ -173,35 +219,39 @@ def _parts(columns: Sequence[Named], fences: Mapping[str, int]) -> list[tuple[Na
     return [tuple(each) for each in found]
 
 
-def _search(gap: _Gap) -> tuple[list[tuple[int | None, ...]], set[str]]:
-    """The cheapest numbers of a gap's columns in each version, and the names that are in doubt."""
+def _search(gap: _Gap) -> tuple[list[tuple[int | None, ...]], set[str], bool]:
+    """The cheapest numbers of a gap's columns in each version, the names in doubt, and whether it can be."""
     unknown: list[tuple[int | None, ...]] = [(None,) * len(each) for each in gap.versions]
     names = {name for each in gap.versions for name, _ in each}
-    steps = _forward(gap)
+    steps, is_whole = _forward(gap)
     ends = {each: _cost_to_now(gap, each) for each in (steps[-1] if steps else ())}
     best = min((steps[-1][each].cost + cost for each, cost in ends.items()), default=_IMPOSSIBLE)
     if best == _IMPOSSIBLE:
-        return unknown, names
+        return unknown, names, not is_whole
     totals = _totals(steps, ends)
     optimal = [{e for e, total in each.items() if total == best} for each in totals]
-    if gap.before is None:
-        return [_certain(gap, place, optimal[place]) for place in range(len(unknown))], set()
     path = [max(optimal[0])]
     for step, readings in zip(steps[1:], optimal[1:], strict=True):
         last, spent = path[-1], steps[len(path) - 1][path[-1]].cost
         path.append(
             max(e for e in readings if step[e].cost == spent + step[e].steps.get(last, _IMPOSSIBLE))
         )
+    found = [list[int | None](each.numbers) for each in path]
     # Which of several short-lived columns one was makes no difference to anybody.
-    matters = set(gap.before) | set(gap.now)
-    unsure = set()
+    matters = set(gap.before or ()) | set(gap.now)
+    unsure = set() if is_whole else names
     for place, each in enumerate(totals):
         close = [reading.numbers for reading, total in each.items() if total <= best + _CLOSE]
         for i, (name, _) in enumerate(gap.versions[place]):
             numbers = {reading[i] for reading in close}
-            if len(numbers) > 1 and numbers & matters:
+            if len(numbers) == 1:
+                continue
+            if numbers & matters:
                 unsure.add(name)
-    return [each.numbers for each in path], unsure
+            if gap.before is None and gap.now.get(found[place][i] or 0, ("",))[0] != name:
+                # Without a past it goes by its name, unless the number says the same.
+                found[place][i] = None
+    return [tuple(each) for each in found], unsure, True
 
 
 def _totals(
@@ -237,13 +287,14 @@ class _Reached:
     steps: dict[_Reading, float]
 
 
-def _forward(gap: _Gap) -> list[dict[_Reading, _Reached]]:
-    """For each version the readings that are worth to be followed; nothing: there are too many."""
+def _forward(gap: _Gap) -> tuple[list[dict[_Reading, _Reached]], bool]:
+    """For each version the readings worth following, and whether none was left out for their number."""
     steps: list[dict[_Reading, _Reached]] = []
+    is_whole = True
     if gap.before is None:
         first = len(gap.versions[0])
         if math.comb(len(gap.candidates), first) > _MOST_CHOICES:
-            return []
+            return [], False
         found = itertools.combinations(gap.candidates, first)
         steps.append({_Reading(each, max(each, default=0)): _Reached(0, {}) for each in found})
         named = gap.versions[0]
@@ -254,47 +305,89 @@ def _forward(gap: _Gap) -> list[dict[_Reading, _Reached]]:
         reached: dict[_Reading, _Reached] = {}
         for reading, so_far in steps[-1].items():
             state = dict(zip(reading.numbers, named, strict=True))
-            for following, cost in _following(gap, reading, state, version):
+            followed, is_all = _following(gap, reading, state, version)
+            is_whole = is_whole and is_all
+            for following, cost in followed:
                 total = so_far.cost + cost
                 known = reached.setdefault(following, _Reached(total, {}))
                 known.cost = min(known.cost, total)
                 known.steps[reading] = min(cost, known.steps.get(reading, cost))
         if not reached:
-            return []
+            return [], is_whole
         worth = sorted(reached, key=lambda each: reached[each].cost)[:_MOST_READINGS]
         least = reached[worth[0]].cost
         steps.append({e: reached[e] for e in worth if reached[e].cost <= least + _MOST_DETOUR})
         named = version
-    return steps if gap.before is None else steps[1:]
+    return (steps if gap.before is None else steps[1:]), is_whole
 
 
 def _following(
     gap: _Gap, reading: _Reading, state: State, version: Sequence[Named]
-) -> Iterator[tuple[_Reading, int]]:
-    """Readings of the next version, with the changes that lead to each."""
+) -> tuple[list[tuple[_Reading, int]], bool]:
+    """Readings of the next version with the changes that lead to each, and whether they are all."""
     # A column that is published now does not go; one that is gone now may have.
     stays = [number for number in reading.numbers if number in gap.now]
-    may_go = [number for number in reading.numbers if number not in gap.now]
-    # A column list may take up an older column.
-    later = [
-        n for n in gap.now if n <= reading.born and n not in state and n not in (gap.before or ())
-    ]
-    fresh = [*later, *_unborn(gap, reading.born)]
+    may_go = {number: state[number][0] for number in reading.numbers if number not in gap.now}
+    names = {name for name, _ in version}
+    found, is_all = [], True
     for kept_count in range(len(may_go) + 1):
         new_count = len(version) - len(stays) - kept_count
-        if not 0 <= new_count <= len(fresh) or math.comb(len(fresh), new_count) > _MOST_CHOICES:
+        fresh, all_fresh = _fresh(gap, reading, state, new_count)
+        if not fresh:
+            is_all = is_all and all_fresh
             continue
-        for kept in itertools.combinations(may_go, kept_count):
-            for new in itertools.combinations(fresh, new_count):
-                born = max(reading.born, *new) if new else reading.born
-                passed = {n for n in gap.candidates if reading.born < n <= born} - set(new)
-                if passed & set(gap.now):
-                    continue  # Born by then, and not there: it would have been.
-                numbers = tuple(sorted((*stays, *kept, *new)))
-                # What was passed over was added and dropped unseen.
-                cost = len(may_go) - kept_count + new_count + 2 * len(passed - gap.live)
-                cost += _differences(state, dict(zip(numbers, version, strict=True)))
-                yield _Reading(numbers, born), cost
+        old, all_old = _kept(may_go, names, kept_count)
+        is_all = is_all and all_fresh and all_old
+        for kept, new in itertools.product(old, fresh):
+            born = max(reading.born, *new) if new else reading.born
+            passed = {n for n in gap.candidates if reading.born < n <= born} - set(new)
+            numbers = tuple(sorted((*stays, *kept, *new)))
+            # What was passed over was added and dropped unseen.
+            cost = len(may_go) - kept_count + new_count + 2 * len(passed - gap.live)
+            cost += _differences(state, dict(zip(numbers, version, strict=True)))
+            found.append((_Reading(numbers, born), cost))
+    return found, is_all
+
+
+def _kept(
+    may_go: Mapping[int, str], names: set[str], count: int
+) -> tuple[list[tuple[int, ...]], bool]:
+    """Which of the columns that are gone by now are still there, and whether these are all choices."""
+    if math.comb(len(may_go), count) <= _MOST_CHOICES:
+        return list(itertools.combinations(may_go, count)), True
+    # Too many: only those that keep every column whose name is still there.
+    anchored = tuple(number for number, name in may_go.items() if name in names)
+    others = [number for number in may_go if number not in anchored]
+    missing = count - len(anchored)
+    if missing < 0 or math.comb(len(others), missing) > _MOST_CHOICES:
+        return [], False
+    return [anchored + more for more in itertools.combinations(others, missing)], False
+
+
+def _fresh(
+    gap: _Gap, reading: _Reading, state: State, count: int
+) -> tuple[list[tuple[int, ...]], bool]:
+    """Which columns may be new in the next version, and whether these are all choices."""
+    # A column list may take up an older column.
+    optional = [
+        n for n in gap.now if n <= reading.born and n not in state and n not in (gap.before or ())
+    ]
+    found = list(itertools.combinations(optional, count)) if 0 <= count <= len(optional) else []
+    is_all = True
+    certain: list[int] = []
+    for newest in _unborn(gap, reading.born):
+        # Born by then, those that are there now were there.
+        missing = count - len(certain) - 1
+        if missing < 0:
+            break
+        if math.comb(len(optional), missing) > _MOST_CHOICES:
+            is_all = False
+        else:
+            found += [
+                (*certain, *more, newest) for more in itertools.combinations(optional, missing)
+            ]
+        (certain if newest in gap.now else optional).append(newest)
+    return found, is_all
 
 
 def _unborn(gap: _Gap, born: int) -> list[int]:
@@ -323,17 +416,7 @@ def _cost_to_now(gap: _Gap, reading: _Reading) -> float:
 def _differences(one: State, two: State) -> int:
     """What the changes of names and types cost of the columns that are in both."""
     return sum(
-        (one[number][0] != two[number][0]) + _RETYPED * (one[number][1] != two[number][1])
+        (one[number][0] != two[number][0]) + (one[number][1] != two[number][1])
         for number in one
         if number in two
-    )
-
-
-def _certain(gap: _Gap, place: int, optimal: set[_Reading]) -> tuple[int | None, ...]:
-    """Without a past, only what cannot be otherwise, or has the name of now, is said."""
-    columns = gap.versions[place]
-    forced = len(gap.candidates) == len(columns)
-    return tuple(
-        number if forced or gap.now.get(number, ("",))[0] == name else None
-        for number, (name, _) in zip(max(optimal).numbers, columns, strict=True)
     )

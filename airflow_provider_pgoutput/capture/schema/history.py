@@ -104,8 +104,10 @@ class SchemaHistory:
         )
         for change in changes:
             log.info("%s: %s.", table.name, change)
+        if table.copy_lsn is None:
+            # Without a past, what came between two versions of the batch is still known.
+            completed = self._older_rows(completed, changes, may_copy=before is not None)
         if table.copy_lsn is None and before is not None:
-            completed = self._older_rows(completed, changes)
             self._copy_for_types(completed, before)
         return completed
 
@@ -126,13 +128,7 @@ class SchemaHistory:
             return tuple(versions)
         found = attribute(state, named, self._catalog(table.relation_oid))
         if found.unsure:
-            log.warning(
-                "%s: whether %s kept its values or is a new column of that name cannot be told from the"
-                " stream and the catalog: it is taken for a new one. copy_tables=[%r] makes it exact.",
-                table.name,
-                ", ".join(sorted(found.unsure)),
-                table.name,
-            )
+            self._warn_of_doubt(table, found.unsure, has_past=state is not None)
         for place, numbers in enumerate(found.numbers, start=first):
             columns = tuple(
                 dataclasses.replace(column, attribute_number=number)
@@ -140,6 +136,25 @@ class SchemaHistory:
             )
             versions[place] = dataclasses.replace(versions[place], columns=columns)
         return tuple(versions)
+
+    def _warn_of_doubt(self, table: Table, columns: frozenset[str], *, has_past: bool) -> None:
+        if not self.attributes.get(table.relation_oid):
+            outcome = "the table is gone, so columns go by their names"
+        elif has_past:
+            outcome = f"it is taken for a new one. copy_tables=[{table.name!r}] makes it exact"
+        else:
+            outcome = (
+                "no earlier batch says which columns there were, so columns go by their names: of one that"
+                " was renamed, older values stay under its old name."
+                f" copy_tables=[{table.name!r}] makes it exact"
+            )
+        log.warning(
+            "%s: whether %s kept its values or is a new column of that name cannot be told from the"
+            " stream and the catalog: %s.",
+            table.name,
+            ", ".join(sorted(columns)),
+            outcome,
+        )
 
     def _catalog(self, relation_oid: int) -> Catalog:
         attributes = self.attributes.get(relation_oid, ())
@@ -180,7 +195,9 @@ class SchemaHistory:
             found += _differences(one, two, frozenset(live))
         return found
 
-    def _older_rows(self, table: Table, changes: Sequence[SchemaChange]) -> Table:
+    def _older_rows(
+        self, table: Table, changes: Sequence[SchemaChange], *, may_copy: bool
+    ) -> Table:
         """Do what the policy says about added columns of which older rows may show something."""
         attributes = {e.number: e for e in self.attributes.get(table.relation_oid, ())}
         added = {each.attribute_number for each in changes if each.kind == words.ADDED}
@@ -189,7 +206,7 @@ class SchemaHistory:
             found = attributes.get(number)
             if found is None or found.missing_value is not None or not found.may_have_filled:
                 continue
-            if self.policy.older_rows == COPY:
+            if self.policy.older_rows == COPY and may_copy:
                 raise CopyNeeded(table.relation_oid)
             value = None
             if self.policy.older_rows == DEFAULT:

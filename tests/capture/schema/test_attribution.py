@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from typing import Any
 
 import pytest
 
@@ -54,7 +55,23 @@ CASES = {
     "the table is gone": (ints(id=1, a=2), ["id a b"], {}, (), [(1, 2, None)], ""),
     "nothing known, names agree": (None, ["id a"], ints(id=1, a=3), (2,), [(1, 3)], ""),
     "nothing known, renamed": (None, ["id a"], ints(id=1, b=2), (), [(1, 2)], ""),
-    "nothing known, cannot be told": (None, ["id a"], ints(id=1, b=3), (2,), [(1, None)], ""),
+    "nothing known, cannot be told": (None, ["id a"], ints(id=1, b=3), (2,), [(1, None)], "a"),
+    "nothing known, renamed and another dropped": (
+        *(None, ["id a", "id b c", "id b d"], ints(id=1, b=3, d=4), (2,)),
+        *([(1, None), (1, 3, 4), (1, 3, 4)], "a"),
+    ),
+    "nothing known, its name was another's": (
+        *(None, ["id a", "id b a"], ints(id=1, b=2, a=3), (), [(1, 3), (1, 2, 3)], "a"),
+    ),
+    "the table is gone, and another column came": (
+        *(ints(id=1, a=2), ["id b"], {}, (), [(1, None)], "b"),
+    ),
+    "the table is gone, and columns changed places": (
+        *(ints(id=1, a=2, b=3), ["id b a"], {}, (), [(1, 3, 2)], "a b id"),
+    ),
+    "another had the name for a while": (
+        *(ints(id=1, a=2, b=3), ["id c a"], ints(id=1, a=2, b=3), (), [(1, 2, 3)], ""),
+    ),
 }
 
 
@@ -68,11 +85,45 @@ def test_columns_get_their_numbers(name: str) -> None:
 
 
 def test_a_type_tells_columns_apart() -> None:
-    """Added again under the same name with another type: without rows between it is still told."""
+    """Added again under the same name with another type: the type may have been changed first, though."""
     now = catalog({1: ("id", INT), 3: ("a", TEXT)}, 2)
     found = attribute(ints(id=1, a=2), [[("id", INT), ("a", INT)], [("id", INT), ("a", TEXT)]], now)
     assert found.numbers == ((1, 2), (1, 3))
-    assert not found.unsure
+    assert found.unsure == {"a"}
+
+
+def test_a_changed_type_under_the_same_name_counts_no_more_than_a_drop_and_an_addition() -> None:
+    """Column 2 became text, a row came, then 2 was dropped and 3 added: the row is not silently 3's."""
+    before, now = ints(a=1, b=2), catalog({3: ("c", TEXT)}, 1, 2)
+    assert "b" in attribute(before, [[("b", TEXT)], [("c", TEXT)]], now).unsure
+
+
+def test_without_a_past_a_column_of_another_type_is_in_doubt() -> None:
+    now = catalog({1: ("id", INT), 3: ("a", TEXT)}, 2)
+    found = attribute(None, [[("id", INT), ("a", INT)], [("id", INT), ("a", TEXT)]], now)
+    assert found.unsure == {"a"}
+
+
+@pytest.mark.parametrize("before", [ints(id=1), None])
+def test_many_columns_added_with_a_row_between_are_all_known(before: dict[int, Any] | None) -> None:
+    now = {number: (f"c{number}", INT) for number in range(2, 42)} | {1: ("id", INT)}
+    every = [now[number] for number in sorted(now)]
+    found = attribute(before, [every[:21], every], catalog(now))
+    if before is not None:
+        assert found.numbers == (tuple(range(1, 22)), tuple(range(1, 42)))
+        assert not found.unsure
+    # Too many choices without a past: all that is not in every version is in doubt.
+    assert {n for each in found.numbers for n in each} <= set(now)
+
+
+def test_many_columns_dropped_with_a_row_between_take_no_time_and_are_in_doubt() -> None:
+    before = {number: (f"c{number}", INT) for number in range(1, 62)}
+    started = time.monotonic()
+    version = [before[number] for number in range(1, 32)]
+    found = attribute(before, [version], catalog({1: before[1]}, *range(2, 62)))
+    assert time.monotonic() - started < 2
+    assert found.numbers == (tuple(range(1, 32)),)
+    assert found.unsure == {name for name, _ in version[1:]}
 
 
 def test_a_column_that_is_no_longer_published_is_not_dropped() -> None:
@@ -139,6 +190,30 @@ class Table:
     @property
     def named(self) -> list[tuple[str, str]]:
         return [self.live[number] for number in self.numbers]
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_no_value_gets_under_another_live_column_unless_it_is_said(seed: int) -> None:
+    """Also when not every change is followed by a row."""
+    table = Table(random.Random(seed))  # noqa: S311 - a test has to repeat itself
+    before = dict(table.live)
+    versions: list[list[tuple[str, str]]] = []
+    truth: list[tuple[int, ...]] = []
+    for _ in range(table.random.randint(1, 5)):
+        for _ in range(table.random.randint(1, 2)):
+            table.alter()
+        if not versions or versions[-1] != table.named:
+            versions.append(table.named)
+            truth.append(table.numbers)
+    dropped = set(range(1, table.highest + 1)) - set(table.live)
+    found = attribute(before, versions, catalog(dict(table.live), *dropped))
+    wrong = {
+        name
+        for columns, numbers, right in zip(versions, found.numbers, truth, strict=True)
+        for (name, _), number, wanted in zip(columns, numbers, right, strict=True)
+        if number != wanted and number in table.live
+    }
+    assert wrong <= found.unsure
 
 
 @pytest.mark.parametrize("seed", range(300))
