@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.apply.iceberg import IcebergTable
     from airflow_provider_pgoutput.batch.manifest import Column, Table, TableVersion
+
+log = logging.getLogger(__name__)
 
 #: Table property: JSON with the relation's OID and, by ``attnum``, the id of the field.
 COLUMNS_PROPERTY = "pgoutput.columns"
@@ -170,6 +173,8 @@ def lay_out(
         for each in row:
             each.is_current = True
         at.append(row)
+    if fields and not known:
+        _warn_of_no_numbers(places, metadata)
     if drop_columns:
         _mark_dropped(table, places.every)
     for each in places.every:
@@ -196,6 +201,22 @@ def lay_out(
             if isinstance(number, int) and not place.is_dropped
         },
         foreign=frozenset(places.free) - set(metadata) if known else frozenset(),
+    )
+
+
+def _warn_of_no_numbers(places: _Places, metadata: Mapping[str, str]) -> None:
+    """A table of an earlier version of the package: its columns are matched by name, this once."""
+    new = sorted(each.name for each in places.every if each.field is None and not each.is_retired)
+    left = sorted(set(places.free) - set(metadata))
+    if places.copies or not new or not left:
+        return
+    log.warning(
+        "%s: the target does not say yet which of its columns is which of the source's, so %s is new in it."
+        " If it is %s that was renamed, older rows lack its values until copy_tables=[%r] brings them in.",
+        places.table,
+        ", ".join(new),
+        " or ".join(left),
+        places.table,
     )
 
 

@@ -106,6 +106,7 @@ class CaptureContext:
                 for table in self.published()
             },
             type_name=self.describer.type_name,
+            showing=self.describer.showing,
             constant_default=functools.partial(read_constant_default, self.session),
         )
 

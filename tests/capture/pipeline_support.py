@@ -17,6 +17,7 @@ from airflow_provider_pgoutput.batch.crash_points import VARIABLE
 from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
+from airflow_provider_pgoutput.capture.schema.history import SchemaHistory, SchemaPolicy
 from airflow_provider_pgoutput.capture.source.plugin_options import PluginOptions
 from airflow_provider_pgoutput.capture.source.stream import SlotRead
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.batch.shape import Shape
+    from airflow_provider_pgoutput.capture.source.attributes import Attribute
 
 #: A program that stages one batch; its request comes as JSON on standard input.
 _PROGRAM = """
@@ -147,6 +150,24 @@ class Source:
 
 def _renamed(rows: pa.Table, names: dict[str, str]) -> pa.Table:
     return rows.rename_columns([names.get(each, each) for each in rows.schema.names])
+
+
+def history_of(
+    *columns: Attribute, policy: SchemaPolicy | None = None, before: Shape | None = None
+) -> SchemaHistory:
+    """What is known of the table with OID 1; without columns it is gone.
+
+    :param before: its columns at the end of the last batch; None: no batch held it yet.
+    """
+    return SchemaHistory(
+        policy=policy or SchemaPolicy(),
+        before={} if before is None else {1: before},
+        attributes={1: columns} if columns else {},
+        published={},
+        type_name=lambda _oid, _modifier: "integer",
+        showing=lambda _table, column, text: dataclasses.replace(column, missing_value=text),
+        constant_default=lambda _oid, _number: None,
+    )
 
 
 def checkpoint_of(manifest: Manifest) -> Checkpoint:

@@ -6,6 +6,8 @@ became of the fields is read with pyiceberg.
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +15,13 @@ import psycopg
 import pytest
 from pyiceberg.catalog import load_catalog
 
+from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.checkpoint import LATER_COLUMNS
 from airflow_provider_pgoutput.batch.xcom import batch_xcom
 from airflow_provider_pgoutput.capture.schema.history import SchemaPolicy
 from airflow_provider_pgoutput.errors import TableRefused
 from tests.conformance.compare import quoted
-from tests.conformance.pipeline import CATALOG, Pipeline
+from tests.conformance.pipeline import CATALOG, Batch, Pipeline
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -263,6 +267,74 @@ def test_columns_that_users_added_keep_their_values(lake: Lake) -> None:
     lake.run()
     assert lake.agrees()
     assert lake.rows("id", "remark") == sorted([(1, "n1"), (2, "n2"), (4, None)])
+
+
+def test_a_lake_of_before_columns_had_numbers_goes_on(
+    lake: Lake, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The checkpoint table, the target and a sealed batch as the version before made them."""
+    fields = lake.fields()
+    with lake.table("pgoutput_checkpoint").update_schema() as change:
+        for name in LATER_COLUMNS:
+            change.delete_column(name)
+    with lake.table().transaction() as transaction:
+        transaction.remove_properties("pgoutput.columns")
+    lake.execute("UPDATE t SET a = 11 WHERE id = 1", "INSERT INTO t VALUES (4, 40, 400)")
+    lake.pipeline.apply(as_before(lake.pipeline.stage(), lake.pipeline.staging))
+    assert lake.agrees()
+    assert "pgoutput.columns" not in lake.table().properties
+    # The batch shows the column under both names, so it is known to be one.
+    lake.run(
+        "UPDATE t SET a = 12 WHERE id = 2",
+        "ALTER TABLE t RENAME a TO x",
+        "UPDATE t SET x = 13 WHERE id = 3",
+    )
+    assert lake.fields() == {"id": fields["id"], "x": fields["a"], "b": fields["b"]}
+    assert lake.agrees()
+    # Before the first batch with numbers nothing tells a rename from a new column: that is said.
+    with lake.table().transaction() as transaction:
+        transaction.remove_properties("pgoutput.columns")
+    with caplog.at_level(logging.WARNING, "airflow_provider_pgoutput"):
+        lake.run("ALTER TABLE t RENAME x TO y", "UPDATE t SET y = 14 WHERE id = 3")
+    (warning,) = [each for each in caplog.messages if "renamed" in each]
+    assert "public.t" in warning
+    assert "copy_tables" in warning
+    lake.run("UPDATE t SET b = 0 WHERE id = 1", copy_tables=("public.t",))
+    assert lake.agrees()
+
+
+def as_before(batch: Batch, staging: Path) -> Batch:
+    """A sealed batch as the version before column numbers would have sealed it."""
+    tables = tuple(
+        dataclasses.replace(
+            table,
+            schema_changes=(),
+            records_columns=False,
+            versions=tuple(
+                dataclasses.replace(
+                    version,
+                    columns=tuple(
+                        dataclasses.replace(column, attribute_number=None)
+                        for column in version.columns
+                    ),
+                )
+                for version in table.versions
+            ),
+        )
+        for table in batch.manifest.tables
+    )
+    manifest = dataclasses.replace(batch.manifest, tables=tables)
+    body = json.loads(manifest.to_json())
+    for table in body["tables"]:
+        del table["schema_changes"], table["records_columns"]
+        for version in table["versions"]:
+            for column in version["columns"]:
+                del column["attribute_number"]
+    path = staging / layout.manifest_path(
+        manifest.slot_name, manifest.start_lsn, manifest.end_lsn, manifest.batch_id
+    )
+    path.write_text(json.dumps(body), encoding="ascii")
+    return Batch(manifest, path.as_uri())
 
 
 def test_every_change_is_a_row_of_the_history(lake: Lake) -> None:

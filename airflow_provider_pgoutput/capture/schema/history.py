@@ -83,6 +83,8 @@ class SchemaHistory:
     published: Mapping[int, frozenset[str]]
     #: Spells the type of a column as ``Column.type_name`` does.
     type_name: Callable[[int, int], str]
+    #: A column of a table that shows this text of PostgreSQL's in older rows.
+    showing: Callable[[str, Column, str | None], Column]
     #: The text of a column's constant default, by OID and number.
     constant_default: Callable[[int, int], str | None]
     _warned: set[tuple[int, str]] = field(default_factory=set)
@@ -94,7 +96,7 @@ class SchemaHistory:
         """
         before = self.before.get(table.relation_oid)
         versions = self._numbered(table, before)
-        versions = tuple(self._filled(table.relation_oid, each) for each in versions)
+        versions = tuple(self._filled(table, each) for each in versions)
         changes = self._changes(table.relation_oid, before, versions)
         completed = dataclasses.replace(
             table,
@@ -170,20 +172,21 @@ class SchemaHistory:
             frozenset(each.number for each in live),
         )
 
-    def _filled(self, relation_oid: int, version: TableVersion) -> TableVersion:
-        """What older rows show is known by number: the column may have had another name then."""
-        known = {
-            each.number: each.missing_value
-            for each in self.attributes.get(relation_oid, ())
-            if each.missing_value is not None
-        }
-        columns = tuple(
-            dataclasses.replace(each, missing_value=known[each.attribute_number])
-            if each.attribute_number in known
-            else each
-            for each in version.columns
-        )
-        return dataclasses.replace(version, columns=columns)
+    def _filled(self, table: Table, version: TableVersion) -> TableVersion:
+        """What older rows show is known by number: the name may have been another column's since."""
+        now = {each.number: each for each in self.attributes.get(table.relation_oid, ())}
+
+        def filled(column: Column) -> Column:
+            number = column.attribute_number
+            found = None if number is None else now.get(number)
+            if found is None:
+                return column
+            if found.missing_value is None and found.name == column.name:
+                # Where it was read by the name, it was read before the table was rewritten.
+                return column
+            return self.showing(table.name, column, found.missing_value)
+
+        return dataclasses.replace(version, columns=tuple(map(filled, version.columns)))
 
     def _changes(
         self, relation_oid: int, before: Shape | None, versions: Sequence[TableVersion]
@@ -215,7 +218,22 @@ class SchemaHistory:
                 self._warn_of_older_rows(table, found.name)
             else:
                 values[number] = value
-        return _with_values(table, values)
+        return self._with_values(table, values)
+
+    def _with_values(self, table: Table, values: Mapping[int | None, str]) -> Table:
+        """The table with what older rows show in some columns."""
+
+        def completed(column: Column) -> Column:
+            value = values.get(column.attribute_number)
+            return column if value is None else self.showing(table.name, column, value)
+
+        return dataclasses.replace(
+            table,
+            versions=tuple(
+                dataclasses.replace(each, columns=tuple(map(completed, each.columns)))
+                for each in table.versions
+            ),
+        )
 
     def _warn_of_older_rows(self, table: Table, column: str) -> None:
         if (table.relation_oid, column) in self._warned:
@@ -268,24 +286,6 @@ def _state(columns: Sequence[words.KnownColumn]) -> dict[int, tuple[str, str]] |
     if any(each.number is None for each in columns):
         return None
     return {each.number: (each.name, each.type_name) for each in columns if each.number is not None}
-
-
-def _with_values(table: Table, values: Mapping[int | None, str]) -> Table:
-    """The table with what older rows show in some columns."""
-    if not values:
-        return table
-
-    def completed(column: Column) -> Column:
-        value = values.get(column.attribute_number)
-        return column if value is None else dataclasses.replace(column, missing_value=value)
-
-    return dataclasses.replace(
-        table,
-        versions=tuple(
-            dataclasses.replace(each, columns=tuple(map(completed, each.columns)))
-            for each in table.versions
-        ),
-    )
 
 
 def _differences(one: Shape, two: Shape, live: frozenset[int]) -> list[SchemaChange]:

@@ -78,6 +78,15 @@ class Describer:
         """Spell a type as the columns of a version do."""
         return type_name(type_oid, type_modifier, self._types_with([type_oid]))
 
+    def showing(self, table: str, column: Column, text: str | None) -> Column:
+        """The column with what older rows show in it: PostgreSQL's text becomes that of the lake type.
+
+        :raises ValueRefused: the lake type, which was chosen, does not hold it.
+        """
+        shown = dataclasses.replace(column, missing_value=text)
+        types = self._types_with([column.type_oid])
+        return dataclasses.replace(shown, missing_value=lake_text(shown, types, table))
+
     def types_of(self, tables: Iterable[PublishedTable]) -> dict[int, TypeInfo]:
         """The users' types, those of the tables' columns among them."""
         return self._types_with(column.type_oid for table in tables for column in table.columns)
@@ -149,8 +158,6 @@ class Describer:
             identity=column.is_identity,
             missing_value=missing_value,
         )
-        if missing_value is None:
-            return described
         return dataclasses.replace(described, missing_value=lake_text(described, types, table))
 
 

@@ -1,14 +1,17 @@
-"""Warnings about columns of a batch that has no earlier one to begin at."""
+"""What is said and done about columns of a batch, case by case, without a server."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 import pytest
 
 from airflow_provider_pgoutput.batch.manifest import Column, Counts, Table, TableVersion
-from airflow_provider_pgoutput.capture.schema.history import COPY, SchemaHistory, SchemaPolicy
+from airflow_provider_pgoutput.batch.shape import Shape
+from airflow_provider_pgoutput.capture.schema.history import COPY, SchemaPolicy
 from airflow_provider_pgoutput.capture.source.attributes import Attribute
+from tests.capture.pipeline_support import history_of
 
 INT4 = 23
 
@@ -22,17 +25,6 @@ def table(*versions: str) -> Table:
     return Table(1, "public", "t", found, Counts())
 
 
-def history(*columns: Attribute, older_rows: str = "null") -> SchemaHistory:
-    return SchemaHistory(
-        policy=SchemaPolicy(older_rows=older_rows),
-        before={},
-        attributes={1: columns},
-        published={},
-        type_name=lambda _oid, _modifier: "integer",
-        constant_default=lambda _oid, _number: None,
-    )
-
-
 def attribute(number: int, name: str, *, dropped: bool = False, filled: bool = False) -> Attribute:
     return Attribute(number, name, dropped, INT4, -1, None, filled)
 
@@ -42,7 +34,7 @@ def test_without_an_earlier_batch_a_column_added_between_two_rows_is_warned_of(
     older_rows: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [attribute(1, "id"), attribute(2, "a", filled=True)]
-    history(*now, older_rows=older_rows).complete(table("id", "id a"))
+    history_of(*now, policy=SchemaPolicy(older_rows=older_rows)).complete(table("id", "id a"))
     (message,) = caplog.messages
     assert "the added column a" in message
     assert "copy_tables=['public.t']" in message
@@ -53,7 +45,7 @@ def test_without_an_earlier_batch_a_column_that_was_dropped_or_renamed_is_named(
 ) -> None:
     now = [attribute(1, "id"), attribute(2, "", dropped=True), attribute(3, "b")]
     with caplog.at_level(logging.WARNING):
-        history(*now).complete(table("id a", "id b"))
+        history_of(*now).complete(table("id a", "id b"))
     (message,) = caplog.messages
     assert "whether a" in message
     assert "by their names" in message
@@ -61,5 +53,26 @@ def test_without_an_earlier_batch_a_column_that_was_dropped_or_renamed_is_named(
 
 
 def test_of_a_table_that_is_gone_no_copy_is_promised(caplog: pytest.LogCaptureFixture) -> None:
-    history().complete(table("id a", "id b"))
+    history_of().complete(table("id a", "id b"))
     assert not any("copy_tables" in each for each in caplog.messages)
+
+
+def test_what_older_rows_show_goes_by_number_and_not_by_the_name_of_now() -> None:
+    """Column 2 was c when its row was written, is d now, and another c has a default."""
+    staged = table("id c")
+    (version,) = staged.versions
+    before = Shape.of(
+        dataclasses.replace(
+            version, columns=(dataclasses.replace(version.columns[0], attribute_number=1),)
+        )
+    )
+    by_name = dataclasses.replace(version.columns[1], missing_value="7")
+    versions = (dataclasses.replace(version, columns=(version.columns[0], by_name)),)
+    now = [
+        attribute(1, "id"),
+        attribute(2, "d"),
+        dataclasses.replace(attribute(3, "c"), missing_value="7"),
+    ]
+    found = history_of(*now, before=before).complete(dataclasses.replace(staged, versions=versions))
+    column = found.versions[0].columns[1]
+    assert (column.attribute_number, column.missing_value) == (2, None)

@@ -25,6 +25,7 @@ from airflow_provider_pgoutput.capture.staging.seal import find_ending, find_sea
 from airflow_provider_pgoutput.capture.staging.sealed_copies import find_seals
 from airflow_provider_pgoutput.capture.types.cast import NULL_AND_KEEP, ValuePolicy
 from airflow_provider_pgoutput.errors import BatchRefused
+from tests.capture.pipeline_support import history_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +68,8 @@ def sealed(
 ) -> Manifest:
     batch = attempt(area, start, f"a{end}")
     server = Server(180000, system, 1, "db", Lsn(end), "logical")
-    return batch.seal(server, ("p",), Lsn(end), names={}, prepared=prepared)[0]
+    made = batch.seal(server, ("p",), Lsn(end), names={}, history=history_of(), prepared=prepared)
+    return made[0]
 
 
 def waiting(area: StagingArea, path: str) -> PreparedTransaction:

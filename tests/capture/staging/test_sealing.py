@@ -19,6 +19,7 @@ from airflow_provider_pgoutput.capture.staging.rejected import SCHEMA as REJECTE
 from airflow_provider_pgoutput.capture.staging.seal import find_sealed
 from airflow_provider_pgoutput.capture.types.cast import NULL_AND_KEEP, ValuePolicy
 from airflow_provider_pgoutput.errors import LakeUnavailable
+from tests.capture.pipeline_support import history_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +45,7 @@ def staged(area: StagingArea, count: int = 2) -> BatchInProgress:
 
 
 def seal(batch: BatchInProgress, end: Lsn = END) -> Manifest:
-    return batch.seal(SERVER, ("p",), end, names={})[0]
+    return batch.seal(SERVER, ("p",), end, names={}, history=history_of())[0]
 
 
 def files(root: Path, manifest: Manifest) -> list[Path]:

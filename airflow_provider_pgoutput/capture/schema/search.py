@@ -1,0 +1,248 @@
+"""The cheapest numbers of the columns between two that kept theirs; see ``attribution.py``.
+
+Every reading of every version that may be worth it is followed, from the last batch to the catalog of now,
+and what it costs is counted in changes of the schema. What is not here: finding the columns that kept name
+and number.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+#: Name and type of a column.
+Named = tuple[str, str]
+#: Columns by number.
+State = Mapping[int, Named]
+
+_IMPOSSIBLE = math.inf
+#: Readings of one version that are followed, the cheapest; and how much dearer than the cheapest.
+_MOST_READINGS = 60
+_MOST_DETOUR = 4
+#: A reading that needs so many more changes than the cheapest is a doubt.
+_CLOSE = 1
+#: Choices of columns beyond this are not searched whole: all columns of the gap are in doubt.
+_MOST_CHOICES = 1000
+#: Of numbers in a row that are gone by now, how many a new column is looked for among.
+_MOST_GONE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """What lies between two columns that kept name and number."""
+
+    #: The numbers of these two; nothing before or behind: 0 or infinite.
+    low: float
+    high: float
+    before: State | None
+    versions: tuple[tuple[Named, ...], ...]
+    now: State
+    candidates: tuple[int, ...]
+    #: Of the whole table: numbers that are no longer free when it begins.
+    born: int
+    live: frozenset[int]
+
+
+def search(gap: Gap) -> tuple[list[tuple[int | None, ...]], set[str], bool]:
+    """The cheapest numbers of a gap's columns in each version, the names in doubt, and whether it can be."""
+    unknown: list[tuple[int | None, ...]] = [(None,) * len(each) for each in gap.versions]
+    names = {name for each in gap.versions for name, _ in each}
+    steps, is_whole = _forward(gap)
+    ends = {each: _cost_to_now(gap, each) for each in (steps[-1] if steps else ())}
+    best = min((steps[-1][each].cost + cost for each, cost in ends.items()), default=_IMPOSSIBLE)
+    if best == _IMPOSSIBLE:
+        return unknown, names, not is_whole
+    totals = _totals(steps, ends)
+    optimal = [{e for e, total in each.items() if total == best} for each in totals]
+    path = [max(optimal[0])]
+    for step, readings in zip(steps[1:], optimal[1:], strict=True):
+        last, spent = path[-1], steps[len(path) - 1][path[-1]].cost
+        path.append(
+            max(e for e in readings if step[e].cost == spent + step[e].steps.get(last, _IMPOSSIBLE))
+        )
+    found = [list[int | None](each.numbers) for each in path]
+    # Which of several short-lived columns one was makes no difference to anybody.
+    matters = set(gap.before or ()) | set(gap.now)
+    unsure = set() if is_whole else names
+    for place, each in enumerate(totals):
+        close = [reading.numbers for reading, total in each.items() if total <= best + _CLOSE]
+        for i, (name, _) in enumerate(gap.versions[place]):
+            numbers = {reading[i] for reading in close}
+            if len(numbers) == 1:
+                continue
+            if numbers & matters:
+                unsure.add(name)
+            if gap.before is None and gap.now.get(found[place][i] or 0, ("",))[0] != name:
+                # Without a past it goes by its name, unless the number says the same.
+                found[place][i] = None
+    return [tuple(each) for each in found], unsure, True
+
+
+def _totals(
+    steps: Sequence[Mapping[_Reading, _Reached]], ends: Mapping[_Reading, float]
+) -> list[dict[_Reading, float]]:
+    """For each version and reading the cost of the cheapest way that goes through it."""
+    behind = dict(ends)
+    cheapest = [{e: steps[-1][e].cost + cost for e, cost in behind.items()}]
+    for place in reversed(range(len(steps) - 1)):
+        ahead, behind = behind, dict.fromkeys(steps[place], _IMPOSSIBLE)
+        for following, cost in ahead.items():
+            for last, step in steps[place + 1][following].steps.items():
+                if last in behind:
+                    behind[last] = min(behind[last], cost + step)
+        cheapest.insert(0, {e: steps[place][e].cost + cost for e, cost in behind.items()})
+    return cheapest
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Reading:
+    """One way to read a version."""
+
+    numbers: tuple[int, ...]
+    #: The highest number that a column had by then.
+    born: int
+
+
+@dataclass(slots=True)
+class _Reached:
+    """How cheaply a reading is reached, and the steps to it from readings of the version before."""
+
+    cost: float
+    steps: dict[_Reading, float]
+
+
+def _forward(gap: Gap) -> tuple[list[dict[_Reading, _Reached]], bool]:
+    """For each version the readings worth following, and whether none was left out for their number."""
+    steps: list[dict[_Reading, _Reached]] = []
+    is_whole = True
+    if gap.before is None:
+        first = len(gap.versions[0])
+        if math.comb(len(gap.candidates), first) > _MOST_CHOICES:
+            return [], False
+        found = itertools.combinations(gap.candidates, first)
+        steps.append({_Reading(each, max(each, default=0)): _Reached(0, {}) for each in found})
+        named = gap.versions[0]
+    else:
+        steps.append({_Reading(tuple(gap.before), gap.born): _Reached(0, {})})
+        named = tuple(gap.before.values())
+    for version in gap.versions[len(steps) if gap.before is None else 0 :]:
+        reached: dict[_Reading, _Reached] = {}
+        for reading, so_far in steps[-1].items():
+            state = dict(zip(reading.numbers, named, strict=True))
+            followed, is_all = _following(gap, reading, state, version)
+            is_whole = is_whole and is_all
+            for following, cost in followed:
+                total = so_far.cost + cost
+                known = reached.setdefault(following, _Reached(total, {}))
+                known.cost = min(known.cost, total)
+                known.steps[reading] = min(cost, known.steps.get(reading, cost))
+        if not reached:
+            return [], is_whole
+        worth = sorted(reached, key=lambda each: reached[each].cost)[:_MOST_READINGS]
+        least = reached[worth[0]].cost
+        steps.append({e: reached[e] for e in worth if reached[e].cost <= least + _MOST_DETOUR})
+        named = version
+    return (steps if gap.before is None else steps[1:]), is_whole
+
+
+def _following(
+    gap: Gap, reading: _Reading, state: State, version: Sequence[Named]
+) -> tuple[list[tuple[_Reading, int]], bool]:
+    """Readings of the next version with the changes that lead to each, and whether they are all."""
+    # A column that is published now does not go; one that is gone now may have.
+    stays = [number for number in reading.numbers if number in gap.now]
+    may_go = {number: state[number][0] for number in reading.numbers if number not in gap.now}
+    names = {name for name, _ in version}
+    found, is_all = [], True
+    for kept_count in range(len(may_go) + 1):
+        new_count = len(version) - len(stays) - kept_count
+        fresh, all_fresh = _fresh(gap, reading, state, new_count)
+        if not fresh:
+            is_all = is_all and all_fresh
+            continue
+        old, all_old = _kept(may_go, names, kept_count)
+        is_all = is_all and all_fresh and all_old
+        for kept, new in itertools.product(old, fresh):
+            born = max(reading.born, *new) if new else reading.born
+            passed = {n for n in gap.candidates if reading.born < n <= born} - set(new)
+            numbers = tuple(sorted((*stays, *kept, *new)))
+            # What was passed over was added and dropped unseen.
+            cost = len(may_go) - kept_count + new_count + 2 * len(passed - gap.live)
+            cost += _differences(state, dict(zip(numbers, version, strict=True)))
+            found.append((_Reading(numbers, born), cost))
+    return found, is_all
+
+
+def _kept(
+    may_go: Mapping[int, str], names: set[str], count: int
+) -> tuple[list[tuple[int, ...]], bool]:
+    """Which of the columns that are gone by now are still there, and whether these are all choices."""
+    if math.comb(len(may_go), count) <= _MOST_CHOICES:
+        return list(itertools.combinations(may_go, count)), True
+    # Too many: only those that keep every column whose name is still there.
+    anchored = tuple(number for number, name in may_go.items() if name in names)
+    others = [number for number in may_go if number not in anchored]
+    missing = count - len(anchored)
+    if missing < 0 or math.comb(len(others), missing) > _MOST_CHOICES:
+        return [], False
+    return [anchored + more for more in itertools.combinations(others, missing)], False
+
+
+def _fresh(
+    gap: Gap, reading: _Reading, state: State, count: int
+) -> tuple[list[tuple[int, ...]], bool]:
+    """Which columns may be new in the next version, and whether these are all choices."""
+    # A column list may take up an older column.
+    optional = [
+        n for n in gap.now if n <= reading.born and n not in state and n not in (gap.before or ())
+    ]
+    found = list(itertools.combinations(optional, count)) if 0 <= count <= len(optional) else []
+    is_all = True
+    certain: list[int] = []
+    for newest in _unborn(gap, reading.born):
+        # Born by then, those that are there now were there.
+        missing = count - len(certain) - 1
+        if missing < 0:
+            break
+        if math.comb(len(optional), missing) > _MOST_CHOICES:
+            is_all = False
+        else:
+            found += [
+                (*certain, *more, newest) for more in itertools.combinations(optional, missing)
+            ]
+        (certain if newest in gap.now else optional).append(newest)
+    return found, is_all
+
+
+def _unborn(gap: Gap, born: int) -> list[int]:
+    """Numbers that a new column may have: all of now, and of those gone by now a few after each."""
+    found, gone = [], 0
+    for number in gap.candidates:
+        if number <= born:
+            continue
+        gone = gone + 1 if number not in gap.now else 0
+        if gone <= _MOST_GONE:
+            found.append(number)
+    return found
+
+
+def _cost_to_now(gap: Gap, reading: _Reading) -> float:
+    """How many changes lead from a reading of the last version to the catalog."""
+    state = dict(zip(reading.numbers, gap.versions[-1], strict=True))
+    added = [number for number in gap.now if number not in state]
+    if any(n <= reading.born and n in (gap.before or ()) for n in added):
+        return _IMPOSSIBLE
+    unseen = [n for n in gap.candidates if n > reading.born and n not in gap.live]
+    dropped = len([number for number in state if number not in gap.now])
+    return dropped + len(added) + 2 * len(unseen) + _differences(state, gap.now)
+
+
+def _differences(one: State, two: State) -> int:
+    """What the changes of names and types cost of the columns that are in both."""
+    return sum(
+        (one[number][0] != two[number][0]) + (one[number][1] != two[number][1])
+        for number in one
+        if number in two
+    )
