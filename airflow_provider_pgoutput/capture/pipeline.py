@@ -204,7 +204,8 @@ class _Capture:
                     raise ConfigurationError(
                         "A table has to be copied again, and is no longer published.",
                         slot=self._request.slot_name,
-                        advice="publish it again, or set type_changes and older_rows to their defaults.",
+                        advice="publish it again, or set type_changes, older_rows and unsure_columns to their"
+                        " defaults.",
                     ) from needed
                 self._check_may_copy(wanted)
                 log.info("Staging the batch again, with a copy of %s.", wanted[0].name)

@@ -77,6 +77,9 @@ class PgoutputStageOperator(CopyingOperator):
         constant) or ``copy`` (the table is copied again).
     :param type_changes: ``copy`` copies a table again when a column changed to a type that Iceberg cannot
         follow; ``fail`` leaves it to the apply task.
+    :param unsure_columns: what is done about values of which neither the stream nor the catalog tells whether
+        they are a dropped column's or those of the one that took its place: ``fail``, ``copy`` (the table is
+        copied again) or ``warn`` (they are the newer column's).
     :param memory_mib: memory for decoding and writing, in MiB.
     :param copy_connections: tables or parts of tables copied at the same time.
 
@@ -115,6 +118,7 @@ class PgoutputStageOperator(CopyingOperator):
         "key_columns",
         "older_rows",
         "type_changes",
+        "unsure_columns",
         "memory_mib",
         "copy_connections",
     )
@@ -155,6 +159,7 @@ class PgoutputStageOperator(CopyingOperator):
         key_columns: Mapping[str, Sequence[str]] | str | None = None,
         older_rows: str = "null",
         type_changes: str = "fail",
+        unsure_columns: str = "fail",
         memory_mib: int | str | None = None,
         copy_connections: int | str | None = None,
         **kwargs: Any,
@@ -189,6 +194,7 @@ class PgoutputStageOperator(CopyingOperator):
         self.key_columns = key_columns
         self.older_rows = older_rows
         self.type_changes = type_changes
+        self.unsure_columns = unsure_columns
         self.memory_mib = memory_mib
         self.copy_connections = copy_connections
 
@@ -261,6 +267,7 @@ class PgoutputStageOperator(CopyingOperator):
                 # The word null is what the argument means, and also what JSON has for nothing.
                 arguments.optional_text(self.older_rows) or NULL,
                 arguments.required_text(self.type_changes, "type_changes"),
+                arguments.required_text(self.unsure_columns, "unsure_columns"),
             ),
             attempt=new_attempt(context),
             # A limit that was not given is capture's to choose.

@@ -5,7 +5,7 @@ numbers, also of dropped columns, but as they are now. Between the last batch, w
 and now lie the versions of this batch. A number is born in order, lives once and keeps its place. So the
 versions are given the numbers that need the fewest changes of the schema (added, dropped, renamed,
 retyped) from the last batch through every version to the catalog. Nothing is guessed silently: where another
-reading needs as few, or one more, the columns are named; of those that need equally few the newer are taken.
+reading needs as few (the newer columns are taken), or one more, the columns are named.
 
 Columns that kept name and number throughout divide the rest into gaps, which are searched whole
 (``search.py``). What is not here: reading the catalog, and what is done about the changes (``history.py``).
@@ -48,6 +48,8 @@ class Attribution:
     numbers: tuple[tuple[int | None, ...], ...]
     #: Columns of which another reading needs hardly more changes.
     unsure: frozenset[str] = frozenset()
+    #: Of these, columns of now, or taken for one, of which another reading needs no more changes at all.
+    tied: frozenset[str] = frozenset()
 
 
 def attribute(
@@ -69,14 +71,16 @@ def attribute(
     while True:
         found: list[dict[str, int | None]] = [dict(fences) for _ in versions]
         unsure: set[str] = set()
+        tied: set[str] = set()
         wrong: set[float] = set()
         for gap in _gaps(before, versions, catalog, fences):
-            numbers, doubted, is_possible = search(gap)
-            wrong |= set() if is_possible else {gap.low, gap.high}
-            unsure |= doubted
+            cheapest = search(gap)
+            wrong |= set() if cheapest.is_possible else {gap.low, gap.high}
+            unsure |= cheapest.unsure
+            tied |= cheapest.tied
             for place, columns in enumerate(gap.versions):
                 names = [name for name, _ in columns]
-                found[place] |= dict(zip(names, numbers[place], strict=True))
+                found[place] |= dict(zip(names, cheapest.numbers[place], strict=True))
         # What cannot be between two columns says that one was not that column for a while.
         fewer = {name: number for name, number in fences.items() if number not in wrong}
         if len(fewer) == len(fences):
@@ -88,6 +92,7 @@ def attribute(
             for place, columns in enumerate(versions)
         ),
         frozenset(unsure),
+        frozenset(tied),
     )
 
 

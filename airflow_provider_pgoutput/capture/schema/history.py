@@ -16,7 +16,7 @@ from airflow_provider_pgoutput.batch import shape as words
 from airflow_provider_pgoutput.batch.shape import SchemaChange, Shape
 from airflow_provider_pgoutput.batch.widening import widens
 from airflow_provider_pgoutput.capture.schema.attribution import Catalog, attribute
-from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.errors import ConfigurationError, TableRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +29,10 @@ log = logging.getLogger(__name__)
 #: What is done about an added column whose value in older rows nobody can tell.
 NULL = "null"
 DEFAULT = "default"
-#: Also: about a type to which Iceberg cannot follow.
+#: Also: about a type to which Iceberg cannot follow, and about columns that cannot be told apart.
 COPY = "copy"
 FAIL = "fail"
+WARN = "warn"
 
 _WAYS_ON = (
     "copy_tables=[%r] brings it in; older_rows='copy' does so by itself from now on, older_rows='default'"
@@ -50,6 +51,8 @@ class SchemaPolicy:
     older_rows: str = NULL
     #: ``copy``, or ``fail``: left to apply, which refuses or makes a new column.
     type_changes: str = FAIL
+    #: ``fail``, ``warn`` (and take the newer column) or ``copy``.
+    unsure_columns: str = FAIL
 
     def __post_init__(self) -> None:
         if self.older_rows not in {NULL, DEFAULT, COPY}:
@@ -59,6 +62,11 @@ class SchemaPolicy:
         if self.type_changes not in {FAIL, COPY}:
             raise ConfigurationError(
                 f"Unknown type_changes {self.type_changes!r}.", advice="use fail or copy."
+            )
+        if self.unsure_columns not in {FAIL, WARN, COPY}:
+            raise ConfigurationError(
+                f"Unknown unsure_columns {self.unsure_columns!r}.",
+                advice="use fail, warn or copy.",
             )
 
 
@@ -93,6 +101,7 @@ class SchemaHistory:
         """The table with the numbers of its columns, and what changed since the last batch.
 
         :raises CopyNeeded: the policy wants a copy, and the batch holds none of it.
+        :raises TableRefused: columns cannot be told apart, and the policy neither copies nor takes one.
         """
         before = self.before.get(table.relation_oid)
         versions = self._numbered(table, before)
@@ -129,6 +138,9 @@ class SchemaHistory:
         if not named:
             return tuple(versions)
         found = attribute(state, named, self._catalog(table.relation_oid))
+        # Without a past there is nothing that could be destroyed, and a copy has its own.
+        if found.tied and state is not None and table.copy_lsn is None:
+            self._refuse_tied(table, found.tied)
         if found.unsure:
             self._warn_of_doubt(table, found.unsure, has_past=state is not None)
         for place, numbers in enumerate(found.numbers, start=first):
@@ -138,6 +150,19 @@ class SchemaHistory:
             )
             versions[place] = dataclasses.replace(versions[place], columns=columns)
         return tuple(versions)
+
+    def _refuse_tied(self, table: Table, columns: frozenset[str]) -> None:
+        if self.policy.unsure_columns == COPY:
+            raise CopyNeeded(table.relation_oid)
+        if self.policy.unsure_columns == FAIL:
+            raise TableRefused(
+                "A column was dropped and another took its place, and neither the stream nor the catalog"
+                " tells to which of the two the values in this batch belong.",
+                table=table.name,
+                column=", ".join(sorted(columns)),
+                advice=f"copy the table again (copy_tables=[{table.name!r}], or unsure_columns='copy' in"
+                " the stage task); unsure_columns='warn' takes them for the newer column's.",
+            )
 
     def _warn_of_doubt(self, table: Table, columns: frozenset[str], *, has_past: bool) -> None:
         if not self.attributes.get(table.relation_oid):

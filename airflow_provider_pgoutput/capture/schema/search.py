@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 #: Name and type of a column.
 Named = tuple[str, str]
@@ -45,15 +45,28 @@ class Gap:
     live: frozenset[int]
 
 
-def search(gap: Gap) -> tuple[list[tuple[int | None, ...]], set[str], bool]:
-    """The cheapest numbers of a gap's columns in each version, the names in doubt, and whether it can be."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The cheapest numbers of a gap's columns."""
+
+    #: By version, in its order; None: not known.
+    numbers: list[tuple[int | None, ...]]
+    #: Names of columns of which another reading needs as few changes, or hardly more.
+    unsure: set[str]
+    #: Of these, names of columns that may be one of now in one reading and another in one that needs as few.
+    tied: set[str] = field(default_factory=set)
+    is_possible: bool = True
+
+
+def search(gap: Gap) -> Found:
+    """Follow every reading of a gap from the last batch to now."""
     unknown: list[tuple[int | None, ...]] = [(None,) * len(each) for each in gap.versions]
     names = {name for each in gap.versions for name, _ in each}
     steps, is_whole = _forward(gap)
     ends = {each: _cost_to_now(gap, each) for each in (steps[-1] if steps else ())}
     best = min((steps[-1][each].cost + cost for each, cost in ends.items()), default=_IMPOSSIBLE)
     if best == _IMPOSSIBLE:
-        return unknown, names, not is_whole
+        return Found(unknown, names, is_possible=not is_whole)
     totals = _totals(steps, ends)
     optimal = [{e for e, total in each.items() if total == best} for each in totals]
     path = [max(optimal[0])]
@@ -65,19 +78,23 @@ def search(gap: Gap) -> tuple[list[tuple[int | None, ...]], set[str], bool]:
     found = [list[int | None](each.numbers) for each in path]
     # Which of several short-lived columns one was makes no difference to anybody.
     matters = set(gap.before or ()) | set(gap.now)
-    unsure = set() if is_whole else names
+    unsure, tied = set() if is_whole else names, set[str]()
     for place, each in enumerate(totals):
         close = [reading.numbers for reading, total in each.items() if total <= best + _CLOSE]
+        equal = [reading.numbers for reading, total in each.items() if total == best]
         for i, (name, _) in enumerate(gap.versions[place]):
             numbers = {reading[i] for reading in close}
             if len(numbers) == 1:
                 continue
             if numbers & matters:
                 unsure.add(name)
+            numbers = {reading[i] for reading in equal}
+            if len(numbers) > 1 and not numbers.isdisjoint(gap.now):
+                tied.add(name)
             if gap.before is None and gap.now.get(found[place][i] or 0, ("",))[0] != name:
                 # Without a past it goes by its name, unless the number says the same.
                 found[place][i] = None
-    return [tuple(each) for each in found], unsure, True
+    return Found([tuple(each) for each in found], unsure, tied)
 
 
 def _totals(

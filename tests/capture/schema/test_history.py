@@ -8,9 +8,16 @@ import logging
 import pytest
 
 from airflow_provider_pgoutput.batch.manifest import Column, Counts, Table, TableVersion
-from airflow_provider_pgoutput.batch.shape import Shape
-from airflow_provider_pgoutput.capture.schema.history import COPY, SchemaPolicy
+from airflow_provider_pgoutput.batch.shape import KnownColumn, Shape
+from airflow_provider_pgoutput.capture.schema.history import (
+    COPY,
+    FAIL,
+    WARN,
+    CopyNeeded,
+    SchemaPolicy,
+)
 from airflow_provider_pgoutput.capture.source.attributes import Attribute
+from airflow_provider_pgoutput.errors import ConfigurationError, TableRefused
 from tests.capture.pipeline_support import history_of
 
 INT4 = 23
@@ -23,6 +30,15 @@ def table(*versions: str) -> Table:
 
     found = tuple(version(number, names) for number, names in enumerate(versions, start=1))
     return Table(1, "public", "t", found, Counts())
+
+
+def shape(names: str) -> Shape:
+    """The columns of these names, numbered from 1."""
+    columns = tuple(
+        KnownColumn(number, name, "integer", "int")
+        for number, name in enumerate(names.split(), start=1)
+    )
+    return Shape(columns, ("id",), "d")
 
 
 def attribute(number: int, name: str, *, dropped: bool = False, filled: bool = False) -> Attribute:
@@ -61,11 +77,6 @@ def test_what_older_rows_show_goes_by_number_and_not_by_the_name_of_now() -> Non
     """Column 2 was c when its row was written, is d now, and another c has a default."""
     staged = table("id c")
     (version,) = staged.versions
-    before = Shape.of(
-        dataclasses.replace(
-            version, columns=(dataclasses.replace(version.columns[0], attribute_number=1),)
-        )
-    )
     by_name = dataclasses.replace(version.columns[1], missing_value="7")
     versions = (dataclasses.replace(version, columns=(version.columns[0], by_name)),)
     now = [
@@ -73,6 +84,34 @@ def test_what_older_rows_show_goes_by_number_and_not_by_the_name_of_now() -> Non
         attribute(2, "d"),
         dataclasses.replace(attribute(3, "c"), missing_value="7"),
     ]
-    found = history_of(*now, before=before).complete(dataclasses.replace(staged, versions=versions))
+    found = history_of(*now, before=shape("id")).complete(
+        dataclasses.replace(staged, versions=versions)
+    )
     column = found.versions[0].columns[1]
     assert (column.attribute_number, column.missing_value) == (2, None)
+
+
+def test_values_of_a_column_that_was_dropped_or_of_its_successor_are_not_guessed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The row may be older than the DROP or newer than the ADD."""
+    now = [attribute(1, "id"), attribute(2, "", dropped=True), attribute(3, "a")]
+    staged, before = table("id a"), shape("id a")
+    with pytest.raises(TableRefused, match="took its place") as refused:
+        history_of(*now, before=before).complete(staged)
+    assert (refused.value.table, refused.value.column) == ("public.t", "a")
+    assert "copy_tables=['public.t']" in str(refused.value)
+    with pytest.raises(CopyNeeded):
+        history_of(*now, before=before, policy=SchemaPolicy(unsure_columns=COPY)).complete(staged)
+    found = history_of(*now, before=before, policy=SchemaPolicy(unsure_columns=WARN)).complete(
+        staged
+    )
+    assert [each.attribute_number for each in found.versions[0].columns] == [1, 3]
+    assert "whether a kept its values" in caplog.text
+    assert SchemaPolicy().unsure_columns == FAIL
+
+
+@pytest.mark.parametrize("name", ["older_rows", "type_changes", "unsure_columns"])
+def test_an_unknown_policy_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=name):
+        SchemaPolicy(**{name: "guess"})
