@@ -16,6 +16,7 @@ from airflow_provider_pgoutput.batch import shape as words
 from airflow_provider_pgoutput.batch.shape import SchemaChange, Shape
 from airflow_provider_pgoutput.batch.widening import widens
 from airflow_provider_pgoutput.capture.schema.attribution import Catalog, attribute
+from airflow_provider_pgoutput.capture.schema.rewrites import keeps_values
 from airflow_provider_pgoutput.errors import ConfigurationError, TableRefused
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ class SchemaHistory:
             completed = self._older_rows(completed, changes, may_copy=before is not None)
         if table.copy_lsn is None and before is not None:
             self._copy_for_types(completed, before)
+            self._converted_rows(completed, before)
         return completed
 
     def _numbered(self, table: Table, before: Shape | None) -> tuple[TableVersion, ...]:
@@ -274,8 +276,9 @@ class SchemaHistory:
         )
 
     def _copy_for_types(self, table: Table, before: Shape) -> None:
-        column = unfollowable(table, before) if self.policy.type_changes == COPY else None
-        if column is not None:
+        if self.policy.type_changes != COPY:
+            return
+        for column in unfollowable(table, before):
             log.warning(
                 "%s: Iceberg cannot follow the change of column %s to %s: the table is copied again, as"
                 " type_changes says.",
@@ -285,11 +288,36 @@ class SchemaHistory:
             )
             raise CopyNeeded(table.relation_oid)
 
+    def _converted_rows(self, table: Table, before: Shape) -> None:
+        """Do what the policy says about types whose change made other values of those that there were."""
+        # Of these all older values are in question, which apply says.
+        refused = {each.attribute_number for each in unfollowable(table, before)}
+        for change in table.schema_changes:
+            if (
+                change.kind != words.RETYPED
+                or change.attribute_number in refused
+                or keeps_values(change.before, change.after)
+            ):
+                continue
+            log.warning(
+                "%s: column %s changed from %s to %s. PostgreSQL sends nothing of the rows that it converted:"
+                " they have in the lake what they had until they change. copy_tables=[%r] brings them in;"
+                " type_changes='copy' does so by itself from now on.",
+                table.name,
+                change.column,
+                change.before,
+                change.after,
+                table.name,
+            )
+            if self.policy.type_changes == COPY:
+                raise CopyNeeded(table.relation_oid)
 
-def unfollowable(table: Table, before: Shape | None) -> Column | None:
-    """A column of a batch that changed to a type to which Iceberg cannot follow, if there is one."""
+
+def unfollowable(table: Table, before: Shape | None) -> list[Column]:
+    """Columns of a batch that changed to a type to which Iceberg cannot follow."""
     if before is None or table.copy_lsn is not None:
-        return None
+        return []
+    found = []
     kinds = {each.number: each.lake_type for each in before.columns if each.number is not None}
     for version in table.versions:
         for column in version.columns:
@@ -300,10 +328,10 @@ def unfollowable(table: Table, before: Shape | None) -> Column | None:
             if held == column.lake_type or widens(column.lake_type, held):
                 continue
             if not widens(held, column.lake_type):
-                return column
+                found.append(column)
             if number is not None:
                 kinds[number] = column.lake_type
-    return None
+    return found
 
 
 def _state(columns: Sequence[words.KnownColumn]) -> dict[int, tuple[str, str]] | None:

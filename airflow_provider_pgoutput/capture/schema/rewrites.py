@@ -1,0 +1,59 @@
+"""Whether a changed type leaves the values of older rows as they were: PostgreSQL sends none of them again.
+
+ALTER COLUMN TYPE without USING converts by the assignment cast. Only pairs of types are answered with yes of
+which that cast either keeps the value, as the lake holds it, or fails. What is not here: whether Iceberg
+can follow the type (``batch/widening.py``), and USING, of which neither stream nor catalog tells.
+
+Source: https://www.postgresql.org/docs/current/sql-altertable.html and typeconv-query.html
+"""
+
+from __future__ import annotations
+
+import re
+
+_PARTS = re.compile(r"([^(]*?) ?(?:\(([\d,]+)\))?( with(?:out)? time zone)?")
+_INTEGERS = frozenset({"smallint", "integer", "bigint"})
+_TEXTS = frozenset({"text", "character varying"})
+#: Their cast to text is their output function.
+_TEXT_LIKE = frozenset({"uuid", "json", "jsonb", "xml"})
+#: Types with one modifier, a length or precision, of which more keeps what less held; and what none means.
+_MODIFIED = {
+    "character varying": None,
+    "bit varying": None,
+    "timestamp without time zone": 6,
+    "timestamp with time zone": 6,
+    "time without time zone": 6,
+    "time with time zone": 6,
+}
+
+
+def keeps_values(before: str, after: str) -> bool:
+    """Whether ALTER COLUMN TYPE from one type to the other, as PostgreSQL spells them, keeps all values."""
+    (one, held), (two, wanted) = _parts(before), _parts(after)
+    if one != two or one in _INTEGERS:
+        return (
+            ({one, two} <= _INTEGERS)
+            or (one, two) == ("real", "double precision")
+            or (one in _TEXTS | _TEXT_LIKE and two in _TEXTS and not wanted)
+        )
+    if one == "numeric":
+        return len(held) == len(wanted) == 2 and held[1] == wanted[1]
+    if one in _MODIFIED:
+        return _room(one, held) <= _room(one, wanted)
+    return held == wanted
+
+
+def _parts(spelled: str) -> tuple[str, tuple[int, ...]]:
+    """The type without its modifiers, and these."""
+    found = _PARTS.fullmatch(spelled)
+    if found is None:
+        return spelled, ()
+    modifiers = tuple(int(each) for each in found[2].split(",")) if found[2] else ()
+    return found[1] + (found[3] or ""), modifiers
+
+
+def _room(name: str, modifiers: tuple[int, ...]) -> float:
+    if modifiers:
+        return modifiers[0]
+    without = _MODIFIED[name]
+    return float("inf") if without is None else without
