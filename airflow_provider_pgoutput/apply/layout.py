@@ -87,6 +87,8 @@ class _Places:
     policy: str
     copies: bool
     free: dict[str, Field]
+    #: Names of key columns.
+    keys: frozenset[str]
     every: list[_Place] = field(default_factory=list)
     #: The place of each column now, by number, or by name where there is none.
     by_column: dict[int | str, _Place] = field(default_factory=dict)
@@ -114,7 +116,9 @@ class _Places:
         return place
 
     def _replace(self, key: int | str, place: _Place, column: Column) -> _Place:
-        if not self.copies and self.policy != NEW_COLUMN:
+        # Older rows would have no key any more, and double when they change.
+        is_key = column.name in self.keys
+        if not self.copies and (self.policy != NEW_COLUMN or is_key):
             raise TableRefused(
                 f"The type changed from {place.lake_type} to {column.lake_type}, which Iceberg cannot"
                 " follow.",
@@ -122,8 +126,8 @@ class _Places:
                 column=column.name,
                 advice=f"one of three: copy the table again (copy_tables=[{self.table!r}], or"
                 " type_changes='copy' in the stage task); keep the old values beside in a column of"
-                " another name (type_changes='new_column' in the plan options); or change the column"
-                " back at the source.",
+                " another name (type_changes='new_column' in the plan options; not of a key column); or"
+                " change the column back at the source.",
             )
         place.is_retired = True
         # A copy has all values of now, so the old ones would be NULL in every row.
@@ -156,7 +160,8 @@ def lay_out(
     fields = fields_of(target)
     known = known_fields(target, table.relation_oid)
     by_id = {each.id: each for each in fields}
-    places = _Places(table.name, type_changes, copies, {each.name: each for each in fields})
+    keys = frozenset(name for version in table.versions for name in version.key_columns)
+    places = _Places(table.name, type_changes, copies, {each.name: each for each in fields}, keys)
     for number, field_id in known.items():
         found = by_id.get(field_id)
         if found is not None:
@@ -202,6 +207,26 @@ def lay_out(
         },
         foreign=frozenset(places.free) - set(metadata) if known else frozenset(),
     )
+
+
+def refuse_lost_columns(table: Table, target: IcebergTable | None) -> None:
+    """Refuse a target without a field that it had for a column: older rows would silently have NULL in it.
+
+    :raises TableRefused: somebody dropped the field of a column that the source still has.
+    """
+    if target is None or target.is_empty:
+        return
+    present = {each.id for each in fields_of(target)}
+    known = known_fields(target, table.relation_oid)
+    lost = {number for number, field_id in known.items() if field_id not in present}
+    for column in table.versions[-1].columns:
+        if column.attribute_number in lost:
+            raise TableRefused(
+                "Somebody dropped the column from the target, and the source still has it.",
+                table=table.name,
+                column=column.name,
+                advice=f"copy the table again (copy_tables=[{table.name!r}]).",
+            )
 
 
 def _warn_of_no_numbers(places: _Places, metadata: Mapping[str, str]) -> None:

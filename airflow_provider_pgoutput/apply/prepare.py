@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from airflow_provider_pgoutput.apply import evolve, keyed, keyless, log, versions
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable, marker_of
 from airflow_provider_pgoutput.apply.java import JAVA_ERRORS
-from airflow_provider_pgoutput.apply.layout import Layout, lay_out
+from airflow_provider_pgoutput.apply.layout import Layout, lay_out, refuse_lost_columns
 from airflow_provider_pgoutput.apply.target import OP_COLUMN, Start, Target, properties
 from airflow_provider_pgoutput.apply.write import BranchWriter
 from airflow_provider_pgoutput.batch import changes as staged
@@ -81,6 +81,8 @@ class TablePreparation:
         self._table = IcebergTable.load(self.spark, self.target.name)
         self._refuse_moved(self._table)
         plan = self.batch.plan
+        if not self.target.is_log and not self.start.copies:
+            refuse_lost_columns(self.target.source, self._table)
         self.layout = lay_out(
             self.target.source,
             self._table,

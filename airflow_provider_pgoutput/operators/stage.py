@@ -223,7 +223,7 @@ class PgoutputStageOperator(CopyingOperator):
 
     def _request(self, context: Context) -> CaptureRequest:
         from airflow_provider_pgoutput.capture.request import CaptureRequest
-        from airflow_provider_pgoutput.capture.schema.history import NULL, SchemaPolicy
+        from airflow_provider_pgoutput.capture.schema.policy import NULL, SchemaPolicy
         from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 
         slot_name = arguments.required_text(self.slot_name, "slot_name")

@@ -17,7 +17,8 @@ from airflow_provider_pgoutput.batch.crash_points import VARIABLE
 from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
-from airflow_provider_pgoutput.capture.schema.history import SchemaHistory, SchemaPolicy
+from airflow_provider_pgoutput.capture.schema.history import SchemaHistory
+from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
 from airflow_provider_pgoutput.capture.source.plugin_options import PluginOptions
 from airflow_provider_pgoutput.capture.source.stream import SlotRead
 
@@ -36,7 +37,7 @@ from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
-from airflow_provider_pgoutput.capture.schema.history import SchemaPolicy
+from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
 from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
 body = json.load(sys.stdin)
 body["options"] = StreamOptions(**body["options"])

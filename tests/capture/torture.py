@@ -22,7 +22,7 @@ import psycopg
 from pyarrow import parquet
 
 from airflow_provider_pgoutput.capture.pgoutput.reference import UNCHANGED, ReferenceDecoder
-from airflow_provider_pgoutput.capture.schema.history import SchemaPolicy
+from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
 from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
 from airflow_provider_pgoutput.errors import DecodedTooEarly
 from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres

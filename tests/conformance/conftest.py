@@ -1,4 +1,4 @@
-"""The scenarios of a group run once per test run, when the first test asks for one of them."""
+"""The scenarios of a group run once per test run, when a test asks for one; and a table of a test's own."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.conformance.groups import ONE_BATCH, VARIANTS, GroupRun, run_group
+from tests.conformance.one_table import Lake
+from tests.conformance.pipeline import Pipeline
 from tests.conformance.scenario import Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -65,3 +68,31 @@ def group_run(
         return run
 
     return get
+
+
+@pytest.fixture
+def lake(
+    postgres_database: str,
+    spark: SparkSession,
+    lake_catalog_properties: dict[str, str],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> Lake:
+    name = request.node.name.partition("[")[0].removeprefix("test_")[:50]
+    pipeline = Pipeline(
+        conninfo=postgres_database,
+        slot_name=f"s_{name}",
+        publication_names=("p",),
+        namespace=f"n_{name}",
+        staging=tmp_path,
+        catalog_properties=lake_catalog_properties,
+        spark=spark,
+    )
+    lake = Lake(pipeline)
+    lake.execute(
+        "CREATE TABLE t(id int PRIMARY KEY, a int, b int)",
+        "CREATE PUBLICATION p FOR TABLE t",
+        "INSERT INTO t SELECT g, g * 10, g * 100 FROM generate_series(1, 3) g",
+    )
+    lake.run()
+    return lake

@@ -6,124 +6,22 @@ became of the fields is read with pyiceberg.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import psycopg
 import pytest
-from pyiceberg.catalog import load_catalog
 
-from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.checkpoint import LATER_COLUMNS
-from airflow_provider_pgoutput.batch.xcom import batch_xcom
-from airflow_provider_pgoutput.capture.schema.history import SchemaPolicy
+from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
 from airflow_provider_pgoutput.errors import TableRefused
 from tests.conformance.compare import quoted
-from tests.conformance.pipeline import CATALOG, Batch, Pipeline
+from tests.conformance.one_table import as_before
+from tests.conformance.pipeline import CATALOG
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
-
-    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from tests.conformance.one_table import Lake
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
-
-
-class Lake:
-    """One table of a source, and what a pipeline makes of it."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self.pipeline = pipeline
-
-    def run(self, *statements: str, **options: Any) -> Manifest:
-        """Run statements at the source, each by itself, then one batch."""
-        if statements:
-            self.execute(*statements)
-        batch = self.pipeline.stage(**options)
-        self.pipeline.apply(batch)
-        return batch.manifest
-
-    def execute(self, *statements: str) -> list[tuple[Any, ...]]:
-        with psycopg.connect(self.pipeline.conninfo, autocommit=True) as session:
-            for statement in statements:
-                cursor = session.execute(statement.encode())
-            return cursor.fetchall() if cursor.description else []
-
-    def rows(self, *columns: str) -> list[tuple[Any, ...]]:
-        """Rows of the target, sorted, in these columns."""
-        name = quoted(CATALOG, self.pipeline.namespace, "t")
-        self.pipeline.spark.catalog.refreshTable(name)
-        frame = self.pipeline.spark.table(name)
-        names = ", ".join(f"`{each}`" for each in columns or frame.columns)
-        found = (tuple(row) for row in frame.selectExpr(*names.split(", ")).collect())
-        return sorted(found, key=repr)
-
-    def agrees(self, *columns: str) -> bool:
-        """Whether the target has, in all columns of the source, what the source has."""
-        names = columns or tuple(
-            name
-            for (name,) in self.execute(
-                "SELECT attname FROM pg_attribute WHERE attrelid = 't'::regclass AND attnum > 0"
-                " AND NOT attisdropped ORDER BY attnum"
-            )
-        )
-        wanted = self.execute(f"SELECT {', '.join(names)} FROM t")
-        assert self.rows(*names) == sorted(wanted, key=repr)
-        return True
-
-    def differs(self, *columns: str) -> bool:
-        """Whether the target has something else in these columns than the source."""
-        wanted = self.execute(f"SELECT {', '.join(columns)} FROM t")
-        return self.rows(*columns) != sorted(wanted, key=repr)
-
-    def forget_numbers(self) -> None:
-        """Take from the target what the version before did not know."""
-        name = quoted(CATALOG, self.pipeline.namespace, "t")
-        self.pipeline.spark.sql(f"ALTER TABLE {name} UNSET TBLPROPERTIES ('pgoutput.columns')")
-
-    def fields(self) -> dict[str, int]:
-        """Names and ids of the target's fields."""
-        return {each.name: each.field_id for each in self.table().schema().fields}
-
-    def table(self, name: str = "t") -> Any:
-        catalog = load_catalog(CATALOG, **self.pipeline.catalog_properties)
-        return catalog.load_table((self.pipeline.namespace, name))
-
-    def said(self, manifest: Manifest) -> list[str]:
-        """What changed of the schema, as it is said in XCom."""
-        return batch_xcom(manifest, "uri").get("schema_changes", {}).get("public.t", [])
-
-
-@pytest.fixture
-def lake(
-    postgres_database: str,
-    spark: SparkSession,
-    lake_catalog_properties: dict[str, str],
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-) -> Lake:
-    name = request.node.name.partition("[")[0].removeprefix("test_")[:50]
-    pipeline = Pipeline(
-        conninfo=postgres_database,
-        slot_name=f"s_{name}",
-        publication_names=("p",),
-        namespace=f"n_{name}",
-        staging=tmp_path,
-        catalog_properties=lake_catalog_properties,
-        spark=spark,
-    )
-    lake = Lake(pipeline)
-    lake.execute(
-        "CREATE TABLE t(id int PRIMARY KEY, a int, b int)",
-        "CREATE PUBLICATION p FOR TABLE t",
-        "INSERT INTO t SELECT g, g * 10, g * 100 FROM generate_series(1, 3) g",
-    )
-    lake.run()
-    return lake
 
 
 def test_a_renamed_column_keeps_its_field(lake: Lake) -> None:
@@ -340,40 +238,6 @@ def test_a_lake_of_before_columns_had_numbers_goes_on(
     assert "copy_tables" in warning
     lake.run("UPDATE t SET b = 0 WHERE id = 1", copy_tables=("public.t",))
     assert lake.agrees()
-
-
-def as_before(batch: Batch, staging: Path) -> Batch:
-    """A sealed batch as the version before column numbers would have sealed it."""
-    tables = tuple(
-        dataclasses.replace(
-            table,
-            schema_changes=(),
-            records_columns=False,
-            versions=tuple(
-                dataclasses.replace(
-                    version,
-                    columns=tuple(
-                        dataclasses.replace(column, attribute_number=None)
-                        for column in version.columns
-                    ),
-                )
-                for version in table.versions
-            ),
-        )
-        for table in batch.manifest.tables
-    )
-    manifest = dataclasses.replace(batch.manifest, tables=tables)
-    body = json.loads(manifest.to_json())
-    for table in body["tables"]:
-        del table["schema_changes"], table["records_columns"]
-        for version in table["versions"]:
-            for column in version["columns"]:
-                del column["attribute_number"]
-    path = staging / layout.manifest_path(
-        manifest.slot_name, manifest.start_lsn, manifest.end_lsn, manifest.batch_id
-    )
-    path.write_text(json.dumps(body), encoding="ascii")
-    return Batch(manifest, path.as_uri())
 
 
 def test_every_change_is_a_row_of_the_history(lake: Lake) -> None:

@@ -16,67 +16,23 @@ from airflow_provider_pgoutput.batch import shape as words
 from airflow_provider_pgoutput.batch.shape import SchemaChange, Shape
 from airflow_provider_pgoutput.batch.widening import widens
 from airflow_provider_pgoutput.capture.schema.attribution import Catalog, attribute
+from airflow_provider_pgoutput.capture.schema.policy import COPY, DEFAULT, FAIL, CopyNeeded
 from airflow_provider_pgoutput.capture.schema.rewrites import keeps_values
-from airflow_provider_pgoutput.errors import ConfigurationError, TableRefused
+from airflow_provider_pgoutput.errors import TableRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from airflow_provider_pgoutput.batch.manifest import Column, Table, TableVersion
+    from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
     from airflow_provider_pgoutput.capture.source.attributes import Attribute
 
 log = logging.getLogger(__name__)
-
-#: What is done about an added column whose value in older rows nobody can tell.
-NULL = "null"
-DEFAULT = "default"
-#: Also: about a type to which Iceberg cannot follow, and about columns that cannot be told apart.
-COPY = "copy"
-FAIL = "fail"
-WARN = "warn"
 
 _WAYS_ON = (
     "copy_tables=[%r] brings it in; older_rows='copy' does so by itself from now on, older_rows='default'"
     " writes the column's default if it is a constant"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class SchemaPolicy:
-    """What the user wants done about changes that cannot simply be followed.
-
-    :raises ConfigurationError: a word is unknown.
-    """
-
-    #: ``null`` (and a warning), ``default`` or ``copy``.
-    older_rows: str = NULL
-    #: ``copy``, or ``fail``: left to apply, which refuses or makes a new column.
-    type_changes: str = FAIL
-    #: ``fail``, ``warn`` (and take the newer column) or ``copy``.
-    unsure_columns: str = FAIL
-
-    def __post_init__(self) -> None:
-        if self.older_rows not in {NULL, DEFAULT, COPY}:
-            raise ConfigurationError(
-                f"Unknown older_rows {self.older_rows!r}.", advice="use null, default or copy."
-            )
-        if self.type_changes not in {FAIL, COPY}:
-            raise ConfigurationError(
-                f"Unknown type_changes {self.type_changes!r}.", advice="use fail or copy."
-            )
-        if self.unsure_columns not in {FAIL, WARN, COPY}:
-            raise ConfigurationError(
-                f"Unknown unsure_columns {self.unsure_columns!r}.",
-                advice="use fail, warn or copy.",
-            )
-
-
-class CopyNeeded(Exception):
-    """A table has to be copied for the batch to be right; ``relation_oid`` says which."""
-
-    def __init__(self, relation_oid: int) -> None:
-        super().__init__(relation_oid)
-        self.relation_oid = relation_oid
 
 
 @dataclass(frozen=True)
@@ -238,6 +194,7 @@ class SchemaHistory:
                 continue
             if self.policy.older_rows == COPY and may_copy:
                 raise CopyNeeded(table.relation_oid)
+            _refuse_unknown_key(table, number, "was added to the key")
             value = None
             if self.policy.older_rows == DEFAULT:
                 value = self.constant_default(table.relation_oid, number)
@@ -311,6 +268,24 @@ class SchemaHistory:
             )
             if self.policy.type_changes == COPY:
                 raise CopyNeeded(table.relation_oid)
+            _refuse_unknown_key(table, change.attribute_number, "of the key changed its type")
+
+
+def _refuse_unknown_key(table: Table, number: int | None, what: str) -> None:
+    """Refuse a key whose values in older rows nobody tells: these rows would not be found, and double.
+
+    :raises TableRefused: the column is part of a key of the batch.
+    """
+    for version in table.versions:
+        for column in version.columns:
+            if column.attribute_number == number and column.name in version.key_columns:
+                raise TableRefused(
+                    f"The column {what}, and neither the stream nor the catalog tells what older rows hold in"
+                    " it now; without it they cannot be found.",
+                    table=table.name,
+                    column=column.name,
+                    advice=f"copy the table again (copy_tables=[{table.name!r}]).",
+                )
 
 
 def unfollowable(table: Table, before: Shape | None) -> list[Column]:

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_pgoutput.batch.manifest import Column, Counts, Table, TableVersion
 from airflow_provider_pgoutput.batch.shape import KnownColumn, Shape
-from airflow_provider_pgoutput.capture.schema.history import (
+from airflow_provider_pgoutput.capture.schema.policy import (
     COPY,
     FAIL,
     WARN,

@@ -1,0 +1,56 @@
+"""What the owner of a pipeline wants done about changes of a schema that cannot simply be followed.
+
+What is not here: finding such changes (``history.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from airflow_provider_pgoutput.errors import ConfigurationError
+
+#: What is done about an added column whose value in older rows nobody can tell.
+NULL = "null"
+DEFAULT = "default"
+#: Also: about a type to which Iceberg cannot follow, and about columns that cannot be told apart.
+COPY = "copy"
+FAIL = "fail"
+WARN = "warn"
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaPolicy:
+    """What the user wants done about changes that cannot simply be followed.
+
+    :raises ConfigurationError: a word is unknown.
+    """
+
+    #: ``null`` (and a warning), ``default`` or ``copy``.
+    older_rows: str = NULL
+    #: ``copy``, or ``fail``: left to apply, which refuses or makes a new column.
+    type_changes: str = FAIL
+    #: ``fail``, ``warn`` (and take the newer column) or ``copy``.
+    unsure_columns: str = FAIL
+
+    def __post_init__(self) -> None:
+        if self.older_rows not in {NULL, DEFAULT, COPY}:
+            raise ConfigurationError(
+                f"Unknown older_rows {self.older_rows!r}.", advice="use null, default or copy."
+            )
+        if self.type_changes not in {FAIL, COPY}:
+            raise ConfigurationError(
+                f"Unknown type_changes {self.type_changes!r}.", advice="use fail or copy."
+            )
+        if self.unsure_columns not in {FAIL, WARN, COPY}:
+            raise ConfigurationError(
+                f"Unknown unsure_columns {self.unsure_columns!r}.",
+                advice="use fail, warn or copy.",
+            )
+
+
+class CopyNeeded(Exception):
+    """A table has to be copied for the batch to be right; ``relation_oid`` says which."""
+
+    def __init__(self, relation_oid: int) -> None:
+        super().__init__(relation_oid)
+        self.relation_oid = relation_oid

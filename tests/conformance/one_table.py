@@ -1,0 +1,122 @@
+"""One table of a source and what a pipeline makes of it: for tests of changes of its schema.
+
+The rows are read with Spark; what became of the fields is read with pyiceberg.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from pyiceberg.catalog import load_catalog
+
+from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.xcom import batch_xcom
+from tests.conformance.compare import quoted
+from tests.conformance.pipeline import CATALOG, Batch, Pipeline
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+
+
+class Lake:
+    """One table of a source, and what a pipeline makes of it."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+
+    def run(self, *statements: str, **options: Any) -> Manifest:
+        """Run statements at the source, each by itself, then one batch."""
+        if statements:
+            self.execute(*statements)
+        batch = self.pipeline.stage(**options)
+        self.pipeline.apply(batch)
+        return batch.manifest
+
+    def execute(self, *statements: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.pipeline.conninfo, autocommit=True) as session:
+            for statement in statements:
+                cursor = session.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    def rows(self, *columns: str) -> list[tuple[Any, ...]]:
+        """Rows of the target, sorted, in these columns."""
+        name = quoted(CATALOG, self.pipeline.namespace, "t")
+        self.pipeline.spark.catalog.refreshTable(name)
+        frame = self.pipeline.spark.table(name)
+        names = ", ".join(f"`{each}`" for each in columns or frame.columns)
+        found = (tuple(row) for row in frame.selectExpr(*names.split(", ")).collect())
+        return sorted(found, key=repr)
+
+    def agrees(self, *columns: str) -> bool:
+        """Whether the target has, in all columns of the source, what the source has."""
+        names = columns or tuple(
+            name
+            for (name,) in self.execute(
+                "SELECT attname FROM pg_attribute WHERE attrelid = 't'::regclass AND attnum > 0"
+                " AND NOT attisdropped ORDER BY attnum"
+            )
+        )
+        wanted = self.execute(f"SELECT {', '.join(names)} FROM t")
+        assert self.rows(*names) == sorted(wanted, key=repr)
+        return True
+
+    def differs(self, *columns: str) -> bool:
+        """Whether the target has something else in these columns than the source."""
+        wanted = self.execute(f"SELECT {', '.join(columns)} FROM t")
+        return self.rows(*columns) != sorted(wanted, key=repr)
+
+    def forget_numbers(self) -> None:
+        """Take from the target what the version before did not know."""
+        name = quoted(CATALOG, self.pipeline.namespace, "t")
+        self.pipeline.spark.sql(f"ALTER TABLE {name} UNSET TBLPROPERTIES ('pgoutput.columns')")
+
+    def fields(self) -> dict[str, int]:
+        """Names and ids of the target's fields."""
+        return {each.name: each.field_id for each in self.table().schema().fields}
+
+    def table(self, name: str = "t") -> Any:
+        catalog = load_catalog(CATALOG, **self.pipeline.catalog_properties)
+        return catalog.load_table((self.pipeline.namespace, name))
+
+    def said(self, manifest: Manifest) -> list[str]:
+        """What changed of the schema, as it is said in XCom."""
+        return batch_xcom(manifest, "uri").get("schema_changes", {}).get("public.t", [])
+
+
+def as_before(batch: Batch, staging: Path) -> Batch:
+    """A sealed batch as the version before column numbers would have sealed it."""
+    tables = tuple(
+        dataclasses.replace(
+            table,
+            schema_changes=(),
+            records_columns=False,
+            versions=tuple(
+                dataclasses.replace(
+                    version,
+                    columns=tuple(
+                        dataclasses.replace(column, attribute_number=None)
+                        for column in version.columns
+                    ),
+                )
+                for version in table.versions
+            ),
+        )
+        for table in batch.manifest.tables
+    )
+    manifest = dataclasses.replace(batch.manifest, tables=tables)
+    body = json.loads(manifest.to_json())
+    for table in body["tables"]:
+        del table["schema_changes"], table["records_columns"]
+        for version in table["versions"]:
+            for column in version["columns"]:
+                del column["attribute_number"]
+    path = staging / layout.manifest_path(
+        manifest.slot_name, manifest.start_lsn, manifest.end_lsn, manifest.batch_id
+    )
+    path.write_text(json.dumps(body), encoding="ascii")
+    return Batch(manifest, path.as_uri())

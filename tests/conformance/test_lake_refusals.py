@@ -1,0 +1,95 @@
+"""What a pipeline refuses of a table's schema or of its target, because rows would be lost, doubled or NULL.
+
+Rows B30 and B31 of bad input. What is not here: changes of the source that are followed
+(``test_schema_changes.py``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_pgoutput.errors import TableRefused, TableRolledBack
+from tests.conformance.compare import quoted
+from tests.conformance.pipeline import CATALOG
+
+if TYPE_CHECKING:
+    from tests.conformance.one_table import Lake
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+
+def name_of(lake: Lake) -> str:
+    return quoted(CATALOG, lake.pipeline.namespace, "t")
+
+
+def test_a_key_that_older_rows_have_and_nobody_tells_is_refused(lake: Lake) -> None:
+    """A new serial key is in all rows, without an event: they would not be found, and double."""
+    lake.execute(
+        "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD k serial PRIMARY KEY",
+        "UPDATE t SET a = 11 WHERE id = 1",
+    )
+    for _ in range(2):
+        with pytest.raises(TableRefused, match="cannot be found") as refused:
+            lake.run()
+    assert (refused.value.table, refused.value.column) == ("public.t", "k")
+    lake.run(copy_tables=("public.t",))
+    assert lake.agrees()
+    lake.run("UPDATE t SET a = 12 WHERE id = 1", "DELETE FROM t WHERE id = 2")
+    assert lake.agrees()
+    # Padded otherwise, and so is every key that comes from now on.
+    lake.run("ALTER TABLE t ADD c char(3)", "UPDATE t SET c = id")
+    lake.run("ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (c)", "UPDATE t SET a = 13")
+    lake.execute("ALTER TABLE t ALTER c TYPE char(5)", "UPDATE t SET a = 14")
+    with pytest.raises(TableRefused, match="cannot be found"):
+        lake.run()
+    lake.run(copy_tables=("public.t",))
+    assert lake.agrees()
+
+
+def test_a_key_is_not_put_into_a_new_column(lake: Lake) -> None:
+    """With ``new_column`` older rows would have no key any more."""
+    lake.pipeline.plan_options["type_changes"] = "new_column"
+    lake.execute("ALTER TABLE t ALTER id TYPE text", "UPDATE t SET a = 11 WHERE id = '1'")
+    with pytest.raises(TableRefused, match="not of a key column"):
+        lake.run()
+    lake.run(copy_tables=("public.t",))
+    assert lake.agrees()
+
+
+@pytest.mark.parametrize("column", ["id", "b"])
+def test_a_column_that_was_dropped_from_the_target_is_missed(lake: Lake, column: str) -> None:
+    """Also when it came back with another type."""
+    spark, name = lake.pipeline.spark, name_of(lake)
+    if column == "id":
+        spark.sql(f"ALTER TABLE {name} DROP IDENTIFIER FIELDS id")
+    spark.sql(f"ALTER TABLE {name} DROP COLUMN {column}")
+    lake.execute("UPDATE t SET a = 11 WHERE id = 1")
+    with pytest.raises(TableRefused, match="Somebody dropped the column") as refused:
+        lake.run()
+    assert (refused.value.table, refused.value.column) == ("public.t", column)
+    spark.sql(f"ALTER TABLE {name} ADD COLUMN {column} string")
+    with pytest.raises(TableRefused, match="Somebody dropped the column"):
+        lake.run()
+    lake.run(copy_tables=("public.t",))
+    assert lake.agrees()
+
+
+def test_a_target_that_is_gone_or_another_table_is_refused(lake: Lake) -> None:
+    spark, name = lake.pipeline.spark, name_of(lake)
+    spark.sql(f"DROP TABLE {name}")
+    lake.execute("UPDATE t SET a = 11 WHERE id = 1")
+    with pytest.raises(TableRolledBack, match="copy the table again"):
+        lake.run()
+    spark.sql(f"CREATE TABLE {name} (id string, a int, b int) USING iceberg")
+    with pytest.raises(TableRolledBack, match="copy the table again"):
+        lake.run()
+    spark.sql(f"INSERT INTO {name} VALUES ('theirs', 0, 0)")
+    with pytest.raises(TableRefused, match="did not write"):
+        lake.run()
+    with pytest.raises(TableRefused, match="did not write"):
+        lake.run(copy_tables=("public.t",))
+    spark.sql(f"DROP TABLE {name}")
+    lake.run(copy_tables=("public.t",))
+    assert lake.agrees()
