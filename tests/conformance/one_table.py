@@ -10,6 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from psycopg import sql
 from pyiceberg.catalog import load_catalog
 
 from airflow_provider_pgoutput.batch import layout
@@ -45,12 +46,19 @@ class Lake:
 
     def rows(self, *columns: str) -> list[tuple[Any, ...]]:
         """Rows of the target, sorted, in these columns."""
-        name = quoted(CATALOG, self.pipeline.namespace, "t")
-        self.pipeline.spark.catalog.refreshTable(name)
-        frame = self.pipeline.spark.table(name)
-        names = ", ".join(f"`{each}`" for each in columns or frame.columns)
-        found = (tuple(row) for row in frame.selectExpr(*names.split(", ")).collect())
-        return sorted(found, key=repr)
+        spark = self.pipeline.spark.newSession()
+        # Names that differ only in case are different columns.
+        spark.conf.set("spark.sql.caseSensitive", "true")
+        frame = spark.table(quoted(CATALOG, self.pipeline.namespace, "t"))
+        wanted = [quoted(each) for each in columns or frame.columns]
+        return sorted((tuple(row) for row in frame.select(*wanted).collect()), key=repr)
+
+    def source_rows(self, *columns: str) -> list[tuple[Any, ...]]:
+        """Rows of the source, sorted, in these columns."""
+        with psycopg.connect(self.pipeline.conninfo) as session:
+            names = sql.SQL(", ").join(sql.Identifier(each) for each in columns)
+            rows = session.execute(sql.SQL("SELECT {} FROM t").format(names)).fetchall()
+        return sorted(rows, key=repr)
 
     def agrees(self, *columns: str) -> bool:
         """Whether the target has, in all columns of the source, what the source has."""
@@ -61,14 +69,12 @@ class Lake:
                 " AND NOT attisdropped ORDER BY attnum"
             )
         )
-        wanted = self.execute(f"SELECT {', '.join(names)} FROM t")
-        assert self.rows(*names) == sorted(wanted, key=repr)
+        assert self.rows(*names) == self.source_rows(*names)
         return True
 
     def differs(self, *columns: str) -> bool:
         """Whether the target has something else in these columns than the source."""
-        wanted = self.execute(f"SELECT {', '.join(columns)} FROM t")
-        return self.rows(*columns) != sorted(wanted, key=repr)
+        return self.rows(*columns) != self.source_rows(*columns)
 
     def forget_numbers(self) -> None:
         """Take from the target what the version before did not know."""

@@ -54,6 +54,25 @@ def test_a_renamed_column_keeps_its_field(lake: Lake) -> None:
     assert lake.table().schema().identifier_field_names() == {"key"}
 
 
+def test_names_are_the_columns_own_whatever_is_in_them(lake: Lake) -> None:
+    """Names that differ only in case, that need quoting, that change places; and all of it in one batch."""
+    fields = lake.fields()
+    lake.run(
+        'ALTER TABLE t ADD "A" int DEFAULT 7, ADD "sel""ect` .\'日本" text',
+        'UPDATE t SET "A" = 8, "sel""ect` .\'日本" = \'x\' WHERE id = 1',
+    )
+    assert lake.agrees()
+    manifest = lake.run(
+        "BEGIN; UPDATE t SET a = 11 WHERE id = 2; ALTER TABLE t RENAME a TO spare;"
+        ' ALTER TABLE t RENAME "A" TO a; ALTER TABLE t RENAME spare TO "A";'
+        ' UPDATE t SET "A" = 12 WHERE id = 3; ALTER TABLE t RENAME "sel""ect` .\'日本" TO "B";'
+        " INSERT INTO t VALUES (4, 40, 400, 44, 'y'); COMMIT"
+    )
+    assert len(lake.said(manifest)) == 3
+    assert lake.agrees()
+    assert (lake.fields()["A"], lake.fields()["b"]) == (fields["a"], fields["b"])
+
+
 def test_a_column_dropped_and_added_again_is_new(lake: Lake) -> None:
     fields = lake.fields()
     manifest = lake.run(
