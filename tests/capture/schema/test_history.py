@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from airflow_provider_pgoutput.batch.manifest import Column, Counts, Table, TableVersion
-from airflow_provider_pgoutput.batch.shape import KnownColumn, Shape
+from airflow_provider_pgoutput.batch.shape import KEY, KnownColumn, Shape
 from airflow_provider_pgoutput.capture.schema.policy import (
     COPY,
     FAIL,
@@ -115,3 +115,21 @@ def test_values_of_a_column_that_was_dropped_or_of_its_successor_are_not_guessed
 def test_an_unknown_policy_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match=name):
         SchemaPolicy(**{name: "guess"})
+
+
+def test_a_new_key_whose_values_in_older_rows_nobody_tells_is_refused_or_copied() -> None:
+    """A serial column that becomes the key: PostgreSQL filled it in without events."""
+    staged, before = table("id k"), shape("id")
+    versions = (dataclasses.replace(staged.versions[0], key_columns=("k",)),)
+    staged = dataclasses.replace(staged, versions=versions)
+    now = [attribute(1, "id"), attribute(2, "k", filled=True)]
+    for word in ("null", "default"):
+        policy = SchemaPolicy(older_rows=word)
+        with pytest.raises(TableRefused, match="cannot be found") as refused:
+            history_of(*now, before=before, policy=policy).complete(staged)
+        assert refused.value.column == "k"
+    with pytest.raises(CopyNeeded):
+        history_of(*now, before=before, policy=SchemaPolicy(older_rows=COPY)).complete(staged)
+    # Of one that was there before, all values are in the lake.
+    before = shape("id k")
+    assert history_of(*now, before=before).complete(staged).schema_changes[0].kind == KEY
