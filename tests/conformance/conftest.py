@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+
+
+_numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +83,8 @@ def lake(
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> Lake:
-    name = request.node.name.partition("[")[0].removeprefix("test_")[:50]
+    name = re.sub(r"\W+", "_", request.node.name).removeprefix("test_").strip("_")
+    name = f"{name[:40]}_{next(_numbers)}"
     pipeline = Pipeline(
         conninfo=postgres_database,
         slot_name=f"s_{name}",

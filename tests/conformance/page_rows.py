@@ -65,6 +65,24 @@ OTHER_TESTS = (
         f"{_REFUSED}[C54]",
     ),
     (
+        "C37",
+        "the key moves to a column that PostgreSQL has just filled in without row events",
+        "`TableRefused`, and a copy goes on; no row is doubled",
+        "test_lake_refusals.py::test_a_key_that_older_rows_have_and_nobody_tells_is_refused",
+    ),
+    (
+        "C49",
+        "a column is dropped and added again: with rows that tell them apart, and without",
+        "a new column, the old one beside it; `TableRefused` or what `unsure_columns` says",
+        f"{_SCHEMA}test_a_column_dropped_and_added_again_is_new",
+    ),
+    (
+        "C53",
+        "columns are renamed and swapped, the key among them, between batches and in a transaction",
+        "the fields are renamed and keep their ids; every value is the source's",
+        f"{_SCHEMA}test_a_renamed_column_keeps_its_field",
+    ),
+    (
         "C54",
         "the same, with `type_changes` set to `new_column` and to `copy`",
         "the new values; the old ones stay in a column of another name, or the table is copied again",

@@ -17,6 +17,7 @@ NOTED = (
     "test_scenarios.py::test_every_way_stages_the_same[",
     "test_refusals.py::",
     "test_schema_changes.py::",
+    "test_lake_refusals.py::",
     "test_messages_and_origins.py::",
     "test_server_states.py::",
     "test_positions.py::test_f20_",
