@@ -7,7 +7,7 @@ PYTHON ?=
 PYTEST_ARGS ?=
 export PYTHON
 
-.PHONY: help setup test lint types demo airflow bench fuzz torture values clean
+.PHONY: help setup test lint types demo airflow bench fuzz sweep torture values clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,11 @@ SEED ?= 1
 
 fuzz: setup ## Damage streams and compare both decoders (INPUTS=100000 SEED=1)
 	@$(BIN)/python -m tests.capture.pgoutput.fuzz --inputs $(INPUTS) --seed $(SEED)
+
+SHARE ?= 1/1
+
+sweep: setup ## Every cut and every value of every byte of recorded messages, both decoders (SHARE=1/2)
+	@$(BIN)/python -m tests.capture.pgoutput.sweep --share $(SHARE)
 
 RUNS ?= 20
 

@@ -140,6 +140,27 @@ def test_what_cannot_work_fails_at_once(tmp_path: Path, task_context: Any) -> No
             stage(tmp_path, **changed).execute(task_context)
 
 
+def test_options_that_do_not_go_together_fail_before_any_connection(
+    tmp_path: Path, task_context: Any
+) -> None:
+    """The connections do not exist, and nobody gets as far as to notice."""
+    wrong: dict[str, dict[str, Any]] = {
+        "Unknown proto_version 5": {"proto_version": "5"},
+        "Unknown value 'maybe' of streaming": {"streaming": "maybe"},
+        "Unknown value 'local' of origin": {"origin": "local"},
+        "proto_version 1 does not go with streaming": {"proto_version": 1, "streaming": "on"},
+        "proto_version 3 does not go with streaming": {"proto_version": 3, "streaming": "parallel"},
+        "proto_version 2 does not go with two_phase": {"proto_version": "2", "two_phase": "true"},
+        "message_prefixes is given, and messages is off": {"message_prefixes": '["audit"]'},
+        "streaming 'on' does not go with messages": {"streaming": "on", "messages": True},
+        "binary is neither true nor false": {"binary": "perhaps"},
+    }
+    for message, changed in wrong.items():
+        operator = stage(tmp_path, postgres_conn_id="nobody", iceberg_conn_id="no lake", **changed)
+        with pytest.raises(AirflowFailException, match=message):
+            operator.execute(task_context)
+
+
 def test_a_backfill_run_is_refused_before_anything_is_made(
     source: Session, tmp_path: Path, task_context: Any
 ) -> None:

@@ -3,67 +3,25 @@
 Of versions 2 to 4 the fast reassembly and the slow one stand before the decoders. A change inside a text
 value, an LSN or a time can leave a valid stream, and so can one inside a transaction that is rolled back.
 
-Every recorded message is cut at every byte, and each of its bytes becomes two others (``fuzz.py`` tries
-more). Not all of them: of messages that are the same but for LSNs, times and OIDs only the first is
-taken (of versions 2 to 4: of the same kind and length in a scenario), of long ones both ends, because
-their middle is one value, and of runs of inserts of versions 2 to 4 the first and the last.
+Of the messages that ``sweep.py`` chooses, both ends are cut at every byte and each byte becomes two
+others; all 255 others are for a run by hand.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tests.capture.pgoutput.support import (
-    SCENARIOS,
-    Reading,
-    newest_bodies,
-    newest_version,
-    outcome_or_error,
-    reading_of,
-    thinned,
+from tests.capture.pgoutput.support import SCENARIOS, outcome_or_error
+from tests.capture.pgoutput.sweep import (
+    DISTINCT,
+    bodies_of,
+    cuts_and_values,
+    end_positions,
+    reading,
 )
 
-_END_BYTES = 64
 #: Other kinds of tuples, values and messages: the changes that are most likely to look valid.
 _LETTERS = b"ntubKONIUDTRYBCM"
-
-
-def distinct_messages() -> dict[str, list[int]]:
-    """By scenario: numbers of the messages that no scenario before has, LSNs, times and OIDs aside."""
-    seen: set[object] = set()
-    numbers: dict[str, list[int]] = {}
-    for scenario in SCENARIOS:
-        streams = reading_of(scenario).version > 1
-        in_block = False
-        for number, body in enumerate(bodies_of(scenario)):
-            content: object = body[:1] + body[5:]
-            if body[:1] in {b"B", b"C"}:
-                content = body[:1]
-            if streams:
-                # What a row holds is damaged in the streams of version 1.
-                content = (scenario, in_block, body[:1], len(body))
-                in_block = body[:1] == b"S" or (in_block and body[:1] != b"E")
-            if content not in seen:
-                seen.add(content)
-                numbers.setdefault(scenario, []).append(number)
-    return numbers
-
-
-def bodies_of(scenario: str) -> list[bytes]:
-    bodies = newest_bodies(scenario)
-    return thinned(bodies) if reading_of(scenario).version > 1 else bodies
-
-
-def reading(scenario: str) -> Reading:
-    return reading_of(scenario, newest_version(scenario))
-
-
-DISTINCT = distinct_messages()
-
-
-def positions(body: bytes) -> list[int]:
-    size = len(body)
-    return [each for each in range(size) if each < _END_BYTES or each >= size - _END_BYTES]
 
 
 @pytest.mark.parametrize("scenario", DISTINCT)
@@ -71,7 +29,7 @@ def test_every_cut_of_every_message(scenario: str) -> None:
     bodies = bodies_of(scenario)
     for number in DISTINCT[scenario]:
         body = bodies[number]
-        for size in positions(body):
+        for size in end_positions(body):
             damaged = [*bodies[:number], body[:size], *bodies[number + 1 :]]
             reference, decoded = outcome_or_error(damaged, reading(scenario))
             assert decoded == reference, (number, size)
@@ -86,7 +44,7 @@ def test_changed_bytes_of_every_message(scenario: str) -> None:
     refused = 0
     for number in DISTINCT[scenario]:
         body = bodies[number]
-        for position in positions(body):
+        for position in end_positions(body):
             old = body[position]
             letter = _LETTERS[(position + number) % len(_LETTERS)]
             other = (old ^ 1, old ^ 0x80, 0xFF, 0)[position % 4]
@@ -97,6 +55,13 @@ def test_changed_bytes_of_every_message(scenario: str) -> None:
                 assert decoded == reference, (number, position, new)
                 refused += reference is None
     assert refused
+
+
+def test_the_run_by_hand_reaches_every_byte_and_value() -> None:
+    bodies = [b"B", bytes([7]) * 200, b"C"]
+    damaged = [tuple(stream) for _, stream in cuts_and_values(bodies, 1)]
+    assert len(damaged) == len(set(damaged)) == 200 + 128 * 255 + 72
+    assert all(len(stream) == 3 and stream[0] == b"B" and stream[2] == b"C" for stream in damaged)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
