@@ -87,6 +87,34 @@ def read(spark: SparkSession, plan: Plan, manifest: Manifest) -> Progress:
     return Progress(whole, tables, target_of)
 
 
+def snapshots_at(
+    spark: SparkSession, plan: Plan, manifest: Manifest, lsn: Lsn
+) -> dict[str, tuple[int, ...]]:
+    """By target: the snapshots that held what had committed before ``lsn``, the latest made first.
+
+    A table that no batch had changed by then is not among them. Two drivers, or a replay, leave several.
+    """
+    name = table_name(plan)
+    if IcebergTable.load(spark, name) is None:
+        return {}
+    rows = (
+        spark.table(name.sql)
+        .where(F.col("slot_name") == manifest.slot_name)
+        .where(F.col("system_identifier") == manifest.system_identifier)
+        .where(F.col("target").isNotNull() & (F.col("end_lsn") <= lsn.sortable))
+        .select("target", "end_lsn", "applied_at", "snapshot_id")
+        .orderBy(F.desc("end_lsn"), F.desc("applied_at"))
+        .collect()
+    )
+    ends: dict[str, str] = {}
+    found: dict[str, tuple[int, ...]] = {}
+    for row in rows:
+        target = row["target"]
+        if ends.setdefault(target, row["end_lsn"]) == row["end_lsn"]:
+            found[target] = (*found.get(target, ()), row["snapshot_id"])
+    return found
+
+
 def refuse_gap(manifest: Manifest, progress: Progress) -> None:
     """Refuse a batch that starts past the checkpoint.
 
@@ -104,8 +132,20 @@ def refuse_gap(manifest: Manifest, progress: Progress) -> None:
         )
 
 
-def record(spark: SparkSession, plan: Plan, manifest: Manifest, applied: Sequence[Applied]) -> None:
-    """Append, in one commit, a row for each changed table and one for the batch."""
+def record(
+    spark: SparkSession,
+    plan: Plan,
+    manifest: Manifest,
+    applied: Sequence[Applied],
+    *,
+    whole: bool = True,
+) -> None:
+    """Append, in one commit, a row for each changed table and one for the batch.
+
+    :param whole: whether the namespace has the batch now; else only the tables get their rows.
+    """
+    if not applied and not whole:
+        return
     name = table_name(plan)
     table = IcebergTable.load(spark, name)
     if table is not None:
@@ -120,7 +160,8 @@ def record(spark: SparkSession, plan: Plan, manifest: Manifest, applied: Sequenc
         )
     totals = sum((table.counts for table in manifest.tables), Counts())
     rows = [_row(plan, manifest, each.table.counts, each) for each in applied]
-    rows.append(_row(plan, manifest, totals, None))
+    if whole:
+        rows.append(_row(plan, manifest, totals, None))
     # Literals, and not rows of Python: those would start Python workers for a handful of values.
     names = ", ".join(column for column, _ in CHECKPOINT)
     values = ", ".join(f"({', '.join(_literal(value) for value in row)})" for row in rows)

@@ -139,6 +139,35 @@ class IcebergTable:
                 return self._marker_property(slot_name)
         return None
 
+    def has_snapshot(self, snapshot_id: int) -> bool:
+        """Whether a snapshot is still there, in the history of main or beside it."""
+        return self.java.snapshot(snapshot_id) is not None
+
+    def has_other_columns(self, snapshot_id: int) -> bool:
+        """Whether the columns are others now than when a snapshot was written."""
+        then = self.java.snapshot(snapshot_id).schemaId()
+        return then is None or int(then) != int(self.java.schema().schemaId())
+
+    def go_back(self, snapshot_id: int) -> None:
+        """Make a snapshot that is still there the head of main.
+
+        :raises PublishRefused: main moved at the same time.
+        :raises LakeUnavailable: the catalog did not say that it committed; doing it again is safe.
+        """
+        try:
+            self.java.manageSnapshots().setCurrentSnapshot(snapshot_id).commit()
+        except JAVA_ERRORS as error:
+            found = java_class(error)
+            if found.endswith(("CommitFailedException", "ValidationException")):
+                raise PublishRefused(
+                    "The table changed while it was taken back.", table=self.name.target
+                ) from error
+            raise LakeUnavailable(
+                f"The catalog failed: {found}.", table=self.name.target
+            ) from error
+        finally:
+            self.java.refresh()
+
     def _marker_property(self, slot_name: str) -> Marker | None:
         text = self.properties.get(words.PROPERTY_APPLIED + slot_name)
         if text is None:

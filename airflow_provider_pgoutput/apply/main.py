@@ -1,4 +1,4 @@
-"""What spark-submit starts: ``main.py --plan-uri URI``. It applies the batch that the plan names.
+"""What spark-submit starts: ``main.py --plan-uri URI``. It applies the batch, or the batches, of the plan.
 
 The exit status says what kind of failure it was, and a JSON file beside the plan what happened. What is
 not here: the work itself (``pipeline.py``).
@@ -51,6 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _apply(spark: SparkSession, plan_uri: str) -> int:
     from airflow_provider_pgoutput.apply.pipeline import apply_batch  # noqa: PLC0415
+    from airflow_provider_pgoutput.apply.replay import replay  # noqa: PLC0415
     from airflow_provider_pgoutput.apply.staged import read_plan, write_text  # noqa: PLC0415
     from airflow_provider_pgoutput.errors import (  # noqa: PLC0415
         CopyAgainError,
@@ -61,7 +62,8 @@ def _apply(spark: SparkSession, plan_uri: str) -> int:
     result_uri = plan_uri.removesuffix(".json") + ".result.json"
     try:
         print(f"::group::Apply {plan_uri}", flush=True)
-        result = apply_batch(spark, read_plan(spark, plan_uri))
+        plan = read_plan(spark, plan_uri)
+        result = replay(spark, plan) if plan.replay else apply_batch(spark, plan)
     except PgoutputError as error:
         logging.getLogger(__name__).error("%s: %s", type(error).__name__, error)
         failure = {"status": "failed", "error": type(error).__name__, "message": str(error)}

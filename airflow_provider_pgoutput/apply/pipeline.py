@@ -80,19 +80,12 @@ def apply_batch(spark: SparkSession, plan: Plan) -> ApplyResult:
     todo = [target for target in found if not starts[target.name.target].done]
     skipped = [target for target in found if starts[target.name.target].done]
 
-    prepared = _prepare_all(spark, batch, todo, starts, progress)
-    reach("apply.after_prepare")
-
-    for each in prepared:
-        snapshot_id = publish(spark, batch, each, progress)
-        if snapshot_id is not None:
-            result.published[each.target.name.target] = snapshot_id
-        reach("apply.between_publishes")
+    result.published.update(write_tables(spark, batch, todo, starts, progress))
     append_rejected(spark, batch)
     append_messages(spark, batch)
 
     reach("apply.before_checkpoint")
-    applied = _applied(spark, batch, found, skipped, result.published)
+    applied = applied_tables(spark, found, skipped, result.published)
     checkpoint.record(spark, plan, manifest, applied)
     reach("apply.after_checkpoint")
     seconds = time.monotonic() - began
@@ -101,6 +94,30 @@ def apply_batch(spark: SparkSession, plan: Plan) -> ApplyResult:
     return ApplyResult(
         manifest.batch_id, str(manifest.end_lsn), False, result.published, names, seconds
     )
+
+
+def write_tables(
+    spark: SparkSession,
+    batch: StagedBatch,
+    todo: list[Target],
+    starts: dict[str, Start],
+    progress: checkpoint.Progress,
+) -> dict[str, int]:
+    """Prepare all tables, then publish them; the snapshots that were published, by target.
+
+    :param spark: an isolated session, see ``isolated``.
+    :raises RowMissing: a partial update of a row that the target does not hold.
+    :raises PublishRefused: a target kept moving; run the task again.
+    """
+    prepared = _prepare_all(spark, batch, todo, starts, progress)
+    reach("apply.after_prepare")
+    published = {}
+    for each in prepared:
+        snapshot_id = publish(spark, batch, each, progress)
+        if snapshot_id is not None:
+            published[each.target.name.target] = snapshot_id
+        reach("apply.between_publishes")
+    return published
 
 
 def _prepare_all(
@@ -120,9 +137,8 @@ def _prepare_all(
         return [each for each in pool.map(one, todo) if each is not None]
 
 
-def _applied(
+def applied_tables(
     spark: SparkSession,
-    batch: StagedBatch,
     found: list[Target],
     skipped: list[Target],
     published: dict[str, int],

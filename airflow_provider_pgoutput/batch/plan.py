@@ -47,8 +47,20 @@ class TableOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Replay:
+    """Batches of the past that are applied again, in the place of one new batch."""
+
+    #: The batches' manifests, in order and without a gap.
+    manifest_uris: tuple[str, ...]
+    #: Sources, ``schema.table``; empty: every table of the batches.
+    source_tables: tuple[str, ...] = ()
+    #: Whether the tables first go back to where the first batch starts; else the batches are added to them.
+    in_place: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """One apply of one batch."""
+    """One apply of one batch, or of many batches again."""
 
     manifest_uri: str
     staging_uri: str
@@ -78,6 +90,8 @@ class Plan:
     #: Who asked, for the checkpoint table.
     dag_id: str = ""
     run_id: str = ""
+    #: Then ``manifest_uri`` is that of the last batch.
+    replay: Replay | None = None
 
     def to_json(self) -> str:
         """The plan as the text of its file."""
@@ -96,7 +110,8 @@ class Plan:
                 for name, each in body["tables"].items()
             }
             metadata = tuple(body["metadata_columns"])
-            plan = cls(**{**body, "tables": tables, "metadata_columns": metadata})
+            replay = _replay(body.get("replay"))
+            plan = cls(**{**body, "tables": tables, "metadata_columns": metadata, "replay": replay})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigurationError("This file is not a plan of an apply.") from error
         plan.check()
@@ -134,3 +149,10 @@ class Plan:
         if options and options.target:
             return options.target
         return table_name if schema_name == "public" else f"{schema_name}__{table_name}"
+
+
+def _replay(body: dict[str, Any] | None) -> Replay | None:
+    if body is None:
+        return None
+    lists = {name: tuple(body[name]) for name in ("manifest_uris", "source_tables")}
+    return Replay(**{**body, **lists})

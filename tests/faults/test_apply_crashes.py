@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.submit]
 
-POINTS = crash_points("apply")
+#: Those of a replay are swept in ``tests/apply/test_replay.py``.
+POINTS = [each for each in crash_points("apply") if not each.startswith("replay.")]
 #: What only the run that makes the tables passes, and what is worth a kill there too.
 ONLY_IN_THE_FIRST_RUN = {"apply.after_copy"}
 ALSO_IN_THE_FIRST_RUN = {"apply.between_publishes"}

@@ -1,0 +1,290 @@
+"""Applies batches of the past again: into tables of another namespace, or in place of what tables hold.
+
+Everything is checked before anything is written: the files of all batches, the chain that they make, and
+where each table begins. Each batch then goes the way of every batch (``pipeline.py``), so a replay that
+was killed is simply run again. What is not here: choosing the batches (``capture/staging/archive.py``).
+
+In place, a table goes back to the snapshot that the checkpoint names for ``from_lsn``, or begins with a copy
+that one of the batches holds, and ends where it was; the namespace's checkpoint stays. Until then an apply
+of a newer batch refuses the table as rolled back. In another namespace the batches leave a checkpoint there,
+unless only some tables were chosen: the namespace as a whole has not got the batches then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.apply import checkpoint
+from airflow_provider_pgoutput.apply.iceberg import IcebergTable
+from airflow_provider_pgoutput.apply.pipeline import applied_tables, write_tables
+from airflow_provider_pgoutput.apply.prepare import isolated
+from airflow_provider_pgoutput.apply.side_tables import append_messages, append_rejected
+from airflow_provider_pgoutput.apply.staged import StagedBatch, open_batch
+from airflow_provider_pgoutput.apply.target import (
+    Start,
+    Target,
+    ignores_case,
+    refuse_unordered,
+    start,
+    targets,
+)
+from airflow_provider_pgoutput.batch.crash_points import reach
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.errors import BatchGap, BatchRefused, TableRefused
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.batch.plan import Plan, Replay
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """What one replay did."""
+
+    #: Where the first batch starts, and the last one ends.
+    start_lsn: str
+    end_lsn: str
+    batches: int
+    #: By target: the snapshot that this run published last.
+    published: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One batch of a replay and the tables that it is applied to."""
+
+    batch: StagedBatch
+    targets: tuple[Target, ...]
+
+
+def replay(spark: SparkSession, plan: Plan) -> ReplayResult:
+    """Apply the batches of ``plan.replay`` in their order.
+
+    :raises BatchRefused: a batch is damaged or foreign, or a chosen table is in none of them.
+    :raises BatchGap: the batches are no chain, or a table lacks what committed before them.
+    :raises TableRefused: a target is not what the pipeline left there, or cannot go back.
+    :raises RowMissing: a partial update of a row that the target does not hold.
+    :raises PublishRefused: a target kept moving; run the task again.
+    """
+    began = time.monotonic()
+    spark = isolated(spark)
+    if plan.replay is None:
+        raise AssertionError("main.py asks only for a plan with a replay")
+    steps = _steps(spark, plan, plan.replay)
+    first, last = steps[0].batch.manifest, steps[-1].batch.manifest
+    progress = checkpoint.read(spark, plan, first)
+    if plan.replay.in_place:
+        copied = _go_back(spark, plan, steps, progress)
+    else:
+        copied = frozenset()
+        _refuse_headless(spark, steps, progress)
+    result = ReplayResult(str(first.start_lsn), str(last.end_lsn), len(steps))
+    for number, step in enumerate(steps, 1):
+        manifest = step.batch.manifest
+        logger.info(
+            "Batch %d of %d: %s to %s.", number, len(steps), manifest.start_lsn, manifest.end_lsn
+        )
+        result.published.update(_apply(spark, step, copied, in_place=plan.replay.in_place))
+        reach("replay.after_batch")
+    if plan.replay.in_place:
+        _refuse_left_behind(spark, plan, last, progress)
+    return dataclasses.replace(result, seconds=time.monotonic() - began)
+
+
+def _steps(spark: SparkSession, plan: Plan, wanted: Replay) -> list[Step]:
+    any_case = ignores_case(spark, plan.catalog)
+    steps: list[Step] = []
+    for uri in wanted.manifest_uris:
+        batch = open_batch(spark, dataclasses.replace(plan, manifest_uri=uri))
+        if steps:
+            _refuse_break(steps[-1].batch.manifest, batch.manifest)
+        found = targets(plan, batch.manifest, any_case=any_case)
+        chosen = [
+            each
+            for each in found
+            if not wanted.source_tables or each.source.name in wanted.source_tables
+        ]
+        refuse_unordered(chosen, batch.manifest)
+        steps.append(Step(batch, tuple(chosen)))
+    seen = {each.source.name for step in steps for each in step.targets}
+    if missing := sorted(set(wanted.source_tables) - seen):
+        raise BatchRefused(
+            f"None of the {len(steps)} batches has a change of {', '.join(missing)}.",
+            slot=steps[-1].batch.manifest.slot_name,
+            advice="check the names, schema.table as at the source, or begin at an earlier LSN.",
+        )
+    return steps
+
+
+def _refuse_break(before: Manifest, after: Manifest) -> None:
+    if (before.slot_name, before.system_identifier) != (after.slot_name, after.system_identifier):
+        raise BatchRefused(
+            "The batches are of two slots or of two PostgreSQL systems.",
+            slot=after.slot_name,
+            lsn=after.start_lsn,
+            advice="replay the batches of each on their own.",
+        )
+    if after.start_lsn > before.end_lsn:
+        raise BatchGap(
+            f"A batch ends at {before.end_lsn}, the next one starts at {after.start_lsn}.",
+            slot=after.slot_name,
+            lsn=before.end_lsn,
+            advice="bring back the batches between, or begin after them.",
+        )
+
+
+def _firsts(steps: list[Step]) -> dict[str, tuple[Target, Manifest]]:
+    """Each table where it appears first, by target."""
+    found: dict[str, tuple[Target, Manifest]] = {}
+    for step in steps:
+        for target in step.targets:
+            found.setdefault(target.name.target, (target, step.batch.manifest))
+    return found
+
+
+def _refuse_headless(spark: SparkSession, steps: list[Step], progress: checkpoint.Progress) -> None:
+    """Refuse tables that would begin in the middle; a change log may."""
+    begins = steps[0].batch.manifest.start_lsn
+    has_all = progress.end_lsn is not None and progress.end_lsn >= begins
+    for name, (target, manifest) in _firsts(steps).items():
+        table = IcebergTable.load(spark, target.name)
+        marker = table.marker(manifest.slot_name) if table else None
+        reaches = marker is not None and (has_all or marker.end_lsn >= begins)
+        if not (target.is_log or target.source.copy_lsn or reaches):
+            raise BatchGap(
+                f"The batches from {begins} on hold changes of the table and no copy of it, and the target"
+                f" {'ends at ' + str(marker.end_lsn) if marker else 'holds nothing'}.",
+                slot=manifest.slot_name,
+                table=target.source.name,
+                lsn=begins,
+                advice=f"begin at an earlier LSN, with the batch that copied the table, or write {name} as"
+                " a change log.",
+            )
+
+
+def _go_back(
+    spark: SparkSession, plan: Plan, steps: list[Step], progress: checkpoint.Progress
+) -> frozenset[str]:
+    """Take all tables back; the targets that begin with a copy instead.
+
+    :raises BatchGap: the batches do not end where the lake is.
+    :raises TableRefused: a table can neither go back nor begin with a copy; none has moved then.
+    """
+    last = steps[-1].batch.manifest
+    if progress.end_lsn != last.end_lsn:
+        raise BatchGap(
+            f"The batches end at {last.end_lsn}, and the checkpoint is {progress.end_lsn}: another run"
+            " applied a batch meanwhile.",
+            slot=last.slot_name,
+            lsn=last.end_lsn,
+            advice="run the task again.",
+        )
+    from_lsn = steps[0].batch.manifest.start_lsn
+    known = checkpoint.snapshots_at(spark, plan, last, from_lsn)
+    copied: set[str] = set()
+    ways: list[tuple[IcebergTable, int]] = []
+    for name, (target, manifest) in _firsts(steps).items():
+        table = IcebergTable.load(spark, target.name)
+        snapshot_id = None
+        if table is not None:
+            left = [each for each in known.get(name, ()) if table.has_snapshot(each)]
+            snapshot_id = left[0] if left else None
+        if table is not None:
+            # Foreign tables are refused here; how far it is does not matter.
+            start(spark, target, manifest, checkpoint.Progress(from_lsn))
+        _refuse_other_columns(steps, target, table, snapshot_id)
+        if table is not None and snapshot_id is not None:
+            ways.append((table, snapshot_id))
+        elif target.source.copy_lsn:
+            copied.add(name)
+        else:
+            raise TableRefused(
+                f"The snapshot of the table at {from_lsn} is not there any more, and no batch copies it.",
+                slot=manifest.slot_name,
+                table=name,
+                lsn=from_lsn,
+                advice="begin where the table was copied, or copy it again (copy_tables).",
+            )
+    for table, snapshot_id in ways:
+        if table.head != snapshot_id:
+            logger.info("%s goes back to snapshot %d.", table.name.target, snapshot_id)
+            table.go_back(snapshot_id)
+        reach("replay.after_rollback")
+    return frozenset(copied)
+
+
+def _refuse_other_columns(
+    steps: list[Step], target: Target, table: IcebergTable | None, snapshot_id: int | None
+) -> None:
+    """Refuse to replay a change of the columns into a table that has them already.
+
+    Rows of before the change would lack what the change gave them then.
+    """
+    shapes = {
+        tuple((column.name, column.lake_type) for column in version.columns)
+        for step in steps
+        for each in step.targets
+        if each.name == target.name
+        for version in each.source.versions
+    }
+    other = table is not None and snapshot_id is not None and table.has_other_columns(snapshot_id)
+    if len(shapes) > 1 or other:
+        raise TableRefused(
+            "The table's columns changed since, so it cannot go back in place.",
+            table=target.name.target,
+            advice="replay into another namespace, begin after the change, or copy the table again"
+            " (copy_tables).",
+        )
+
+
+def _apply(
+    spark: SparkSession, step: Step, copied: frozenset[str], *, in_place: bool
+) -> dict[str, int]:
+    batch, plan = step.batch, step.batch.plan
+    manifest = batch.manifest
+    # The chain was checked, and a table ends where its own marker says; no checkpoint has a say in that.
+    progress = checkpoint.Progress(manifest.start_lsn)
+    starts = {each.name.target: _start(spark, each, manifest, copied) for each in step.targets}
+    todo = [each for each in step.targets if not starts[each.name.target].done]
+    skipped = [each for each in step.targets if starts[each.name.target].done]
+    published = write_tables(spark, batch, todo, starts, progress)
+    append_rejected(spark, batch)
+    append_messages(spark, batch)
+    applied = applied_tables(spark, list(step.targets), skipped, published)
+    whole = not in_place and plan.replay is not None and not plan.replay.source_tables
+    checkpoint.record(spark, plan, manifest, applied, whole=whole)
+    return published
+
+
+def _start(
+    spark: SparkSession, target: Target, manifest: Manifest, copied: frozenset[str]
+) -> Start:
+    begin = start(spark, target, manifest, checkpoint.Progress(manifest.start_lsn))
+    copy_lsn = target.source.copy_lsn
+    if copy_lsn is None or target.name.target not in copied:
+        return begin
+    # In place of whatever the table holds, though that is newer.
+    return dataclasses.replace(begin, floor=Lsn.parse(copy_lsn), copies=True, done=False)
+
+
+def _refuse_left_behind(
+    spark: SparkSession, plan: Plan, last: Manifest, before: checkpoint.Progress
+) -> None:
+    after = checkpoint.read(spark, plan, last)
+    if after.end_lsn != before.end_lsn:
+        raise BatchGap(
+            f"Another run applied a batch meanwhile: the checkpoint is {after.end_lsn}, the tables are at"
+            f" {last.end_lsn}.",
+            slot=last.slot_name,
+            lsn=last.end_lsn,
+            advice="run the replay again, with the pipeline's DAG paused.",
+        )

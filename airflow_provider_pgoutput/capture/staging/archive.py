@@ -1,0 +1,124 @@
+"""Finds the staged batches that cover a range of LSNs, for a replay. It opens no staged file, and no lake.
+
+Batches are taken whole: the first one holds ``from_lsn``, or starts there, and the last one does not go past
+``to_lsn``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.manifest import Manifest
+from airflow_provider_pgoutput.errors import BatchGap, BatchRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.capture.staging.area import StagingArea
+
+
+class ArchivedBatch(NamedTuple):
+    """A sealed batch and where its manifest lies."""
+
+    start_lsn: Lsn
+    end_lsn: Lsn
+    manifest_uri: str
+    batch_id: str
+    system_identifier: str
+    #: Row changes, copied rows not counted.
+    changes: int
+
+
+def batches_between(
+    area: StagingArea,
+    slot_name: str,
+    from_lsn: Lsn,
+    to_lsn: Lsn | None = None,
+    system_identifier: str | None = None,
+) -> list[ArchivedBatch]:
+    """The batches of a slot from one position to another, in order and without a gap; they may overlap.
+
+    :param to_lsn: the last batch ends there or before; None: the newest batch is the last.
+    :param system_identifier: batches of other PostgreSQL systems are left out; None: of others than the
+        newest batch's.
+    :raises BatchGap: the archive begins past ``from_lsn``, or lacks something in between.
+    :raises BatchRefused: a manifest is damaged, no batch ends in the range, or none gets to ``to_lsn``.
+    """
+    found = _past(area, slot_name, from_lsn)
+    system = system_identifier or (found[-1].system_identifier if found else None)
+    found = [each for each in found if each.system_identifier == system]
+    chain: list[ArchivedBatch] = []
+    position = from_lsn
+    while to_lsn is None or position < to_lsn:
+        following = [
+            each
+            for each in found
+            if each.start_lsn <= position < each.end_lsn
+            and (to_lsn is None or each.end_lsn <= to_lsn)
+        ]
+        if not following:
+            break
+        # Of several attempts at one batch the one that reaches farthest.
+        chain.append(max(following, key=lambda each: each.end_lsn))
+        position = chain[-1].end_lsn
+    _refuse_hole(found, slot_name, position, to_lsn)
+    if not chain:
+        raise BatchRefused(
+            f"No staged batch holds {from_lsn}"
+            + (f" and ends by {to_lsn}." if to_lsn is not None else "."),
+            slot=slot_name,
+            lsn=from_lsn,
+            advice="`airflow pgoutput status` shows what is staged; older batches may have been pruned"
+            " (staging_retention).",
+        )
+    return chain
+
+
+def _past(area: StagingArea, slot_name: str, lsn: Lsn) -> list[ArchivedBatch]:
+    """All batches that end past a position, in the order of their ends."""
+    found = []
+    for entry in area.entries(layout.manifest_folder(slot_name)):
+        ends = layout.parse_manifest_name(entry.name)
+        if ends is not None and ends[1] > lsn:
+            manifest = Manifest.from_json(area.read(entry.path).decode("utf-8"))
+            found.append(
+                ArchivedBatch(
+                    manifest.start_lsn,
+                    manifest.end_lsn,
+                    area.uri(entry.path),
+                    manifest.batch_id,
+                    manifest.system_identifier,
+                    manifest.changes,
+                )
+            )
+    return sorted(found, key=lambda each: (each.end_lsn, each.start_lsn))
+
+
+def _refuse_hole(
+    found: Sequence[ArchivedBatch], slot_name: str, position: Lsn, to_lsn: Lsn | None
+) -> None:
+    """Refuse a chain that ends at ``position`` when it should not."""
+    later = [each.start_lsn for each in found if each.start_lsn > position]
+    if to_lsn is not None:
+        # A batch that holds to_lsn is left out on purpose.
+        if position >= to_lsn or any(
+            each.start_lsn <= position and each.end_lsn > to_lsn for each in found
+        ):
+            return
+        later = [each for each in later if each < to_lsn]
+    if later:
+        raise BatchGap(
+            f"The staging area has no batch from {position} on, the next one starts at {min(later)}.",
+            slot=slot_name,
+            lsn=position,
+            advice="bring the batches between back from a backup, or begin after them.",
+        )
+    if to_lsn is not None and found:
+        raise BatchRefused(
+            f"The newest batch ends at {position}, before {to_lsn}.",
+            slot=slot_name,
+            lsn=to_lsn,
+            advice="leave to_lsn out, or wait until a run has staged that far.",
+        )

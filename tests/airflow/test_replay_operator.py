@@ -1,0 +1,119 @@
+"""The door to the archive: which batches it hands to Spark, with which plan, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.manifest import Manifest
+from airflow_provider_pgoutput.batch.plan import Plan, Replay
+from airflow_provider_pgoutput.operators.replay import PgoutputReplayOperator
+from tests.airflow.spark_submit_double import SLOT, Workshop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from conftest import TestLake
+
+
+@pytest.fixture
+def workshop(
+    tmp_path: Path, lake: TestLake, set_connection: Callable[[str, dict[str, Any]], None]
+) -> Workshop:
+    """Batches from 0/10 to 0/40; the lake is at 0/30."""
+    set_connection("spark_default", {"conn_type": "spark", "host": "local[2]"})
+    made = Workshop(tmp_path, lake)
+    for start in (0x20, 0x30):
+        manifest = Manifest(SLOT, "7", 1, "app", ("p",), Lsn(start), Lsn(start + 0x10), ())
+        name = layout.manifest_path(SLOT, manifest.start_lsn, manifest.end_lsn, manifest.batch_id)
+        (tmp_path / "staging" / name).write_text(manifest.to_json())
+    lake.record(SLOT, "0/30")
+    made.behave(result={"status": "applied", "published": {"x.orders": 5}}, checkpoint=False)
+    return made
+
+
+def operator(workshop: Workshop, **changed: Any) -> PgoutputReplayOperator:
+    arguments = {
+        "task_id": "replay",
+        "slot_name": SLOT,
+        "staging_uri": workshop.staging_uri,
+        "namespace": "shop",
+        "from_lsn": "0/10",
+        "spark_binary": str(workshop.binary),
+        "name": "test",
+    }
+    return PgoutputReplayOperator(**(arguments | changed))
+
+
+def plan_of(workshop: Workshop) -> tuple[Plan, list[str]]:
+    """The plan that the job got, and the ranges of its batches."""
+    plan = Plan.from_json(workshop.seen()["plan"])
+    assert plan.replay is not None
+    names = [uri.rpartition("/")[2][:33] for uri in plan.replay.manifest_uris]
+    return plan, [f"{int(name[:16], 16):X}-{int(name[17:], 16):X}" for name in names]
+
+
+def test_in_place_goes_to_the_checkpoint(workshop: Workshop, task_context: Any) -> None:
+    result = operator(workshop, table_options='{"public.orders": {"target": "o"}}').execute(
+        task_context
+    )
+    plan, ranges = plan_of(workshop)
+    assert ranges == ["10-20", "20-30"]
+    assert (plan.namespace, plan.tables["public.orders"].target) == ("shop", "o")
+    assert plan.replay == Replay(plan.replay.manifest_uris, (), in_place=True)  # type: ignore[union-attr]
+    assert result == {
+        "schema_version": 1,
+        "slot_name": SLOT,
+        "start_lsn": "0/10",
+        "end_lsn": "0/30",
+        "batches": 2,
+        "namespace": "shop",
+        "snapshots": {"x.orders": 5},
+    }
+
+
+def test_another_namespace_gets_all_that_is_staged(workshop: Workshop, task_context: Any) -> None:
+    """Templates render to text, so lists come as JSON too."""
+    given = {"target_namespace": "again", "mode": "change_log", "tables": '["public.orders"]'}
+    operator(workshop, from_lsn="0/25", **given).execute(task_context)
+    plan, ranges = plan_of(workshop)
+    assert ranges == ["20-30", "30-40"]
+    assert (plan.namespace, plan.mode) == ("again", "change_log")
+    assert plan.replay is not None
+    assert (plan.replay.source_tables, plan.replay.in_place) == (("public.orders",), False)
+    operator(workshop, to_lsn="0/2F", **given).execute(task_context)
+    assert plan_of(workshop)[1] == ["10-20"]
+
+
+def test_what_cannot_work_starts_no_spark(workshop: Workshop, task_context: Any) -> None:
+    wrong: dict[str, dict[str, Any]] = {
+        "from_lsn is missing": {"from_lsn": ""},
+        "from_lsn is not an LSN": {"from_lsn": "yesterday"},
+        "to_lsn 0/10 is not past": {"to_lsn": "0/10", "target_namespace": "again"},
+        "to_lsn is given without": {"to_lsn": "0/20"},
+        "own namespace": {"target_namespace": "shop"},
+        "not before the lake's checkpoint": {"from_lsn": "0/30"},
+        "no checkpoint of the slot": {"slot_name": "other"},
+        "has no batch from 0/8": {"from_lsn": "0/8"},
+        "option that does not exist": {"table_options": {"public.orders": {"colour": "red"}}},
+        "Unknown mode": {"mode": "append"},
+    }
+    for message, changed in wrong.items():
+        with pytest.raises(AirflowFailException, match=message):
+            operator(workshop, **changed).execute(task_context)
+    workshop.lake.record(SLOT, "0/35")
+    with pytest.raises(AirflowFailException, match="end at 0/30, the lake is at 0/35"):
+        operator(workshop).execute(task_context)
+    assert not workshop.was_started
+
+
+def test_why_spark_failed_is_said(workshop: Workshop, task_context: Any) -> None:
+    failure = {"status": "failed", "error": "BatchRefused", "message": "The file is damaged."}
+    workshop.behave(status=65, result=failure, checkpoint=False)
+    with pytest.raises(AirflowFailException, match="BatchRefused: The file is damaged"):
+        operator(workshop).execute(task_context)

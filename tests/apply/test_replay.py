@@ -1,0 +1,295 @@
+"""Batches of the past applied again: in place, and into another namespace. What is refused leaves nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_pgoutput.apply import checkpoint
+from airflow_provider_pgoutput.apply.iceberg import IcebergTable
+from airflow_provider_pgoutput.apply.names import TableName
+from airflow_provider_pgoutput.apply.pipeline import apply_batch
+from airflow_provider_pgoutput.apply.replay import replay
+from airflow_provider_pgoutput.apply.staged import open_batch
+from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, Plan, Replay
+from airflow_provider_pgoutput.errors import (
+    BatchGap,
+    BatchRefused,
+    TableRefused,
+    TableRolledBack,
+)
+from tests.apply.build import Source, column
+from tests.apply.conftest import sort, source_rows
+from tests.apply.fold_cases import a_is
+from tests.faults.crash_points import crash_points
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from tests.apply.build import Relation
+
+pytestmark = pytest.mark.spark
+
+POINTS = [each for each in crash_points("apply") if each.startswith("replay.")]
+
+
+class Story:
+    """Two tables, copied in the first of four batches; the second table changes in the first and third."""
+
+    def __init__(self, spark: SparkSession, source: Source) -> None:
+        self.spark, self.source = spark, source
+        columns = (column("a"), column("b", "string"))
+        self.one = source.table("one", columns, key=("a",))
+        self.two = source.table("two", columns, key=("a",))
+        for a in range(4):
+            self.one.insert(a, "first")
+            self.two.insert(a, "first")
+        source.pending.clear()  # The copies hold it.
+        source.copy(self.one)
+        source.copy(self.two)
+        self.plans = [self._next()]
+        self.after: list[list[tuple[Any, ...]]] = [source_rows(self.one)]
+        for number in (1, 2, 3):
+            self.one.update(a_is(number), {"b": f"batch {number}"})
+            self.one.insert(10 + number, "new")
+            if number == 2:
+                self.two.delete(a_is(0))
+            self.plans.append(self._next())
+            self.after.append(source_rows(self.one))
+
+    def _next(self) -> Plan:
+        plan = self.source.stage()
+        apply_batch(self.spark, plan)
+        return plan
+
+    def plan(
+        self, first: int = 0, last: int = 3, target: str | None = None, **changed: Any
+    ) -> Plan:
+        uris = tuple(each.manifest_uri for each in self.plans[first : last + 1])
+        wanted = Replay(uris, changed.pop("source_tables", ()), in_place=target is None)
+        namespace = target or self.source.slot_name
+        return replace(self.plans[last], namespace=namespace, replay=wanted, **changed)
+
+    def table(self, relation: Relation, namespace: str | None = None) -> IcebergTable:
+        name = TableName("lake", namespace or self.source.slot_name, relation.name)
+        found = IcebergTable.load(self.spark, name)
+        assert found is not None
+        return found
+
+    def rows(self, relation: Relation, namespace: str | None = None) -> list[tuple[Any, ...]]:
+        name = TableName("lake", namespace or self.source.slot_name, relation.name)
+        self.spark.catalog.refreshTable(name.sql)
+        return sort(tuple(row) for row in self.spark.table(name.sql).select("a", "b").collect())
+
+    def checkpoint(self, namespace: str | None = None) -> Lsn | None:
+        plan = replace(self.plans[0], namespace=namespace or self.source.slot_name)
+        manifest = open_batch(self.spark, self.plans[0]).manifest
+        return checkpoint.read(self.spark, plan, manifest).end_lsn
+
+    def sql(self, text: str, relation: Relation) -> None:
+        name = TableName("lake", self.source.slot_name, relation.name)
+        self.spark.sql(text.format(sql=name.sql, target=name.target))
+
+    def assert_whole(self) -> None:
+        for relation in (self.one, self.two):
+            assert self.rows(relation) == source_rows(relation), relation.name
+
+
+@pytest.fixture
+def story(spark: SparkSession, source: Source) -> Story:
+    return Story(spark, source)
+
+
+@pytest.fixture(scope="module")
+def shared(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Story:
+    """For tests that leave its namespace as it is."""
+    return Story(spark, Source(tmp_path_factory.mktemp("replay") / "staging", "slot_replay"))
+
+
+@pytest.mark.parametrize("first", [0, 2], ids=["from the copies", "from a snapshot"])
+def test_in_place_undoes_what_others_did(spark: SparkSession, story: Story, first: int) -> None:
+    story.sql("DELETE FROM {sql} WHERE a < 3", story.one)
+    story.sql("UPDATE {sql} SET b = 'wrong'", story.two)
+    before, two = story.checkpoint(), (story.rows(story.two), story.table(story.two).head)
+    for _ in range(2):
+        # Twice gives the same. A table that was not chosen stays as it is.
+        result = replay(spark, story.plan(first, source_tables=("public.one",)))
+        assert story.rows(story.one) == source_rows(story.one)
+        assert (story.rows(story.two), story.table(story.two).head) == two
+    replay(spark, story.plan(first))
+    story.assert_whole()
+    assert result.batches == 4 - first
+    assert story.checkpoint() == before
+    # The pipeline goes on as if nothing had been.
+    story.one.insert(99, "later")
+    apply_batch(spark, story.source.stage())
+    story.assert_whole()
+
+
+def test_a_table_that_somebody_rolled_back_is_repaired_without_a_gap(
+    spark: SparkSession, story: Story
+) -> None:
+    """The snapshot that the batches go on from is beside main's history then, not in it."""
+    first = min(
+        (row.committed_at, row.snapshot_id)
+        for row in spark.sql(f"SELECT * FROM lake.{story.source.slot_name}.one.snapshots").collect()
+    )[1]
+    story.sql(f"CALL lake.system.rollback_to_snapshot('{{target}}', {first})", story.one)
+    story.one.insert(50, "next")
+    coming = story.source.stage()
+    with pytest.raises(TableRolledBack):
+        apply_batch(spark, coming)
+    replay(spark, story.plan(3, source_tables=("public.one",)))
+    assert story.rows(story.one) == story.after[3]
+    apply_batch(spark, coming)
+    story.assert_whole()
+
+
+class _Killed(BaseException):
+    """The end of the process, as no handler of an error sees it."""
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_in_place_it_is_noticed_and_run_again(
+    spark: SparkSession, story: Story, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    def reach(name: str) -> None:
+        if name == point:
+            raise _Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr("airflow_provider_pgoutput.apply.replay.reach", reach)
+        with pytest.raises(_Killed):
+            replay(spark, story.plan(1))
+    story.one.insert(50, "next")
+    coming = story.source.stage()
+    with pytest.raises(TableRolledBack):
+        apply_batch(spark, coming)
+    replay(spark, story.plan(1))
+    apply_batch(spark, coming)
+    story.assert_whole()
+
+
+def test_into_another_namespace(spark: SparkSession, story: Story) -> None:
+    """Beside what is there: as it was in between, then forward; and as a change log, of one table."""
+    namespace = f"{story.source.slot_name}_again"
+    live = story.table(story.one).head
+    replay(spark, story.plan(0, 1, target=namespace))
+    assert story.rows(story.one, namespace) == story.after[1]
+    assert story.checkpoint(namespace) == open_batch(spark, story.plans[1]).manifest.end_lsn
+    # What overlaps is not applied twice.
+    replay(spark, story.plan(1, 3, target=namespace))
+    assert story.rows(story.one, namespace) == source_rows(story.one)
+    assert story.rows(story.two, namespace) == source_rows(story.two)
+    # That namespace is a lake like any other.
+    story.one.insert(77, "next")
+    coming = story.source.stage()
+    apply_batch(spark, replace(coming, namespace=namespace))
+    assert story.rows(story.one, namespace) == source_rows(story.one)
+    assert story.table(story.one).head == live
+
+
+def test_a_change_log_may_begin_anywhere(spark: SparkSession, shared: Story) -> None:
+    namespace = f"{shared.source.slot_name}_log"
+    plan = shared.plan(2, 3, target=namespace, mode=CHANGE_LOG, source_tables=("public.one",))
+    replay(spark, plan)
+    replay(spark, plan)
+    assert shared.rows(shared.one, namespace) == sort(
+        [(2, "batch 2"), (12, "new"), (3, "batch 3"), (13, "new")]
+    )
+    # Some tables only: nobody may take the namespace for one that has the batches.
+    assert shared.checkpoint(namespace) is None
+    assert IcebergTable.load(spark, TableName("lake", namespace, "two")) is None
+
+
+def test_what_cannot_be_whole_is_refused_before_anything_is_written(
+    spark: SparkSession, shared: Story
+) -> None:
+    namespace = f"{shared.source.slot_name}_refused"
+    staging = shared.source.staging
+    uris = shared.plan().replay
+    assert uris is not None
+    holed = replace(uris, manifest_uris=(uris.manifest_uris[0], *uris.manifest_uris[2:]))
+    wrong: list[tuple[type[Exception], str, Plan]] = [
+        (BatchGap, "no copy of it", shared.plan(1, target=namespace)),
+        (
+            BatchGap,
+            "the next one starts at",
+            replace(shared.plan(0, target=namespace), replay=replace(holed, in_place=False)),
+        ),
+        (
+            BatchRefused,
+            "public.nothing",
+            shared.plan(0, target=namespace, source_tables=("public.nothing",)),
+        ),
+        (BatchGap, "another run", shared.plan(0, 2)),
+    ]
+    for error, message, plan in wrong:
+        with pytest.raises(error, match=message):
+            replay(spark, plan)
+    heads = [shared.table(each).head for each in (shared.one, shared.two)]
+    damaged = open_batch(spark, shared.plans[3]).manifest.tables[0].versions[0].files[0]
+    whole = (staging / damaged.path).read_bytes()
+    content = bytearray(whole)
+    content[len(content) // 2] ^= 1
+    (staging / damaged.path).write_bytes(bytes(content))
+    for plan in (shared.plan(0, target=namespace), shared.plan(1)):
+        with pytest.raises(BatchRefused, match="SHA-256"):
+            replay(spark, plan)
+    (staging / damaged.path).write_bytes(whole)
+    assert spark.catalog.databaseExists(f"lake.{namespace}") is False
+    assert [shared.table(each).head for each in (shared.one, shared.two)] == heads
+
+
+def test_changed_columns_go_to_another_namespace_only(spark: SparkSession, story: Story) -> None:
+    """In place, rows of before the change would get NULL where the change gave them a value."""
+    story.one.alter((*story.one.version.columns, column("c", "int", missing="5")))
+    story.one.update(a_is(1), {"c": 6})
+    story.plans.append(story._next())
+    for first in (0, 2, 4):
+        with pytest.raises(TableRefused, match="columns changed"):
+            replay(spark, story.plan(first, 4))
+    namespace = f"{story.source.slot_name}_columns"
+    replay(spark, story.plan(0, 4, target=namespace))
+    name = TableName("lake", namespace, "one")
+    rows = sort(tuple(row) for row in spark.table(name.sql).select("a", "b", "c").collect())
+    assert rows == source_rows(story.one)
+
+
+def test_a_snapshot_that_expired_is_not_guessed(spark: SparkSession, story: Story) -> None:
+    name = f"{story.source.slot_name}.one"
+    for tag in [each for each in story.table(story.one).java.refs() if each != "main"]:
+        spark.sql(f"ALTER TABLE lake.{name} DROP TAG {tag}")
+    spark.sql(
+        f"CALL lake.system.expire_snapshots(table => '{name}', retain_last => 1,"
+        " older_than => TIMESTAMP '2100-01-01 00:00:00')"
+    )
+    with pytest.raises(TableRefused, match="not there any more"):
+        replay(spark, story.plan(2))
+    replay(spark, story.plan(0))
+    story.assert_whole()
+
+
+def test_all_tables_at_one_lsn_as_the_docs_say(spark: SparkSession, shared: Story) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "replay.md").read_text(encoding="utf-8")
+    lookup, past = page.partition("```sql\n")[2].partition("```")[0].strip().rstrip(";").split(";")
+    namespace = shared.source.slot_name
+    end_lsn = open_batch(spark, shared.plans[1]).manifest.end_lsn
+    for old, new in (
+        ("lake.shop", f"lake.{namespace}"),
+        ("'shop'", f"'{namespace}'"),
+        ("00000016B374D848", end_lsn.sortable),
+    ):
+        assert old in lookup
+        lookup = lookup.replace(old, new)
+    snapshots = {row["target"]: row["snapshot_id"] for row in spark.sql(lookup).collect()}
+    assert set(snapshots) == {f"{namespace}.one", f"{namespace}.two"}
+    assert "lake.shop.orders VERSION AS OF 5938112049870214000" in past
+    read = past.replace("lake.shop.orders", f"lake.{namespace}.one").replace(
+        "5938112049870214000", str(snapshots[f"{namespace}.one"])
+    )
+    assert sort(tuple(row) for row in spark.sql(read).collect()) == shared.after[1]
