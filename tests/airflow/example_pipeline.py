@@ -39,9 +39,9 @@ SOURCE = f"""
     GRANT SELECT ON ALL TABLES IN SCHEMA public, sales TO cdc_reader;
 """
 TABLES = {
-    "public.orders": "shop.orders",
-    "public.customers": "shop.customers",
-    "sales.lines": "shop.sales__lines",
+    "public.orders": "orders",
+    "public.customers": "customers",
+    "sales.lines": "sales__lines",
 }
 
 Rows = dict[str, Counter[tuple[Any, ...]]]
@@ -118,6 +118,21 @@ class Pipeline:
         assert list(newest.tasks.values()) == [("success", 1)] * 3, (newest, self.log[-5000:])
         return newest.values
 
+    def replay(self, **given: Any) -> dict[str, Any]:
+        """Run the other example DAG once; what its task returned."""
+        conf = {
+            "slot_name": "shop",
+            "staging_uri": self.staging_uri,
+            "namespace": "shop",
+            **given,
+        }
+        command = ["airflow", "dags", "test", "pgoutput_replay", "-c", json.dumps(conf)]
+        assert self.python("-m", *command) == 0, self.log[-5000:]
+        newest = newest_run()
+        assert newest.tasks == {"replay": ("success", 1)}, (newest, self.log[-5000:])
+        found: dict[str, Any] = newest.values["replay"]
+        return found
+
     def python(self, *arguments: str) -> int:
         """Run a Python program to its end and keep what it prints; its exit status."""
         result = subprocess.run(
@@ -138,13 +153,13 @@ class Pipeline:
                 for table in TABLES
             }
 
-    def lake_rows(self) -> Rows:
-        """Every row of the lake, by table of the source."""
+    def lake_rows(self, namespace: str = "shop") -> Rows:
+        """Every row of a namespace of the lake, by table of the source."""
         catalog = self.lake_catalog()
         return {
             source: Counter(
                 tuple(row.values())
-                for row in catalog.load_table(target).scan().to_arrow().to_pylist()
+                for row in catalog.load_table((namespace, target)).scan().to_arrow().to_pylist()
             )
             for source, target in TABLES.items()
         }

@@ -42,6 +42,10 @@ def test_a_pipeline_from_its_first_run_to_a_cleared_old_one(pipeline: Pipeline) 
         assert second["advance"]["confirmed_flush_lsn"] == second["stage"]["end_lsn"]
         pipeline.assert_equal()
 
+        again = pipeline.replay(from_lsn=first["stage"]["start_lsn"], target_namespace="again")
+        assert (again["batches"], again["end_lsn"]) == (2, second["stage"]["end_lsn"])
+        assert pipeline.lake_rows("again") == pipeline.source_rows()
+
         cleared_old_run_is_a_no_op(pipeline, first["stage"])
         pipeline.assert_equal()
         assert confirmed(session) == second["advance"]["confirmed_flush_lsn"]

@@ -12,6 +12,7 @@ import pytest
 
 from airflow_provider_pgoutput.operators.advance import PgoutputAdvanceSlotOperator
 from airflow_provider_pgoutput.operators.apply import PgoutputApplyOperator
+from airflow_provider_pgoutput.operators.replay import PgoutputReplayOperator
 from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
 
 ROOT = Path(__file__).parents[2]
@@ -20,12 +21,17 @@ DOORS = ("hooks", "operators", "sensors", "triggers", "task_groups", "links")
 
 
 @pytest.fixture(scope="module")
-def dag(airflow_home: Path) -> Any:
+def dags(airflow_home: Path) -> Any:
     from airflow.dag_processing.dagbag import DagBag
 
     bag = DagBag(str(DAG_FOLDER))
     assert bag.import_errors == {}
-    return bag.dags["pgoutput_to_iceberg"]
+    return bag.dags
+
+
+@pytest.fixture(scope="module")
+def dag(dags: Any) -> Any:
+    return dags["pgoutput_to_iceberg"]
 
 
 def test_it_is_one_pipeline_in_order(dag: Any) -> None:
@@ -43,16 +49,29 @@ def test_only_one_run_at_a_time_and_none_for_the_past(dag: Any) -> None:
     assert dag.catchup is False
 
 
-def test_every_parameter_is_described(dag: Any) -> None:
-    assert {"slot_name", "publication_names", "staging_uri", "namespace"} <= set(dag.params)
-    for name in dag.params:
-        assert dag.params.get_param(name).description, name
+@pytest.mark.parametrize("name", ["pgoutput_to_iceberg", "pgoutput_replay"])
+def test_every_parameter_is_described_and_used(dags: Any, name: str) -> None:
+    params = dags[name].params
+    text = (DAG_FOLDER / f"{name}.py").read_text()
+    assert {"slot_name", "staging_uri", "namespace"} <= set(params)
+    for each in params:
+        assert params.get_param(each).description, each
+        assert f"params.{each} " in text, each
 
 
-def test_every_parameter_is_used(dag: Any) -> None:
-    text = (DAG_FOLDER / "pgoutput_to_iceberg.py").read_text()
-    for name in dag.params:
-        assert f"params.{name} " in text, name
+def test_the_replay_gets_what_was_given(dags: Any) -> None:
+    from airflow_provider_pgoutput.operators import arguments
+
+    dag = dags["pgoutput_replay"]
+    (task,) = (each.prepare_for_execution() for each in dag.topological_sort())
+    given = {"staging_uri": "s3://lake/staging", "from_lsn": "16/B374D848"}
+    defaults = {each: dag.params.get_param(each).value for each in dag.params if each not in given}
+    params = {**defaults, **given, "only_tables": ["it's.a"], "target_namespace": "again"}
+    task.render_template_fields({"params": params, "dag": dag, "task": task})
+    assert (task.from_lsn, task.target_namespace) == ("16/B374D848", "again")
+    assert arguments.lsn(task.to_lsn, "to_lsn") is None
+    assert arguments.optional_text_list(task.tables, "tables") == ("it's.a",)
+    assert arguments.mapping(task.table_options, "table_options") == {}
 
 
 def test_parameters_reach_the_tasks_as_they_were_given(dag: Any) -> None:
@@ -80,7 +99,13 @@ def test_parameters_reach_the_tasks_as_they_were_given(dag: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "operator", [PgoutputStageOperator, PgoutputApplyOperator, PgoutputAdvanceSlotOperator]
+    "operator",
+    [
+        PgoutputStageOperator,
+        PgoutputApplyOperator,
+        PgoutputAdvanceSlotOperator,
+        PgoutputReplayOperator,
+    ],
 )
 def test_template_fields_are_attributes_and_documented(operator: Any) -> None:
     given = {
@@ -89,13 +114,16 @@ def test_template_fields_are_attributes_and_documented(operator: Any) -> None:
         "staging_uri": "u",
         "publication_names": ["p"],
         "batch": {},
+        "from_lsn": "0/1",
     }
-    known = inspect.signature(operator.__init__).parameters
+    ours = [each for each in operator.__mro__ if each.__module__.startswith("airflow_provider")]
+    known = {name for each in ours for name in inspect.signature(each.__init__).parameters}
     task = operator(task_id="t", **{name: value for name, value in given.items() if name in known})
-    inherited = set(operator.__mro__[1].template_fields)
+    documented = "".join(each.__doc__ for each in ours)
+    inherited = set(ours[-1].__mro__[1].template_fields)
     for field in operator.template_fields:
         assert hasattr(task, field)
-        assert field in inherited or f":param {field}:" in operator.__doc__
+        assert field in inherited or f":param {field}:" in documented
 
 
 def test_the_sensor_waits_in_front_when_asked_to() -> None:

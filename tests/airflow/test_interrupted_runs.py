@@ -49,7 +49,7 @@ def positions(pipeline: Pipeline) -> tuple[Lsn, Lsn | None]:
 def snapshots(pipeline: Pipeline) -> dict[str, int]:
     """Main's head of every table, the checkpoint's table too."""
     catalog = pipeline.lake_catalog()
-    names = (*TABLES.values(), "shop.pgoutput_checkpoint")
+    names = [f"shop.{name}" for name in (*TABLES.values(), "pgoutput_checkpoint")]
     return {name: catalog.load_table(name).current_snapshot().snapshot_id for name in names}
 
 
