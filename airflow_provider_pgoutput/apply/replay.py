@@ -102,20 +102,25 @@ def replay(spark: SparkSession, plan: Plan) -> ReplayResult:
 
 def _steps(spark: SparkSession, plan: Plan, wanted: Replay) -> list[Step]:
     any_case = ignores_case(spark, plan.catalog)
-    steps: list[Step] = []
+    batches: list[StagedBatch] = []
     for uri in wanted.manifest_uris:
-        batch = open_batch(spark, dataclasses.replace(plan, manifest_uri=uri))
-        if steps:
-            _refuse_break(steps[-1].batch.manifest, batch.manifest)
-        found = targets(plan, batch.manifest, any_case=any_case)
-        chosen = [
+        batches.append(open_batch(spark, dataclasses.replace(plan, manifest_uri=uri)))
+        if len(batches) > 1:
+            _refuse_break(batches[-2].manifest, batches[-1].manifest)
+    tables = [table for batch in batches for table in batch.manifest.tables]
+    # By OID: a table that was renamed is one table, whichever of its names was given.
+    chosen = {each.relation_oid for each in tables if each.name in wanted.source_tables}
+    steps: list[Step] = []
+    for batch in batches:
+        found = [
             each
-            for each in found
-            if not wanted.source_tables or each.source.name in wanted.source_tables
+            for each in targets(plan, batch.manifest, any_case=any_case)
+            if not wanted.source_tables or each.source.relation_oid in chosen
         ]
-        refuse_unordered(chosen, batch.manifest)
-        steps.append(Step(batch, tuple(chosen)))
-    seen = {each.source.name for step in steps for each in step.targets}
+        refuse_unordered(found, batch.manifest)
+        steps.append(Step(batch, tuple(found)))
+    _refuse_two_targets(steps)
+    seen = {each.name for each in tables}
     if missing := sorted(set(wanted.source_tables) - seen):
         raise BatchRefused(
             f"None of the {len(steps)} batches has a change of {', '.join(missing)}.",
@@ -140,6 +145,23 @@ def _refuse_break(before: Manifest, after: Manifest) -> None:
             lsn=before.end_lsn,
             advice="bring back the batches between, or begin after them.",
         )
+
+
+def _refuse_two_targets(steps: list[Step]) -> None:
+    """Refuse to tear a table into two that was renamed at the source, unless a copy begins the second."""
+    target_of: dict[int, Target] = {}
+    for step in steps:
+        for target in step.targets:
+            before = target_of.get(target.source.relation_oid, target)
+            if before.name != target.name and target.source.copy_lsn is None:
+                raise TableRefused(
+                    f"The table was renamed at the source, from {before.source.name}; its changes would go to"
+                    f" {before.name.target} first, and to {target.name.target} then.",
+                    table=target.source.name,
+                    lsn=step.batch.manifest.start_lsn,
+                    advice="give both names the same target in table_options.",
+                )
+            target_of[target.source.relation_oid] = target
 
 
 def _firsts(steps: list[Step]) -> dict[str, tuple[Target, Manifest]]:

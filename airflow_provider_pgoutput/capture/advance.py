@@ -61,7 +61,8 @@ def advance_slot(
                 "The slot does not exist.",
                 slot=slot_name,
                 lsn=checkpoint_lsn,
-                advice="find out who dropped it; changes since then are lost: copy the tables again.",
+                advice="find out who dropped it; changes since then are lost: run once with"
+                " on_slot_lost='copy'.",
             )
         confirmed = check_slot(slot, server, two_phase=True)
         if confirmed >= checkpoint_lsn:

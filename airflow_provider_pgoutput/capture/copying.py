@@ -56,7 +56,7 @@ def copy_published(
 ) -> Lsn:
     """Stage tables, each as it was at a point of its own.
 
-    :param start: where the batch starts.
+    :param start: what commits from here on can be read; where the batch starts, or past it.
     :param snapshot: is read first; None: one is taken when a table has to be read.
     :returns: the greatest of the points, at least ``start``.
     :raises SnapshotLost: when tables were disturbed in each of several snapshots.

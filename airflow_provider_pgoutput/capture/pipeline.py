@@ -37,6 +37,7 @@ from airflow_provider_pgoutput.capture.source.slot import (
     check_two_phase_start,
     check_wal_level,
     create_slot,
+    drop_slot,
     read_slot,
 )
 from airflow_provider_pgoutput.capture.source.slot_care import warn_of_dangers
@@ -45,6 +46,7 @@ from airflow_provider_pgoutput.capture.staging.seal import find_ending, find_sea
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     DecodedTooEarly,
+    SlotLost,
     SlotNotFound,
     SourceChanged,
 )
@@ -92,19 +94,22 @@ def _stage_once(request: CaptureRequest) -> tuple[Manifest, str]:
         check_wal_level(server)
         slot = read_slot(session, request.slot_name)
         two_phase = request.options.two_phase
-        confirmed = None if slot is None else check_slot(slot, server, two_phase=two_phase)
+        try:
+            confirmed = None if slot is None else check_slot(slot, server, two_phase=two_phase)
+        except SlotLost:
+            if request.on_slot_lost != COPY or request.checkpoint is None:
+                raise
+            confirmed = None
         if slot is not None:
             warn_of_dangers(
                 slot, seconds_between_runs=request.seconds_between_runs, failover=request.failover
             )
-        if slot is not None and two_phase and request.checkpoint is not None:
-            check_two_phase_start(slot, request.checkpoint.end_lsn)
         context = CaptureContext(request, area, session, server)
         capture = _Capture(context)
         context.check_publications()
         context.take_marks()
         if request.checkpoint is not None:
-            return capture.next_batch(request.checkpoint, confirmed)
+            return capture.next_batch(request.checkpoint, slot, confirmed)
         if slot is None:
             return capture.first_batch()
         return capture.first_batch_of_existing_slot(slot)
@@ -163,17 +168,28 @@ class _Capture:
         log.info("Slot %s starts at %s.", request.slot_name, confirmed)
         return stage_copies(self._context, confirmed, self._first_tables())
 
-    def next_batch(self, checkpoint: Checkpoint, confirmed: Lsn | None) -> tuple[Manifest, str]:
-        """Stage what committed since the checkpoint."""
+    def next_batch(
+        self, checkpoint: Checkpoint, slot: SlotFacts | None, confirmed: Lsn | None
+    ) -> tuple[Manifest, str]:
+        """Stage what committed since the checkpoint.
+
+        :param confirmed: position of the slot; None: there is none that could be read.
+        """
         self._check_source(checkpoint)
-        if confirmed is None:
+        if self._request.on_slot_lost == COPY and (
+            confirmed is None or confirmed > checkpoint.end_lsn
+        ):
+            return self._batch_after_a_loss(checkpoint, slot, confirmed)
+        if slot is None or confirmed is None:
             raise SlotNotFound(
                 "The slot does not exist, but the lake has a checkpoint of it. It is not made anew: the "
                 "changes since then would be missing.",
                 slot=self._request.slot_name,
                 lsn=checkpoint.end_lsn,
-                advice="find out who dropped it; then copy the tables again.",
+                advice="find out who dropped it; then run once with on_slot_lost='copy'.",
             )
+        if self._context.options.two_phase and confirmed <= checkpoint.end_lsn:
+            check_two_phase_start(slot, checkpoint.end_lsn)
         check_not_ahead(confirmed, checkpoint.end_lsn, self._request.slot_name)
         # The run before may have died between sealing and telling anybody.
         found = self._find_sealed(checkpoint.end_lsn, past=checkpoint.end_lsn)
@@ -218,6 +234,36 @@ class _Capture:
             return False
         shapes = checkpoint.shapes
         return any(unfollowable(e, shapes.get(e.relation_oid)) for e in sealed.tables)
+
+    def _batch_after_a_loss(
+        self, checkpoint: Checkpoint, slot: SlotFacts | None, confirmed: Lsn | None
+    ) -> tuple[Manifest, str]:
+        """Stage all published tables anew, in a batch that spans what cannot be read any more."""
+        request, context, start = self._request, self._context, checkpoint.end_lsn
+        # Sealed by an attempt that died, or before the slot was lost; what it lacks is the next run's.
+        found = self._find_sealed(start, past=start)
+        if found and holds_copies(found[0], request.copy_tables):
+            return found
+        tables, two_phase = context.published(), context.options.two_phase
+        self._check_may_copy(tables)
+        check_failover(context.server, failover=request.failover)
+        log.warning(
+            "Changes of slot %s since %s cannot be read any more: all %d published tables are copied again.",
+            request.slot_name,
+            start,
+            len(tables),
+        )
+        if confirmed is not None and slot is not None and (slot.two_phase or not two_phase):
+            # Made by an attempt that died: what that copied since then is not copied again.
+            return stage_copies(context, start, tables, reads_from=confirmed)
+        if slot is not None:
+            drop_slot(context.session, slot)
+        with create_slot(
+            request.conninfo, request.slot_name, two_phase=two_phase, failover=request.failover
+        ) as snapshot:
+            point = snapshot.consistent_point
+            log.info("Created slot %s at %s.", request.slot_name, point)
+            return stage_copies(context, start, tables, snapshot, reads_from=point)
 
     def _first_tables(self) -> tuple[PublishedTable, ...]:
         """The tables that the first batch copies."""

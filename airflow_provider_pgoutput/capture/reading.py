@@ -74,22 +74,26 @@ def stage_copies(
     start: Lsn,
     tables: Sequence[PublishedTable],
     snapshot: ExportedSnapshot | None = None,
+    reads_from: Lsn | None = None,
 ) -> tuple[Manifest, str]:
-    """Stage the first batch of a lake: tables, up to the last point at which one of them was read.
+    """Stage a batch of copies: tables, up to the last point at which one of them was read.
 
-    Changes of other tables are left out: the lake has nothing that they could change.
+    Changes of other tables are left out: the lake has nothing that they could change, or they are lost.
 
-    :param snapshot: that of ``start``; None: it is gone.
+    :param snapshot: that of the slot's position; None: it is gone.
+    :param reads_from: the slot's position, when that is past ``start``; what a table's copy lacks is read
+        from there on, so no older copy of it may be taken over.
     """
-    with context.batch(start) as batch, context.two_phase(start) as two_phase:
+    reads_from = reads_from or start
+    with context.batch(start) as batch, context.two_phase(reads_from) as two_phase:
         batch.only_copied = True
-        end = copy_published(context, batch, start, tables, snapshot)
-        if start == end:
+        end = copy_published(context, batch, reads_from, tables, snapshot)
+        if reads_from == end:
             return _seal(context, batch, _Read(end), two_phase)
         if any(point < end for point in batch.copied_at.values()):
-            read = _read(context, batch, start, end, Limits(), two_phase)
+            read = _read(context, batch, reads_from, end, Limits(), two_phase)
             return _seal(context, batch, read, two_phase)
-        _read_beside_copy(context, batch, start, end, two_phase)
+        _read_beside_copy(context, batch, reads_from, end, two_phase)
         return _seal(context, batch, _Read(end), two_phase)
 
 

@@ -59,6 +59,9 @@ class CaptureRequest:
     #: A published table whose name the lake knows as that of another, which is gone: ``fail``, or ``copy``
     #: it, which replaces the rows of the other.
     on_recreated_table: str = FAIL
+    #: A slot that cannot give what the lake lacks, because it was invalidated, dropped or moved: ``fail``, or
+    #: ``copy`` all published tables again, from a new slot where there is none.
+    on_slot_lost: str = FAIL
     #: Whether a slot that is created here is synchronised to standbys; version 17 and later.
     failover: bool = False
     #: The longest wait between two runs by the schedule; None: not known.
@@ -111,11 +114,11 @@ class CaptureRequest:
                 f"Unknown initial_copy {self.initial_copy!r}.",
                 advice=f"use {ALWAYS!r} or {NEVER!r}.",
             )
-        if self.on_recreated_table not in {FAIL, COPY}:
-            raise ConfigurationError(
-                f"Unknown on_recreated_table {self.on_recreated_table!r}.",
-                advice=f"use {FAIL!r} or {COPY!r}.",
-            )
+        for name in ("on_recreated_table", "on_slot_lost"):
+            if (value := getattr(self, name)) not in {FAIL, COPY}:
+                raise ConfigurationError(
+                    f"Unknown {name} {value!r}.", advice=f"use {FAIL!r} or {COPY!r}."
+                )
         if self.start_lsn is not None and (self.initial_copy != NEVER or not self.start_lsn):
             raise ConfigurationError(
                 "start_lsn is the position of tables that were loaded from outside, so it is past 0/0 and "

@@ -91,9 +91,9 @@ class SlotStatus:
                 "The server removed WAL that the slot still needed.",
                 slot=self.slot_name,
                 lsn=self.restart_lsn or self.confirmed_flush_lsn,
-                advice="drop the slot and let the next run copy the tables again; raise"
-                " max_slot_wal_keep_size (PostgreSQL 18: idle_replication_slot_timeout too) or run"
-                " more often.",
+                advice="run once with on_slot_lost='copy' (stage operator and sensor), which makes a new"
+                " slot and copies the tables again; raise max_slot_wal_keep_size (PostgreSQL 18:"
+                " idle_replication_slot_timeout too) or run more often.",
             )
 
     def is_worth_a_run(self, min_lag_bytes: int, *, interval_elapsed: bool) -> bool:

@@ -64,6 +64,8 @@ class PgoutputStageOperator(CopyingOperator):
         run begins there, and later runs ignore it.
     :param on_recreated_table: a table that was dropped and created again under its name: ``fail``, or
         ``copy`` it again in place of the rows of the former one.
+    :param on_slot_lost: a slot that was invalidated, dropped or moved past the lake: ``fail``, or make a new
+        one and ``copy`` all published tables again in one batch; the lake stays readable meanwhile.
     :param failover: a slot that this creates is synchronised to standbys (PostgreSQL 17 and later).
     :param copy_tables: tables to copy again in this run, ``["schema.table"]``, whatever the lake holds.
     :param value_policy: what to do with values that their column cannot hold, see ``docs/types.md``.
@@ -110,6 +112,7 @@ class PgoutputStageOperator(CopyingOperator):
         "initial_copy",
         "start_lsn",
         "on_recreated_table",
+        "on_slot_lost",
         "failover",
         "copy_tables",
         "value_policy",
@@ -151,6 +154,7 @@ class PgoutputStageOperator(CopyingOperator):
         initial_copy: str = "always",
         start_lsn: str | None = None,
         on_recreated_table: str = "fail",
+        on_slot_lost: str = "fail",
         failover: bool | str = False,
         copy_tables: Sequence[str] | str | None = None,
         value_policy: Mapping[str, str] | str | None = None,
@@ -186,6 +190,7 @@ class PgoutputStageOperator(CopyingOperator):
         self.initial_copy = initial_copy
         self.start_lsn = start_lsn
         self.on_recreated_table = on_recreated_table
+        self.on_slot_lost = on_slot_lost
         self.failover = failover
         self.copy_tables = copy_tables
         self.value_policy = value_policy
@@ -255,6 +260,7 @@ class PgoutputStageOperator(CopyingOperator):
             on_recreated_table=arguments.required_text(
                 self.on_recreated_table, "on_recreated_table"
             ),
+            on_slot_lost=arguments.required_text(self.on_slot_lost, "on_slot_lost"),
             failover=arguments.flag(self.failover, "failover"),
             seconds_between_runs=longest_seconds_between_runs(self.get_dag()),
             copy_tables=arguments.optional_text_list(self.copy_tables, "copy_tables"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseSensorOperator, conf
 
-from airflow_provider_pgoutput.errors import SlotLost
+from airflow_provider_pgoutput.errors import ConfigurationError, SlotLost
 from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 from airflow_provider_pgoutput.hooks.slot_status import LOST
 from airflow_provider_pgoutput.operators.arguments import required_text, whole_number
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
+# As in capture/request.py, which a DAG file shall not load.
+FAIL = "fail"
+COPY = "copy"
+
 
 class PgoutputChangesSensor(BaseSensorOperator):
     """Wait until the slot's lag is worth a run.
@@ -27,16 +31,23 @@ class PgoutputChangesSensor(BaseSensorOperator):
     Ready when at least ``min_lag_bytes`` of WAL lie between the slot and the server, when there is any
     at all and ``max_interval`` has passed since this task began to wait, or when the slot does not exist
     (the first run makes it). A slot that somebody reads is not ready. A slot whose WAL the server has
-    removed fails the task at once.
+    removed fails the task at once, unless the run is to copy the tables again.
 
     :param slot_name: the replication slot to look at. (templated)
     :param postgres_conn_id: a connection of type ``postgres``. (templated)
     :param min_lag_bytes: WAL that is worth a run; of all tables, published or not. (templated)
     :param max_interval: the longest wait while there is any lag, in seconds or as ``timedelta``.
+    :param on_slot_lost: as of the stage operator: ``fail``, or ``copy``, for which a lost slot is ready.
+        (templated)
     :param deferrable: wait in the triggerer instead of a worker.
     """
 
-    template_fields: Sequence[str] = ("slot_name", "postgres_conn_id", "min_lag_bytes")
+    template_fields: Sequence[str] = (
+        "slot_name",
+        "postgres_conn_id",
+        "min_lag_bytes",
+        "on_slot_lost",
+    )
     ui_color = "#e0f0f5"
 
     def __init__(
@@ -46,6 +57,7 @@ class PgoutputChangesSensor(BaseSensorOperator):
         postgres_conn_id: str = "postgres_default",
         min_lag_bytes: int | str = 1 << 20,
         max_interval: timedelta | float = timedelta(minutes=15),
+        on_slot_lost: str = FAIL,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         **kwargs: Any,
     ) -> None:
@@ -54,6 +66,7 @@ class PgoutputChangesSensor(BaseSensorOperator):
         self.postgres_conn_id = postgres_conn_id
         self.min_lag_bytes = min_lag_bytes
         self.max_interval = max_interval
+        self.on_slot_lost = on_slot_lost
         self.deferrable = deferrable
         self._waiting_since: float | None = None
 
@@ -83,12 +96,13 @@ class PgoutputChangesSensor(BaseSensorOperator):
     def execute_complete(self, context: Context, event: dict[str, Any]) -> None:
         """Go on after the triggerer saw something."""
         with airflow_outcome():
-            if event["status"] == LOST:
+            if event["status"] == LOST and not self._copies():
                 raise SlotLost(
                     "The server removed WAL that the slot still needed.",
                     slot=event["slot_name"],
                     lsn=event["confirmed_flush_lsn"],
-                    advice="drop the slot and let the next run copy the tables again.",
+                    advice="run once with on_slot_lost='copy' (stage operator and sensor), which makes a"
+                    " new slot and copies the tables again.",
                 )
         self.log.info(
             "Slot %s is %s: %s bytes behind %s.",
@@ -98,11 +112,23 @@ class PgoutputChangesSensor(BaseSensorOperator):
             event["current_lsn"],
         )
 
+    def _copies(self) -> bool:
+        """Whether a lost slot is the run's work, and no failure."""
+        wanted = required_text(self.on_slot_lost, "on_slot_lost")
+        if wanted not in {FAIL, COPY}:
+            raise ConfigurationError(
+                f"Unknown on_slot_lost {wanted!r}.", advice=f"use {FAIL!r} or {COPY!r}."
+            )
+        return wanted == COPY
+
     def poke(self, context: Context) -> bool:
         """Look once."""
         with airflow_outcome():
             slot_name = required_text(self.slot_name, "slot_name")
             facts = PgoutputHook(self.postgres_conn_id).slot(slot_name)
+            if facts.wal_status == LOST and self._copies():
+                self.log.warning("Slot %s is lost: the run copies the tables again.", slot_name)
+                return True
             facts.check()
             began = self._began(context)
             elapsed = time.time() - began >= self._max_interval_seconds()

@@ -75,9 +75,13 @@ def test_a_lost_slot_fails_at_once(
 ) -> None:
     lose_slot()
     with pytest.raises(
-        AirflowFailException, match=f"SlotLost: .*{slot}.*What to do: drop the slot"
+        AirflowFailException, match=f"SlotLost: .*{slot}.*What to do: run once with on_slot_lost"
     ):
         sensor(slot).poke(task_context)
+    with pytest.raises(AirflowFailException, match="Unknown on_slot_lost"):
+        sensor(slot, on_slot_lost="ignore").poke(task_context)
+    # The run makes a new one and copies the tables again.
+    assert sensor(slot, on_slot_lost="copy").poke(task_context)
 
 
 def test_a_slot_of_another_plugin_fails_at_once(source: Session, task_context: Any) -> None:
@@ -126,6 +130,7 @@ def test_a_slot_lost_while_deferred_fails_at_once(task_context: Any) -> None:
     }  # fmt: skip
     with pytest.raises(AirflowFailException, match=r"SlotLost: .*slot lake, LSN 0/1"):
         sensor("lake", deferrable=True).execute_complete(task_context, event)
+    sensor("lake", deferrable=True, on_slot_lost="copy").execute_complete(task_context, event)
 
 
 def test_its_template_fields_are_its_attributes() -> None:

@@ -14,7 +14,7 @@ from airflow_provider_pgoutput.apply.names import TableName
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.replay import replay
 from airflow_provider_pgoutput.apply.staged import open_batch
-from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, Plan, Replay
+from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, Plan, Replay, TableOptions
 from airflow_provider_pgoutput.errors import (
     BatchGap,
     BatchRefused,
@@ -243,6 +243,28 @@ def test_what_cannot_be_whole_is_refused_before_anything_is_written(
     (staging / damaged.path).write_bytes(whole)
     assert spark.catalog.databaseExists(f"lake.{namespace}") is False
     assert [shared.table(each).head for each in (shared.one, shared.two)] == heads
+
+
+def test_a_renamed_table_is_one_table(spark: SparkSession, story: Story) -> None:
+    """Whichever name is given, no batch of it is left out."""
+    del story.source.relations["public.one"]
+    story.one.name = "renamed"
+    version = replace(story.one.version, version=1, table_name="renamed", files=())
+    story.one.versions.append(version)
+    story.source.relations["public.renamed"] = story.one
+    story.one.insert(60, "renamed")
+    tables = {"public.renamed": TableOptions(target="one")}
+    plan = replace(story.source.stage(), tables=tables)
+    apply_batch(spark, plan)
+    story.plans.append(plan)
+    namespace = f"{story.source.slot_name}_renamed"
+    with pytest.raises(TableRefused, match=r"was renamed at the source, from public\.one"):
+        replay(spark, story.plan(0, 4, target=namespace, tables={}))
+    chosen = {"source_tables": ("public.renamed",), "tables": tables}
+    story.one.name = "one"  # The target.
+    for plan in (story.plan(1, 4, **chosen), story.plan(0, 4, target=namespace, **chosen)):
+        replay(spark, plan)
+        assert story.rows(story.one, plan.namespace) == source_rows(story.one)
 
 
 def test_changed_columns_go_to_another_namespace_only(spark: SparkSession, story: Story) -> None:

@@ -31,7 +31,7 @@ class _Meaning(NamedTuple):
 
 
 _COPY_AGAIN = (
-    "drop the slot, then run with an empty checkpoint so that the tables are copied again."
+    "run once with on_slot_lost='copy', which makes a new slot and copies the tables again."
 )
 _REPLICATION = (
     "ALTER ROLE <role> REPLICATION; on a managed service the role that it has for that, such as "

@@ -169,7 +169,7 @@ def check_slot(slot: SlotFacts, server: Server, *, two_phase: bool = False) -> L
             "were not read are gone.",
             slot=slot.name,
             lsn=slot.confirmed_flush_lsn,
-            advice="drop the slot, then run with an empty checkpoint so that the tables are copied again; "
+            advice="run once with on_slot_lost='copy', which makes a new slot and copies the tables again; "
             "raise max_slot_wal_keep_size or run more often.",
         )
     if slot.synced:
@@ -210,7 +210,7 @@ def check_not_ahead(confirmed_flush_lsn: Lsn, checkpoint: Lsn, slot_name: str) -
             "changes between them cannot be read any more.",
             slot=slot_name,
             lsn=checkpoint,
-            advice="find out who moved or re-created the slot; then copy the tables again.",
+            advice="find out who moved or re-created the slot; then run once with on_slot_lost='copy'.",
         )
 
 
@@ -304,6 +304,16 @@ def create_slot(
     except BaseException:
         session.close()
         raise
+
+
+def drop_slot(session: Session, slot: SlotFacts) -> None:
+    """Drop a slot of ours that is of no use any more.
+
+    :raises SlotBusy: when somebody reads it.
+    """
+    with translated(slot=slot.name):
+        session.execute("SELECT pg_catalog.pg_drop_replication_slot(%s)", (slot.name,))
+    log.warning("Dropped slot %s, which could not give what the lake lacks.", slot.name)
 
 
 def check_failover(server: Server, *, failover: bool) -> None:

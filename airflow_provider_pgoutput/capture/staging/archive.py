@@ -1,7 +1,7 @@
 """Finds the staged batches that cover a range of LSNs, for a replay. It opens no staged file, and no lake.
 
 Batches are taken whole: the first one holds ``from_lsn``, or starts there, and the last one does not go past
-``to_lsn``.
+``to_lsn``. The batch that a pipeline begins with may hold copies only; it ends where it starts then.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ class ArchivedBatch(NamedTuple):
     #: Row changes, copied rows not counted.
     changes: int
 
+    @property
+    def is_point(self) -> bool:
+        """Whether it ends where it starts."""
+        return self.start_lsn == self.end_lsn
+
 
 def batches_between(
     area: StagingArea,
@@ -49,8 +54,8 @@ def batches_between(
     found = _past(area, slot_name, from_lsn)
     system = system_identifier or (found[-1].system_identifier if found else None)
     found = [each for each in found if each.system_identifier == system]
-    chain: list[ArchivedBatch] = []
     position = from_lsn
+    chain = _points(found, position)
     while to_lsn is None or position < to_lsn:
         following = [
             each
@@ -63,6 +68,7 @@ def batches_between(
         # Of several attempts at one batch the one that reaches farthest.
         chain.append(max(following, key=lambda each: each.end_lsn))
         position = chain[-1].end_lsn
+        chain += _points(found, position)
     _refuse_hole(found, slot_name, position, to_lsn)
     if not chain:
         raise BatchRefused(
@@ -76,12 +82,17 @@ def batches_between(
     return chain
 
 
+def _points(found: Sequence[ArchivedBatch], position: Lsn) -> list[ArchivedBatch]:
+    """The batches that start and end at a position."""
+    return [each for each in found if each.is_point and each.start_lsn == position]
+
+
 def _past(area: StagingArea, slot_name: str, lsn: Lsn) -> list[ArchivedBatch]:
-    """All batches that end past a position, in the order of their ends."""
+    """All batches that end past a position, or lie in it, in the order of their ends."""
     found = []
     for entry in area.entries(layout.manifest_folder(slot_name)):
         ends = layout.parse_manifest_name(entry.name)
-        if ends is not None and ends[1] > lsn:
+        if ends is not None and (ends[1] > lsn or ends == (lsn, lsn)):
             manifest = Manifest.from_json(area.read(entry.path).decode("utf-8"))
             found.append(
                 ArchivedBatch(

@@ -61,6 +61,15 @@ def test_of_attempts_at_one_batch_the_longest_is_taken(archive: Archive) -> None
     assert archive.found(20, 34) == [(20, 30)]
 
 
+def test_the_copies_that_a_pipeline_began_with_come_first(archive: Archive) -> None:
+    archive.seal(10, 10)
+    assert archive.found(10, 30) == [(10, 10), (10, 20), (20, 30)]
+    assert archive.found(15, 30) == [(10, 20), (20, 30)]
+    alone = Archive(archive.folder / "alone")
+    alone.seal(10, 10)
+    assert alone.found(10) == [(10, 10)]
+
+
 def test_a_hole_is_refused(archive: Archive) -> None:
     archive.seal(60, 70)
     for first, last in ((10, None), (10, 65), (5, None), (55, 70)):
