@@ -149,7 +149,7 @@ def record(
     name = table_name(plan)
     table = IcebergTable.load(spark, name)
     if table is not None:
-        evolve(spark, table, (), (), {}, dict.fromkeys(LATER_COLUMNS, "string"))
+        evolve(spark, table, (), (), {}, LATER_COLUMNS)
     else:
         create_table(
             spark,
@@ -200,6 +200,7 @@ def _row(
         "manifest_uri": plan.manifest_uri,
         "columns": _columns(applied.table) if applied else None,
         "schema_changes": _schema_changes(applied.table) if applied else None,
+        "last_commit_time": manifest.last_commit_time,
     }
     return tuple(values[column] for column, _ in CHECKPOINT)
 

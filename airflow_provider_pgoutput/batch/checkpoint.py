@@ -59,6 +59,12 @@ CHECKPOINT = (
     ("columns", "string"),
     # JSON: a list of what changed of the table's schema, in words.  Null: nothing.
     ("schema_changes", "string"),
+    # When the last transaction of the batch committed at the source.  Null: it had none.
+    ("last_commit_time", "timestamptz"),
 )
-#: Columns that a table made by an earlier version lacks; they are added to it.
-LATER_COLUMNS = ("columns", "schema_changes")
+#: Columns that a table made by an earlier version lacks, with their types; they are added to it.
+LATER_COLUMNS = {
+    "columns": "string",
+    "schema_changes": "string",
+    "last_commit_time": "timestamptz",
+}

@@ -39,6 +39,9 @@ class Recorded:
     #: In UTC; None: not known.
     applied_at: datetime | None
     manifest_uri: str | None
+    #: When the batch's last transaction committed at the source, in UTC; None: it had none, or it was applied
+    #: by a version that did not record it.
+    last_commit_time: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,8 @@ def _table_names(catalog: Catalog, namespace: str) -> list[tuple[str, ...]]:
 
 
 def _recorded(table: Table, slot_name: str) -> tuple[Recorded, ...] | None:
-    names = [name for name, _ in words.CHECKPOINT if name in Recorded.__slots__]
+    there = table.schema().column_names
+    names = [name for name, _ in words.CHECKPOINT if name in Recorded.__slots__ and name in there]
     # A slot name has nothing but letters, digits and underscores, so it needs no quoting.
     rows = table.scan(
         row_filter=f"slot_name = '{check_slot_name(slot_name)}'", selected_fields=tuple(names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow.cli.simple_table import AirflowConsole
@@ -12,6 +13,7 @@ from airflow.utils.providers_configuration_loader import providers_configuration
 from airflow_provider_pgoutput.capture.doctor import PROBLEM
 from airflow_provider_pgoutput.capture.examination import examine_pipeline
 from airflow_provider_pgoutput.capture.lake_state import open_catalog, read_recorded
+from airflow_provider_pgoutput.capture.past import batches_around
 from airflow_provider_pgoutput.capture.repair import rebuild_checkpoint, remove_dead_branches
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.errors import PgoutputError
@@ -38,6 +40,35 @@ def status(args: Namespace) -> None:
         newest[row.target or ""] = row
     AirflowConsole().print_as(
         [_status_row(target, row) for target, row in sorted(newest.items())], output=args.output
+    )
+
+
+@providers_configuration_loaded
+def lsn_at(args: Namespace) -> None:
+    """Print the batches around a time."""
+    try:
+        time = datetime.fromisoformat(args.time)
+    except ValueError:
+        sys.exit(f"{args.time!r} is not a time; write it like 2026-01-31T12:00:00+01:00.")
+    time = time if time.tzinfo else time.replace(tzinfo=UTC)
+    with _clean_exit():
+        around = batches_around(read_recorded(_catalog(args), args.namespace, args.slot_name), time)
+    if around.before is None and around.after is None:
+        sys.exit("No batch of this slot is recorded in this namespace.")
+    AirflowConsole().print_as(
+        [
+            {
+                "batch": which,
+                "start_lsn": str(row.start_lsn),
+                "end_lsn": str(row.end_lsn),
+                "last_commit_time": row.last_commit_time.isoformat()
+                if row.last_commit_time
+                else "",
+            }
+            for which, row in (("before", around.before), ("reaches past", around.after))
+            if row is not None
+        ],
+        output=args.output,
     )
 
 

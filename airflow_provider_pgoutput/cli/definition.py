@@ -42,6 +42,7 @@ _REPAIR = _argument(
     action="store_true",
     default=False,
 )
+_TIME = _argument("time", help="A time of the source's clock, ISO 8601; without a zone it is UTC")
 _LAKE = (_SLOT, _NAMESPACE, _ICEBERG, _CATALOG)
 
 
@@ -57,6 +58,13 @@ def get_cli_commands() -> list[CLICommand]:
                     help="Where each table of a pipeline is, from the checkpoint table",
                     func=lazy_load_command(f"{_COMMANDS}.status"),
                     args=(*_LAKE, ARG_OUTPUT),
+                ),
+                ActionCommand(
+                    name="lsn-at",
+                    help="The LSN that the lake had reached at a time, for queries of the past and replays",
+                    description="Batches are whole: one ends before the time, the next one reaches past it.",
+                    func=lazy_load_command(f"{_COMMANDS}.lsn_at"),
+                    args=(_TIME, *_LAKE, ARG_OUTPUT),
                 ),
                 ActionCommand(
                     name="doctor",

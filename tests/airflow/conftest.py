@@ -15,6 +15,7 @@ from tests.airflow.example_pipeline import SOURCE, Pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from datetime import datetime
     from pathlib import Path
 
 Session = psycopg.Connection[tuple[Any, ...]]
@@ -124,6 +125,7 @@ class TestLake:
         end_lsn: str,
         batch_id: str = "b" * 64,
         tables: Mapping[str, int] | None = None,
+        last_commit_time: datetime | None = None,
     ) -> None:
         """Write the rows that an apply leaves: one for the batch, one for each table, by name and OID."""
         import pyarrow as pa
@@ -148,6 +150,7 @@ class TestLake:
             "batch_id": batch_id,
             "start_lsn": Lsn(0).sortable,
             "end_lsn": Lsn.parse(end_lsn).sortable,
+            "last_commit_time": last_commit_time,
         }
         rows = [row]
         for table_name, relation_oid in (tables or {}).items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -137,6 +137,29 @@ def test_status_shows_each_table(
         ("(all)", str(healthy)),
         ("public.t", str(healthy)),
     ]
+
+
+def test_the_batches_around_a_time(lake: TestLake, capsys: pytest.CaptureFixture[str]) -> None:
+    def noon(minute: int) -> datetime:
+        return datetime(2026, 1, 31, 12, minute, tzinfo=UTC)
+
+    # The second batch was empty; a row of a table says nothing new.
+    for end, time in (("0/10", noon(0)), ("0/20", None), ("0/30", noon(20)), ("0/40", noon(40))):
+        lake.record("past", end, tables={"public.t": 1}, last_commit_time=time)
+    at = ("--slot-name", "past", "--namespace", "shop")
+
+    def ends(time: str) -> list[tuple[str, str]]:
+        code, rows = run(capsys, "lsn-at", time, *at)
+        assert code == 0
+        return [(row["batch"], row["end_lsn"]) for row in rows]
+
+    assert ends("2026-01-31T12:19:59") == [("before", "0/20"), ("reaches past", "0/30")]
+    # A transaction that committed at the time itself is not past it.
+    assert ends("2026-01-31T13:20:00+01:00") == [("before", "0/30"), ("reaches past", "0/40")]
+    assert ends("2026-01-30T00:00:00Z") == [("reaches past", "0/10")]
+    assert ends("2026-02-01") == [("before", "0/40")]
+    assert run(capsys, "lsn-at", "noon", *at)[0] == 2
+    assert run(capsys, "lsn-at", "2026-02-01", "--slot-name", "x", "--namespace", "shop")[0] == 2
 
 
 def test_a_slot_that_is_behind_is_a_note(

@@ -275,7 +275,8 @@ class Source:
                 found.append(self._stage_table(relation, rows, copy, root))
         return Manifest(
             self.slot_name, self.system_identifier, 1, "db", ("p",), start, end, tuple(found),
-            transactions=len(taken), message_files=self._stage_messages(start, end, root),
+            transactions=len(taken), last_commit_time=COMMIT_TIME.isoformat() if taken else None,
+            message_files=self._stage_messages(start, end, root),
         )  # fmt: skip
 
     def _stage_messages(self, start: Lsn, end: Lsn, root: str) -> tuple[StagedFile, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from airflow_provider_pgoutput.errors import (
     TableRefused,
     TableRolledBack,
 )
-from tests.apply.build import Source, column
+from tests.apply.build import COMMIT_TIME, Source, column
 from tests.apply.conftest import sort, source_rows
 from tests.apply.fold_cases import a_is
 from tests.faults.crash_points import crash_points
@@ -308,6 +309,12 @@ def test_all_tables_at_one_lsn_as_the_docs_say(spark: SparkSession, shared: Stor
     ):
         assert old in lookup
         lookup = lookup.replace(old, new)
+    times = spark.table(f"lake.{namespace}.pgoutput_checkpoint").select("last_commit_time")
+    # The first batch is the copies alone.
+    assert {row[0].astimezone(UTC) if row[0] else None for row in times.collect()} == {
+        None,
+        COMMIT_TIME,
+    }
     snapshots = {row["target"]: row["snapshot_id"] for row in spark.sql(lookup).collect()}
     assert set(snapshots) == {f"{namespace}.one", f"{namespace}.two"}
     assert "lake.shop.orders VERSION AS OF 5938112049870214000" in past
