@@ -184,9 +184,7 @@ class PgoutputStageOperator(CopyingOperator):
         self.messages = messages
         self.message_prefixes = message_prefixes
         self.origin = origin
-        self.max_changes = max_changes
-        self.max_bytes = max_bytes
-        self.max_seconds = max_seconds
+        self.max_changes, self.max_bytes, self.max_seconds = max_changes, max_bytes, max_seconds
         self.initial_copy = initial_copy
         self.start_lsn = start_lsn
         self.on_recreated_table = on_recreated_table
