@@ -85,6 +85,7 @@ class _Places:
 
     table: str
     policy: str
+    #: Whether the batch's copy is of the version that is taken next, or of a later one.
     copies: bool
     free: dict[str, Field]
     #: Names of key columns.
@@ -170,7 +171,10 @@ def lay_out(
             places.every.append(place)
             places.by_column[number] = place
     at: list[list[_Place]] = []
-    for version in table.versions:
+    copied = _copied_version(table)
+    for at_version, version in enumerate(table.versions):
+        # Of a change that came after the copy, the copied rows are older rows like any.
+        places.copies = copies and at_version <= copied
         if version.columns:
             for each in places.every:
                 each.is_current = False
@@ -178,7 +182,7 @@ def lay_out(
         for each in row:
             each.is_current = True
         at.append(row)
-    if fields and not known:
+    if fields and not known and not copies:
         _warn_of_no_numbers(places, metadata)
     if drop_columns:
         _mark_dropped(table, places.every)
@@ -209,6 +213,18 @@ def lay_out(
     )
 
 
+def _copied_version(table: Table) -> int:
+    """Which of the versions the copied rows are of; the first one when there are none."""
+    return max(
+        (
+            number
+            for number, version in enumerate(table.versions)
+            if any(file.kind == "copy" for file in version.files)
+        ),
+        default=0,
+    )
+
+
 def refuse_lost_columns(table: Table, target: IcebergTable | None) -> None:
     """Refuse a target without a field that it had for a column: older rows would silently have NULL in it.
 
@@ -233,7 +249,7 @@ def _warn_of_no_numbers(places: _Places, metadata: Mapping[str, str]) -> None:
     """A table of an earlier version of the package: its columns are matched by name, this once."""
     new = sorted(each.name for each in places.every if each.field is None and not each.is_retired)
     left = sorted(set(places.free) - set(metadata))
-    if places.copies or not new or not left:
+    if not new or not left:
         return
     log.warning(
         "%s: the target does not say yet which of its columns is which of the source's, so %s is new in it."

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture import copying
 from airflow_provider_pgoutput.capture.context import CaptureContext
 from airflow_provider_pgoutput.capture.reading import stage_copies
 from airflow_provider_pgoutput.capture.source import copy_plan
@@ -215,6 +216,31 @@ def copied_in(source: Source, snapshot: ExportedSnapshot, **options: Any) -> Man
         )
         start, tables = snapshot.consistent_point, context.published()
         return stage_copies(context, start, tables, snapshot)[0]
+
+
+def test_a_type_that_changes_between_two_snapshots_means_another_copy(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``t`` is sealed, and changes its type before the other tables are read."""
+    with_tables(source)
+    options: dict[str, Any] = {"copy_connections": 1}
+    assert source.stage_in_process("stage.after_copied_table:1", **options) == KILLED
+    take = copying.create_slot
+
+    def altered(*arguments: Any, **named: Any) -> ExportedSnapshot:
+        source.execute(
+            "ALTER TABLE t ALTER b TYPE bytea USING b::bytea",
+            "UPDATE t SET b = 'new' WHERE a = 1",
+        )
+        return take(*arguments, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(copying, "create_slot", altered)
+        with pytest.raises(SnapshotLost, match="after the table was copied"):
+            source.stage(**options)
+    found = table(source.stage(**options), "public.t")
+    assert [each.columns[1].lake_type for each in found.versions] == ["binary"]
+    assert found.counts.copied == 3000
 
 
 def test_a_lost_snapshot_is_followed_by_another(source: Source) -> None:

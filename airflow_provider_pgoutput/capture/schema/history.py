@@ -18,7 +18,7 @@ from airflow_provider_pgoutput.batch.widening import widens
 from airflow_provider_pgoutput.capture.schema.attribution import Catalog, attribute
 from airflow_provider_pgoutput.capture.schema.policy import COPY, DEFAULT, FAIL, CopyNeeded
 from airflow_provider_pgoutput.capture.schema.rewrites import keeps_values
-from airflow_provider_pgoutput.errors import TableRefused
+from airflow_provider_pgoutput.errors import SnapshotLost, TableRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -58,6 +58,7 @@ class SchemaHistory:
         """The table with the numbers of its columns, and what changed since the last batch.
 
         :raises CopyNeeded: the policy wants a copy, and the batch holds none of it.
+        :raises SnapshotLost: the copy that the batch holds was outdated by a change after it.
         :raises TableRefused: columns cannot be told apart, and the policy neither copies nor takes one.
         """
         before = self.before.get(table.relation_oid)
@@ -72,12 +73,17 @@ class SchemaHistory:
         )
         for change in changes:
             log.info("%s: %s.", table.name, change)
-        if table.copy_lsn is None:
-            # Without a past, what came between two versions of the batch is still known.
-            completed = self._older_rows(completed, changes, may_copy=before is not None)
-        if table.copy_lsn is None and before is not None:
-            self._copy_for_types(completed, before)
-            self._converted_rows(completed, before)
+        past = before
+        if table.copy_lsn is not None:
+            # The copied rows are of the first version; of what came later they lack as much as any.
+            past = Shape.of(versions[0])
+            changes = self._changes(table.relation_oid, None, versions)
+            _refuse_late_types(completed)
+        # Without a past, what came between two versions of the batch is still known.
+        completed = self._older_rows(completed, changes, may_copy=past is not None)
+        if past is not None:
+            self._copy_for_types(completed, past)
+            self._converted_rows(completed, past, changes)
         return completed
 
     def _numbered(self, table: Table, before: Shape | None) -> tuple[TableVersion, ...]:
@@ -193,7 +199,7 @@ class SchemaHistory:
             if found is None or found.missing_value is not None or not found.may_have_filled:
                 continue
             if self.policy.older_rows == COPY and may_copy:
-                raise CopyNeeded(table.relation_oid)
+                raise _copy_needed(table, found.name)
             _refuse_unknown_key(table, number, "was added to the key")
             value = None
             if self.policy.older_rows == DEFAULT:
@@ -245,11 +251,11 @@ class SchemaHistory:
             )
             raise CopyNeeded(table.relation_oid)
 
-    def _converted_rows(self, table: Table, before: Shape) -> None:
+    def _converted_rows(self, table: Table, before: Shape, changes: Sequence[SchemaChange]) -> None:
         """Do what the policy says about types whose change made other values of those that there were."""
         # Of these all older values are in question, which apply says.
         refused = {each.attribute_number for each in unfollowable(table, before)}
-        for change in table.schema_changes:
+        for change in changes:
             if (
                 change.kind != words.RETYPED
                 or change.attribute_number in refused
@@ -267,8 +273,33 @@ class SchemaHistory:
                 table.name,
             )
             if self.policy.type_changes == COPY:
-                raise CopyNeeded(table.relation_oid)
+                raise _copy_needed(table, change.column)
             _refuse_unknown_key(table, change.attribute_number, "of the key changed its type")
+
+
+def _copy_needed(table: Table, column: str) -> CopyNeeded | SnapshotLost:
+    """What asks for a copy; where the batch holds one, only the next attempt makes another.
+
+    That one does not take the copy over, whose columns are no longer those of the table.
+    """
+    if table.copy_lsn is None:
+        return CopyNeeded(table.relation_oid)
+    return SnapshotLost(
+        "A column was changed after the table was copied in this batch, so that the copied rows lack what"
+        " it holds now. Nothing was staged.",
+        table=table.name,
+        column=column,
+        advice="run the task again: the table is copied anew; keep ALTER TABLE away from it meanwhile.",
+    )
+
+
+def _refuse_late_types(table: Table) -> None:
+    """Refuse here what apply cannot follow: a sealed batch would be handed to it again and again.
+
+    :raises SnapshotLost: a column of a copied table was changed after the copy.
+    """
+    for column in unfollowable(table, None):
+        raise _copy_needed(table, column.name)
 
 
 def _refuse_unknown_key(table: Table, number: int | None, what: str) -> None:
@@ -279,6 +310,8 @@ def _refuse_unknown_key(table: Table, number: int | None, what: str) -> None:
     for version in table.versions:
         for column in version.columns:
             if column.attribute_number == number and column.name in version.key_columns:
+                if table.copy_lsn is not None:
+                    raise _copy_needed(table, column.name)
                 raise TableRefused(
                     f"The column {what}, and neither the stream nor the catalog tells what older rows hold in"
                     " it now; without it they cannot be found.",
@@ -290,7 +323,10 @@ def _refuse_unknown_key(table: Table, number: int | None, what: str) -> None:
 
 def unfollowable(table: Table, before: Shape | None) -> list[Column]:
     """Columns of a batch that changed to a type to which Iceberg cannot follow."""
-    if before is None or table.copy_lsn is not None:
+    if table.copy_lsn is not None:
+        # Whatever the lake held gives way to the copy, which has the columns of the first version.
+        before = Shape.of(table.versions[0])
+    if before is None:
         return []
     found = []
     kinds = {each.number: each.lake_type for each in before.columns if each.number is not None}

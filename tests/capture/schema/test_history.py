@@ -17,7 +17,7 @@ from airflow_provider_pgoutput.capture.schema.policy import (
     SchemaPolicy,
 )
 from airflow_provider_pgoutput.capture.source.attributes import Attribute
-from airflow_provider_pgoutput.errors import ConfigurationError, TableRefused
+from airflow_provider_pgoutput.errors import ConfigurationError, SnapshotLost, TableRefused
 from tests.capture.pipeline_support import history_of
 
 INT4 = 23
@@ -136,3 +136,56 @@ def test_a_new_key_whose_values_in_older_rows_nobody_tells_is_refused_or_copied(
     # Of one that was there before, all values are in the lake.
     before = shape("id k")
     assert history_of(*now, before=before).complete(staged).schema_changes[0].kind == KEY
+
+
+def copied(staged: Table, **types: str) -> Table:
+    """The table, whose first version was copied; columns of the last version have these types."""
+    first, last = staged.versions
+    numbered = tuple(
+        dataclasses.replace(column, attribute_number=number)
+        for number, column in enumerate(first.columns, start=1)
+    )
+    columns = tuple(
+        dataclasses.replace(each, type_name=types[each.name], lake_type=types[each.name])
+        if each.name in types
+        else each
+        for each in last.columns
+    )
+    versions = (
+        dataclasses.replace(first, columns=numbered),
+        dataclasses.replace(last, columns=columns),
+    )
+    return dataclasses.replace(staged, versions=versions, copy_lsn="0/100")
+
+
+@pytest.mark.parametrize("type_changes", [FAIL, COPY])
+@pytest.mark.parametrize("past", [None, "id a"])
+def test_a_type_that_changed_after_the_copy_is_refused_before_anything_is_sealed(
+    type_changes: str, past: str | None
+) -> None:
+    """Apply could not follow, and the sealed batch would come back with every attempt."""
+    policy = SchemaPolicy(type_changes=type_changes)
+    before = None if past is None else shape(past)
+    now = [attribute(1, "id"), attribute(2, "a")]
+    staged = copied(table("id a", "id a"), a="string")
+    with pytest.raises(SnapshotLost, match="after the table was copied") as refused:
+        history_of(*now, before=before, policy=policy).complete(staged)
+    assert (refused.value.table, refused.value.column) == ("public.t", "a")
+    # What changed before the copy is in it.
+    alike = copied(table("id a", "id a"))
+    assert history_of(*now, before=shape("id"), policy=policy).complete(alike).copy_lsn
+
+
+@pytest.mark.parametrize("older_rows", ["null", COPY])
+def test_of_a_column_added_after_the_copy_the_copied_rows_lack_what_it_was_filled_with(
+    older_rows: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [attribute(1, "id"), attribute(2, "a", filled=True)]
+    history = history_of(*now, policy=SchemaPolicy(older_rows=older_rows))
+    if older_rows == COPY:
+        with pytest.raises(SnapshotLost, match="run the task again"):
+            history.complete(copied(table("id", "id a")))
+        return
+    history.complete(copied(table("id", "id a")))
+    (message,) = warnings(caplog)
+    assert "the added column a" in message
