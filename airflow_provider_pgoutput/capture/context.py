@@ -10,6 +10,7 @@ import functools
 import logging
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.capture.schema.full_keys import FullKeys
 from airflow_provider_pgoutput.capture.schema.history import SchemaHistory
 from airflow_provider_pgoutput.capture.source.attributes import (
     read_attributes,
@@ -108,6 +109,10 @@ class CaptureContext:
             type_name=self.describer.type_name,
             showing=self.describer.showing,
             constant_default=functools.partial(read_constant_default, self.session),
+            full_keys=FullKeys(
+                frozenset(name for name, key in self.keys.configured.items() if key),
+                frozenset((checkpoint.tables if checkpoint else None) or ()),
+            ),
         )
 
     @contextlib.contextmanager

@@ -48,6 +48,28 @@ def test_a_key_that_older_rows_have_and_nobody_tells_is_refused(lake: Lake) -> N
     assert lake.agrees()
 
 
+def test_another_key_under_full_is_refused_or_copied(lake: Lake) -> None:
+    """No version is announced: rows from before it would be taken for one by a key that was none yet."""
+    lake.run(
+        "ALTER TABLE t ALTER b TYPE text USING 'a', REPLICA IDENTITY FULL",
+        "UPDATE t SET b = 'a'",
+        copy_tables=("public.t",),
+    )
+    lake.execute(
+        "UPDATE t SET b = 'ax' WHERE id = 2",
+        "UPDATE t SET b = 'ay' WHERE id = 3",
+        "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (b)",
+    )
+    for _ in range(2):
+        with pytest.raises(TableRefused, match="under REPLICA IDENTITY FULL") as refused:
+            lake.run()
+    assert "copy_tables=['public.t']" in str(refused.value)
+    lake.run(copy_tables=("public.t",))
+    assert lake.agrees()
+    lake.run("UPDATE t SET b = 'az' WHERE id = 2", "DELETE FROM t WHERE id = 3")
+    assert lake.agrees()
+
+
 def test_a_key_is_not_put_into_a_new_column(lake: Lake) -> None:
     """With ``new_column`` older rows would have no key any more."""
     lake.pipeline.plan_options["type_changes"] = "new_column"

@@ -261,10 +261,12 @@ def test_a_lake_of_before_columns_had_numbers_goes_on(
 
 def test_every_change_is_a_row_of_the_history(lake: Lake) -> None:
     lake.run(
-        "ALTER TABLE t ADD c int, REPLICA IDENTITY FULL",
+        "ALTER TABLE t ADD c int",
         "INSERT INTO t VALUES (4, 4, 4, 4)",
         "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (a)",
         "UPDATE t SET b = 0",
+        "ALTER TABLE t REPLICA IDENTITY FULL",
+        "UPDATE t SET b = 2",
     )
     lake.run("UPDATE t SET b = 1")
     rows = lake.table("pgoutput_checkpoint").scan().to_arrow().to_pylist()

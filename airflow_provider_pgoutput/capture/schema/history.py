@@ -16,6 +16,7 @@ from airflow_provider_pgoutput.batch import shape as words
 from airflow_provider_pgoutput.batch.shape import SchemaChange, Shape
 from airflow_provider_pgoutput.batch.widening import widens
 from airflow_provider_pgoutput.capture.schema.attribution import Catalog, attribute
+from airflow_provider_pgoutput.capture.schema.full_keys import FullKeys
 from airflow_provider_pgoutput.capture.schema.policy import COPY, DEFAULT, FAIL, CopyNeeded
 from airflow_provider_pgoutput.capture.schema.rewrites import keeps_values
 from airflow_provider_pgoutput.errors import SnapshotLost, TableRefused
@@ -52,6 +53,7 @@ class SchemaHistory:
     showing: Callable[[str, Column, str | None], Column]
     #: The text of a column's constant default, by OID and number.
     constant_default: Callable[[int, int], str | None]
+    full_keys: FullKeys = field(default_factory=FullKeys)
     _warned: set[tuple[int, str]] = field(default_factory=set)
 
     def complete(self, table: Table) -> Table:
@@ -59,7 +61,8 @@ class SchemaHistory:
 
         :raises CopyNeeded: the policy wants a copy, and the batch holds none of it.
         :raises SnapshotLost: the copy that the batch holds was outdated by a change after it.
-        :raises TableRefused: columns cannot be told apart, and the policy neither copies nor takes one.
+        :raises TableRefused: columns cannot be told apart, and the policy neither copies nor takes one; or
+            see ``FullKeys``.
         """
         before = self.before.get(table.relation_oid)
         versions = self._numbered(table, before)
@@ -73,6 +76,7 @@ class SchemaHistory:
         )
         for change in changes:
             log.info("%s: %s.", table.name, change)
+        self.full_keys.check(completed, before, self.policy)
         past = before
         if table.copy_lsn is not None:
             # The copied rows are of the first version; of what came later they lack as much as any.
@@ -182,10 +186,7 @@ class SchemaHistory:
     ) -> list[SchemaChange]:
         shapes = [*([before] if before else []), *map(Shape.of, versions)]
         live = {e.number for e in self.attributes.get(relation_oid, ()) if not e.is_dropped}
-        found = []
-        for one, two in itertools.pairwise(shapes):
-            found += _differences(one, two, frozenset(live))
-        return found
+        return [each for pair in itertools.pairwise(shapes) for each in _differences(*pair, live)]
 
     def _older_rows(
         self, table: Table, changes: Sequence[SchemaChange], *, may_copy: bool
@@ -352,7 +353,7 @@ def _state(columns: Sequence[words.KnownColumn]) -> dict[int, tuple[str, str]] |
     return {each.number: (each.name, each.type_name) for each in columns if each.number is not None}
 
 
-def _differences(one: Shape, two: Shape, live: frozenset[int]) -> list[SchemaChange]:
+def _differences(one: Shape, two: Shape, live: set[int]) -> list[SchemaChange]:
     """What lies between two shapes that follow each other."""
     by_name = {each.name: each for each in one.columns}
     by_number = {each.number: each for each in one.columns if each.number is not None}

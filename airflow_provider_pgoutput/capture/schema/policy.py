@@ -25,7 +25,7 @@ class SchemaPolicy:
     :raises ConfigurationError: a word is unknown.
     """
 
-    #: ``null`` (and a warning), ``default`` or ``copy``.
+    #: ``null`` (and a warning), ``default`` or ``copy``, which also copies for a key of ``full_keys.py``.
     older_rows: str = NULL
     #: ``copy``, or ``fail``: left to apply, which refuses or makes a new column.
     type_changes: str = FAIL

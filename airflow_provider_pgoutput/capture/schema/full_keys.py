@@ -1,0 +1,98 @@
+"""Keys that changed under REPLICA IDENTITY FULL, where the stream does not tell since when.
+
+With FULL every column is part of the identity, so another primary key announces no other version: all
+rows of a batch get the key of now. Rows that were equal by it while it was no key yet would be taken for
+one, and rows of the lake be deleted that the source has. What is not here: the keys (``source/keys.py``).
+
+Source: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.batch.shape import Shape
+from airflow_provider_pgoutput.capture.schema.policy import COPY, CopyNeeded
+from airflow_provider_pgoutput.errors import TableRefused
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.batch.manifest import Table
+    from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
+
+log = logging.getLogger(__name__)
+
+_FULL = "f"
+
+
+@dataclass(frozen=True)
+class FullKeys:
+    """What tells whether rows under FULL may be applied by the key of now."""
+
+    #: ``schema.table`` of those whose key the user vouches for, also for earlier rows.
+    configured: frozenset[str] = frozenset()
+    #: OIDs of the tables that the lake has rows of.
+    held: frozenset[int] = frozenset()
+
+    def check(self, table: Table, before: Shape | None, policy: SchemaPolicy) -> None:
+        """Let a table pass whose rows under FULL were all written under one key, as far as is known.
+
+        :param table: its columns have their numbers.
+        :param before: the table at the end of the last batch.
+        :raises CopyNeeded: the policy wants a copy, and the batch holds none of it.
+        :raises TableRefused: the key is another one, and the policy does not copy.
+        """
+        if table.name in self.configured:
+            return
+        # A copy was read by the key of its moment, whatever the lake had before.
+        copied = table.copy_lsn is not None
+        last = None if copied else before
+        for version in table.versions:
+            is_full = version.replica_identity == _FULL
+            if is_full and not version.key_columns:
+                # Whole rows are compared. It may only be that the key had another name then.
+                continue
+            shape = Shape.of(version)
+            if is_full and last is None:
+                self._warn_of_unknown_key(table)
+            elif is_full and last is not None and not _same_key(last, shape):
+                if policy.older_rows == COPY and before is not None and not copied:
+                    raise CopyNeeded(table.relation_oid)
+                _refuse(table, last, shape)
+            last = shape
+
+    def _warn_of_unknown_key(self, table: Table) -> None:
+        if table.copy_lsn is not None or table.relation_oid not in self.held:
+            return
+        log.warning(
+            "%s: no earlier batch says which primary key it had. If that changed since the last batch,"
+            " rows may be lost, as the table has REPLICA IDENTITY FULL; then copy it with"
+            " copy_tables=[%r].",
+            table.name,
+            table.name,
+        )
+
+
+def _same_key(one: Shape, two: Shape) -> bool:
+    """Whether the keys are of the same columns, whatever these are called, in any order."""
+    first, second = _numbers(one), _numbers(two)
+    if None in first or None in second:
+        return set(one.key) == set(two.key)
+    return first == second
+
+
+def _numbers(shape: Shape) -> set[int | None]:
+    numbers = {each.name: each.number for each in shape.columns}
+    return {numbers.get(name) for name in shape.key}
+
+
+def _refuse(table: Table, before: Shape, now: Shape) -> None:
+    one, two = (", ".join(each.key) or "none" for each in (before, now))
+    raise TableRefused(
+        f"The key changed from ({one}) to ({two}) under REPLICA IDENTITY FULL, and the stream does not tell"
+        " which rows of this batch came before that; by the new key some of them would be lost.",
+        table=table.name,
+        advice=f"copy the table again (copy_tables=[{table.name!r}]); older_rows='copy' in the stage task"
+        " does so by itself from now on.",
+    )
