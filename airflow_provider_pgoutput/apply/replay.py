@@ -251,12 +251,18 @@ def _refuse_other_columns(
 
     Rows of before the change would lack what the change gave them then.
     """
-    shapes = {
-        tuple((column.name, column.lake_type) for column in version.columns)
+    versions = [
+        version.columns
         for step in steps
         for each in step.targets
         if each.name == target.name
         for version in each.source.versions
+    ]
+    # Numbers tell a column from one that was dropped before it; batches of version 0.1 lack them.
+    numbered = all(column.attribute_number for columns in versions for column in columns)
+    shapes = {
+        tuple((each.name, each.lake_type, numbered and each.attribute_number) for each in columns)
+        for columns in versions
     }
     other = table is not None and snapshot_id is not None and table.has_other_columns(snapshot_id)
     if len(shapes) > 1 or other:
