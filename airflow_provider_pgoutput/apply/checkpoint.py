@@ -89,8 +89,8 @@ def read(spark: SparkSession, plan: Plan, manifest: Manifest) -> Progress:
 
 def snapshots_at(
     spark: SparkSession, plan: Plan, manifest: Manifest, lsn: Lsn
-) -> dict[str, tuple[int, ...]]:
-    """By target: the snapshots that held what had committed before ``lsn``, the latest made first.
+) -> dict[str, tuple[Lsn, tuple[int, ...]]]:
+    """By target: where the newest batch by ``lsn`` ended, and the snapshots that it left, the latest first.
 
     A table that no batch had changed by then is not among them. Two drivers, or a replay, leave several.
     """
@@ -107,11 +107,12 @@ def snapshots_at(
         .collect()
     )
     ends: dict[str, str] = {}
-    found: dict[str, tuple[int, ...]] = {}
+    found: dict[str, tuple[Lsn, tuple[int, ...]]] = {}
     for row in rows:
         target = row["target"]
         if ends.setdefault(target, row["end_lsn"]) == row["end_lsn"]:
-            found[target] = (*found.get(target, ()), row["snapshot_id"])
+            _, before = found.get(target, (None, ()))
+            found[target] = (Lsn(int(row["end_lsn"], 16)), (*before, row["snapshot_id"]))
     return found
 
 
@@ -198,16 +199,20 @@ def _row(
         "dag_id": plan.dag_id,
         "run_id": plan.run_id,
         "manifest_uri": plan.manifest_uri,
-        "columns": _columns(applied.table) if applied else None,
+        "columns": _columns(plan, applied.table) if applied else None,
         "schema_changes": _schema_changes(applied.table) if applied else None,
         "last_commit_time": manifest.last_commit_time,
     }
     return tuple(values[column] for column, _ in CHECKPOINT)
 
 
-def _columns(table: Table) -> str | None:
-    """The columns at the end of the batch, when the checkpoint does not have them yet."""
-    return Shape.of(table.versions[-1]).to_json() if table.records_columns else None
+def _columns(plan: Plan, table: Table) -> str | None:
+    """The columns at the end of the batch, when the checkpoint does not have them yet.
+
+    What a batch knows of that is about the namespace that it was staged for, not one that it is replayed to.
+    """
+    wanted = table.records_columns or plan.replay is not None
+    return Shape.of(table.versions[-1]).to_json() if wanted else None
 
 
 def _schema_changes(table: Table) -> str | None:

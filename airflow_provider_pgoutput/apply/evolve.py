@@ -173,8 +173,9 @@ def _evolve_once(
 def _rename(spark: SparkSession, transaction: Any, table: IcebergTable, layout: Layout) -> bool:
     """Rename and drop fields; whether there were any."""
     change, changed = transaction.updateSchema().caseSensitive(True), False
-    if layout.dropped:
-        # They are set again with all other changes.
+    if layout.dropped or layout.renamed:
+        # Renaming moves them by name, one after the other, so a name that passes from one column to another
+        # would take its mark along. They are set again with all other changes.
         change = change.setIdentifierFields(_java_list(spark, []))
     for found in table.java.schema().columns():
         field_id, name = int(found.fieldId()), str(found.name())

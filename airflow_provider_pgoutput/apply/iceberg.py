@@ -21,7 +21,7 @@ from airflow_provider_pgoutput.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -139,9 +139,39 @@ class IcebergTable:
                 return self._marker_property(slot_name)
         return None
 
-    def has_snapshot(self, snapshot_id: int) -> bool:
-        """Whether a snapshot is still there, in the history of main or beside it."""
-        return self.java.snapshot(snapshot_id) is not None
+    def snapshot_of(self, batch_id: str) -> int | None:
+        """The newest snapshot in main's history that a batch left; None when none is there any more."""
+        for snapshot in self._history():
+            if snapshot.summary().get(words.SUMMARY_BATCH_ID) == batch_id:
+                return int(snapshot.snapshotId())
+        return None
+
+    def written_from(self, slot_name: str) -> Lsn | None:
+        """Where the first batch of a slot in main's history starts; None: older ones expired."""
+        found = None
+        for snapshot in self._history():
+            summary = snapshot.summary()
+            if summary.get(words.SUMMARY_SLOT) == slot_name and summary.get(
+                words.SUMMARY_START_LSN
+            ):
+                found = Lsn.parse(summary.get(words.SUMMARY_START_LSN))
+            if snapshot.parentId() is None:
+                return found
+        return None
+
+    def _history(self) -> Iterator[Any]:
+        """Main's snapshots that are left, the newest first."""
+        snapshot = self.java.currentSnapshot()
+        while snapshot is not None:
+            yield snapshot
+            parent_id = snapshot.parentId()
+            snapshot = None if parent_id is None else self.java.snapshot(parent_id)
+
+    def end_of(self, snapshot_id: int) -> Lsn | None:
+        """Where the batch ends that left a snapshot; None: it is gone, or somebody else's."""
+        snapshot = self.java.snapshot(snapshot_id)
+        text = None if snapshot is None else snapshot.summary().get(words.SUMMARY_END_LSN)
+        return Lsn.parse(text) if text else None
 
     def has_other_columns(self, snapshot_id: int) -> bool:
         """Whether the columns are others now than when a snapshot was written."""

@@ -59,7 +59,7 @@ def apply(
             _refuse_moved_in_load(preparation, segment)
             rows = resolve(folded, preparation.writer().rows(), segment, missing)
         extra = log.of_folded()
-        if preparation.layout.foreign and facts.live and not preparation.empty:
+        if preparation.layout.foreign and (facts.live or soft_delete) and not preparation.empty:
             rows, kept = keep_foreign(
                 rows, preparation.writer().rows_as_they_are(), segment, preparation.layout.foreign
             )

@@ -85,7 +85,7 @@ def apply_batch(spark: SparkSession, plan: Plan) -> ApplyResult:
     append_messages(spark, batch)
 
     reach("apply.before_checkpoint")
-    applied = applied_tables(spark, found, skipped, result.published)
+    applied = applied_tables(spark, manifest.batch_id, found, skipped, result.published)
     checkpoint.record(spark, plan, manifest, applied)
     reach("apply.after_checkpoint")
     seconds = time.monotonic() - began
@@ -139,6 +139,7 @@ def _prepare_all(
 
 def applied_tables(
     spark: SparkSession,
+    batch_id: str,
     found: list[Target],
     skipped: list[Target],
     published: dict[str, int],
@@ -148,7 +149,7 @@ def applied_tables(
     for target in skipped:
         table = IcebergTable.load(spark, target.name)
         if table is not None and table.head is not None:
-            heads[target.name.target] = table.head
+            heads[target.name.target] = table.snapshot_of(batch_id) or table.head
     return [
         checkpoint.Applied(target.source, target.name.target, heads[target.name.target])
         for target in found

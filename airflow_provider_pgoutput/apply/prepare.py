@@ -146,8 +146,10 @@ class TablePreparation:
         reach("apply.after_branch")
         self._table = table
         writer = BranchWriter(self.spark, table, branch, self.columns)
+        # The rows of a copy have all their values, and replace those that would be filled in.
+        replaced = self.start.copies and not self.target.is_log
         for column in self.columns:
-            if column.name in self._filled:
+            if column.name in self._filled and not replaced:
                 writer.fill(column.name, versions.missing_value(column))
         return writer
 

@@ -34,9 +34,16 @@ from airflow_provider_pgoutput.apply.target import (
 )
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.errors import BatchGap, BatchRefused, TableRefused
+from airflow_provider_pgoutput.errors import (
+    BatchGap,
+    BatchRefused,
+    PublishRefused,
+    TableRefused,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import SparkSession
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
@@ -86,7 +93,7 @@ def replay(spark: SparkSession, plan: Plan) -> ReplayResult:
         copied = _go_back(spark, plan, steps, progress)
     else:
         copied = frozenset()
-        _refuse_headless(spark, steps, progress)
+        _refuse_headless(spark, plan.replay, steps, progress)
     result = ReplayResult(str(first.start_lsn), str(last.end_lsn), len(steps))
     for number, step in enumerate(steps, 1):
         manifest = step.batch.manifest
@@ -173,15 +180,26 @@ def _firsts(steps: list[Step]) -> dict[str, tuple[Target, Manifest]]:
     return found
 
 
-def _refuse_headless(spark: SparkSession, steps: list[Step], progress: checkpoint.Progress) -> None:
-    """Refuse tables that would begin in the middle; a change log may."""
+def _refuse_headless(
+    spark: SparkSession, wanted: Replay, steps: list[Step], progress: checkpoint.Progress
+) -> None:
+    """Refuse what would leave a hole: tables that begin in the middle, and batches past those that are there.
+
+    A change log may begin anywhere, and goes on without a hole.
+    """
     begins = steps[0].batch.manifest.start_lsn
+    if not wanted.source_tables:
+        # The checkpoint is about the namespace as a whole, tables without a change in these batches too.
+        checkpoint.refuse_gap(steps[0].batch.manifest, progress)
     has_all = progress.end_lsn is not None and progress.end_lsn >= begins
     for name, (target, manifest) in _firsts(steps).items():
         table = IcebergTable.load(spark, target.name)
         marker = table.marker(manifest.slot_name) if table else None
         reaches = marker is not None and (has_all or marker.end_lsn >= begins)
-        if not (target.is_log or target.source.copy_lsn or reaches):
+        if target.is_log and table is not None and marker is not None:
+            _refuse_older_changes(table, target, manifest)
+        begins_whole = target.source.copy_lsn or (target.is_log and marker is None)
+        if not (begins_whole or reaches):
             raise BatchGap(
                 f"The batches from {begins} on hold changes of the table and no copy of it, and the target"
                 f" {'ends at ' + str(marker.end_lsn) if marker else 'holds nothing'}.",
@@ -191,6 +209,23 @@ def _refuse_headless(spark: SparkSession, steps: list[Step], progress: checkpoin
                 advice=f"begin at an earlier LSN, with the batch that copied the table, or write {name} as"
                 " a change log.",
             )
+
+
+def _refuse_older_changes(table: IcebergTable, target: Target, first: Manifest) -> None:
+    """Refuse batches of before a change log began: it would take none of them, and nobody would notice.
+
+    :param first: the first of the batches with a change of the table.
+    """
+    since = table.written_from(first.slot_name)
+    if since is None or since > first.start_lsn:
+        raise TableRefused(
+            f"The change log begins at {since or 'a position that is not known any more'}, and changes"
+            " are only added at its end.",
+            table=target.name.target,
+            slot=first.slot_name,
+            lsn=first.start_lsn,
+            advice="replay into another namespace, or begin where the change log ends.",
+        )
 
 
 def _go_back(
@@ -215,18 +250,19 @@ def _go_back(
     copied: set[str] = set()
     ways: list[tuple[IcebergTable, int]] = []
     for name, (target, manifest) in _firsts(steps).items():
+        _refuse_other_target(target, progress)
         table = IcebergTable.load(spark, target.name)
         snapshot_id = None
         if table is not None:
-            left = [each for each in known.get(name, ()) if table.has_snapshot(each)]
+            end_lsn, snapshots = known.get(name, (None, ()))
+            left = [each for each in snapshots if table.end_of(each) == end_lsn]
             snapshot_id = left[0] if left else None
-        if table is not None:
             # Foreign tables are refused here; how far it is does not matter.
             start(spark, target, manifest, checkpoint.Progress(from_lsn))
         _refuse_other_columns(steps, target, table, snapshot_id)
         if table is not None and snapshot_id is not None:
             ways.append((table, snapshot_id))
-        elif target.source.copy_lsn:
+        elif target.source.copy_lsn and not target.is_log:
             copied.add(name)
         else:
             raise TableRefused(
@@ -234,14 +270,30 @@ def _go_back(
                 slot=manifest.slot_name,
                 table=name,
                 lsn=from_lsn,
-                advice="begin where the table was copied, or copy it again (copy_tables).",
+                advice="begin where the table was copied, or copy it again (copy_tables); a change log cannot"
+                " begin anew in place: replay it into another namespace.",
             )
+    if untouched := sorted(set(progress.tables) - set(_firsts(steps))):
+        logger.info(
+            "No batch has a change of these, so they stay as they are: %s.", ", ".join(untouched)
+        )
     for table, snapshot_id in ways:
         if table.head != snapshot_id:
             logger.info("%s goes back to snapshot %d.", table.name.target, snapshot_id)
             table.go_back(snapshot_id)
         reach("replay.after_rollback")
     return frozenset(copied)
+
+
+def _refuse_other_target(target: Target, progress: checkpoint.Progress) -> None:
+    """Refuse to make a second table of one that the pipeline writes under another name."""
+    earlier = progress.target_of.get(target.source.relation_oid)
+    if earlier is not None and earlier != target.name.target:
+        raise TableRefused(
+            f"The pipeline writes the table to {earlier}.",
+            table=target.source.name,
+            advice="give table_options as the pipeline has them.",
+        )
 
 
 def _refuse_other_columns(
@@ -285,12 +337,34 @@ def _apply(
     todo = [each for each in step.targets if not starts[each.name.target].done]
     skipped = [each for each in step.targets if starts[each.name.target].done]
     published = write_tables(spark, batch, todo, starts, progress)
+    if in_place:
+        _demand_published(spark, step, published)
     append_rejected(spark, batch)
     append_messages(spark, batch)
-    applied = applied_tables(spark, list(step.targets), skipped, published)
+    applied = applied_tables(spark, manifest.batch_id, list(step.targets), skipped, published)
     whole = not in_place and plan.replay is not None and not plan.replay.source_tables
     checkpoint.record(spark, plan, manifest, applied, whole=whole)
     return published
+
+
+def _demand_published(spark: SparkSession, step: Step, published: Mapping[str, int]) -> None:
+    """Demand that the tables are at this batch now, and not where they were before the replay.
+
+    :raises PublishRefused: somebody else committed meanwhile, and the table was taken for done.
+    """
+    manifest = step.batch.manifest
+    for target in step.targets:
+        table = IcebergTable.load(spark, target.name)
+        marker = table.marker(manifest.slot_name) if table else None
+        if target.name.target in published and (
+            marker is None or marker.batch_id != manifest.batch_id
+        ):
+            raise PublishRefused(
+                "Somebody else wrote to the table while it was replayed.",
+                table=target.name.target,
+                slot=manifest.slot_name,
+                advice="keep other writers away from it, and run the replay again.",
+            )
 
 
 def _start(

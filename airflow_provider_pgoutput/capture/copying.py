@@ -24,6 +24,7 @@ from airflow_provider_pgoutput.capture.copying_elsewhere import (
 from airflow_provider_pgoutput.capture.progress import CopyProgress
 from airflow_provider_pgoutput.capture.source.copy import CopiedRows, CopyOrder, copy_tables
 from airflow_provider_pgoutput.capture.source.copy_plan import (
+    read_numbers,
     read_places,
     read_plan,
     read_states,
@@ -253,10 +254,15 @@ class _Round:
         table, context = order.table, self._context
         oid = table.relation_oid
         state = plan.states[oid]
-        if read_places(context.session, [table])[oid] != state.place:
+        numbers = {each.name: each.attribute_number for each in table.columns}
+        if (
+            read_places(context.session, [table])[oid] != state.place
+            # The server finds columns by the names that they have when it begins to read.
+            or read_numbers(context.session, [table])[oid] != numbers
+        ):
             log.warning(
-                "Table %s was rewritten, truncated or given other partitions since %s: it is copied again at"
-                " a new point.",
+                "Table %s was rewritten, truncated, given other partitions or other columns since %s: it is"
+                " copied again at a new point.",
                 table.name,
                 self._snapshot.consistent_point,
             )

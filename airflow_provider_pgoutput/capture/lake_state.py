@@ -42,6 +42,18 @@ class Recorded:
     #: When the batch's last transaction committed at the source, in UTC; None: it had none, or it was applied
     #: by a version that did not record it.
     last_commit_time: datetime | None = None
+    #: Counts of row changes and copied rows; None: not recorded.
+    inserts: int | None = None
+    updates: int | None = None
+    deletes: int | None = None
+    truncates: int | None = None
+    copied: int | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the batch is known to have changed no row."""
+        counts = (self.inserts, self.updates, self.deletes, self.truncates, self.copied)
+        return all(count == 0 for count in counts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ class Around(NamedTuple):
 
     #: The newest batch of which no transaction committed later; None: all that are recorded have later ones.
     before: Recorded | None
-    #: The batch that reaches past the time; None: the lake is not that far.
+    #: The batch that reaches past the time, or may; None: the lake is not that far.
     after: Recorded | None
 
 
@@ -28,14 +28,22 @@ def batches_around(recorded: Iterable[Recorded], time: datetime) -> Around:
 
     Commit times follow the order of the positions but for the small steps back that clocks and
     concurrent commits make; so what lies before the first batch that reaches past the time is before it.
+    Of copies, and of batches of earlier versions, no time is known: they are before a time when a later
+    batch is.
 
     :param recorded: rows of the checkpoint table; those of single tables are passed over.
     :param time: with a time zone.
     """
-    before = None
+    before = unsure = None
     whole = (each for each in recorded if each.table_name is None)
     for each in sorted(whole, key=lambda each: each.end_lsn):
-        if each.last_commit_time is not None and each.last_commit_time > time:
-            return Around(before, each)
-        before = each
-    return Around(before, None)
+        if each.last_commit_time is None:
+            if not each.is_empty:
+                unsure = unsure or each
+            elif unsure is None:
+                before = each
+        elif each.last_commit_time > time:
+            return Around(before, unsure or each)
+        else:
+            before, unsure = each, None
+    return Around(before, unsure)

@@ -97,7 +97,9 @@ def _stage_once(request: CaptureRequest) -> tuple[Manifest, str]:
         try:
             confirmed = None if slot is None else check_slot(slot, server, two_phase=two_phase)
         except SlotLost:
-            if request.on_slot_lost != COPY or request.checkpoint is None:
+            if request.on_slot_lost != COPY or (
+                request.checkpoint is None and request.initial_copy == NEVER
+            ):
                 raise
             confirmed = None
         if slot is not None:
@@ -110,7 +112,10 @@ def _stage_once(request: CaptureRequest) -> tuple[Manifest, str]:
         context.take_marks()
         if request.checkpoint is not None:
             return capture.next_batch(request.checkpoint, slot, confirmed)
-        if slot is None:
+        if slot is not None and confirmed is None:
+            # Lost before anything of it was applied.
+            drop_slot(session, slot)
+        if slot is None or confirmed is None:
             return capture.first_batch()
         return capture.first_batch_of_existing_slot(slot)
 
@@ -242,9 +247,15 @@ class _Capture:
         request, context, start = self._request, self._context, checkpoint.end_lsn
         # Sealed by an attempt that died, or before the slot was lost; what it lacks is the next run's.
         found = self._find_sealed(start, past=start)
-        if found and holds_copies(found[0], request.copy_tables):
+        if (
+            found
+            and holds_copies(found[0], request.copy_tables)
+            and not self._waits_for_copy(found[0], checkpoint)
+        ):
             return found
         tables, two_phase = context.published(), context.options.two_phase
+        # All are copied; this refuses those that were dropped and made again.
+        tables_to_copy(tables, checkpoint, request)
         self._check_may_copy(tables)
         check_failover(context.server, failover=request.failover)
         log.warning(

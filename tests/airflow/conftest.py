@@ -126,6 +126,7 @@ class TestLake:
         batch_id: str = "b" * 64,
         tables: Mapping[str, int] | None = None,
         last_commit_time: datetime | None = None,
+        copied: int = 0,
     ) -> None:
         """Write the rows that an apply leaves: one for the batch, one for each table, by name and OID."""
         import pyarrow as pa
@@ -151,6 +152,7 @@ class TestLake:
             "start_lsn": Lsn(0).sortable,
             "end_lsn": Lsn.parse(end_lsn).sortable,
             "last_commit_time": last_commit_time,
+            **dict.fromkeys(("inserts", "updates", "deletes", "truncates", "copied"), copied),
         }
         rows = [row]
         for table_name, relation_oid in (tables or {}).items():

@@ -158,6 +158,12 @@ def test_the_batches_around_a_time(lake: TestLake, capsys: pytest.CaptureFixture
     assert ends("2026-01-31T13:20:00+01:00") == [("before", "0/30"), ("reaches past", "0/40")]
     assert ends("2026-01-30T00:00:00Z") == [("reaches past", "0/10")]
     assert ends("2026-02-01") == [("before", "0/40")]
+    # Nobody knows when that was copied, until a batch with a time follows.
+    lake.record("past", "0/50", copied=3)
+    assert ends("2026-02-01") == [("before", "0/40"), ("reaches past", "0/50")]
+    lake.record("past", "0/60", last_commit_time=noon(50))
+    assert ends("2026-01-31T12:45:00") == [("before", "0/40"), ("reaches past", "0/50")]
+    assert ends("2026-02-01") == [("before", "0/60")]
     assert run(capsys, "lsn-at", "noon", *at)[0] == 2
     assert run(capsys, "lsn-at", "2026-02-01", "--slot-name", "x", "--namespace", "shop")[0] == 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,7 +10,12 @@ import pytest
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.request import COPY, SQL, WALSENDER
 from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
-from airflow_provider_pgoutput.errors import SlotAheadOfCheckpoint, SlotLost, SlotNotFound
+from airflow_provider_pgoutput.errors import (
+    SlotAheadOfCheckpoint,
+    SlotLost,
+    SlotNotFound,
+    TableRefused,
+)
 from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:
@@ -134,6 +140,38 @@ def test_a_batch_that_was_sealed_before_the_loss_comes_first(
     assert stage(source, lake).batch_id == sealed.batch_id
     assert source.confirmed() is None
     assert_all_is_copied(source, stage(source, checkpoint_of(sealed)), checkpoint_of(sealed))
+
+
+def test_a_slot_lost_before_anything_was_applied(source: Source) -> None:
+    """There is no checkpoint yet; the first run simply begins anew."""
+    source.execute("CREATE PUBLICATION loss FOR TABLE t", "INSERT INTO t VALUES (1, 'x')")
+    source.stage(publication_names=("loss",))
+    source.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '16MB'", "SELECT pg_reload_conf()")
+    try:
+        for _segment in range(8):
+            source.execute(
+                "SELECT pg_logical_emit_message(false, 'loss', 'x')", "SELECT pg_switch_wal()"
+            )
+        source.execute("CHECKPOINT")
+        with pytest.raises(SlotLost):
+            source.stage(publication_names=("loss",))
+        again = source.stage(publication_names=("loss",), on_slot_lost=COPY)
+    finally:
+        source.execute("ALTER SYSTEM RESET max_slot_wal_keep_size", "SELECT pg_reload_conf()")
+    assert [row["a"] for row in source.copied(again, "public.t")] == [1]
+    assert source.confirmed() == str(again.end_lsn)
+
+
+def test_a_table_made_again_is_not_replaced_unasked(source: Source, lake: Checkpoint) -> None:
+    source.execute("DROP TABLE two", "CREATE TABLE two (a int PRIMARY KEY)")
+    source.execute("ALTER PUBLICATION loss ADD TABLE two")
+    drop(source)
+    known = {1: "public.two"}
+    with pytest.raises(TableRefused):
+        stage(source, dataclasses.replace(lake, tables=known))
+    assert source.confirmed() is None
+    batch = stage(source, dataclasses.replace(lake, tables=known), on_recreated_table=COPY)
+    assert {each.name for each in batch.tables} == {"public.one", "public.two"}
 
 
 def test_with_two_phase_the_slot_is_made_for_it(source: Source, lake: Checkpoint) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
+from airflow_provider_pgoutput.capture import copying
 from airflow_provider_pgoutput.capture.context import CaptureContext
 from airflow_provider_pgoutput.capture.source import copy_plan
 from airflow_provider_pgoutput.capture.source import session as sessions
@@ -196,3 +197,25 @@ def test_comparing_a_table_waits_for_no_lock(source: Source) -> None:
         assert set(copy_plan.read_states(session, ("p", "q"), tables)) == {
             each.relation_oid for each in tables
         }
+
+
+def test_columns_that_took_other_names_while_a_table_was_read_are_read_again(
+    source: Source, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is rewritten for that, and the server takes names for those of now, whatever the snapshot."""
+    source.execute("INSERT INTO t VALUES (1, 'old')")
+    real, changed = copying.read_plan, []
+
+    def after_a_migration(*given: Any) -> Any:
+        plan = real(*given)
+        if not changed:
+            changed.append(True)
+            source.execute(
+                "ALTER TABLE t RENAME b TO c", "ALTER TABLE t ADD COLUMN b text DEFAULT 'new'"
+            )
+        return plan
+
+    monkeypatch.setattr(copying, "read_plan", after_a_migration)
+    manifest = source.stage()
+    assert "other columns" in caplog.text
+    assert source.copied(manifest, "public.t") == [{"a": 1, "c": "old", "b": "new"}]

@@ -52,6 +52,14 @@ def test_a_renamed_column_keeps_its_field(lake: Lake) -> None:
     assert lake.fields()["c"] == fields["a"]
     assert lake.agrees()
     assert lake.table().schema().identifier_field_names() == {"key"}
+    # The key takes the name that another column leaves.
+    lake.run(
+        "ALTER TABLE t RENAME c TO was_c",
+        "ALTER TABLE t RENAME key TO c",
+        "UPDATE t SET was_c = 52 WHERE c = 5",
+    )
+    assert lake.agrees()
+    assert lake.table().schema().identifier_field_names() == {"c"}
 
 
 def test_names_are_the_columns_own_whatever_is_in_them(lake: Lake) -> None:

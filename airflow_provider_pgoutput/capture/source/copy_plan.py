@@ -180,13 +180,7 @@ def read_states(
     """The state of tables as the session's snapshot sees it, by OID; waits for no lock of a table."""
     marks = read_marks(session, publication_names, tables)
     places = read_places(session, tables)
-    published = {each.relation_oid: {column.name for column in each.columns} for each in tables}
-    numbers: dict[int, dict[str, int]] = {oid: {} for oid in published}
-    with translated():
-        rows = session.execute(_NUMBER_QUERY, (list(published),)).fetchall()
-    for oid, name, number in rows:
-        if name in published[oid]:
-            numbers[oid][name] = number
+    numbers = read_numbers(session, tables)
     return {
         each.relation_oid: TableState(
             places[each.relation_oid],
@@ -196,6 +190,18 @@ def read_states(
         )
         for each in marks.tables
     }
+
+
+def read_numbers(session: Session, tables: Sequence[PublishedTable]) -> dict[int, dict[str, int]]:
+    """The ``attnum`` of the columns that have the names of those published, by OID; waits for no lock."""
+    published = {each.relation_oid: {column.name for column in each.columns} for each in tables}
+    numbers: dict[int, dict[str, int]] = {oid: {} for oid in published}
+    with translated():
+        rows = session.execute(_NUMBER_QUERY, (list(published),)).fetchall()
+    for oid, name, number in rows:
+        if name in published[oid]:
+            numbers[oid][name] = number
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -38,16 +39,17 @@ def test_a_slow_reader_survives_a_short_wal_sender_timeout(source: Source) -> No
     )
     conninfo = f"{source.conninfo}?options=-c%20wal_sender_timeout%3D1s"
     stream = WalsenderStream(source.read(start, flush_lsn(source), conninfo=conninfo))
-    messages = 0
+    kinds: Counter[str] = Counter()
     try:
         for number, chunk in enumerate(stream.chunks()):
-            messages += len(chunk.offsets) - 1
+            kinds.update(map(chr, chunk.data[chunk.offsets[:-1]].tolist()))
             # Slow to the last chunk: the reader then waits for us after the stream has ended.
             time.sleep(4 if number == 0 else 0.6)
     finally:
         stream.close()
-    # Six times a begin and a commit; one relation.
-    assert messages == 30_000 + 12 + 1
+    # The relation comes again when the server's catalog cache was cleared, as by ANALYZE.
+    assert kinds.pop("R") >= 1
+    assert kinds == {"I": 30_000, "B": 6, "C": 6}
     assert source.confirmed() == str(start)
 
 

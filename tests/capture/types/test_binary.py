@@ -320,7 +320,10 @@ def _table(*columns: tuple[str, int]) -> PublishedTable:
         table_name="orders",
         kind="r",
         replica_identity="d",
-        columns=tuple(PublishedColumn(name, oid, -1, None, False) for name, oid in columns),
+        columns=tuple(
+            PublishedColumn(name, oid, -1, None, False, number)
+            for number, (name, oid) in enumerate(columns, 1)
+        ),
         key_columns=("id",),
         row_filters=(),
     )

@@ -117,7 +117,10 @@ def test_what_is_no_choice_is_refused_before_anything_is_opened(
 
 
 def published(*columns: tuple[str, int]) -> PublishedTable:
-    described = tuple(PublishedColumn(name, oid, -1, None, False) for name, oid in columns)
+    described = tuple(
+        PublishedColumn(name, oid, -1, None, False, number)
+        for number, (name, oid) in enumerate(columns, 1)
+    )
     return PublishedTable(1, "public", "t", "r", "d", described, (), ())
 
 
