@@ -45,6 +45,7 @@ def get_provider_info() -> dict[str, Any]:
                     f"{_PACKAGE}.operators.apply",
                     f"{_PACKAGE}.operators.advance",
                     f"{_PACKAGE}.operators.prune",
+                    f"{_PACKAGE}.operators.replay",
                 ],
             }
         ],
