@@ -59,7 +59,7 @@ class CaptureContext:
         self.publication_names = tuple(request.publication_names)
         self.options = request.options.for_server(server, self.publication_names)
         self.keys = Keys(request.key_columns)
-        self.describer = Describer(session, self.keys, request.types)
+        self.describer = Describer(session, self.keys, request.types, request.policy)
         #: By what each table was published when the run began; see ``take_marks``.
         self.marks: PublishedSet | None = None
 

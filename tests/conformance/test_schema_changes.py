@@ -13,7 +13,7 @@ import pytest
 
 from airflow_provider_pgoutput.batch.checkpoint import LATER_COLUMNS
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
-from airflow_provider_pgoutput.errors import TableRefused
+from airflow_provider_pgoutput.errors import TableRefused, ValueRefused
 from tests.conformance.compare import quoted
 from tests.conformance.one_table import as_before
 from tests.conformance.pipeline import CATALOG
@@ -265,6 +265,24 @@ def test_a_lake_of_before_columns_had_numbers_goes_on(
     assert "copy_tables" in warning
     lake.run("UPDATE t SET b = 0 WHERE id = 1", copy_tables=("public.t",))
     assert lake.agrees()
+
+
+def test_an_infinite_default_of_an_added_column_is_null_or_refused(
+    lake: Lake, caplog: pytest.LogCaptureFixture
+) -> None:
+    lake.execute(
+        "ALTER TABLE t ADD c timestamptz DEFAULT 'infinity', ADD d date DEFAULT '0044-03-15 BC'",
+        "INSERT INTO t VALUES (4, 40, 400, '2024-01-01', '2024-01-01')",
+    )
+    with pytest.raises(ValueRefused, match="older rows show"):
+        lake.run(value_policy={"default": "fail"})
+    lake.run()
+    assert lake.agrees("id", "a", "b")
+    assert [row[1:] == (None, None) for row in lake.rows("id", "c", "d")] == [True] * 3 + [False]
+    said = [each for each in caplog.messages if "older rows show" in each]
+    assert len(said) == len(set(said)) == 2
+    lake.run(copy_tables=("public.t",))
+    assert lake.agrees("id", "a", "b")
 
 
 def test_every_change_is_a_row_of_the_history(lake: Lake) -> None:

@@ -38,15 +38,23 @@ class Describer:
 
     :param session: a session that no read of the stream uses.
     :param type_options: what the owner of the pipeline chose about types.
+    :param policy: what becomes of values that older rows show and no lake type holds.
     """
 
     def __init__(
-        self, session: Session, keys: Keys, type_options: TypeOptions | None = None
+        self,
+        session: Session,
+        keys: Keys,
+        type_options: TypeOptions | None = None,
+        policy: ValuePolicy | None = None,
     ) -> None:
         self._session = session
         self._keys = keys
         self._type_options = type_options or TypeOptions()
+        self._policy = policy
         self._types: dict[int, TypeInfo] | None = None
+        #: What older rows show, so that a value that is left out is warned of once.
+        self._shown: dict[tuple[str, Column, bool], str | None] = {}
 
     def __call__(self, relation: Relation) -> TableVersion:
         """Describe a relation as the stream announced it."""
@@ -85,7 +93,7 @@ class Describer:
         """
         shown = dataclasses.replace(column, missing_value=text)
         types = self._types_with([column.type_oid])
-        return dataclasses.replace(shown, missing_value=lake_text(shown, types, table))
+        return self._with_lake_text(table, types, shown)
 
     def types_of(self, tables: Iterable[PublishedTable]) -> dict[int, TypeInfo]:
         """The users' types, those of the tables' columns among them."""
@@ -125,7 +133,13 @@ class Describer:
             table_name=table.table_name,
             replica_identity=table.replica_identity,
             columns=tuple(
-                self._column(table.name, types, each, missing[each.name]) for each in table.columns
+                self._with_lake_text(
+                    table.name,
+                    types,
+                    self._column(table.name, types, each, missing[each.name]),
+                    is_key=each.name in key_columns,
+                )
+                for each in table.columns
             ),
             key_columns=key_columns,
         )
@@ -149,7 +163,7 @@ class Describer:
         missing_value: str | None,
     ) -> Column:
         choice = self._type_options.of(table, column.name)
-        described = Column(
+        return Column(
             name=column.name,
             type_oid=column.type_oid,
             type_modifier=column.type_modifier,
@@ -158,7 +172,16 @@ class Describer:
             identity=column.is_identity,
             missing_value=missing_value,
         )
-        return dataclasses.replace(described, missing_value=lake_text(described, types, table))
+
+    def _with_lake_text(
+        self, table: str, types: dict[int, TypeInfo], column: Column, *, is_key: bool = False
+    ) -> Column:
+        """The column with what older rows show in it as text of its lake type."""
+        same = (table, dataclasses.replace(column, identity=False, attribute_number=None), is_key)
+        if same not in self._shown:
+            policy = self._policy
+            self._shown[same] = lake_text(column, types, table, policy, is_key=is_key)
+        return dataclasses.replace(column, missing_value=self._shown[same])
 
 
 def copy_caster(

@@ -12,6 +12,7 @@ from airflow_provider_pgoutput.capture.request import CaptureRequest
 from airflow_provider_pgoutput.capture.source.binary_forms import check_binary_forms
 from airflow_provider_pgoutput.capture.source.catalog import PublishedColumn, PublishedTable
 from airflow_provider_pgoutput.capture.source.column_types import check_column_types
+from airflow_provider_pgoutput.capture.types.cast import ValuePolicy
 from airflow_provider_pgoutput.capture.types.mapping import TypeInfo, lake_type
 from airflow_provider_pgoutput.capture.types.missing import lake_text
 from airflow_provider_pgoutput.capture.types.options import TypeOptions
@@ -149,9 +150,10 @@ def test_binary_mode_makes_no_text_of_values_that_are_none() -> None:
         check_binary_forms([published(("c", 701))], TYPES, options)
 
 
-def missing(type_oid: int, lake_type: str, text: str) -> Any:
+def missing(type_oid: int, lake_type: str, text: str, policy: str = "", **options: bool) -> Any:
     column = Column("c", type_oid, -1, "pg type", lake_type, missing_value=text)
-    return lake_text(column, TYPES, "public.t")
+    chosen = ValuePolicy(policy) if policy else None
+    return lake_text(column, TYPES, "public.t", chosen, **options)
 
 
 def test_what_older_rows_show_is_text_of_the_lake_type() -> None:
@@ -161,6 +163,37 @@ def test_what_older_rows_show_is_text_of_the_lake_type() -> None:
     assert missing(23, "int", "7") == "7"
     with pytest.raises(ValueRefused, match="does not fit"):
         missing(NUMERIC, "decimal(9, 2)", "1.505")
+
+
+@pytest.mark.parametrize(
+    ("type_oid", "lake_type", "text"),
+    [
+        (1184, "timestamptz", "infinity"),
+        (1114, "timestamp", "-infinity"),
+        (1114, "timestamp", "10000-01-01 00:00:00"),
+        (1082, "date", "0044-03-15 BC"),
+    ],
+)
+def test_a_date_that_older_rows_show_and_the_lake_cannot_hold_goes_by_the_policy(
+    type_oid: int, lake_type: str, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert missing(type_oid, "string", text) == text
+    assert not caplog.records
+    assert missing(type_oid, lake_type, text) is None
+    assert "public.t" in caplog.text
+    assert "NULL" in caplog.text
+    with pytest.raises(ValueRefused, match="'null_and_keep'") as refused:
+        missing(type_oid, lake_type, text, "fail")
+    assert refused.value.column == "c"
+    with pytest.raises(ValueRefused, match="column_types"):
+        missing(type_oid, lake_type, text, is_key=True)
+
+
+def test_a_date_that_older_rows_show_and_the_lake_holds_is_left_as_it_is() -> None:
+    assert missing(1082, "date", "2024-02-29", "fail") == "2024-02-29"
+    assert missing(1184, "timestamptz", "2024-02-29 01:02:03.5+00", "fail").endswith("+00")
+    # The column is of the type of now, the version is older.
+    assert missing(1114, "timestamp", "2024-02-29 01:02:03+00").endswith("+00")
 
 
 def test_a_struct_of_the_catalog_is_an_arrow_struct() -> None:
