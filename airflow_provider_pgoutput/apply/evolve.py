@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgoutput.apply import uuids
 from airflow_provider_pgoutput.apply.iceberg import FILL_PREFIX, IcebergTable
 from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, java_class
-from airflow_provider_pgoutput.apply.layout import COLUMNS_PROPERTY, columns_property
 from airflow_provider_pgoutput.apply.names import TableName, literal, quote
+from airflow_provider_pgoutput.apply.recorded import COLUMNS_PROPERTY, columns_property
 from airflow_provider_pgoutput.apply.types import UUID, holds_uuid, spark_type
 from airflow_provider_pgoutput.apply.versions import missing_value
 from airflow_provider_pgoutput.batch.manifest import Column

@@ -3,7 +3,7 @@
 A field belongs to an ``attnum`` of the source's table; a property of the table says so from the first
 batch on. So a rename at the source is a rename here and the field keeps its id. Everything after this
 goes by name: the versions of the batch are handed on with the names that their columns have in the
-target. What is not here: changing the target (``evolve.py``).
+target. What is not here: that property (``recorded.py``), and changing the target (``evolve.py``).
 
 Source: https://iceberg.apache.org/spec/#schema-evolution
 """
@@ -11,12 +11,11 @@ Source: https://iceberg.apache.org/spec/#schema-evolution
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.apply.types import lake_type_of
+from airflow_provider_pgoutput.apply.recorded import fields_of, known_fields, retired_fields
 from airflow_provider_pgoutput.batch import shape
 from airflow_provider_pgoutput.batch.plan import NEW_COLUMN
 from airflow_provider_pgoutput.batch.widening import widens
@@ -26,21 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from airflow_provider_pgoutput.apply.iceberg import IcebergTable
+    from airflow_provider_pgoutput.apply.recorded import Field
     from airflow_provider_pgoutput.batch.manifest import Column, Table, TableVersion
 
 log = logging.getLogger(__name__)
-
-#: Table property: JSON with the relation's OID and, by ``attnum``, the id of the field.
-COLUMNS_PROPERTY = "pgoutput.columns"
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A column that the target has."""
-
-    id: int
-    name: str
-    lake_type: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +45,9 @@ class Layout:
     left_out: frozenset[str] = frozenset()
     #: Lake types of the target's fields, by the name that they will have.
     existing: Mapping[str, str] = field(default_factory=dict)
-    #: By ``attnum``: the name in the target.
-    numbered: Mapping[int, str] = field(default_factory=dict)
-    #: Names of fields that are no column of the source and never were.
+    #: The name in the target by ``attnum`` and 0; 1 and on: of those that made room for it, oldest first.
+    numbered: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    #: Names of fields that no version of the batch has: no column of the source, or one of before.
     foreign: frozenset[str] = frozenset()
 
 
@@ -93,6 +81,31 @@ class _Places:
     every: list[_Place] = field(default_factory=list)
     #: The place of each column now, by number, or by name where there is none.
     by_column: dict[int | str, _Place] = field(default_factory=dict)
+    #: By number: the places that made room, oldest first.
+    retired: dict[int, list[_Place]] = field(default_factory=dict)
+    #: By number: the type that the column has in the newest version.
+    newest: Mapping[int | None, str] = field(default_factory=dict)
+
+    def know(self, target: IcebergTable | None, relation_oid: int) -> bool:
+        """Take the fields over that the target's property names; whether there are any."""
+        by_id = {each.id: each for each in fields_of(target)}
+        known = known_fields(target, relation_oid)
+        # First, so that whatever makes room next takes another name than these.
+        for number, field_ids in retired_fields(target, relation_oid).items():
+            for held in (by_id[each] for each in field_ids if each in by_id):
+                # Without a number: it is not dropped with the column whose older values it keeps.
+                place = self._known(held, None)
+                place.is_retired = True
+                self.every.append(place)
+                self.retired.setdefault(number, []).append(place)
+        for number, field_id in known.items():
+            if (found := by_id.get(field_id)) is not None:
+                self._add(number, self._known(found, number))
+        return bool(known)
+
+    def _known(self, found: Field, number: int | None) -> _Place:
+        del self.free[found.name]
+        return _Place(found.name, found.lake_type, number, found)
 
     def take(self, column: Column) -> _Place:
         """The place of a column of the next version."""
@@ -110,11 +123,29 @@ class _Places:
             kind = column.lake_type if found is None else found.lake_type
             place = self._add(key, _Place(column.name, kind, number, found))
         if not _fits(place.lake_type, column.lake_type):
-            place = self._replace(key, place, column)
-        elif widens(place.lake_type, column.lake_type):
+            place = self._earlier(place, column) or self._replace(key, place, column)
+        if widens(place.lake_type, column.lake_type):
             place.lake_type = column.lake_type
-        place.name = column.name
+        if not place.is_retired:
+            place.name = column.name
         return place
+
+    def _earlier(self, place: _Place, column: Column) -> _Place | None:
+        """The place that this version's column had, where an attempt at the batch changed the target already.
+
+        Making room once more would tear the values of before the change apart.
+        """
+        number = column.attribute_number
+        newest = self.newest.get(number)
+        if number is None or newest is None or place.field is None:
+            return None
+        if self.policy != NEW_COLUMN or column.name in self.keys:
+            return None
+        if not _fits(place.field.lake_type, newest):
+            # The target is not as the batch leaves it: the change is yet to be made.
+            return None
+        earlier = reversed(self.retired.get(number, []))
+        return next((each for each in earlier if _fits(each.lake_type, column.lake_type)), None)
 
     def _replace(self, key: int | str, place: _Place, column: Column) -> _Place:
         # Older rows would have no key any more, and double when they change.
@@ -133,12 +164,21 @@ class _Places:
         place.is_retired = True
         # A copy has all values of now, so the old ones would be NULL in every row.
         place.is_dropped = self.copies
+        if place.number is not None:
+            self.retired.setdefault(place.number, []).append(place)
         return self._add(key, _Place(column.name, column.lake_type, place.number))
 
     def _add(self, key: int | str, place: _Place) -> _Place:
         self.every.append(place)
         self.by_column[key] = place
         return place
+
+    def numbered(self) -> dict[tuple[int, int], str]:
+        """The names for the target's property, see ``Layout``."""
+        slots = {(number, 0): e for number, e in self.by_column.items() if isinstance(number, int)}
+        for number, places in self.retired.items():
+            slots |= {(number, i): each for i, each in enumerate(places, start=1)}
+        return {slot: each.name for slot, each in slots.items() if not each.is_dropped}
 
 
 def lay_out(
@@ -159,17 +199,10 @@ def lay_out(
     :raises TableRefused: a type cannot be followed, or a name is taken.
     """
     fields = fields_of(target)
-    known = known_fields(target, table.relation_oid)
-    by_id = {each.id: each for each in fields}
     keys = frozenset(name for version in table.versions for name in version.key_columns)
     places = _Places(table.name, type_changes, copies, {each.name: each for each in fields}, keys)
-    for number, field_id in known.items():
-        found = by_id.get(field_id)
-        if found is not None:
-            places.free.pop(found.name)
-            place = _Place(found.name, found.lake_type, number, found)
-            places.every.append(place)
-            places.by_column[number] = place
+    places.newest = {e.attribute_number: e.lake_type for v in table.versions for e in v.columns}
+    known = places.know(target, table.relation_oid)
     at: list[list[_Place]] = []
     copied = _copied_version(table)
     for at_version, version in enumerate(table.versions):
@@ -204,13 +237,16 @@ def lay_out(
             **{name: each.lake_type for name, each in places.free.items()},
             **{e.name: e.field.lake_type for e in places.every if e.field and not e.is_dropped},
         },
-        numbered={
-            number: place.name
-            for number, place in places.by_column.items()
-            if isinstance(number, int) and not place.is_dropped
-        },
-        foreign=frozenset(places.free) - set(metadata) if known else frozenset(),
+        numbered=places.numbered(),
+        foreign=_foreign(places, at) - set(metadata) if known else frozenset(),
     )
+
+
+def _foreign(places: _Places, at: Sequence[Sequence[_Place]]) -> frozenset[str]:
+    """Names of fields of which the batch says nothing, so that a changed row keeps what it has in them."""
+    taken = {place for row in at for place in row}
+    left = {e.name for e in places.every if e.is_retired and not e.is_dropped and e not in taken}
+    return frozenset(places.free) | left
 
 
 def _copied_version(table: Table) -> int:
@@ -319,34 +355,7 @@ def _fits(held: str, staged: str) -> bool:
     return held == staged or widens(held, staged) or widens(staged, held)
 
 
-def fields_of(target: IcebergTable | None) -> list[Field]:
-    """The columns that the target has."""
-    if target is None:
-        return []
-    return [
-        Field(int(each.fieldId()), str(each.name()), lake_type_of(each.type()))
-        for each in target.java.schema().columns()
-    ]
-
-
 def _partition_sources(target: IcebergTable | None) -> set[int]:
     if target is None:
         return set()
     return {int(each.sourceId()) for each in target.java.spec().fields()}
-
-
-def known_fields(target: IcebergTable | None, relation_oid: int) -> dict[int, int]:
-    """Field ids by ``attnum``; a table that was made anew at the source has other numbers."""
-    text = None if target is None else target.properties.get(COLUMNS_PROPERTY)
-    if text is None:
-        return {}
-    body = json.loads(text)
-    if body["relation_oid"] != relation_oid:
-        return {}
-    return {int(number): int(field_id) for number, field_id in body["fields"].items()}
-
-
-def columns_property(relation_oid: int, fields: Mapping[int, int]) -> str:
-    """The text that ``known_fields`` reads."""
-    by_number = {str(number): fields[number] for number in sorted(fields)}
-    return json.dumps({"relation_oid": relation_oid, "fields": by_number})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -142,3 +143,49 @@ def test_a_catalog_that_does_not_say_whether_it_committed(
     for relation in relations:
         assert lake_rows(relation) == source_rows(relation)
         assert _ours(spark, relation) == (2, [])
+
+
+@pytest.mark.parametrize("changed_before", [True, False])
+def test_a_type_that_got_a_new_column_gets_no_other_when_the_apply_is_run_again(
+    spark: SparkSession,
+    source: Source,
+    lake_rows: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    changed_before: bool,
+) -> None:
+    """The schema is committed before the rows are: each attempt finds the target changed already."""
+    one, two, text = (
+        dataclasses.replace(column(name, kind), attribute_number=number)
+        for name, kind, number in (("a", "int", 1), ("b", "int", 2), ("b", "string", 2))
+    )
+    relation = source.table("t", (one, two), key=("a",))
+    for a in (1, 2, 3):
+        relation.insert(a, a * 10)
+    first = source.stage()
+    if changed_before:
+        relation.update(a_is(1), {"b": 11})
+    relation.alter((one, text))
+    relation.rows[1]["b"] = "20"
+    relation.update(a_is(2), {"b": "two"})
+    second = dataclasses.replace(source.stage(), type_changes="new_column")
+    apply_batch(spark, first)
+
+    def killed(name: str) -> None:
+        if name == "apply.before_publish":
+            raise Killed
+
+    with monkeypatch.context() as patched:
+        path = "airflow_provider_pgoutput.apply.prepare"
+        patched.setattr(importlib.import_module(path), "reach", killed)
+        for _ in range(2):
+            with pytest.raises(Killed):
+                apply_batch(spark, second)
+    apply_batch(spark, second)
+    table = spark.table(f"lake.{source.slot_name}.t")
+    assert [each for each in table.columns if not each.startswith("_")] == ["a", "b__old_2", "b"]
+    kept = None if changed_before else 20
+    assert lake_rows(relation, "a", "b", "b__old_2") == [
+        (1, None, 11 if changed_before else 10),
+        (2, "two", kept),
+        (3, None, 30),
+    ]

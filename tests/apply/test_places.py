@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from airflow_provider_pgoutput.apply.layout import lay_out
+from airflow_provider_pgoutput.apply.layout import Layout, lay_out
+from airflow_provider_pgoutput.apply.recorded import COLUMNS_PROPERTY
 from airflow_provider_pgoutput.batch.manifest import Column, StagedFile, Table, TableVersion
 from airflow_provider_pgoutput.errors import TableRefused
 
@@ -37,3 +42,53 @@ def test_a_type_that_changed_after_the_copy_does_not_drop_the_copied_values() ->
     assert refused.value.column == "b"
     # Of a change before the copy, the older values are in no row any more.
     assert laid_out(table("int", "string", copied=1)) == {"b__old_2"}
+
+
+def target(recorded: dict[str, Any], **fields: tuple[int, str]) -> Any:
+    """A target with these fields, by name: id and type."""
+
+    def java(name: str, number: int, kind: str) -> Any:
+        of_type = SimpleNamespace(
+            isListType=lambda: False,
+            isMapType=lambda: False,
+            isStructType=lambda: False,
+            toString=lambda: kind,
+        )
+        return SimpleNamespace(fieldId=lambda: number, name=lambda: name, type=lambda: of_type)
+
+    columns = [java(name, number, kind) for name, (number, kind) in fields.items()]
+    return SimpleNamespace(
+        java=SimpleNamespace(
+            schema=lambda: SimpleNamespace(columns=lambda: columns),
+            spec=lambda: SimpleNamespace(fields=list),
+        ),
+        properties={COLUMNS_PROPERTY: json.dumps({"relation_oid": 1, **recorded})},
+    )
+
+
+def as_new_column(staged: Table, lake: Any, policy: str = "new_column") -> Layout:
+    return lay_out(staged, lake, copies=False, type_changes=policy, drop_columns=False, metadata={})
+
+
+def test_a_target_that_has_the_new_column_already_gets_no_other() -> None:
+    staged = table("int", "string")
+    before = target({"fields": {"1": 1, "2": 2}}, id=(1, "int"), b=(2, "int"))
+    first = as_new_column(staged, before)
+    assert first.renamed == {2: "b__old_2"}
+    assert first.numbered == {(1, 0): "id", (2, 0): "b", (2, 1): "b__old_2"}
+    after = target(
+        {"fields": {"1": 1, "2": 3}, "retired": {"2": [2]}},
+        id=(1, "int"),
+        b__old_2=(2, "int"),
+        b=(3, "string"),
+    )
+    second = as_new_column(staged, after)
+    assert not second.renamed
+    assert second.numbered == first.numbered
+    assert second.table == first.table
+    # A change back, in a later batch, is one of its own.
+    back = as_new_column(table("int"), after)
+    assert back.renamed == {3: "b__old_2_2"}
+    assert back.foreign == {"b__old_2", "b__old_2_2"}
+    with pytest.raises(TableRefused, match="one of three"):
+        as_new_column(table("int"), after, "fail")
