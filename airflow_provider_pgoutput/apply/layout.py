@@ -85,6 +85,8 @@ class _Places:
     retired: dict[int, list[_Place]] = field(default_factory=dict)
     #: By number: the type that the column has in the newest version.
     newest: Mapping[int | None, str] = field(default_factory=dict)
+    #: Numbers of columns that are new at the source, where the target says which are not.
+    added: frozenset[int | None] = frozenset()
 
     def know(self, target: IcebergTable | None, relation_oid: int) -> bool:
         """Take the fields over that the target's property names; whether there are any."""
@@ -120,6 +122,8 @@ class _Places:
             place.number, self.by_column[key] = number, place
         if place is None:
             found = self.free.pop(column.name, None)
+            if found is not None and number in self.added:
+                self.refuse_taken(column.name, "added at the source under")
             kind = column.lake_type if found is None else found.lake_type
             place = self._add(key, _Place(column.name, kind, number, found))
         if not _fits(place.lake_type, column.lake_type):
@@ -173,6 +177,18 @@ class _Places:
         self.by_column[key] = place
         return place
 
+    def refuse_taken(self, name: str, change: str) -> None:
+        """Leave a column alone that somebody else added to the target.
+
+        :raises TableRefused: always.
+        """
+        raise TableRefused(
+            f"A column was {change} a name that a column added to the target has.",
+            table=self.table,
+            column=name,
+            advice="rename that column of the target; the batch waits.",
+        )
+
     def numbered(self) -> dict[tuple[int, int], str]:
         """The names for the target's property, see ``Layout``."""
         slots = {(number, 0): e for number, e in self.by_column.items() if isinstance(number, int)}
@@ -203,6 +219,9 @@ def lay_out(
     places = _Places(table.name, type_changes, copies, {each.name: each for each in fields}, keys)
     places.newest = {e.attribute_number: e.lake_type for v in table.versions for e in v.columns}
     known = places.know(target, table.relation_oid)
+    if known:
+        added = (each for each in table.schema_changes if each.kind == shape.ADDED)
+        places.added = frozenset(each.attribute_number for each in added) - {None}
     at: list[list[_Place]] = []
     copied = _copied_version(table)
     for at_version, version in enumerate(table.versions):
@@ -313,12 +332,7 @@ def _settle_names(places: _Places, foreign: frozenset[str]) -> None:
     """
     taken = {each.name for each in places.every if each.is_current and not each.is_retired}
     if clash := sorted(taken & foreign):
-        raise TableRefused(
-            "A column was renamed at the source to a name that a column added to the target has.",
-            table=places.table,
-            column=clash[0],
-            advice="rename that column of the target; the batch waits.",
-        )
+        places.refuse_taken(clash[0], "renamed at the source to")
     taken |= foreign
     for each in places.every:
         if each.is_current and not each.is_retired:

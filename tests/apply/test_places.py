@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from airflow_provider_pgoutput.apply.layout import Layout, lay_out
 from airflow_provider_pgoutput.apply.recorded import COLUMNS_PROPERTY
 from airflow_provider_pgoutput.batch.manifest import Column, StagedFile, Table, TableVersion
+from airflow_provider_pgoutput.batch.shape import ADDED, SchemaChange
 from airflow_provider_pgoutput.errors import TableRefused
 
 
@@ -92,3 +94,15 @@ def test_a_target_that_has_the_new_column_already_gets_no_other() -> None:
     assert back.foreign == {"b__old_2", "b__old_2_2"}
     with pytest.raises(TableRefused, match="one of three"):
         as_new_column(table("int"), after, "fail")
+
+
+def test_a_column_added_at_the_source_does_not_take_over_one_that_somebody_added_here() -> None:
+    added = SchemaChange(ADDED, "b", "", "integer", 2)
+    staged = dataclasses.replace(table("int"), schema_changes=(added,))
+    fields = {"id": (1, "int"), "b": (7, "int")}
+    with pytest.raises(TableRefused, match="added at the source under a name") as refused:
+        as_new_column(staged, target({"fields": {"1": 1}}, **fields))
+    assert (refused.value.table, refused.value.column) == ("public.t", "b")
+    # Once it is the source's, the same batch finds it so.
+    again = as_new_column(staged, target({"fields": {"1": 1, "2": 7}}, **fields))
+    assert again.numbered == {(1, 0): "id", (2, 0): "b"}
