@@ -195,15 +195,15 @@ def test_into_another_namespace(spark: SparkSession, story: Story) -> None:
     assert story.table(story.one).head == live
 
 
-def test_a_change_log_is_never_written_twice(spark: SparkSession, story: Story) -> None:
+def test_a_change_log_is_never_written_twice(spark: SparkSession, shared: Story) -> None:
     """In place its copy would be added to what is there, and every change after it; so it is refused."""
-    namespace = f"{story.source.slot_name}_twice"
-    plan = story.plan(0, 3, target=namespace, mode=CHANGE_LOG)
+    namespace = f"{shared.source.slot_name}_twice"
+    plan = shared.plan(0, 3, target=namespace, mode=CHANGE_LOG)
     replay(spark, plan)
-    before = story.rows(story.one, namespace)
+    before = shared.rows(shared.one, namespace)
     assert plan.replay is not None
     in_place = replace(plan, replay=replace(plan.replay, in_place=True))
-    for tag in [each for each in story.table(story.one, namespace).java.refs() if each != "main"]:
+    for tag in [each for each in shared.table(shared.one, namespace).java.refs() if each != "main"]:
         spark.sql(f"ALTER TABLE lake.{namespace}.one DROP TAG {tag}")
     spark.sql(
         f"CALL lake.system.expire_snapshots(table => '{namespace}.one', retain_last => 1,"
@@ -213,42 +213,42 @@ def test_a_change_log_is_never_written_twice(spark: SparkSession, story: Story) 
         replay(spark, in_place)
     with pytest.raises(TableRefused, match="only added at its end"):
         replay(spark, plan)
-    assert story.rows(story.one, namespace) == before
+    assert shared.rows(shared.one, namespace) == before
 
 
-def test_holes_in_another_namespace_are_refused(spark: SparkSession, story: Story) -> None:
+def test_holes_in_another_namespace_are_refused(spark: SparkSession, shared: Story) -> None:
     """A table without a change in the batches would lack what lies in the hole, and nobody would look."""
-    namespace = f"{story.source.slot_name}_holes"
-    replay(spark, story.plan(0, 0, target=namespace))
+    namespace = f"{shared.source.slot_name}_holes"
+    replay(spark, shared.plan(0, 0, target=namespace))
     with pytest.raises(BatchGap, match="the checkpoint is"):
-        replay(spark, story.plan(2, 3, target=namespace))
-    log = f"{story.source.slot_name}_log_holes"
+        replay(spark, shared.plan(2, 3, target=namespace))
+    log = f"{shared.source.slot_name}_log_holes"
     chosen: dict[str, Any] = {"mode": CHANGE_LOG, "source_tables": ("public.one",)}
-    replay(spark, story.plan(1, 1, target=log, **chosen))
+    replay(spark, shared.plan(1, 1, target=log, **chosen))
     with pytest.raises(BatchGap, match="the target ends at"):
-        replay(spark, story.plan(3, 3, target=log, **chosen))
+        replay(spark, shared.plan(3, 3, target=log, **chosen))
     with pytest.raises(TableRefused, match="only added at its end"):
-        replay(spark, story.plan(0, 3, target=log, **chosen))
+        replay(spark, shared.plan(0, 3, target=log, **chosen))
 
 
 def test_a_replay_run_again_names_the_snapshots_of_their_time(
-    spark: SparkSession, story: Story
+    spark: SparkSession, shared: Story
 ) -> None:
-    namespace = f"{story.source.slot_name}_again"
+    namespace = f"{shared.source.slot_name}_again"
     for last in (3, 1):
-        replay(spark, story.plan(0, last, target=namespace))
-    manifest = open_batch(spark, story.plans[1]).manifest
-    plan = replace(story.plans[1], namespace=namespace)
+        replay(spark, shared.plan(0, last, target=namespace))
+    manifest = open_batch(spark, shared.plans[1]).manifest
+    plan = replace(shared.plans[1], namespace=namespace)
     known = checkpoint.snapshots_at(spark, plan, manifest, manifest.end_lsn)
     end_lsn, snapshots = known[f"{namespace}.one"]
     assert end_lsn == manifest.end_lsn
-    table = story.table(story.one, namespace)
+    table = shared.table(shared.one, namespace)
     assert {table.end_of(each) for each in snapshots} == {end_lsn}
     # What was damaged is undone there as well.
     spark.sql(f"DELETE FROM lake.{namespace}.one WHERE a < 3")
-    rebuilt = story.plan(2, 3)
+    rebuilt = shared.plan(2, 3)
     replay(spark, replace(rebuilt, namespace=namespace))
-    assert story.rows(story.one, namespace) == source_rows(story.one)
+    assert shared.rows(shared.one, namespace) == source_rows(shared.one)
 
 
 def test_a_writer_in_between_is_no_success(
@@ -272,11 +272,11 @@ def test_a_writer_in_between_is_no_success(
     assert story.rows(story.one) == source_rows(story.one)
 
 
-def test_another_target_than_the_pipelines_is_refused(spark: SparkSession, story: Story) -> None:
+def test_another_target_than_the_pipelines_is_refused(spark: SparkSession, shared: Story) -> None:
     tables = {"public.one": TableOptions(target="other")}
     with pytest.raises(TableRefused, match=r"writes the table to .*\.one"):
-        replay(spark, story.plan(0, tables=tables))
-    assert IcebergTable.load(spark, TableName("lake", story.source.slot_name, "other")) is None
+        replay(spark, shared.plan(0, tables=tables))
+    assert IcebergTable.load(spark, TableName("lake", shared.source.slot_name, "other")) is None
 
 
 def test_a_change_log_may_begin_anywhere(spark: SparkSession, shared: Story) -> None:
