@@ -6,6 +6,8 @@ BIN := .venv/bin
 PYTHON ?=
 PYTEST_ARGS ?=
 export PYTHON
+# Where it is set, each process that a test starts would compile all of its imports again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup test lint types demo airflow bench fuzz sweep torture values clean
 
