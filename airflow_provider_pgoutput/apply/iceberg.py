@@ -21,7 +21,7 @@ from airflow_provider_pgoutput.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -122,8 +122,7 @@ class IcebergTable:
         Commits of other writers in between are normal. When expiry removed the ancestors, the
         table property that was written with the last publish answers in their place.
         """
-        snapshot = self.java.currentSnapshot()
-        while snapshot is not None:
+        for snapshot in self._history():
             summary = snapshot.summary()
             if summary.get(words.SUMMARY_SLOT) == slot_name and summary.get(words.SUMMARY_END_LSN):
                 return Marker(
@@ -131,13 +130,9 @@ class IcebergTable:
                     summary.get(words.SUMMARY_BATCH_ID),
                     Lsn.parse(summary.get(words.SUMMARY_END_LSN)),
                 )
-            parent_id = snapshot.parentId()
-            if parent_id is None:
+            if snapshot.parentId() is None:
                 return None  # The whole history is here, and we are not in it.
-            snapshot = self.java.snapshot(parent_id)
-            if snapshot is None:
-                return self._marker_property(slot_name)
-        return None
+        return None if self.head is None else self._marker_property(slot_name)
 
     def snapshot_of(self, batch_id: str) -> int | None:
         """The newest snapshot in main's history that a batch left; None when none is there any more."""
@@ -181,22 +176,10 @@ class IcebergTable:
     def go_back(self, snapshot_id: int) -> None:
         """Make a snapshot that is still there the head of main.
 
-        :raises PublishRefused: main moved at the same time.
-        :raises LakeUnavailable: the catalog did not say that it committed; doing it again is safe.
+        :raises PublishRefused: the table changed at the same time.
+        :raises CommitStateUnknown: the catalog did not say; doing it again is safe.
         """
-        try:
-            self.java.manageSnapshots().setCurrentSnapshot(snapshot_id).commit()
-        except JAVA_ERRORS as error:
-            found = java_class(error)
-            if found.endswith(("CommitFailedException", "ValidationException")):
-                raise PublishRefused(
-                    "The table changed while it was taken back.", table=self.name.target
-                ) from error
-            raise LakeUnavailable(
-                f"The catalog failed: {found}.", table=self.name.target
-            ) from error
-        finally:
-            self.java.refresh()
+        self._commit(lambda: self.java.manageSnapshots().setCurrentSnapshot(snapshot_id).commit())
 
     def _marker_property(self, slot_name: str) -> Marker | None:
         text = self.properties.get(words.PROPERTY_APPLIED + slot_name)
@@ -279,7 +262,7 @@ class IcebergTable:
             raise PublishRefused(
                 "The table changed while the batch was published.", table=self.name.target
             ) from error
-        self._commit(transaction)
+        self._commit(transaction.commitTransaction)
         return head
 
     def _publication(
@@ -302,20 +285,21 @@ class IcebergTable:
         properties.commit()
         return transaction
 
-    def _commit(self, transaction: Any) -> None:
+    def _commit(self, commit: Callable[[], object]) -> None:
+        """Do a commit to main, and say in errors of ours what came of it."""
         try:
-            transaction.commitTransaction()
+            commit()
         except JAVA_ERRORS as error:
             found = java_class(error)
             if found.endswith("CommitStateUnknownException"):
                 raise CommitStateUnknown(
-                    "The catalog did not say whether it published.", table=self.name.target
+                    "The catalog did not say whether it committed.", table=self.name.target
                 ) from error
             if found.endswith(
                 ("CommitFailedException", "ValidationException", "IllegalArgumentException")
             ):
                 raise PublishRefused(
-                    "The table changed while the batch was published.", table=self.name.target
+                    "The table changed while it was committed to.", table=self.name.target
                 ) from error
             raise LakeUnavailable(
                 f"The catalog failed: {found}.", table=self.name.target

@@ -20,7 +20,12 @@ from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError
 
 FORMAT_VERSION = 1
 #: Fields that came later; where they say nothing the batch id is what it was without them.
-_LATER_FIELDS = {"attribute_number": None, "schema_changes": (), "records_columns": False}
+_LATER_FIELDS = {
+    "attribute_number": None,
+    "schema_changes": (),
+    "records_columns": False,
+    "loaded_lsn": None,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,21 @@ class TableVersion:
     #: identity, or what the user configured; empty when the table has no key.
     key_columns: tuple[str, ...]
     files: tuple[StagedFile, ...] = ()
+
+    @classmethod
+    def from_body(cls, body: dict[str, Any]) -> TableVersion:
+        """A version out of its JSON form.
+
+        :raises TypeError: when fields are missing or unknown.
+        """
+        return cls(
+            **{
+                **body,
+                "columns": tuple(Column(**each) for each in body["columns"]),
+                "key_columns": tuple(body["key_columns"]),
+                "files": tuple(StagedFile.from_body(each) for each in body["files"]),
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +210,7 @@ class Manifest:
         Where the files lie, and who staged them, is no part of it.
         """
         body = dataclasses.asdict(self)
-        named: tuple[str, ...] = (
+        named = (
             "system_identifier",
             "slot_name",
             "start_lsn",
@@ -199,9 +219,8 @@ class Manifest:
             "rejected_files",
             "message_files",
             "prepared",
+            "loaded_lsn",
         )
-        # Later fields are part of it where they say something, so that older manifests keep their id.
-        named += tuple(name for name in ("loaded_lsn",) if body[name] is not None)
         content = _content({name: body[name] for name in named})
         text = json.dumps(content, sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -298,22 +317,11 @@ def _content(value: Any) -> Any:
     return value
 
 
-def _version(body: dict[str, Any]) -> TableVersion:
-    return TableVersion(
-        **{
-            **body,
-            "columns": tuple(Column(**each) for each in body["columns"]),
-            "key_columns": tuple(body["key_columns"]),
-            "files": tuple(StagedFile.from_body(each) for each in body["files"]),
-        }
-    )
-
-
 def _table(body: dict[str, Any]) -> Table:
     return Table(
         **{
             **body,
-            "versions": tuple(_version(each) for each in body["versions"]),
+            "versions": tuple(TableVersion.from_body(each) for each in body["versions"]),
             "counts": Counts(**body["counts"]),
             "schema_changes": tuple(
                 SchemaChange(**each) for each in body.get("schema_changes", ())

@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from airflow_provider_pgoutput.batch.manifest import Column, Counts, StagedFile, TableVersion
+from airflow_provider_pgoutput.batch.manifest import Counts, StagedFile, TableVersion
 from airflow_provider_pgoutput.capture.source.catalog import PublishedColumn, PublishedTable
 from airflow_provider_pgoutput.capture.source.copy_plan import BlockRange
 from airflow_provider_pgoutput.capture.types.cast import ValuePolicy
@@ -128,7 +128,7 @@ class CopyEngine(Protocol):
 
 
 def _table_job(body: dict[str, Any]) -> TableJob:
-    table, version = body["table"], body["version"]
+    table = body["table"]
     return TableJob(
         table=PublishedTable(
             **{
@@ -138,14 +138,7 @@ def _table_job(body: dict[str, Any]) -> TableJob:
                 "row_filters": tuple(table["row_filters"]),
             }
         ),
-        version=TableVersion(
-            **{
-                **version,
-                "columns": tuple(Column(**each) for each in version["columns"]),
-                "key_columns": tuple(version["key_columns"]),
-                "files": (),
-            }
-        ),
+        version=TableVersion.from_body(body["version"]),
         folder=body["folder"],
         ranges=tuple(BlockRange(**each) for each in body["ranges"]),
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.layout import check_slot_name
-from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
+from airflow_provider_pgoutput.capture.schema.policy import COPY, FAIL, SchemaPolicy
 from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
 from airflow_provider_pgoutput.capture.types.cast import NULL_AND_KEEP, ValuePolicy
 from airflow_provider_pgoutput.capture.types.options import TypeOptions
@@ -24,9 +24,6 @@ WALSENDER = "walsender"
 
 ALWAYS = "always"
 NEVER = "never"
-
-FAIL = "fail"
-COPY = "copy"
 
 
 @dataclass(frozen=True, slots=True)

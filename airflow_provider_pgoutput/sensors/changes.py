@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
-# As in capture/request.py, which a DAG file shall not load.
+# As in capture/schema/policy.py, which a DAG file shall not load.
 FAIL = "fail"
 COPY = "copy"
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture.request import COPY, SQL, WALSENDER
+from airflow_provider_pgoutput.capture.request import SQL, WALSENDER
+from airflow_provider_pgoutput.capture.schema.policy import COPY
 from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
 from airflow_provider_pgoutput.errors import (
     SlotAheadOfCheckpoint,

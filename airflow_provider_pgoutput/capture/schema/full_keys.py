@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FULL = "f"
+#: The identities under which the key of a version is its primary key, and not another index or nothing.
+_BY_PRIMARY_KEY = ("d", _FULL)
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class FullKeys:
             return
         # A copy was read by the key of its moment, whatever the lake had before.
         copied = table.copy_lsn is not None
-        last = None if copied else before
+        last = None if copied or before is None or not _is_primary(before) else before
         for version in table.versions:
             is_full = version.replica_identity == _FULL
             if is_full and not version.key_columns:
@@ -60,7 +62,7 @@ class FullKeys:
                 if policy.older_rows == COPY and before is not None and not copied:
                     raise CopyNeeded(table.relation_oid)
                 _refuse(table, last, shape)
-            last = shape
+            last = shape if _is_primary(shape) else last
 
     def _warn_of_unknown_key(self, table: Table) -> None:
         if table.copy_lsn is not None or table.relation_oid not in self.held:
@@ -72,6 +74,10 @@ class FullKeys:
             table.name,
             table.name,
         )
+
+
+def _is_primary(shape: Shape) -> bool:
+    return shape.replica_identity in _BY_PRIMARY_KEY
 
 
 def _same_key(one: Shape, two: Shape) -> bool:

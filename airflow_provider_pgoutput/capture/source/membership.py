@@ -14,7 +14,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.membership import FILTERED
-from airflow_provider_pgoutput.capture.request import ALWAYS, FAIL
+from airflow_provider_pgoutput.capture.request import ALWAYS
+from airflow_provider_pgoutput.capture.schema.policy import FAIL
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.source.publication_marks import attached_partitions
 from airflow_provider_pgoutput.errors import ConfigurationError, PublicationChanged, TableRefused

@@ -29,6 +29,11 @@ The default is `null_and_keep` for all of them; `value_policy={{"decimal": "fail
 "null_and_keep"}}` says it by family. How many values were set aside is in the log of the stage task, in the
 manifest and in the XCom (`rejected` of each table); apply puts them into the side table.
 
+The policy also counts for a default that rows older than a column show, when the column is a date or
+timestamp: `ADD COLUMN valid_to timestamptz DEFAULT 'infinity'` gives these rows NULL and logs a warning (the
+side table has rows of changes and copies only), or is refused. In a key it is always refused
+(`ValueRefused`), and so are such defaults of other types.
+
 ### The side table
 
 `<namespace>.pgoutput_rejected_values`, made when there is a first value to keep, and appended to in one
