@@ -20,8 +20,12 @@ setup: ## Install uv, the locked packages and the jars (the others do it by them
 demo: setup ## PostgreSQL under load -> Airflow -> Spark -> Iceberg, then compare every row
 	@$(BIN)/python -m airflow_provider_pgoutput.quickstart demo
 
-test: setup ## Run the tests (PYTEST_ARGS="-k name" for some of them)
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+# A file of tests runs in one process, in the order of the files; a process has a server, a lake and a Spark
+# of its own (about 5 GiB).
+WORKERS ?= 2
+
+test: setup ## Run the tests in WORKERS=2 processes (PYTEST_ARGS="-k name" for some of them)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 airflow: setup ## Airflow's web page with the DAG loaded and the demo's database up
 	@$(BIN)/python -m airflow_provider_pgoutput.quickstart airflow
