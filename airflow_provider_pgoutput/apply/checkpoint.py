@@ -14,14 +14,18 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply.evolve import create_table, evolve
-from airflow_provider_pgoutput.apply.iceberg import IcebergTable, marker_of
+from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 from airflow_provider_pgoutput.apply.names import TableName, literal
 from airflow_provider_pgoutput.apply.types import spark_type
-from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT, CHECKPOINT_TABLE, LATER_COLUMNS
+from airflow_provider_pgoutput.batch.checkpoint import (
+    CHECKPOINT,
+    CHECKPOINT_TABLE,
+    LATER_COLUMNS,
+    marker_of,
+)
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Counts, Manifest, Table
 from airflow_provider_pgoutput.batch.shape import Shape
-from airflow_provider_pgoutput.errors import BatchGap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,23 +118,6 @@ def snapshots_at(
             _, before = found.get(target, (None, ()))
             found[target] = (Lsn(int(row["end_lsn"], 16)), (*before, row["snapshot_id"]))
     return found
-
-
-def refuse_gap(manifest: Manifest, progress: Progress) -> None:
-    """Refuse a batch that starts past the checkpoint.
-
-    Without any checkpoint every start is taken: where the stream begins is what capture decided when
-    it created the slot. A table that has a marker all the same is checked on its own.
-
-    :raises BatchGap: a batch before it was never applied.
-    """
-    if progress.end_lsn is not None and manifest.start_lsn > progress.end_lsn:
-        raise BatchGap(
-            f"The batch starts at {manifest.start_lsn}, the checkpoint is {progress.end_lsn}.",
-            slot=manifest.slot_name,
-            lsn=progress.end_lsn,
-            advice="apply the staged batches between, in order.",
-        )
 
 
 def record(

@@ -46,17 +46,6 @@ class Marker:
     end_lsn: Lsn
 
 
-def marker_of(manifest: Manifest) -> dict[str, str]:
-    """The snapshot summary keys of a batch."""
-    return {
-        words.SUMMARY_SLOT: manifest.slot_name,
-        words.SUMMARY_SYSTEM_IDENTIFIER: manifest.system_identifier,
-        words.SUMMARY_BATCH_ID: manifest.batch_id,
-        words.SUMMARY_START_LSN: str(manifest.start_lsn),
-        words.SUMMARY_END_LSN: str(manifest.end_lsn),
-    }
-
-
 class IcebergTable:
     """An Iceberg table, seen through one Spark session.
 

@@ -27,6 +27,7 @@ from airflow_provider_pgoutput.apply.target import (
     start,
     targets,
 )
+from airflow_provider_pgoutput.batch.checkpoint import refuse_gap
 from airflow_provider_pgoutput.batch.crash_points import reach
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def apply_batch(spark: SparkSession, plan: Plan) -> ApplyResult:
     batch = open_batch(spark, plan)
     manifest = batch.manifest
     progress = checkpoint.read(spark, plan, manifest)
-    checkpoint.refuse_gap(manifest, progress)
+    refuse_gap(manifest, progress.end_lsn)
     found = targets(plan, manifest, any_case=ignores_case(spark, plan.catalog))
     refuse_unordered(found, manifest)
     starts = {target.name.target: start(spark, target, manifest, progress) for target in found}

@@ -15,13 +15,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply import evolve, keyed, keyless, log, versions
-from airflow_provider_pgoutput.apply.iceberg import IcebergTable, marker_of
+from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 from airflow_provider_pgoutput.apply.java import JAVA_ERRORS
 from airflow_provider_pgoutput.apply.layout import Layout, lay_out, refuse_lost_columns
 from airflow_provider_pgoutput.apply.target import OP_COLUMN, Start, Target, properties
 from airflow_provider_pgoutput.apply.write import BranchWriter
 from airflow_provider_pgoutput.batch import changes as staged
-from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX
+from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX, marker_of
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.errors import PublishRefused
 

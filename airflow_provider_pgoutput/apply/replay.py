@@ -32,6 +32,7 @@ from airflow_provider_pgoutput.apply.target import (
     start,
     targets,
 )
+from airflow_provider_pgoutput.batch.checkpoint import refuse_gap
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.errors import (
@@ -190,7 +191,7 @@ def _refuse_headless(
     begins = steps[0].batch.manifest.start_lsn
     if not wanted.source_tables:
         # The checkpoint is about the namespace as a whole, tables without a change in these batches too.
-        checkpoint.refuse_gap(steps[0].batch.manifest, progress)
+        refuse_gap(steps[0].batch.manifest, progress.end_lsn)
     has_all = progress.end_lsn is not None and progress.end_lsn >= begins
     for name, (target, manifest) in _firsts(steps).items():
         table = IcebergTable.load(spark, target.name)

@@ -15,12 +15,17 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply.evolve import create_table
-from airflow_provider_pgoutput.apply.iceberg import IcebergTable, marker_of
+from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 from airflow_provider_pgoutput.apply.names import TableName
 from airflow_provider_pgoutput.apply.publish import remove_dead_branches
 from airflow_provider_pgoutput.apply.staged import read_files
 from airflow_provider_pgoutput.batch.changes import COMMIT_LSN, LSN, MESSAGES, REJECTED
-from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX, MESSAGES_TABLE, REJECTED_TABLE
+from airflow_provider_pgoutput.batch.checkpoint import (
+    BRANCH_PREFIX,
+    MESSAGES_TABLE,
+    REJECTED_TABLE,
+    marker_of,
+)
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.errors import CommitStateUnknown, PublishRefused

@@ -1,10 +1,19 @@
-"""Names of what apply leaves in the lake about its progress; capture and the operators read them.
+"""What apply leaves in the lake about its progress, in names and rules; capture and the operators read it.
 
 The truth is in the snapshot summary of each table's commits. The checkpoint table is an index of it
-that can be rebuilt. What is not here: reading and writing either.
+that can be rebuilt. What is not here: reading and writing either (``apply/checkpoint.py`` with Spark,
+``capture/checkpoint.py`` and ``capture/checkpoint_rows.py`` with pyiceberg).
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.errors import BatchGap
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.batch.manifest import Manifest
 
 #: Keys of the snapshot summary of every commit that apply makes on a table.
 SUMMARY_SLOT = "pgoutput.slot"
@@ -68,3 +77,31 @@ LATER_COLUMNS = {
     "schema_changes": "string",
     "last_commit_time": "timestamptz",
 }
+
+
+def marker_of(manifest: Manifest) -> dict[str, str]:
+    """The snapshot summary keys of every commit that is made for a batch."""
+    return {
+        SUMMARY_SLOT: manifest.slot_name,
+        SUMMARY_SYSTEM_IDENTIFIER: manifest.system_identifier,
+        SUMMARY_BATCH_ID: manifest.batch_id,
+        SUMMARY_START_LSN: str(manifest.start_lsn),
+        SUMMARY_END_LSN: str(manifest.end_lsn),
+    }
+
+
+def refuse_gap(manifest: Manifest, checkpoint: Lsn | None) -> None:
+    """Refuse a batch that starts past the checkpoint.
+
+    Without any checkpoint every start is taken: where the stream begins is what capture decided when
+    it created the slot. A table that has a marker all the same is checked on its own.
+
+    :raises BatchGap: a batch before it was never applied.
+    """
+    if checkpoint is not None and manifest.start_lsn > checkpoint:
+        raise BatchGap(
+            f"The batch starts at {manifest.start_lsn}, the checkpoint is {checkpoint}.",
+            slot=manifest.slot_name,
+            lsn=checkpoint,
+            advice="apply the staged batches between, in order.",
+        )

@@ -231,6 +231,11 @@ class Manifest:
         return sum(table.counts.changes for table in self.tables)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether it leaves every table of the lake as it is, and is a step of the position alone."""
+        return not (self.tables or self.rejected_files or self.message_files)
+
+    @property
     def logical_messages(self) -> int:
         """Logical messages, which are part of no table."""
         return sum(file.rows for file in self.message_files)

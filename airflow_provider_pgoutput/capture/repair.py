@@ -6,12 +6,10 @@ What is not here: finding what is wrong (``doctor.py``), and any repair that cho
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from airflow_provider_pgoutput.batch import checkpoint as words
+from airflow_provider_pgoutput.capture.checkpoint_rows import append_rows
 from airflow_provider_pgoutput.capture.doctor import dead_branches
 from airflow_provider_pgoutput.capture.lake_state import lake_errors
 from airflow_provider_pgoutput.errors import BatchGap, TableRefused
@@ -24,12 +22,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.lake_state import AppliedMarker, LakeTable
 
 log = logging.getLogger(__name__)
-
-_ARROW_TYPES = {
-    "string": pa.string(),
-    "long": pa.int64(),
-    "timestamptz": pa.timestamp("us", tz="UTC"),
-}
 
 
 def remove_dead_branches(catalog: Catalog, observed: Observed) -> int:
@@ -87,7 +79,7 @@ def rebuild_checkpoint(catalog: Catalog, namespace: str, observed: Observed) -> 
             "end_lsn": position.sortable,
         }
     )
-    _write(catalog, namespace, rows)
+    append_rows(catalog, namespace, rows)
     log.info("The checkpoint of slot %s is %s again.", observed.slot_name, position)
     return position
 
@@ -133,17 +125,3 @@ def _table_row(observed: Observed, table: LakeTable, marker: AppliedMarker) -> d
         "end_lsn": marker.end_lsn.sortable,
         "snapshot_id": marker.snapshot_id,
     }
-
-
-def _write(catalog: Catalog, namespace: str, rows: list[dict[str, Any]]) -> None:
-    now = datetime.now(UTC)
-    schema = pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in words.CHECKPOINT])
-    identifier = (*namespace.split("."), words.CHECKPOINT_TABLE)
-    with lake_errors("written"):
-        table = catalog.create_table_if_not_exists(
-            identifier, schema, properties={"format-version": "2"}
-        )
-        # A table of an earlier version of the package lacks the newest columns; apply adds them.
-        present = set(table.schema().column_names)
-        schema = pa.schema([each for each in schema if each.name in present])
-        table.append(pa.Table.from_pylist([{**row, "applied_at": now} for row in rows], schema))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Asset
 
 from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.checkpoint import refuse_gap
 from airflow_provider_pgoutput.batch.manifest import Manifest
 from airflow_provider_pgoutput.batch.xcom import batch_xcom
 from airflow_provider_pgoutput.errors import BatchRefused, LakeUnavailable
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
+    from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
 
 
@@ -29,8 +31,9 @@ class PgoutputApplyOperator(SparkApplyOperator):
     """Apply a staged batch to Iceberg tables with Spark, and return what it did.
 
     A batch that the lake holds already is not given to Spark again, so a cleared task of an old run does
-    nothing. After the job the checkpoint is read back: the task succeeds only when the batch is in it.
-    The other arguments are those of ``SparkApplyOperator``.
+    nothing; for one that changes no table only the checkpoint is written, without Spark. Afterwards the
+    checkpoint is read back: the task succeeds only when the batch is in it. The other arguments are those of
+    ``SparkApplyOperator``.
 
     :param batch: the batch as ``PgoutputStageOperator`` returned it. (templated)
     :param tables: options of single tables, ``{"schema.table": {"target": ..., "mode": ...,
@@ -82,8 +85,15 @@ class PgoutputApplyOperator(SparkApplyOperator):
                 manifest_uri=batch.manifest_uri,
                 staging_uri=area.staging_uri,
             )
-            with log_group(f"Apply batch {batch.batch_id[:16]} with Spark"):
-                result = self.run_job(context, area, lake, plan, batch.batch_id)
+            if before is not None and _is_step(manifest, before):
+                self.log.info(
+                    "Batch %s changes no table: Spark is not started.", batch.batch_id[:16]
+                )
+                lake.record_empty_batch(plan, manifest)
+                result = {}
+            else:
+                with log_group(f"Apply batch {batch.batch_id[:16]} with Spark"):
+                    result = self.run_job(context, area, lake, plan, batch.batch_id)
             self._verify(lake, batch)
         counts = batch_xcom(manifest, batch.manifest_uri)["tables"]
         log_tables(counts)
@@ -134,6 +144,17 @@ class PgoutputApplyOperator(SparkApplyOperator):
                 lsn=batch.end_lsn,
                 advice="make sure that the iceberg connection and Spark's conf name the same catalog.",
             )
+
+
+def _is_step(manifest: Manifest, before: Checkpoint) -> bool:
+    """Whether nothing but the checkpoint has to move, from where it is.
+
+    :raises BatchGap: a batch before it was never applied.
+    """
+    if not manifest.is_empty or manifest.system_identifier != before.system_identifier:
+        return False
+    refuse_gap(manifest, before.end_lsn)
+    return True
 
 
 def _result(batch: ReceivedBatch, *, applied: bool) -> dict[str, Any]:

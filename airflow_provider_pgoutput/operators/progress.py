@@ -1,4 +1,4 @@
-"""How far the lake is, as the operators ask for it. The checkpoint itself is read in ``capture``."""
+"""How far the lake is, as the operators ask for it. The checkpoint is read and written in ``capture``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from airflow_provider_pgoutput.hooks.iceberg import resolve_lake_catalog
 from airflow_provider_pgoutput.operators.arguments import optional_text, required_text
 
 if TYPE_CHECKING:
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.batch.plan import Plan
     from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
     from airflow_provider_pgoutput.hooks.lake_catalog import LakeCatalog
 
@@ -41,3 +43,12 @@ class Lake:
         return read_checkpoint(
             self.catalog.name, self.catalog.pyiceberg_properties, self.namespace, slot_name
         )
+
+    def record_empty_batch(self, plan: Plan, manifest: Manifest) -> None:
+        """Move the checkpoint over a batch that changes no table, without Spark.
+
+        :raises LakeUnavailable: when the catalog does not do it.
+        """
+        from airflow_provider_pgoutput.capture.checkpoint_rows import record_empty_batch
+
+        record_empty_batch(self.catalog.name, self.catalog.pyiceberg_properties, plan, manifest)

@@ -129,22 +129,13 @@ class TestLake:
         copied: int = 0,
     ) -> None:
         """Write the rows that an apply leaves: one for the batch, one for each table, by name and OID."""
-        import pyarrow as pa
         from pyiceberg.catalog import load_catalog
 
-        from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT, CHECKPOINT_TABLE
         from airflow_provider_pgoutput.batch.lsn import Lsn
+        from airflow_provider_pgoutput.capture.checkpoint_rows import append_rows
 
-        kinds = {
-            "string": pa.string(),
-            "long": pa.int64(),
-            "timestamptz": pa.timestamp("us", tz="UTC"),
-        }
-        schema = pa.schema([(name, kinds[kind]) for name, kind in CHECKPOINT])
         catalog = load_catalog(self.catalog_name, **self.properties)
         catalog.create_namespace_if_not_exists(self.namespace)
-        name = f"{self.namespace}.{CHECKPOINT_TABLE}"
-        table = catalog.create_table_if_not_exists(name, schema)
         row: dict[str, Any] = {
             "slot_name": slot_name,
             "system_identifier": self.system_identifier,
@@ -159,7 +150,16 @@ class TestLake:
             target = f"{self.namespace}.{table_name.replace('.', '__')}"
             of_table = {"table_name": table_name, "relation_oid": relation_oid, "target": target}
             rows.append({**row, **of_table})
-        table.append(pa.Table.from_pylist(rows, schema=schema))
+        append_rows(catalog, self.namespace, rows)
+
+    def checkpoint_table(self) -> Any:
+        """The checkpoint table, as pyiceberg loads it."""
+        from pyiceberg.catalog import load_catalog
+
+        from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE
+
+        catalog = load_catalog(self.catalog_name, **self.properties)
+        return catalog.load_table(f"{self.namespace}.{CHECKPOINT_TABLE}")
 
 
 @pytest.fixture

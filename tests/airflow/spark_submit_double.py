@@ -5,6 +5,7 @@ The real one is in ``test_end_to_end.py``.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -78,16 +79,21 @@ class Workshop:
                 ),
             ),
         )
+        self.seal()
+        self.behave()
+
+    def seal(self, **changed: Any) -> None:
+        """Put the manifest into the staging area, with other fields if wanted, and tell of it."""
+        self.manifest = dataclasses.replace(self.manifest, **changed)
         relative = layout.manifest_path(
             SLOT, self.manifest.start_lsn, self.manifest.end_lsn, self.manifest.batch_id
         )
-        self.manifest_path = home / "staging" / relative
-        self.manifest_path.parent.mkdir(parents=True)
+        self.manifest_path = self.home / "staging" / relative
+        self.manifest_path.parent.mkdir(parents=True, exist_ok=True)
         self.manifest_path.write_text(self.manifest.to_json())
         self.batch: dict[str, Any] = dict(
             batch_xcom(self.manifest, layout.join(self.staging_uri, relative))
         )
-        self.behave()
 
     def behave(
         self, *, status: int = 0, result: dict[str, Any] | None = None, checkpoint: bool = True

@@ -124,6 +124,52 @@ def test_a_batch_that_the_lake_has_already_is_not_given_to_spark(
     assert not workshop.was_started
 
 
+def test_a_batch_without_changes_moves_the_checkpoint_without_spark(
+    workshop: Workshop, task_context: Any
+) -> None:
+    workshop.lake.record(SLOT, "0/10")
+    workshop.seal(tables=(), last_commit_time="2026-01-02T03:04:05.000006+00:00")
+    result = workshop.operator().execute(task_context)
+    assert not workshop.was_started
+    assert (result["applied"], result["changes"], result["snapshots"]) == (True, 0, {})
+    table = workshop.lake.checkpoint_table()
+    row = table.scan(row_filter="end_lsn = '0000000000000020'").to_arrow().to_pylist()[0]
+    assert (row["batch_id"], row["table_name"], row["inserts"]) == (
+        workshop.manifest.batch_id,
+        None,
+        0,
+    )
+    assert (row["dag_id"], row["manifest_uri"]) == ("tests", workshop.batch["manifest_uri"])
+    assert row["last_commit_time"].isoformat() == "2026-01-02T03:04:05.000006+00:00"
+    summary = table.current_snapshot().summary
+    assert (summary["pgoutput.slot"], summary["pgoutput.end-lsn"]) == (SLOT, "0/20")
+    # Once more, as a cleared task does.
+    assert workshop.operator().execute(task_context)["applied"] is False
+
+
+def test_a_batch_without_changes_after_a_gap_is_refused(
+    workshop: Workshop, task_context: Any
+) -> None:
+    workshop.lake.record(SLOT, "0/8")
+    workshop.seal(tables=())
+    with pytest.raises(AirflowFailException, match=r"BatchGap: .* starts at 0/10.* 0/8"):
+        workshop.operator().execute(task_context)
+    assert not workshop.was_started
+
+
+@pytest.mark.parametrize("system_identifier", [None, "8"])
+def test_spark_decides_about_the_first_batch_and_that_of_another_system(
+    workshop: Workshop, task_context: Any, system_identifier: str | None
+) -> None:
+    workshop.seal(tables=(), system_identifier=system_identifier or "7")
+    if system_identifier is not None:
+        workshop.lake.record(SLOT, "0/10")
+    workshop.behave(status=65, result={"status": "failed", "error": "BatchGap", "message": "x"})
+    with pytest.raises(AirflowFailException):
+        workshop.operator().execute(task_context)
+    assert workshop.was_started
+
+
 def test_a_job_that_left_no_checkpoint_is_no_success(workshop: Workshop, task_context: Any) -> None:
     workshop.behave(checkpoint=False)
     with pytest.raises(LakeUnavailable, match="checkpoint does not hold the batch"):
