@@ -51,6 +51,25 @@ def apply_in_process(pipeline: Pipeline, batch: Batch, crash_at: str, lake: Loca
         return _killed(command, environment, "")
 
 
+def apply_attached(pipeline: Pipeline, batch: Batch, crash_at: str) -> bool:
+    """Apply in a Python process that borrows this one's JVM; return whether the crash point killed it.
+
+    Much faster than ``apply_in_process``. The JVM lives on, and ends what the other tables' threads began.
+    """
+    gateway = pipeline.spark.sparkContext._gateway
+    assert gateway is not None
+    environment = {
+        **os.environ,
+        VARIABLE: crash_at,
+        "PYTHONPATH": str(ROOT),
+        "PYSPARK_GATEWAY_PORT": str(gateway.gateway_parameters.port),
+        "PYSPARK_GATEWAY_SECRET": str(gateway.gateway_parameters.auth_token),
+    }
+    script = Path(__file__).with_name("attached_apply.py")
+    body = {"plan": pipeline.plan(batch).to_json()}
+    return _killed([sys.executable, str(script)], environment, json.dumps(body))
+
+
 def _run_capture(task: str, pipeline: Pipeline, crash_at: str, options: dict[str, Any]) -> bool:
     options = {**pipeline.capture_options, **options}
     stream = options.pop("options", StreamOptions())

@@ -1,0 +1,38 @@
+"""One apply as a program that borrows a running JVM, so that killing its Python half costs no new JVM.
+
+Its arguments come as JSON on standard input. What is not here: the whole driver, Python and JVM, which
+``processes.apply_in_process`` starts and kills.
+
+Source: pyspark's ``java_gateway.py`` (``PYSPARK_GATEWAY_PORT``, ``PYSPARK_GATEWAY_SECRET``)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+from airflow_provider_pgoutput.apply.pipeline import apply_batch
+from airflow_provider_pgoutput.batch.plan import Plan
+
+
+def main() -> None:
+    """Apply the batch that standard input describes."""
+    plan = Plan.from_json(json.load(sys.stdin)["plan"])
+    gateway = launch_gateway()
+    jvm = gateway.jvm
+    context = jvm.org.apache.spark.SparkContext.getOrCreate()
+    java_context = jvm.org.apache.spark.api.java.JavaSparkContext.fromSparkContext(context)
+    conf = SparkConf(_jvm=jvm, _jconf=java_context.getConf())
+    apply_batch(SparkSession(SparkContext(gateway=gateway, jsc=java_context, conf=conf)), plan)
+    sys.stdout.flush()
+    # The end of Python would stop the Spark that belongs to somebody else.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""F49: kill -9 at every crash point, at every time that a run passes it, in several kinds of runs.
+
+``make torture FAULTS=1 SEED=1`` kills at all of them and says at how many; a test run at a few of each kind,
+drawn from the seed. Killed is the task's Python process: with ``test_apply_crashes.py``, which kills whole
+drivers, both halves of a driver die.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from tests.conformance.compare import connect
+from tests.faults.crash_points import crash_points
+from tests.faults.processes import advance_in_process, apply_attached, stage_in_process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.faults.conftest import Subject
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+SEED = int(os.environ.get("PGOUTPUT_SWEEP_SEED", "1"))
+#: Crash points of each room that a kind of run is killed at; 0: all.
+MOST = int(os.environ.get("PGOUTPUT_SWEEP_POINTS", "1"))
+#: A point that a run passes more often than this is passed in a loop that knows no end.
+_MOST_TIMES = 12
+
+#: By kind: options of the stage task, and of the plan.
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "merge-on-read": ({}, {}),
+    "copy-on-write": ({"transport": "walsender"}, {"write_mode": "copy-on-write"}),
+    "copies": ({"copy_tables": ("public.account", "public.bag", "public.journal")}, {}),
+    "messages": ({"options": StreamOptions(messages=True)}, {"format_version": 2}),
+    "small batches": ({"max_changes": 3}, {"parallel_tables": 1}),
+}
+
+
+@dataclass
+class Sweep:
+    """The kills of one kind of run."""
+
+    run: Subject
+    stage_options: dict[str, Any]
+    #: Crash point and the time that it was passed, of each kill.
+    kills: list[str] = field(default_factory=list)
+
+    def work(self) -> None:
+        self.run.work(3)
+        with connect(self.run.pipeline.conninfo) as session:
+            session.execute("SELECT pg_logical_emit_message(true, 'sweep', 'x')")
+
+    def until_it_ends(self, point: str, task: Callable[[str], bool]) -> None:
+        """Run a task until it is not killed any more, killed once at each time that it passes the point."""
+        for times in itertools.count(1):
+            assert times <= _MOST_TIMES, f"{point} is passed more than {_MOST_TIMES} times"
+            crash_at = f"{point}:{times}"
+            killed = task(crash_at)
+            self.run.judge.after_any_run()
+            if not killed:
+                return
+            self.kills.append(crash_at)
+
+    def kill_stage(self, point: str) -> None:
+        self.work()
+        pipeline = self.run.pipeline
+        # A sealed batch is found by the next run; the last run here is one of those that go to their end.
+        self.until_it_ends(
+            point, lambda crash_at: stage_in_process(pipeline, crash_at, **self.stage_options)
+        )
+        self.run.apply(self.run.stage(**self.stage_options))
+
+    def kill_apply(self, point: str) -> None:
+        self.work()
+        batch = self.run.stage(**self.stage_options)
+        self.until_it_ends(
+            point, lambda crash_at: apply_attached(self.run.pipeline, batch, crash_at)
+        )
+        self.run.applied.append(batch)
+
+    def kill_advance(self, point: str) -> None:
+        self.until_it_ends(point, lambda crash_at: advance_in_process(self.run.pipeline, crash_at))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_f49_killed_at_every_point_nothing_is_lost_or_doubled(
+    kind: str, subject: Callable[..., Subject], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage_options, plan_options = KINDS[kind]
+    run = subject(SEED * 100 + list(KINDS).index(kind))
+    run.pipeline.plan_options.update(plan_options)
+    sweep = Sweep(run, stage_options)
+    run.run()
+    for point in _drawn(kind, crash_points("capture")):
+        (sweep.kill_advance if point.startswith("advance.") else sweep.kill_stage)(point)
+    applied = [each for each in crash_points("apply") if not each.startswith("replay.")]
+    for point in _drawn(kind, applied):
+        sweep.kill_apply(point)
+        run.advance()
+    run.finish()
+    with capsys.disabled():
+        print(f"\n{kind}, seed {SEED}: {len(sweep.kills)} kills: {', '.join(sweep.kills)}")
+    assert MOST or sweep.kills
+
+
+def _drawn(kind: str, points: list[str]) -> list[str]:
+    if MOST == 0:
+        return points
+    chance = random.Random(f"{SEED} {kind}")  # noqa: S311 - a test has to repeat itself
+    return chance.sample(points, MOST)
