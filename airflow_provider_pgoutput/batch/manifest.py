@@ -15,7 +15,7 @@ from typing import Any
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.membership import PublishedSet
-from airflow_provider_pgoutput.batch.shape import SchemaChange
+from airflow_provider_pgoutput.batch.shape import SchemaChange, Storage, storage_from
 from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError
 
 FORMAT_VERSION = 1
@@ -26,6 +26,8 @@ _LATER_FIELDS = {
     "records_columns": False,
     "loaded_lsn": None,
 }
+#: Fields that tell where something lies, and nothing of the content.
+_PLACES = frozenset({"path", "storage"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,8 @@ class Table:
     schema_changes: tuple[SchemaChange, ...] = ()
     #: Whether the checkpoint does not have the columns as they are at the end of the batch.
     records_columns: bool = False
+    #: Where the table lay when the batch was sealed, or before; None: not known, as in files of version 0.1.
+    storage: Storage | None = None
 
     @property
     def name(self) -> str:
@@ -299,7 +303,7 @@ class Manifest:
                     "prepared": tuple(PreparedTransaction(**each) for each in body["prepared"]),
                 }
             )
-        except (KeyError, TypeError, AttributeError, ConfigurationError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, ConfigurationError) as error:
             raise BatchRefused("The manifest lacks a field or has one of another type.") from error
         if manifest.batch_id != batch_id:
             raise BatchRefused(
@@ -310,16 +314,20 @@ class Manifest:
 
 
 def _content(value: Any) -> Any:
-    """What the batch id is made of: no paths, and no later field that says nothing."""
+    """What the batch id is made of: no places, and no later field that says nothing."""
     if isinstance(value, dict):
         return {
             name: _content(each)
             for name, each in value.items()
-            if name != "path" and not (name in _LATER_FIELDS and each == _LATER_FIELDS[name])
+            if name not in _PLACES and not (name in _LATER_FIELDS and each == _LATER_FIELDS[name])
         }
     if isinstance(value, list | tuple):
         return [_content(each) for each in value]
     return value
+
+
+def _storage(body: dict[str, Any] | None) -> Storage | None:
+    return None if body is None else storage_from((body["columns"], body["files"]))
 
 
 def _table(body: dict[str, Any]) -> Table:
@@ -331,5 +339,6 @@ def _table(body: dict[str, Any]) -> Table:
             "schema_changes": tuple(
                 SchemaChange(**each) for each in body.get("schema_changes", ())
             ),
+            "storage": _storage(body.get("storage")),
         }
     )

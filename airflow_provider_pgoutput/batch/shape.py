@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import TableVersion
@@ -64,28 +64,65 @@ class KnownColumn:
 
 
 @dataclass(frozen=True, slots=True)
+class Storage:
+    """Where the rows of a table lay at one moment; another file says that all of them were written anew.
+
+    What a column holds in rows that are older than itself is kept in the catalog, or was written into all
+    rows when it was added: then the table has other files since.
+
+    Source: https://www.postgresql.org/docs/current/catalog-pg-class.html (relnatts, relfilenode)
+    """
+
+    #: ``pg_class.relnatts``: the highest number that a column had by then.
+    columns: int
+    #: OID and ``relfilenode`` of the table, or of each leaf of a partitioned one.
+    files: tuple[tuple[int, int], ...]
+
+    def differs(self, earlier: Storage | None = None) -> bool:
+        """Whether rows may have been written anew since an earlier moment.
+
+        :param earlier: None: since the table was made, whose file is called as its OID then.
+        """
+        known = dict(earlier.files) if earlier else {}
+        return any(known.get(oid, oid) != file for oid, file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """A table as the last batch left it."""
 
     columns: tuple[KnownColumn, ...]
     key: tuple[str, ...]
     replica_identity: str
+    #: None: not known, in a lake of an earlier version.
+    storage: Storage | None = None
 
     @classmethod
-    def of(cls, version: TableVersion) -> Shape:
+    def of(cls, version: TableVersion, storage: Storage | None = None) -> Shape:
         """The shape of a version."""
         columns = tuple(
             KnownColumn(each.attribute_number, each.name, each.type_name, each.lake_type)
             for each in version.columns
         )
-        return cls(columns, tuple(version.key_columns), version.replica_identity)
+        return cls(columns, tuple(version.key_columns), version.replica_identity, storage)
+
+    @property
+    def newest_number(self) -> int:
+        """The highest number of its columns; 0: none is known."""
+        return max((each.number or 0 for each in self.columns), default=0)
 
     def to_json(self) -> str:
         """The text that the checkpoint table keeps."""
         columns = [
             [each.number, each.name, each.type_name, each.lake_type] for each in self.columns
         ]
-        body = {"columns": columns, "key": self.key, "replica_identity": self.replica_identity}
+        body: dict[str, object] = {
+            "columns": columns,
+            "key": self.key,
+            "replica_identity": self.replica_identity,
+        }
+        if self.storage is not None:
+            body["storage"] = [self.storage.columns, self.storage.files]
         return json.dumps(body, ensure_ascii=True)
 
     @classmethod
@@ -94,6 +131,19 @@ class Shape:
         try:
             body = json.loads(text)
             columns = tuple(KnownColumn(*each) for each in body["columns"])
-            return cls(columns, tuple(body["key"]), str(body["replica_identity"]))
+            storage = storage_from(body.get("storage"))
+            return cls(columns, tuple(body["key"]), str(body["replica_identity"]), storage)
         except (ValueError, KeyError, TypeError):
             return None
+
+
+def storage_from(body: Any) -> Storage | None:
+    """Read the JSON form: the number of columns, and pairs of OID and file.
+
+    :raises ValueError: it is something else.
+    :raises TypeError: the same.
+    """
+    if body is None:
+        return None
+    columns, files = body
+    return Storage(int(columns), tuple((int(oid), int(file)) for oid, file in files))

@@ -29,6 +29,7 @@ from airflow_provider_pgoutput.capture.source.column_types import check_column_t
 from airflow_provider_pgoutput.capture.source.describe import Describer
 from airflow_provider_pgoutput.capture.source.keys import Keys
 from airflow_provider_pgoutput.capture.source.publication_marks import read_marks
+from airflow_provider_pgoutput.capture.source.storage import read_storage
 from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
 from airflow_provider_pgoutput.capture.staging.prepared import TwoPhase
 from airflow_provider_pgoutput.capture.staging.seal import find_ending
@@ -102,6 +103,8 @@ class CaptureContext:
             policy=self.request.schema_policy,
             before={} if checkpoint is None else checkpoint.shapes,
             attributes=read_attributes(self.session, relation_oids),
+            # After the columns: of one that is known by then no later place is missed.
+            storage=read_storage(self.session, relation_oids),
             published={
                 table.relation_oid: frozenset(column.name for column in table.columns)
                 for table in self.published()

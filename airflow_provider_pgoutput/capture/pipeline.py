@@ -15,7 +15,7 @@ from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.capture.context import CaptureContext
 from airflow_provider_pgoutput.capture.reading import stage_changes, stage_copies
 from airflow_provider_pgoutput.capture.request import ALWAYS, NEVER
-from airflow_provider_pgoutput.capture.schema.history import unfollowable
+from airflow_provider_pgoutput.capture.schema.differences import unfollowable
 from airflow_provider_pgoutput.capture.schema.policy import COPY, CopyNeeded
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server

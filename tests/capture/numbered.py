@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.shape import KnownColumn, Shape
+from airflow_provider_pgoutput.capture import schema
 from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
-from airflow_provider_pgoutput.capture.schema import history
+from airflow_provider_pgoutput.capture.source.session import connect
+from airflow_provider_pgoutput.capture.source.storage import read_storage
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
@@ -33,11 +35,11 @@ class Doubts(logging.Handler):
         self.names |= set(str(record.args[1]).split(", "))
 
     def __enter__(self) -> Doubts:
-        logging.getLogger(history.__name__).addHandler(self)
+        logging.getLogger(schema.__name__).addHandler(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        logging.getLogger(history.__name__).removeHandler(self)
+        logging.getLogger(schema.__name__).removeHandler(self)
 
 
 def read_columns(source: Source, table: str) -> dict[int, tuple[str, str, str | None]]:
@@ -61,6 +63,8 @@ def read_table(source: Source, table: str) -> list[Numbered]:
 def checkpoint_now(source: Source, tables: tuple[str, ...]) -> Checkpoint:
     """The checkpoint of a lake that holds all up to the slot's position."""
     (oids,) = source.execute(f"SELECT {', '.join(f'{t!r}::regclass::oid::int8' for t in tables)}")
+    with connect(source.conninfo) as session:
+        storage = read_storage(session, oids)
     shapes = {
         oid: Shape(
             tuple(
@@ -69,6 +73,7 @@ def checkpoint_now(source: Source, tables: tuple[str, ...]) -> Checkpoint:
             ),
             (),
             "d",
+            storage[oid],
         )
         for table, oid in zip(tables, oids, strict=True)
     }

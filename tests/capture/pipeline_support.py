@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from airflow_provider_pgoutput.batch.crash_points import VARIABLE
+from airflow_provider_pgoutput.batch.shape import Shape
 from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import Manifest
-    from airflow_provider_pgoutput.batch.shape import Shape
     from airflow_provider_pgoutput.capture.source.attributes import Attribute
 
 #: A program that stages one batch; its request comes as JSON on standard input.
@@ -174,3 +174,16 @@ def history_of(
 def checkpoint_of(manifest: Manifest) -> Checkpoint:
     """The checkpoint that the lake would have once this batch is applied."""
     return Checkpoint(manifest.end_lsn, manifest.system_identifier)
+
+
+def checkpoint_with_shapes(manifest: Manifest) -> Checkpoint:
+    """The same, with the columns of the batch's tables, as the lake keeps them."""
+    shapes = {
+        each.relation_oid: Shape.from_json(Shape.of(each.versions[-1], each.storage).to_json())
+        for each in manifest.tables
+    }
+    return dataclasses.replace(
+        checkpoint_of(manifest),
+        tables={each.relation_oid: each.name for each in manifest.tables},
+        shapes={oid: shape for oid, shape in shapes.items() if shape is not None},
+    )

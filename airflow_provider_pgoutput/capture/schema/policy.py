@@ -6,8 +6,12 @@ What is not here: finding such changes (``history.py``).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.errors import ConfigurationError, SnapshotLost
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.batch.manifest import Table
 
 #: What is done about an added column whose value in older rows nobody can tell.
 NULL = "null"
@@ -54,3 +58,19 @@ class CopyNeeded(Exception):
     def __init__(self, relation_oid: int) -> None:
         super().__init__(relation_oid)
         self.relation_oid = relation_oid
+
+
+def copy_needed(table: Table, column: str) -> CopyNeeded | SnapshotLost:
+    """What asks for a copy; where the batch holds one, only the next attempt makes another.
+
+    That one does not take the copy over, whose columns are no longer those of the table.
+    """
+    if table.copy_lsn is None:
+        return CopyNeeded(table.relation_oid)
+    return SnapshotLost(
+        "A column was changed after the table was copied in this batch, so that the copied rows lack what"
+        " it holds now. Nothing was staged.",
+        table=table.name,
+        column=column,
+        advice="run the task again: the table is copied anew; keep ALTER TABLE away from it meanwhile.",
+    )

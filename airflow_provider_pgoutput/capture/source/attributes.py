@@ -21,12 +21,32 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.capture.source.catalog import Session
 
+# The default that ADD COLUMN fills in is kept by each leaf of a partitioned table, under numbers of its own,
+# and not by the table itself. All leaves have the same, but for those that were attached with another past.
 _ATTRIBUTE_QUERY = """
+WITH RECURSIVE tree AS (
+    SELECT c.oid AS root, c.oid, c.relkind
+      FROM pg_catalog.pg_class c WHERE c.oid = ANY (%s::pg_catalog.oid[])
+     UNION ALL
+    SELECT t.root, c.oid, c.relkind
+      FROM tree t
+      JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid
+      JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
+     WHERE t.relkind = 'p'),
+kept AS MATERIALIZED (
+    SELECT t.root, a.attname, pg_catalog.count(DISTINCT v.shown) AS counted,
+           pg_catalog.min(v.shown) AS shown
+      FROM tree t
+      JOIN pg_catalog.pg_attribute a ON a.attrelid = t.oid AND a.atthasmissing AND NOT a.attisdropped
+     CROSS JOIN LATERAL (SELECT (a.attmissingval::pg_catalog.text::pg_catalog.text[])[1]) v(shown)
+     GROUP BY t.root, a.attname)
 SELECT a.attrelid::pg_catalog.int8, a.attnum::pg_catalog.int4, a.attname::pg_catalog.text,
        a.attisdropped, a.atttypid::pg_catalog.int8, a.atttypmod,
-       (a.attmissingval::pg_catalog.text::pg_catalog.text[])[1],
-       a.attnotnull OR a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> ''
+       CASE WHEN k.counted = 1 THEN k.shown END,
+       a.attnotnull OR a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> '',
+       COALESCE(k.counted > 1, false)
   FROM pg_catalog.pg_attribute a
+  LEFT JOIN kept k ON k.root = a.attrelid AND k.attname = a.attname
  WHERE a.attrelid = ANY (%s::pg_catalog.oid[]) AND a.attnum > 0
  ORDER BY a.attrelid, a.attnum
 """
@@ -62,8 +82,10 @@ class Attribute:
     type_modifier: int
     #: See ``batch/manifest.py``.
     missing_value: str | None
-    #: Whether rows that are older than the column may show something else in it than NULL.
+    #: Whether its definition of now may have filled rows that are older than the column.
     may_have_filled: bool
+    #: Whether the partitions of the table show several values in rows that are older than the column.
+    has_several_values: bool = False
 
 
 def read_attributes(
@@ -71,7 +93,8 @@ def read_attributes(
 ) -> dict[int, tuple[Attribute, ...]]:
     """All columns that tables have and had, by OID, in order; a table that is gone has none."""
     with translated():
-        rows = session.execute(_ATTRIBUTE_QUERY, (sorted(relation_oids),)).fetchall()
+        oids = sorted(relation_oids)
+        rows = session.execute(_ATTRIBUTE_QUERY, (oids, oids)).fetchall()
     found: dict[int, list[Attribute]] = {}
     for relation_oid, *values in rows:
         found.setdefault(relation_oid, []).append(Attribute(*values))

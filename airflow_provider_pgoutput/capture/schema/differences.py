@@ -1,0 +1,89 @@
+"""What lies between two versions of a table: changes in words, and types to which Iceberg cannot follow.
+
+What is not here: which column is which (``attribution.py``), and what is done about the changes
+(``history.py``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.batch import shape as words
+from airflow_provider_pgoutput.batch.shape import SchemaChange, Shape
+from airflow_provider_pgoutput.batch.widening import widens
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.batch.manifest import Column, Table
+
+
+def unfollowable(table: Table, before: Shape | None) -> list[Column]:
+    """Columns of a batch that changed to a type to which Iceberg cannot follow."""
+    if table.copy_lsn is not None:
+        # Whatever the lake held gives way to the copy, which has the columns of the first version.
+        before = Shape.of(table.versions[0])
+    if before is None:
+        return []
+    found = []
+    kinds = {each.number: each.lake_type for each in before.columns if each.number is not None}
+    for version in table.versions:
+        for column in version.columns:
+            number = column.attribute_number
+            held = (
+                column.lake_type if number is None else kinds.setdefault(number, column.lake_type)
+            )
+            if held == column.lake_type or widens(column.lake_type, held):
+                continue
+            if not widens(held, column.lake_type):
+                found.append(column)
+            if number is not None:
+                kinds[number] = column.lake_type
+    return found
+
+
+def differences(one: Shape, two: Shape, live: set[int]) -> list[SchemaChange]:
+    """What lies between two shapes that follow each other.
+
+    :param live: numbers of the columns that the table has now.
+    """
+    by_name = {each.name: each for each in one.columns}
+    by_number = {each.number: each for each in one.columns if each.number is not None}
+    found, kept = [], set()
+    for column in two.columns:
+        earlier = None if column.number is None else by_number.get(column.number)
+        namesake = by_name.get(column.name)
+        if earlier is None and namesake and None in (namesake.number, column.number):
+            earlier = namesake
+        if earlier is None:
+            found.append(
+                SchemaChange(words.ADDED, column.name, "", column.type_name, column.number)
+            )
+            continue
+        kept.add(earlier)
+        found += _of_column(earlier, column)
+    gone = [
+        SchemaChange(
+            words.UNPUBLISHED if each.number in live else words.DROPPED,
+            each.name,
+            attribute_number=each.number,
+        )
+        for each in one.columns
+        if each not in kept
+    ]
+    renamed = {each.before: each.after for each in found if each.kind == words.RENAMED}
+    key = tuple(renamed.get(name, name) for name in one.key)
+    if key != two.key:
+        found.append(SchemaChange(words.KEY, "", ", ".join(key), ", ".join(two.key)))
+    if one.replica_identity != two.replica_identity:
+        found.append(SchemaChange(words.IDENTITY, "", one.replica_identity, two.replica_identity))
+    return gone + found
+
+
+def _of_column(one: words.KnownColumn, two: words.KnownColumn) -> list[SchemaChange]:
+    found = []
+    if one.name != two.name:
+        found.append(SchemaChange(words.RENAMED, two.name, one.name, two.name, two.number))
+    if one.type_name != two.type_name:
+        found.append(
+            SchemaChange(words.RETYPED, two.name, one.type_name, two.type_name, two.number)
+        )
+    return found

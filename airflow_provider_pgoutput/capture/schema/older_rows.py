@@ -1,0 +1,154 @@
+"""What rows of the lake that are older than an added column show in it, as far as anybody tells.
+
+PostgreSQL keeps a constant default for them in the catalog until the table is written anew; any other default
+it writes into the rows, which is no row event, but gives the table other files. So of a table with the files
+that it had, what the catalog does not keep is NULL; of one with others it is not known. What is not
+here: reading the catalog (``source/attributes.py``, ``source/storage.py``).
+
+Source: https://www.postgresql.org/docs/current/ddl-alter.html and catalog-pg-attribute.html
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.batch import shape as words
+from airflow_provider_pgoutput.capture.schema.policy import COPY, DEFAULT, copy_needed
+from airflow_provider_pgoutput.errors import TableRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from airflow_provider_pgoutput.batch.manifest import Column, Table
+    from airflow_provider_pgoutput.batch.shape import SchemaChange, Shape, Storage
+    from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
+    from airflow_provider_pgoutput.capture.source.attributes import Attribute
+
+log = logging.getLogger(__name__)
+
+_WAYS_ON = (
+    "copy_tables=[%r] brings it in; older_rows='copy' does so by itself from now on, older_rows='default'"
+    " writes the column's default if it is a constant"
+)
+
+
+@dataclass(frozen=True)
+class OlderRows:
+    """What the catalog says of rows that are older than a column; the arguments are those of the history."""
+
+    policy: SchemaPolicy
+    attributes: Mapping[int, tuple[Attribute, ...]]
+    storage: Mapping[int, Storage]
+    showing: Callable[[str, Column, str | None], Column]
+    constant_default: Callable[[int, int], str | None]
+    _warned: set[tuple[int, str]] = field(default_factory=set)
+
+    def complete(
+        self,
+        table: Table,
+        changes: Sequence[SchemaChange],
+        before: Shape | None,
+        *,
+        may_copy: bool,
+    ) -> Table:
+        """Do what the policy says about added columns of which older rows may show something.
+
+        :param before: the table at the end of the last batch; None: not known, or the batch copies it.
+        :raises CopyNeeded: the policy wants a copy, and the batch holds none of it.
+        :raises SnapshotLost: the policy wants a copy, and that of the batch is older than the column.
+        :raises TableRefused: the column is part of the key.
+        """
+        attributes = {e.number: e for e in self.attributes.get(table.relation_oid, ())}
+        added = {each.attribute_number for each in changes if each.kind == words.ADDED}
+        values: dict[int | None, str] = {}
+        for number in sorted(each for each in added if each is not None):
+            found = attributes.get(number)
+            if found is None or not self._is_unknown(table.relation_oid, found, before):
+                continue
+            if self.policy.older_rows == COPY and may_copy:
+                raise copy_needed(table, found.name)
+            refuse_unknown_key(table, number, "was added to the key")
+            value = None
+            if self.policy.older_rows == DEFAULT:
+                value = self.constant_default(table.relation_oid, number)
+            if value is None:
+                self._warn(table, found.name)
+            else:
+                values[number] = value
+        return self._with_values(table, values)
+
+    def storage_of(self, table: Table, before: Shape | None) -> Storage | None:
+        """Where the table lay at a moment when it had no columns but those of the batch, if possible.
+
+        A column that is added later is younger than that moment then, and so is whatever it filled in.
+        """
+        now = self.storage.get(table.relation_oid)
+        earlier = None if before is None else before.storage
+        if now is None or earlier is None:
+            return now or earlier
+        newest = words.Shape.of(table.versions[-1]).newest_number
+        # An earlier moment is as good, but for what wrote the table anew without a new column since.
+        return now if now.columns <= max(newest, earlier.columns) else earlier
+
+    def _is_unknown(self, relation_oid: int, found: Attribute, before: Shape | None) -> bool:
+        """Whether older rows may show another value in an added column than NULL or the one that is kept."""
+        if found.missing_value is not None or found.is_dropped:
+            return False
+        now = self.storage.get(relation_oid)
+        if now is None or found.has_several_values:
+            return found.may_have_filled or found.has_several_values
+        earlier = None if before is None else before.storage
+        if earlier is not None and found.number > earlier.columns:
+            return now.differs(earlier)
+        # Not known when it had no such column: then its definition of now has to tell.
+        return now.differs() and found.may_have_filled
+
+    def _with_values(self, table: Table, values: Mapping[int | None, str]) -> Table:
+        """The table with what older rows show in some columns."""
+
+        def completed(column: Column) -> Column:
+            value = values.get(column.attribute_number)
+            return column if value is None else self.showing(table.name, column, value)
+
+        return dataclasses.replace(
+            table,
+            versions=tuple(
+                dataclasses.replace(each, columns=tuple(map(completed, each.columns)))
+                for each in table.versions
+            ),
+        )
+
+    def _warn(self, table: Table, column: str) -> None:
+        if (table.relation_oid, column) in self._warned:
+            return
+        self._warned.add((table.relation_oid, column))
+        log.warning(
+            "%s: what older rows show in the added column %s is neither in the stream nor in the catalog"
+            " (its default is no constant, or the table was rewritten since): they have NULL in the lake"
+            " until they change. " + _WAYS_ON + ".",
+            table.name,
+            column,
+            table.name,
+        )
+
+
+def refuse_unknown_key(table: Table, number: int | None, what: str) -> None:
+    """Refuse a key whose values in older rows nobody tells: these rows would not be found, and double.
+
+    :raises TableRefused: the column is part of a key of the batch.
+    """
+    for version in table.versions:
+        for column in version.columns:
+            if column.attribute_number == number and column.name in version.key_columns:
+                if table.copy_lsn is not None:
+                    raise copy_needed(table, column.name)
+                raise TableRefused(
+                    f"The column {what}, and neither the stream nor the catalog tells what older rows hold in"
+                    " it now; without it they cannot be found.",
+                    table=table.name,
+                    column=column.name,
+                    advice=f"copy the table again (copy_tables=[{table.name!r}]).",
+                )
