@@ -13,7 +13,7 @@ from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
-from airflow_provider_pgoutput.capture.source.errors import translated
+from airflow_provider_pgoutput.capture.source.errors import of_slot, translated
 from airflow_provider_pgoutput.capture.source.slot import check_slot, read_slot
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
@@ -52,7 +52,7 @@ def advance_slot(
     check_slot_name(slot_name)
     if checkpoint_lsn <= 0:
         raise ConfigurationError("0/0 is not a checkpoint.", slot=slot_name)
-    with sessions.connect(conninfo, slot=slot_name) as session:
+    with of_slot(slot_name), sessions.connect(conninfo, slot=slot_name) as session:
         server = read_server(session)
         _refuse_other_system(server, system_identifier, slot_name, checkpoint_lsn)
         slot = read_slot(session, slot_name)

@@ -19,6 +19,7 @@ from airflow_provider_pgoutput.capture.schema.differences import unfollowable
 from airflow_provider_pgoutput.capture.schema.policy import COPY, CopyNeeded
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
+from airflow_provider_pgoutput.capture.source.errors import of_slot
 from airflow_provider_pgoutput.capture.source.locks import holders_named
 from airflow_provider_pgoutput.capture.source.membership import (
     changes_of_membership,
@@ -85,6 +86,7 @@ def stage_batch(request: CaptureRequest) -> tuple[Manifest, str]:
 def _stage_once(request: CaptureRequest) -> tuple[Manifest, str]:
     area = StagingArea(request.staging_uri)
     with (
+        of_slot(request.slot_name),
         sessions.connect(request.conninfo, slot=request.slot_name) as session,
         holders_named(session, slot=request.slot_name),
     ):

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 
+from airflow_provider_pgoutput.capture.source import liveness
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
-
-_CONNECT_TIMEOUT_SECONDS = 30
 
 
 def get_connection(conn_id: str) -> Connection:
@@ -57,7 +56,7 @@ def libpq_parameters(connection: Connection, extra: dict[str, Any]) -> dict[str,
         "password": connection.password,
         "dbname": connection.schema,
         "fallback_application_name": "airflow-provider-pgoutput",
-        "connect_timeout": _CONNECT_TIMEOUT_SECONDS,
+        **liveness.DEFAULTS,
     }
     parameters |= {
         name: value

@@ -28,6 +28,8 @@ READY = "ready"
 MISSING = "missing"
 
 _LONGEST_BACKOFF_SECONDS = 300.0
+#: For a connection and one look at a view; a source that needs longer counts as one that does not answer.
+_LOOK_SECONDS = 60.0
 
 
 class PgoutputChangesTrigger(BaseEventTrigger):
@@ -96,9 +98,10 @@ class PgoutputChangesTrigger(BaseEventTrigger):
         try:
             while True:
                 try:
-                    if connection is None or connection.closed:
-                        connection = await self._connect()
-                    facts = await self._look(connection)
+                    async with asyncio.timeout(_LOOK_SECONDS):
+                        if connection is None or connection.closed:
+                            connection = await self._connect()
+                        facts = await self._look(connection)
                     pause = self.poll_interval_seconds
                 except (psycopg.Error, OSError, AirflowException) as error:
                     # The class only: the text of a refused login may name more than a log should.

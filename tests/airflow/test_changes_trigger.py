@@ -14,12 +14,17 @@ from airflow.sdk import Asset, AssetWatcher
 from airflow.triggers.base import BaseEventTrigger
 
 from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.triggers import changes
 from airflow_provider_pgoutput.triggers.changes import PgoutputChangesTrigger
+from tests.airflow.conftest import connection_json
+from tests.faults.network import Action, Fault, Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import psycopg
+
+    from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
 
     Session = psycopg.Connection[tuple[Any, ...]]
 
@@ -169,6 +174,23 @@ def test_it_outlives_a_source_that_does_not_answer(
         assert event.payload["status"] == "ready"
 
     asyncio.run(scenario())
+
+
+@pytest.mark.postgres
+def test_it_gives_up_a_connection_that_fell_silent(
+    source: Session, slot: str, postgres_server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F37: kernels still answer, nobody else does; the trigger connects anew and fires."""
+    monkeypatch.setattr(changes, "_LOOK_SECONDS", 1.0)
+    fault = Fault(Action.STALL, b"pg_replication_slots")
+    with Proxy(postgres_server.port, fault) as proxy:
+        through = proxy.conninfo(source.info.dsn, password=source.info.password)
+        monkeypatch.setenv("AIRFLOW_CONN_POSTGRES_DEFAULT", connection_json(through))
+        write_wal(source, 1 << 20)
+        trigger = PgoutputChangesTrigger(slot_name=slot, **QUICK)
+        (event,) = asyncio.run(events(trigger, 1, patience_seconds=30))
+        assert fault.struck.is_set()
+    assert event["status"] == "ready"
 
 
 @pytest.mark.postgres

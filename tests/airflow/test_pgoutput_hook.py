@@ -57,6 +57,10 @@ def test_extras_become_libpq_parameters_and_postgreshooks_own_do_not(
         "sslrootcert": "/ca.pem",
         "keepalives": "1",
         "connect_timeout": "30",
+        "keepalives_idle": "30",
+        "keepalives_interval": "10",
+        "keepalives_count": "6",
+        "tcp_user_timeout": "90000",
         "fallback_application_name": "airflow-provider-pgoutput",
     }
 

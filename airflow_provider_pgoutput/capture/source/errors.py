@@ -134,7 +134,12 @@ _MEANINGS = (
 _REPLICATION_NEEDED = ("permission denied to start WAL sender", "replication role")
 
 #: Words of libpq when an encrypted connection breaks, which a later attempt makes anew.
-_BROKEN = ("SSL SYSCALL error", "SSL connection has been closed", "unexpected eof")
+_BROKEN = (
+    "SSL SYSCALL error",
+    "SSL connection has been closed",
+    "unexpected eof",
+    "bad record mac",
+)
 
 #: Words of libpq, which gives no SQLSTATE when a connection fails, that waiting cannot mend.
 _REFUSED = (
@@ -236,3 +241,19 @@ def translated(slot: str | None = None, table: str | None = None) -> Iterator[No
         raise of_psycopg(error, slot=slot, table=table) from None
     except adbc_driver_manager.Error as error:
         raise of_adbc(error, slot=slot, table=table) from None
+
+
+@contextmanager
+def of_slot(slot: str) -> Iterator[None]:
+    """Let a connection that fails inside say for which slot it was used.
+
+    :raises SourceUnavailable: the same, with the slot.
+    """
+    try:
+        yield
+    except errors.SourceUnavailable as error:
+        if error.slot is not None:
+            raise
+        raise errors.SourceUnavailable(
+            error.message, slot=slot, table=error.table, lsn=error.lsn, advice=error.advice
+        ) from error.__cause__

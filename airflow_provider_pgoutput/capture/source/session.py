@@ -16,6 +16,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from airflow_provider_pgoutput.capture.source import liveness
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.errors import ConfigurationError
 
@@ -68,11 +69,7 @@ def parameters(conninfo: str | Mapping[str, Any], **more: str | None) -> dict[st
     options = " ".join(f"-c {name}={value}" for name, value in PINNED.items())
     own = given.get("options")
     return {
-        "connect_timeout": "30",
-        # Notices a dead peer or a half-open connection within about a minute and a half.
-        "keepalives_idle": "30",
-        "keepalives_interval": "10",
-        "keepalives_count": "6",
+        **liveness.DEFAULTS,
         **given,
         "application_name": given.get("application_name") or APPLICATION_NAME,
         "client_encoding": "UTF8",
@@ -174,6 +171,13 @@ def _set_statement() -> sql.Composed:
         ).format(sql.Literal(value), sql.Literal(name))
         for name, value in _PINNED_IF_KNOWN.items()
     ]
+    # Not one of those that are read back: no value depends on it, and Windows servers cannot do it.
+    calls.append(
+        sql.SQL(
+            "(SELECT pg_catalog.set_config('client_connection_check_interval', {}, false)"
+            " WHERE pg_catalog.version() !~* 'visual c|msvc|mingw')"
+        ).format(sql.Literal(liveness.CLIENT_CHECK_INTERVAL))
+    )
     return sql.SQL("SELECT ") + sql.SQL(", ").join(calls)
 
 

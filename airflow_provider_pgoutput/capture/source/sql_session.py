@@ -29,6 +29,12 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.stream import SlotRead
 
 
+#: Bytes of a row that goes before the answer, more than the server keeps back until it has enough to send.
+#: The driver calls ``std::terminate`` when a connection breaks before the first bytes of an answer are there
+#: (https://github.com/apache/arrow-adbc/issues/3878), and the server works on an answer for long.
+_FIRST_ROW_BYTES = 9000
+
+
 class SlotSession:
     """An ADBC connection with, once asked for, a temporary copy of the slot."""
 
@@ -51,19 +57,24 @@ class SlotSession:
             transaction that it streams.
         """
         statement = sql.SQL(
-            "SELECT data FROM pg_catalog.pg_logical_slot_peek_binary_changes({}, {}, {}, {})"
+            "SELECT pg_catalog.convert_to(pg_catalog.repeat(' ', {}), 'UTF8') AS data UNION ALL"
+            " SELECT data FROM pg_catalog.pg_logical_slot_peek_binary_changes({}, {}, {}, {})"
         ).format(
+            sql.Literal(_FIRST_ROW_BYTES),
             sql.Literal(self._copy_name or self._slot_name),
             sql.Literal(str(up_to)),
             sql.Literal(messages),
             self._read.options.as_arguments(),
         )
         self.messages = 0
+        skipped = 1
         with self._read.reassembler() as reassembler:
             for record_batch in sessions.record_batches(
                 self._cursor, statement.as_string(), slot=self._slot_name
             ):
-                for chunk in message_chunks(record_batch.column(0)):
+                messages_column = record_batch.column(0).slice(skipped)
+                skipped = 0
+                for chunk in message_chunks(messages_column):
                     self.messages += len(chunk.offsets) - 1
                     yield from reassembler.take(chunk)
 

@@ -3,7 +3,8 @@
 A thread of its own owns the connection: it gathers messages into chunks and hands them over in a
 short queue. While the reader of the queue is slow, the thread goes on replying to the server, which
 would otherwise end the connection after ``wal_sender_timeout``. A reply says how far we received,
-which lets the server shut down, and never a flush LSN: that alone would move the slot.
+which lets the server shut down, and never a flush LSN: that alone would move the slot. A server that
+says nothing is asked, and given up when it does not answer.
 
 Source: https://www.postgresql.org/docs/current/protocol-replication.html
 """
@@ -58,6 +59,9 @@ _QUEUED_CHUNKS = 4
 _ASK_SECONDS = 0.05
 #: How long a wait lasts before it looks whether the read was stopped.
 _PATIENCE_SECONDS = 0.2
+#: How long a server that is asked again and again may say nothing; longer where ``wal_sender_timeout``,
+#: its own patience with us, is more than half of it.  A kernel, or a proxy, may answer for a dead server.
+SILENCE_SECONDS = 120.0
 #: How long a server that is asked to stop may take.
 _STOP_SECONDS = 2.0
 
@@ -88,6 +92,7 @@ class WalsenderStream:
             raise
         timeout_seconds = (row[0] if row else 0) / 1000 or 60.0
         self._reply_seconds = min(10.0, timeout_seconds / 4)
+        self._silence_seconds = max(SILENCE_SECONDS, 2 * timeout_seconds)
         self._streaming = True
         self._thread = threading.Thread(target=self._run, name="walsender", daemon=True)
         self._thread.start()
@@ -145,11 +150,15 @@ class WalsenderStream:
         gathered: list[memoryview] = []
         size = 0
         idle = False
-        replied = time.monotonic()
+        replied = heard = time.monotonic()
         ask_seconds = _ASK_SECONDS
         while not self._stopping.is_set():
             wal_end, more, drained = self._burst(connection, gathered)
             size += more
+            if more or wal_end:
+                heard = time.monotonic()
+            elif time.monotonic() - heard >= self._silence_seconds:
+                raise self._silent()
             if more:
                 idle, ask_seconds = False, _ASK_SECONDS
             reached = wal_end >= self._target
@@ -158,6 +167,7 @@ class WalsenderStream:
                 gathered, size = [], 0
                 reached = reached or _reaches(chunk, self._target)
                 self._hand_over(chunk)
+                heard = time.monotonic()
             if self._notices:
                 raise self._notices[0]
             if reached:
@@ -213,9 +223,20 @@ class WalsenderStream:
         """
         now_us = int(time.time() * 1_000_000) - POSTGRES_EPOCH_US
         connection.put_copy_data(_REPLY_LAYOUT.pack(b"r", self._received, 0, 0, now_us, ask))
+        deadline = time.monotonic() + self._silence_seconds
         while connection.flush():
+            if time.monotonic() >= deadline:
+                raise self._silent()
             select.select([connection.socket], [connection.socket], [], self._reply_seconds)
             connection.consume_input()
+
+    def _silent(self) -> SourceUnavailable:
+        return SourceUnavailable(
+            f"The walsender has not said a word for {self._silence_seconds:.0f} s, although it was asked.",
+            slot=self._slot_name,
+            advice="nothing; the next attempt connects again. If it repeats, look at what lies between:"
+            " a server that needs longer is given it by a longer wal_sender_timeout.",
+        )
 
     def _hand_over(self, item: MessageChunk | PgoutputError | None) -> None:
         """Give the reader an item; reply to the server for as long as the reader is slow."""

@@ -105,6 +105,7 @@ def test_every_pinned_setting_is_read_back(source: Source) -> None:
         (None, "SSL connection has been closed unexpectedly", SourceUnavailable),
         (None, "SSL SYSCALL error: Connection reset by peer", SourceUnavailable),
         (None, "SSL error: unexpected eof while reading", SourceUnavailable),
+        (None, "SSL error: decryption failed or bad record mac", SourceUnavailable),
         (None, "SSL error: certificate verify failed", ConfigurationError),
         (None, 'FATAL: no pg_hba.conf entry for host "1.2.3.4"', ConfigurationError),
     ],
