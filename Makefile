@@ -9,7 +9,7 @@ export PYTHON
 # Where it is set, each process that a test starts would compile all of its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test lint types demo airflow bench fuzz sweep torture values clean
+.PHONY: help setup test lint types demo airflow bench fuzz sweep torture values sbom clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ values: setup ## Generated values of every type, carried to Iceberg and compared
 
 bench: setup ## Measure against pg_recvlogical and a bare MERGE
 	@$(BIN)/python -m benchmarks
+
+sbom: setup ## Write the bill of materials of the wheel from uv.lock (docs/sbom.cdx.json)
+	@$(BIN)/python scripts/sbom.py
 
 clean: ## Remove what the demo and the tools left (not .venv, not the caches)
 	@if [ -x $(BIN)/python ]; then $(BIN)/python -m airflow_provider_pgoutput.quickstart clean; fi

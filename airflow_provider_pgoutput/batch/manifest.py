@@ -278,7 +278,7 @@ class Manifest:
             body = json.loads(text)
             found = body.pop("format_version")
             batch_id = body.pop("batch_id")
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise BatchRefused("This file is not a manifest of a batch.") from error
         if found != FORMAT_VERSION:
             raise BatchRefused(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,15 @@ METADATA_COLUMNS = {
     "_pgoutput_xid": "long",
     "_pgoutput_commit_ts": "timestamptz",
 }
+
+_COLUMN = r"(?:[^\W\d]\w*|`(?:[^`]|``)+`)(?:\.(?:[^\W\d]\w*|`(?:[^`]|``)+`))*"
+#: What stands in a statement as it was given, so nothing else may.
+#: https://iceberg.apache.org/docs/latest/spark-ddl/#partitioned-by
+_PARTITION_TRANSFORM = re.compile(
+    rf"\s*(?:{_COLUMN}|(?:years?|months?|days?|date|hours?|date_hour)\(\s*{_COLUMN}\s*\)"
+    rf"|(?:bucket|truncate)\(\s*(?:\d{{1,9}}\s*,\s*{_COLUMN}|{_COLUMN}\s*,\s*\d{{1,9}})\s*\))\s*",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +122,7 @@ class Plan:
             metadata = tuple(body["metadata_columns"])
             replay = _replay(body.get("replay"))
             plan = cls(**{**body, "tables": tables, "metadata_columns": metadata, "replay": replay})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigurationError("This file is not a plan of an apply.") from error
         plan.check()
         return plan
@@ -132,6 +142,13 @@ class Plan:
             raise ConfigurationError(
                 f"Unknown type_changes {sorted(unknown)}.",
                 advice=f"use {FAIL!r} or {NEW_COLUMN!r}; 'copy' is an option of the stage task.",
+            )
+        transforms = {each for table in self.tables.values() for each in table.partitioned_by}
+        if unknown := {each for each in transforms if not _PARTITION_TRANSFORM.fullmatch(each)}:
+            raise ConfigurationError(
+                f"No partition transforms: {sorted(unknown)}.",
+                advice="use a column, or years, months, days, hours, bucket(n, column) or "
+                "truncate(n, column); a column of another name goes in backticks.",
             )
         if unknown := set(self.metadata_columns) - set(METADATA_COLUMNS):
             raise ConfigurationError(

@@ -1,11 +1,13 @@
 """Airflow connections in the form that the rooms behind the doors understand.
 
 One connection gives the same libpq parameters to the hook, which may block, and to the trigger, which
-may not. What is not here: opening anything.
+may not. It is also decided here that a remote server is verified. What is not here: opening anything.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseHook
@@ -15,7 +17,22 @@ from airflow_provider_pgoutput.capture.source import liveness
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from airflow.sdk import Connection
+
+log = logging.getLogger(__name__)
+
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+_VERIFIED = ("verify-ca", "verify-full")
+#: Parameters of libpq whose values are secrets.
+_SECRETS = (
+    "password",
+    "sslpassword",
+    "oauth_client_secret",
+    "scram_client_key",
+    "scram_server_key",
+)
 
 
 def get_connection(conn_id: str) -> Connection:
@@ -34,6 +51,9 @@ def get_connection(conn_id: str) -> Connection:
 
 def libpq_parameters(connection: Connection, extra: dict[str, Any]) -> dict[str, str]:
     """Parameters of libpq as ``PostgresHook`` would pass them, without an IAM token.
+
+    A server on another machine is verified unless the connection names a lower ``sslmode``, which is
+    warned about: libpq's own default would neither verify it nor insist on encryption.
 
     :param connection: a connection of type ``postgres``.
     :param extra: its extras, already parsed: every one that ``PostgresHook`` does not keep for itself is
@@ -63,7 +83,45 @@ def libpq_parameters(connection: Connection, extra: dict[str, Any]) -> dict[str,
         for name, value in extra.items()
         if name not in PostgresHook.ignored_extra_options
     }
-    return {name: _text(value) for name, value in parameters.items() if value not in (None, "")}
+    given = {name: _text(value) for name, value in parameters.items() if value not in (None, "")}
+    return _with_tls(given, str(connection.conn_id))
+
+
+def secret_values(parameters: Mapping[str, str]) -> list[str]:
+    """What must not be seen of parameters of libpq."""
+    return [parameters[name] for name in _SECRETS if parameters.get(name)]
+
+
+def _with_tls(parameters: dict[str, str], conn_id: str) -> dict[str, str]:
+    """Decide about ``sslmode`` where nobody did, and warn of one that verifies nothing.
+
+    Source: https://www.postgresql.org/docs/current/libpq-ssl.html#LIBPQ-SSL-PROTECTION
+    """
+    if not _is_remote(parameters):
+        return parameters
+    # A service file may name the mode, and this would win over it.
+    chosen = parameters.get("sslmode") or os.environ.get("PGSSLMODE")
+    if not chosen and "service" not in parameters:
+        return {**parameters, "sslmode": "verify-full"}
+    if chosen and chosen not in _VERIFIED:
+        log.warning(
+            "The connection %s has sslmode %s, which does not verify its server: anyone on the way could read"
+            ' along. Set {"sslmode": "verify-full", "sslrootcert": ...} in its extras.',
+            conn_id,
+            chosen,
+        )
+    return parameters
+
+
+def _is_remote(parameters: Mapping[str, str]) -> bool:
+    """Whether any of the hosts that libpq may connect to is another machine."""
+    named = (
+        parameters.get("hostaddr") or parameters.get("host") or os.environ.get("PGHOST") or "/run"
+    )
+    # Sockets of this machine: a folder, or an abstract name.
+    return any(
+        host not in _LOCAL_HOSTS and not host.startswith(("/", "@")) for host in named.split(",")
+    )
 
 
 def _text(value: object) -> str:

@@ -6,7 +6,6 @@ IAM tokens. It reads catalogs only; reading and moving the slot is the work of `
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,11 @@ from airflow.sdk.log import mask_secret
 
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.errors import PgoutputError, PublicationMissing
-from airflow_provider_pgoutput.hooks.connections import get_connection, libpq_parameters
+from airflow_provider_pgoutput.hooks.connections import (
+    get_connection,
+    libpq_parameters,
+    secret_values,
+)
 from airflow_provider_pgoutput.hooks.slot_status import SLOT_STATUS_SQL, SlotStatus
 
 if TYPE_CHECKING:
@@ -23,8 +26,6 @@ if TYPE_CHECKING:
     from typing import LiteralString
 
     from psycopg import Connection as PsycopgConnection
-
-log = logging.getLogger(__name__)
 
 _PUBLICATION_SQL = """
 SELECT p.pubname, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot,
@@ -39,9 +40,6 @@ SELECT pg_catalog.current_setting('server_version'), pg_catalog.current_setting(
        r.rolreplication OR r.rolsuper
   FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user
 """
-
-_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
-_VERIFIED = ("verify-ca", "verify-full")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ class PgoutputHook(BaseHook):
     """Connect to the source and say how slot and publications stand there.
 
     :param postgres_conn_id: a connection of type ``postgres``; its extras are libpq parameters
-        (``{"sslmode": "verify-full"}``), ``{"iam": true}`` asks AWS or Azure for a token.
+        (``{"sslrootcert": "/etc/ssl/db-ca.pem"}``), ``{"iam": true}`` asks AWS or Azure for a token.
     :param database: another database of the same server than the connection's.
     """
 
@@ -97,22 +95,11 @@ class PgoutputHook(BaseHook):
             parameters |= {"user": login, "password": token, "port": str(port)}
         if self.database:
             parameters["dbname"] = self.database
-        if password := parameters.get("password"):
-            mask_secret(password)
-        self._warn_when_unverified(parameters)
+        for secret in secret_values(parameters):
+            mask_secret(secret)
         conninfo = make_conninfo("", **parameters)
         mask_secret(conninfo)
         return conninfo
-
-    def _warn_when_unverified(self, parameters: dict[str, str]) -> None:
-        host = parameters.get("host", "")
-        remote = host and not host.startswith("/") and host not in _LOCAL_HOSTS
-        if remote and parameters.get("sslmode") not in _VERIFIED:
-            log.warning(
-                "The connection %s does not verify its server: anyone on the way could read along."
-                ' Set {"sslmode": "verify-full"} in its extras.',
-                self.postgres_conn_id,
-            )
 
     def get_conn(self, *, replication: bool = False) -> PsycopgConnection[tuple[Any, ...]]:
         """Open a session in autocommit mode, with every setting pinned that changes bytes.

@@ -126,5 +126,5 @@ def text_mapping(value: Any, name: str) -> dict[str, str]:
 def _json(text: str, name: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"The argument {name} is not JSON.") from error

@@ -8,6 +8,7 @@ a command line can be read by everyone on the machine and is logged by Airflow.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -32,11 +33,16 @@ import runpy
 runpy.run_module("{package}.{room}.main", run_name="__main__", alter_sys=True)
 """
 
-#: Spark's default lacks ``credential``, the key of REST catalogs, and the like.
+_REDACTION_KEY = "spark.redaction.regex"
+#: What Spark hides of its configuration in its event log and web page, by key or by value. Its default lacks
+#: ``credential``, the key of REST catalogs, and the like; the last part is a login in a URI.
 #: https://spark.apache.org/docs/latest/configuration.html#runtime-environment
 _REDACTION = (
-    "(?i)secret|password|passwd|token|access.?key|credential|sas|private.?key|authorization"
+    "(?i)secret|password|passwd|token|access.?key|credential|sas|private.?key|account.?key|authorization|"
+    "connection.?string|//[^/@]*:[^/@]*@"
 )
+#: The user's own expression, as the file spells it.
+_USERS_REDACTION = re.compile(rf"^\s*{re.escape(_REDACTION_KEY)}\s*[\s=:]\s*(.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +121,10 @@ def _properties_text(secrets: Mapping[str, str], properties_file: str | None) ->
             lines.append(Path(base).read_text(encoding="utf-8").rstrip("\n"))
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"The properties file {base} cannot be read.") from error
-    if "spark.redaction.regex" not in "".join(lines):
-        lines.append(_property("spark.redaction.regex", _REDACTION))
+    # Of two lines with one key the last counts.
+    own = [f"{each}|" for each in _USERS_REDACTION.findall("\n".join(lines))[-1:]]
+    redaction = "|".join((_REDACTION, *(re.escape(key) for key in sorted(secrets))))
+    lines.append("".join((f"{_REDACTION_KEY}=", *own, _escaped(redaction))))
     lines += [_property(key, value) for key, value in sorted(secrets.items())]
     return "\n".join(lines) + "\n"
 

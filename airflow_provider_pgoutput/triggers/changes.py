@@ -16,7 +16,8 @@ from airflow.sdk.log import amask_secret
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_provider_pgoutput.batch.layout import check_slot_name
-from airflow_provider_pgoutput.hooks.connections import libpq_parameters
+from airflow_provider_pgoutput.capture.source.pinned import startup_options
+from airflow_provider_pgoutput.hooks.connections import libpq_parameters, secret_values
 from airflow_provider_pgoutput.hooks.slot_status import LOST, SLOT_STATUS_SQL, SlotStatus
 
 if TYPE_CHECKING:
@@ -146,9 +147,16 @@ class PgoutputChangesTrigger(BaseEventTrigger):
             hook = PostgresHook(connection=airflow_connection)
             login, token, port = await asyncio.to_thread(hook.get_iam_token, airflow_connection)
             parameters |= {"user": login, "password": token, "port": str(port)}
-        if password := parameters.get("password"):
-            await amask_secret(password)
-        return await AsyncConnection.connect("", autocommit=True, **parameters)  # type: ignore[arg-type]
+        for secret in secret_values(parameters):
+            await amask_secret(secret)
+        options = startup_options(
+            parameters.get("options"), {"statement_timeout": f"{_LOOK_SECONDS:.0f}s"}
+        )
+        return await AsyncConnection.connect(
+            "",
+            autocommit=True,
+            **{**parameters, "options": options},  # type: ignore[arg-type]
+        )
 
     async def _look(self, connection: AsyncConnection[tuple[Any, ...]]) -> SlotStatus:
         cursor = await connection.execute(SLOT_STATUS_SQL, (self.slot_name,))

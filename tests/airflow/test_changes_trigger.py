@@ -69,6 +69,23 @@ def test_it_can_stand_behind_an_asset() -> None:
     assert isinstance(BaseEventTrigger.hash(path, arguments), int)
 
 
+@pytest.mark.postgres
+def test_its_session_is_pinned_too(source: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a role or a variable says must not lead its query to somebody else's function."""
+    monkeypatch.setenv("PGOPTIONS", "-c search_path=public")
+
+    async def shown() -> list[Any]:
+        session = await PgoutputChangesTrigger(slot_name="lake")._connect()
+        async with session:
+            rows = []
+            for name in ("search_path", "row_security", "statement_timeout"):
+                cursor = await session.execute(f"SHOW {name}")
+                rows.append((await cursor.fetchone() or [None])[0])
+            return rows
+
+    assert asyncio.run(shown()) == ["pg_catalog", "off", "1min"]
+
+
 def test_a_wrong_slot_name_is_refused_when_the_dag_is_parsed() -> None:
     with pytest.raises(ConfigurationError, match="not a slot name"):
         PgoutputChangesTrigger(slot_name="Lake")

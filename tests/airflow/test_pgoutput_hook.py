@@ -84,20 +84,67 @@ def test_an_iam_token_becomes_the_password(
 
 
 @pytest.mark.parametrize(
-    ("sslmode", "warned"), [(None, True), ("require", True), ("verify-full", False)]
+    ("host", "sslmode", "used", "warned"),
+    [
+        ("db.example", None, "verify-full", False),
+        ("localhost,db.example", None, "verify-full", False),
+        ("db.example", "verify-ca", "verify-ca", False),
+        ("db.example", "require", "require", True),
+        ("db.example", "disable", "disable", True),
+        ("localhost", None, None, False),
+        ("127.0.0.1", None, None, False),
+        ("/var/run/postgresql", None, None, False),
+    ],
 )
-def test_a_remote_server_that_is_not_verified_is_warned_about_without_the_password(
-    set_connection: Define, caplog: pytest.LogCaptureFixture, sslmode: str | None, warned: bool
+def test_a_remote_server_is_verified_unless_the_connection_says_otherwise(
+    set_connection: Define,
+    caplog: pytest.LogCaptureFixture,
+    host: str,
+    sslmode: str | None,
+    used: str | None,
+    warned: bool,
 ) -> None:
     extra = {"sslmode": sslmode} if sslmode else {}
     set_connection(
-        "source",
-        {"conn_type": "postgres", "host": "db.example", "password": CANARY, "extra": extra},
+        "source", {"conn_type": "postgres", "host": host, "password": CANARY, "extra": extra}
     )
     with caplog.at_level(logging.DEBUG):
-        PgoutputHook("source").conninfo()
+        found = conninfo_to_dict(PgoutputHook("source").conninfo())
+    assert found.get("sslmode") == used
     assert ("does not verify its server" in caplog.text) is warned
     assert CANARY not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("body", "variable", "used", "warned"),
+    [
+        # What the environment or a service file says is said on purpose, too.
+        ({"host": "db.example"}, ("PGSSLMODE", "require"), None, True),
+        ({"host": "db.example"}, ("PGSSLMODE", "verify-full"), None, False),
+        ({"extra": {"service": "shop"}}, ("PGHOST", "db.example"), None, False),
+        ({}, ("PGHOST", "db.example"), "verify-full", False),
+        (
+            {"host": "db", "extra": {"hostaddr": "127.0.0.1"}},
+            ("PGHOST", "db.example"),
+            None,
+            False,
+        ),
+    ],
+)
+def test_where_else_a_server_and_its_verification_may_be_named(
+    set_connection: Define,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    body: dict[str, Any],
+    variable: tuple[str, str],
+    used: str | None,
+    warned: bool,
+) -> None:
+    monkeypatch.setenv(*variable)
+    set_connection("source", {"conn_type": "postgres", **body})
+    with caplog.at_level(logging.WARNING):
+        assert conninfo_to_dict(PgoutputHook("source").conninfo()).get("sslmode") == used
+    assert ("does not verify its server" in caplog.text) is warned
 
 
 def test_a_connection_that_is_missing_or_of_another_type_is_refused(set_connection: Define) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 import subprocess
 import sys
@@ -111,7 +112,29 @@ def test_the_users_properties_come_first(tmp_path: Path) -> None:
     given.write_text("spark.mine 1\nspark.redaction.regex mine")
     with spark_files({"spark.a": "b"}, str(given)) as files:
         lines = Path(files.properties_file).read_text().splitlines()
-    assert lines == ["spark.mine 1", "spark.redaction.regex mine", "spark.a=b"]
+    assert lines[:2] == ["spark.mine 1", "spark.redaction.regex mine"]
+    assert lines[3:] == ["spark.a=b"]
+
+
+@pytest.mark.parametrize("own", [None, "mine", "(my|own)$"])
+def test_spark_hides_what_it_was_given_in_secret(tmp_path: Path, own: str | None) -> None:
+    """By its key too, whatever that is, and whatever expression the user has."""
+    given = tmp_path / "mine.properties"
+    given.write_text(f"spark.redaction.regex  {own}\n" if own else "")
+    secrets = {"spark.sql.catalog.lake.header.X-Mine": "a", "spark.sql.catalog.lake.uri": "b"}
+    with spark_files(secrets, str(given)) as files:
+        lines = Path(files.properties_file).read_text().splitlines()
+    (line,) = (each for each in lines if each.startswith("spark.redaction.regex="))
+    # As Java reads the file, and without the flag, which Python wants at the beginning.
+    text = re.sub(r"\\(.)", r"\1", line.partition("=")[2]).replace("(?i)", "")
+    expression = re.compile(text, re.IGNORECASE)
+    for key in secrets:
+        assert expression.search(key)
+    for hidden in ("s3.secret-access-key", "adls.connection-string", "http://me:word@db/x"):
+        assert expression.search(hidden)
+    for shown in ("spark.sql.catalog.lake.warehouse", "http://db:8181/x", "spark.app.name"):
+        assert not expression.search(shown)
+    assert not own or expression.search("own" if "own" in own else "mine")
 
 
 def test_sparks_own_defaults_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

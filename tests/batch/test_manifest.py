@@ -69,7 +69,18 @@ def test_the_batch_id_names_position_and_content(change: dict[str, Any]) -> None
     assert make_manifest().batch_id != make_manifest(**change).batch_id
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null", '{"format_version": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        "null",
+        '{"format_version": 1}',
+        pytest.param("[" * 10**5, id="nested too deep"),
+    ],
+)
 def test_a_file_that_is_no_manifest_is_refused(text: str) -> None:
     with pytest.raises(BatchRefused):
         Manifest.from_json(text)
@@ -126,6 +137,35 @@ def test_a_plan_with_unknown_options_is_refused(change: dict[str, Any], said: st
     body = json.loads(Plan("m", "s", "lake", "ns").to_json()) | change
     with pytest.raises(ConfigurationError, match=said):
         Plan.from_json(json.dumps(body))
+
+
+@pytest.mark.parametrize(
+    "transform",
+    ["region", "days(made_at)", "Bucket(16, id)", "truncate(4, `a ``b`)", "`a) --`", "größe"],
+)
+def test_partition_transforms_are_known(transform: str) -> None:
+    plan = Plan("m", "s", "lake", "ns", tables={"t": TableOptions(partitioned_by=(transform,))})
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        "id) LOCATION 'file:///elsewhere' --",
+        "days(made_at)) AS SELECT 1 --",
+        "a, b",
+        "`a` b`",
+        "upper(name)",
+        "bucket(id)",
+        "id; DROP TABLE t",
+        "",
+    ],
+)
+def test_sql_in_place_of_a_partition_transform_is_refused(transform: str) -> None:
+    """B26: the one option whose text becomes part of a statement."""
+    plan = Plan("m", "s", "lake", "ns", tables={"t": TableOptions(partitioned_by=(transform,))})
+    with pytest.raises(ConfigurationError, match="partition transform"):
+        plan.check()
 
 
 def test_target_names_come_from_schema_and_table() -> None:

@@ -22,6 +22,7 @@ from airflow_provider_pgoutput.capture.schema.history import SchemaHistory
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
 from airflow_provider_pgoutput.capture.source.plugin_options import PluginOptions
 from airflow_provider_pgoutput.capture.source.stream import SlotRead
+from tests.reader_role import reader_conninfo
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,9 +53,15 @@ stage_batch(CaptureRequest(**body))
 class Source:
     """A database, a slot name of its own and a staging area."""
 
+    #: Of a superuser, who changes what is to be captured; the pipeline is ``reader``.
     conninfo: str
     slot_name: str
     staging: Path
+
+    @property
+    def reader(self) -> str:
+        """What the pipeline connects with."""
+        return reader_conninfo(self.conninfo)
 
     def execute(self, *statements: str) -> list[tuple[Any, ...]]:
         """Run statements, each in a transaction of its own; the rows of the last one."""
@@ -75,7 +82,7 @@ class Source:
     def request(self, **options: Any) -> CaptureRequest:
         return CaptureRequest(
             **{
-                "conninfo": self.conninfo,
+                "conninfo": self.reader,
                 "slot_name": self.slot_name,
                 "publication_names": ("p",),
                 "staging_uri": str(self.staging),
@@ -85,7 +92,7 @@ class Source:
 
     def read(self, start: Lsn, target: Lsn, **options: Any) -> SlotRead:
         """A read of the slot; ``conninfo`` and ``slot_name`` among the options win over ours."""
-        named = {"conninfo": self.conninfo, "slot_name": self.slot_name}
+        named = {"conninfo": self.reader, "slot_name": self.slot_name}
         for name in named.keys() & options.keys():
             named[name] = options.pop(name)
         return SlotRead(

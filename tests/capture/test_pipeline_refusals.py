@@ -247,10 +247,10 @@ def test_advance_moves_to_the_checkpoint_and_no_further(source: Source) -> None:
     second = source.stage(checkpoint=checkpoint_of(first))
     source.execute("INSERT INTO t VALUES (2)")
     for _ in range(2):
-        assert advance_slot(source.conninfo, source.slot_name, second.end_lsn) == second.end_lsn
+        assert advance_slot(source.reader, source.slot_name, second.end_lsn) == second.end_lsn
         assert source.confirmed() == str(second.end_lsn)
     # An older checkpoint is harmless: a later run was faster.
-    assert advance_slot(source.conninfo, source.slot_name, first.end_lsn) == second.end_lsn
+    assert advance_slot(source.reader, source.slot_name, first.end_lsn) == second.end_lsn
     third = source.stage(checkpoint=checkpoint_of(second))
     assert [row["a"] for row in source.changes(third, "public.t")] == [2]
 
@@ -258,9 +258,9 @@ def test_advance_moves_to_the_checkpoint_and_no_further(source: Source) -> None:
 def test_advance_refuses_positions_that_are_none(source: Source) -> None:
     first = source.stage()
     with pytest.raises(ConfigurationError):
-        advance_slot(source.conninfo, source.slot_name, Lsn(0))
+        advance_slot(source.reader, source.slot_name, Lsn(0))
     with pytest.raises(SourceChanged):
-        advance_slot(source.conninfo, source.slot_name, Lsn(2**62))
+        advance_slot(source.reader, source.slot_name, Lsn(2**62))
     with pytest.raises(SlotNotFound):
-        advance_slot(source.conninfo, "nobody_s_slot", first.end_lsn)
+        advance_slot(source.reader, "nobody_s_slot", first.end_lsn)
     assert source.confirmed() == str(first.end_lsn)

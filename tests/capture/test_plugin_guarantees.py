@@ -94,7 +94,7 @@ def test_what_a_crashed_server_sends_again_is_not_staged_again(
     for number in (2, 3):
         source.execute(f"INSERT INTO t VALUES ({number})")
         batch = source.stage(checkpoint=checkpoint_of(batch), transport=transport)
-        advance_slot(source.conninfo, source.slot_name, batch.end_lsn)
+        advance_slot(source.reader, source.slot_name, batch.end_lsn)
     advanced = source.confirmed()
     postgres_server.stop("immediate")
     holder.close()

@@ -124,7 +124,7 @@ def test_c81_a_prepared_transaction_survives_crashes(
     batch = source.stage(checkpoint=checkpoint, options=TWO_PHASE)
     assert [each.gid for each in batch.prepared] == ["c81"]
     assert keys(source, batch) == []
-    advance_slot(source.conninfo, source.slot_name, batch.end_lsn)
+    advance_slot(source.reader, source.slot_name, batch.end_lsn)
     if crashes in {"publisher", "both"}:
         postgres_server.stop("immediate")
         postgres_server.start()
@@ -156,7 +156,7 @@ def test_c84_a_silent_publication_still_moves_the_checkpoint(
     assert later.changes == 0
     assert not later.tables
     assert later.end_lsn >= Lsn.parse(flushed)
-    assert advance_slot(source.conninfo, source.slot_name, later.end_lsn) == later.end_lsn
+    assert advance_slot(source.reader, source.slot_name, later.end_lsn) == later.end_lsn
 
 
 def test_c93_without_a_copy_rows_of_open_transactions_are_missing(
@@ -191,7 +191,7 @@ def test_c95_a_clean_restart_repeats_nothing(
     source.execute("INSERT INTO t SELECT generate_series(1, 10)")
     batch = source.stage(checkpoint=checkpoint, transport=transport)
     assert keys(source, batch) == list(range(1, 11))
-    advance_slot(source.conninfo, source.slot_name, batch.end_lsn)
+    advance_slot(source.reader, source.slot_name, batch.end_lsn)
     confirmed = source.confirmed()
     postgres_server.restart("fast")
     assert source.confirmed() == confirmed

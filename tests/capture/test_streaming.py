@@ -149,7 +149,7 @@ def test_an_unfinished_transaction_comes_with_its_commit(streaming: Source, tran
         assert [row["a"] for row in source.changes(second, "public.t")] == [-1]
         session.execute("INSERT INTO t VALUES (3000, 'open')")
         session.commit()
-    advance_slot(source.conninfo, source.slot_name, second.end_lsn)
+    advance_slot(source.reader, source.slot_name, second.end_lsn)
     third = source.stage(checkpoint=checkpoint_of(second), transport=transport)
     assert [row["a"] for row in source.changes(third, "public.t")] == [*range(1, 2001), 3000]
 
@@ -224,7 +224,7 @@ def test_prepared_rows_wait_across_batches(
         batch = source.stage(checkpoint=checkpoint_of(batch), **how)
         assert keys(source, batch) == ([99] if step == 0 else [])
         assert [each.gid for each in batch.prepared] == [gid, "never"]
-        advance_slot(source.conninfo, source.slot_name, batch.end_lsn)
+        advance_slot(source.reader, source.slot_name, batch.end_lsn)
     source.execute("ROLLBACK PREPARED 'never'", "INSERT INTO t VALUES (100, 'z')")
     quoted = gid.replace("'", "''")
     source.execute(f"COMMIT PREPARED '{quoted}'", "INSERT INTO t VALUES (101, 'z')")
@@ -280,7 +280,7 @@ def test_a_limit_leaves_later_ends_to_the_next_batch(prepares: Source) -> None:
     for _ in range(3):
         batch = source.stage(checkpoint=checkpoint_of(batch), max_changes=1, options=TWO_PHASE)
         found.append((keys(source, batch), [each.gid for each in batch.prepared]))
-        advance_slot(source.conninfo, source.slot_name, batch.end_lsn)
+        advance_slot(source.reader, source.slot_name, batch.end_lsn)
     assert found == [([2], ["g"]), ([1], []), ([3], [])]
 
 
@@ -317,7 +317,7 @@ def test_a_prepared_file_that_is_not_the_one_sealed_is_refused(
     batch = source.stage(options=TWO_PHASE)
     prepare(source, "g", "INSERT INTO t VALUES (1, 'g')")
     batch = source.stage(checkpoint=checkpoint_of(batch), options=TWO_PHASE)
-    advance_slot(source.conninfo, source.slot_name, batch.end_lsn)
+    advance_slot(source.reader, source.slot_name, batch.end_lsn)
     (staged,) = batch.prepared
     harm(source.staging / staged.path)
     source.execute("COMMIT PREPARED 'g'")
@@ -330,7 +330,7 @@ def test_a_commit_whose_prepare_was_never_staged_is_refused(prepares: Source) ->
     batch = source.stage(options=TWO_PHASE)
     prepare(source, "g", "INSERT INTO t VALUES (1, 'g')")
     batch = source.stage(checkpoint=checkpoint_of(batch), options=TWO_PHASE)
-    advance_slot(source.conninfo, source.slot_name, batch.end_lsn)
+    advance_slot(source.reader, source.slot_name, batch.end_lsn)
     for name in source.manifests():
         (source.staging / source.slot_name / "manifests" / name).unlink()
     source.execute("COMMIT PREPARED 'g'")
@@ -377,7 +377,7 @@ def test_two_phase_is_switched_on_at_the_checkpoint_only(prepares: Source) -> No
     second = source.stage(checkpoint=checkpoint_of(first))
     with pytest.raises(SlotBusy, match="switched on at the checkpoint"):
         source.stage(checkpoint=checkpoint_of(second), options=TWO_PHASE)
-    advance_slot(source.conninfo, source.slot_name, second.end_lsn)
+    advance_slot(source.reader, source.slot_name, second.end_lsn)
     source.execute("COMMIT PREPARED 'g'")
     third = source.stage(checkpoint=checkpoint_of(second), options=TWO_PHASE)
     assert keys(source, third) == [1]

@@ -113,7 +113,7 @@ def test_a_copy_waits_for_what_is_prepared_and_holds_its_rows(
     if staged_before:
         batches.append(source.stage(checkpoint=lake_with(*batches), **how))
         assert [each.gid for each in batches[-1].prepared] == ["g"]
-        advance_slot(source.conninfo, source.slot_name, batches[-1].end_lsn)
+        advance_slot(source.reader, source.slot_name, batches[-1].end_lsn)
     source.execute("ALTER PUBLICATION p ADD TABLE u", "INSERT INTO u VALUES (12)")
     with (
         caplog.at_level(logging.WARNING),
@@ -170,7 +170,7 @@ def test_rows_prepared_across_a_copy_come_when_they_commit(
     )
     assert copied(source, batch, "public.u") == [11]
     assert changed(source, batch, "public.t") == changed(source, batch, "public.u") == []
-    advance_slot(source.conninfo, source.slot_name, batch.end_lsn)
+    advance_slot(source.reader, source.slot_name, batch.end_lsn)
     source.execute(f"{end} PREPARED 'g'")
     last = source.stage(checkpoint=lake_with(first, batch), **how)
     commits = end == "COMMIT"
@@ -194,7 +194,7 @@ def test_rows_prepared_across_the_copy_of_a_slot_that_exists(
     )
     first = prepare_across_the_copy(source, lambda: source.stage(**how))
     assert copied(source, first, "public.u") == [11, 12]
-    advance_slot(source.conninfo, source.slot_name, first.end_lsn)
+    advance_slot(source.reader, source.slot_name, first.end_lsn)
     source.execute("COMMIT PREPARED 'g'")
     last = source.stage(checkpoint=lake_with(first), **how)
     assert changed(source, last, "public.u") == [31]
@@ -216,7 +216,7 @@ def test_a_table_is_copied_when_its_prepared_rows_commit_in_the_same_batch(
     first = source.stage(**{**how, "copy_tables": []})
     prepare(source, "g", "INSERT INTO u VALUES (1)", "INSERT INTO t VALUES (1, 'g')")
     second = source.stage(checkpoint=lake_with(first), **{**how, "copy_tables": []})
-    advance_slot(source.conninfo, source.slot_name, second.end_lsn)
+    advance_slot(source.reader, source.slot_name, second.end_lsn)
     assert [each.gid for each in second.prepared] == ["g"]
     source.execute("COMMIT PREPARED 'g'")
     if not asked:
@@ -243,7 +243,7 @@ def test_killed_between_the_copy_and_the_prepared_rows(source: Source, point: st
     source.execute("CREATE TABLE u(a int PRIMARY KEY)")
     prepare(source, "g", "INSERT INTO u VALUES (1)", "INSERT INTO t VALUES (1, 'g')")
     second = source.stage(checkpoint=lake_with(first), **how)
-    advance_slot(source.conninfo, source.slot_name, second.end_lsn)
+    advance_slot(source.reader, source.slot_name, second.end_lsn)
     source.execute("COMMIT PREPARED 'g'", "ALTER PUBLICATION p ADD TABLE u")
     again = {"checkpoint": lake_with(first, second), "copy_tables": ["public.u"], **how}
     assert source.stage_in_process(point, **again) == KILLED

@@ -37,6 +37,12 @@ _REPLICATION = (
     "ALTER ROLE <role> REPLICATION; on a managed service the role that it has for that, such as "
     "GRANT rds_replication TO <role>."
 )
+_CONNECT = "check host, database, user, password, TLS and pg_hba.conf."
+_VERIFY = (
+    "let sslrootcert in the connection's extras name the certificate of the authority that signed the "
+    "server's, or be 'system', and host the server by the name in its certificate; a lower sslmode has to "
+    "be given there by name."
+)
 _LATER = "nothing; the next attempt connects again."
 #: Servers fail so when a transaction changed the catalog and its rows are decoded before it ended.
 _BEFORE_ITS_END = "set streaming to off; with two_phase, use a new slot without it."
@@ -183,7 +189,7 @@ def meaning(
             return errors.ConfigurationError(
                 f"The source refused the connection: {message}",
                 slot=slot,
-                advice="check host, database, user, password, TLS and pg_hba.conf.",
+                advice=_VERIFY if re.search("certificate|SSL", message) else _CONNECT,
             )
         return errors.SourceUnavailable(
             f"The source did not answer: {message}", slot=slot, advice=_LATER

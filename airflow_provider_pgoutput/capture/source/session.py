@@ -18,6 +18,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_provider_pgoutput.capture.source import liveness
 from airflow_provider_pgoutput.capture.source.errors import translated
+from airflow_provider_pgoutput.capture.source.pinned import PINNED, startup_options
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -30,23 +31,6 @@ if TYPE_CHECKING:
 
 APPLICATION_NAME = "airflow-provider-pgoutput"
 
-#: Settings that alter the text of values, or could end or filter a read.
-PINNED = {
-    "client_encoding": "UTF8",
-    "DateStyle": "ISO,YMD",
-    "IntervalStyle": "postgres",
-    "TimeZone": "UTC",
-    "extra_float_digits": "1",
-    "bytea_output": "hex",
-    "lc_monetary": "C",
-    "xmloption": "content",
-    "search_path": "pg_catalog",
-    "row_security": "off",
-    "statement_timeout": "0",
-    "lock_timeout": "0",
-    "idle_in_transaction_session_timeout": "0",
-    "idle_session_timeout": "0",
-}
 #: How long the catalog is waited for. Longer than DDL that is quick, shorter than a prepared transaction.
 LOCK_TIMEOUT_SECONDS = 60
 #: Pinned where the server knows it (17 and later).
@@ -61,19 +45,17 @@ def parameters(conninfo: str | Mapping[str, Any], **more: str | None) -> dict[st
     :raises ConfigurationError: when ``conninfo`` cannot be parsed.
     """
     with translated():
-        given = (
-            conninfo_to_dict(conninfo)
+        given: dict[str, Any] = (
+            dict(conninfo_to_dict(conninfo))
             if isinstance(conninfo, str)
             else {name: value for name, value in conninfo.items() if value is not None}
         )
-    options = " ".join(f"-c {name}={value}" for name, value in PINNED.items())
-    own = given.get("options")
     return {
         **liveness.DEFAULTS,
         **given,
         "application_name": given.get("application_name") or APPLICATION_NAME,
         "client_encoding": "UTF8",
-        "options": f"{own} {options}" if own else options,
+        "options": startup_options(given.get("options")),
         **{name: value for name, value in more.items() if value is not None},
     }
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import datetime
 
-#: No access for other users: the files hold rows.
-_FOLDER_MODE = 0o750
-_FILE_MODE = 0o640
+#: No access for any other user: the files hold rows.
+_FOLDER_MODE = 0o700
+_FILE_MODE = 0o600
 
 
 class Written(NamedTuple):
@@ -122,8 +122,7 @@ class StagingArea:
         with storage_errors("write"):
             if not self._local:
                 return StagedOutput(self._filesystem.open_output_stream(path), local=False)
-            folder = Path(path).parent
-            folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+            _make_private(Path(path).parent)
             number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE)
             return StagedOutput(os.fdopen(number, "wb"), local=True)
 
@@ -221,6 +220,17 @@ class StagingArea:
                 os.close(number)
             if each == root:
                 return
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder and those above it that lack, each for this user only.
+
+    ``mkdir(parents=True)`` would make those above with the mode of the process's umask.
+    """
+    missing = [folder, *folder.parents]
+    for each in reversed(missing[: next(i for i, at in enumerate(missing) if at.is_dir())]):
+        # Another writer may make it just now.
+        each.mkdir(mode=_FOLDER_MODE, exist_ok=True)
 
 
 @contextlib.contextmanager

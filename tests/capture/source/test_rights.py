@@ -118,7 +118,7 @@ def test_the_stream_needs_the_right_to_replicate_and_none_to_read(
 ) -> None:
     source = reader.source
     (database,) = source.execute("SELECT quote_ident(current_database())")[0]
-    checkpoint = checkpoint_of(source.stage())
+    checkpoint = checkpoint_of(source.stage(conninfo=source.conninfo))
     source.execute("INSERT INTO t VALUES (2, 'streamed')")
     reader.may(f"GRANT CONNECT ON DATABASE {database} TO {{role}}")
     options: dict[str, Any] = {"checkpoint": checkpoint, "transport": transport}

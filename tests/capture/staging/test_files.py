@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import stat
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -90,6 +92,20 @@ def test_an_existing_file_is_never_written_over(tmp_path: Path) -> None:
     assert area.read("a/b.json") == b"1"
     assert area.names("a") == ["b.json"]
     assert area.names("nowhere") == []
+
+
+def test_no_other_user_can_read_what_is_staged(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        area = StagingArea(str(tmp_path / "not" / "there" / "yet"))
+        area.write_whole("s/manifests/m.json", b"1")
+        area.create("s/data/a/1-v1/changes-00000.parquet").finish()
+    finally:
+        os.umask(before)
+    made = [path for path in tmp_path.rglob("*") if path != tmp_path]
+    assert len(made) == 10
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made if path.is_dir()} == {0o700}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made if path.is_file()} == {0o600}
 
 
 @pytest.mark.parametrize("uri", ["relative/path", "nope://x/y", ""])
