@@ -26,6 +26,22 @@ def java_class(error: Exception) -> str:
     return str(error.java_exception.getClass().getName())
 
 
+def java_exception(error: Exception) -> Any:
+    """The Java exception behind a Python one; None where PySpark kept only its text."""
+    if isinstance(error, CapturedException):
+        return getattr(error, "_origin", None)
+    assert isinstance(error, Py4JJavaError)
+    return error.java_exception
+
+
+def java_classes(error: Exception) -> list[str]:
+    """Names of the classes of the Java exception behind a Python one and of its causes, in this order."""
+    found, cause = [java_class(error)], java_exception(error)
+    while cause is not None and (cause := cause.getCause()) is not None:
+        found.append(str(cause.getClass().getName()))
+    return found
+
+
 def activate(spark: SparkSession) -> None:
     """Make ``spark`` the session of this thread: catalogs are looked up in the active one's settings."""
     jvm: Any = spark._jvm

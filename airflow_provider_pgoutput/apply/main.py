@@ -1,4 +1,4 @@
-"""What spark-submit starts: ``main.py --plan-uri URI``. It applies the batch, or the batches, of the plan.
+"""What spark-submit starts: ``main.py --plan-uri URI``. The plan says what: an apply, a replay, or upkeep.
 
 The exit status says what kind of failure it was, and a JSON file beside the plan what happened. What is
 not here: the work itself (``pipeline.py``).
@@ -16,6 +16,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.apply.maintain import MaintenanceResult
+    from airflow_provider_pgoutput.apply.pipeline import ApplyResult
+    from airflow_provider_pgoutput.apply.replay import ReplayResult
 
 OK = 0
 #: Trying again gives the same result (``FatalError``, or an error that this package does not know).
@@ -50,6 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _apply(spark: SparkSession, plan_uri: str) -> int:
+    from airflow_provider_pgoutput.apply.maintain import maintain  # noqa: PLC0415
     from airflow_provider_pgoutput.apply.pipeline import apply_batch  # noqa: PLC0415
     from airflow_provider_pgoutput.apply.replay import replay  # noqa: PLC0415
     from airflow_provider_pgoutput.apply.staged import read_plan, write_text  # noqa: PLC0415
@@ -63,7 +68,11 @@ def _apply(spark: SparkSession, plan_uri: str) -> int:
     try:
         print(f"::group::Apply {plan_uri}", flush=True)
         plan = read_plan(spark, plan_uri)
-        result = replay(spark, plan) if plan.replay else apply_batch(spark, plan)
+        result: ApplyResult | ReplayResult | MaintenanceResult
+        if plan.maintenance:
+            result = maintain(spark, plan)
+        else:
+            result = replay(spark, plan) if plan.replay else apply_batch(spark, plan)
     except PgoutputError as error:
         logging.getLogger(__name__).error("%s: %s", type(error).__name__, error)
         failure = {"status": "failed", "error": type(error).__name__, "message": str(error)}

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from airflow_provider_pgoutput.batch.maintenance import Maintenance
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 #: What is done about a type to which Iceberg cannot follow.
@@ -70,7 +71,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One apply of one batch, or of many batches again."""
+    """One apply of one batch, or of many batches again; or a maintenance of the tables."""
 
     manifest_uri: str
     staging_uri: str
@@ -102,6 +103,8 @@ class Plan:
     run_id: str = ""
     #: Then ``manifest_uri`` is that of the last batch.
     replay: Replay | None = None
+    #: Then there is no batch, and ``manifest_uri`` is empty.
+    maintenance: Maintenance | None = None
 
     def to_json(self) -> str:
         """The plan as the text of its file."""
@@ -120,8 +123,11 @@ class Plan:
                 for name, each in body["tables"].items()
             }
             metadata = tuple(body["metadata_columns"])
-            replay = _replay(body.get("replay"))
-            plan = cls(**{**body, "tables": tables, "metadata_columns": metadata, "replay": replay})
+            parts = {
+                "replay": _replay(body.get("replay")),
+                "maintenance": Maintenance.from_body(body.get("maintenance")),
+            }
+            plan = cls(**{**body, "tables": tables, "metadata_columns": metadata, **parts})
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigurationError("This file is not a plan of an apply.") from error
         plan.check()
@@ -155,6 +161,8 @@ class Plan:
                 f"Unknown metadata columns {sorted(unknown)}.",
                 advice=f"choose from {', '.join(METADATA_COLUMNS)}.",
             )
+        if self.maintenance is not None:
+            self.maintenance.check()
 
     def target_name(self, schema_name: str, table_name: str) -> str:
         """Name of the Iceberg table for a source table, without the namespace.

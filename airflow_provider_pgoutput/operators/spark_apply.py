@@ -1,6 +1,7 @@
 """What the operators that give work to the Spark application share: options, plan, job, and its end.
 
-What is not here: which batches (``apply.py``, ``replay.py``), and the application itself (``apply/main.py``).
+What is not here: which work (``apply.py``, ``replay.py``, ``maintain.py``), and the application itself
+(``apply/main.py``).
 """
 
 from __future__ import annotations
@@ -27,25 +28,19 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.operators.progress import Lake
 
 
-class SparkApplyOperator(SparkSubmitOperator):
-    """Base of the operators that apply staged batches with Spark; the arguments that they share.
+class LakeJobOperator(SparkSubmitOperator):
+    """Base of the operators that have Spark work on a pipeline's tables.
 
     All of ``SparkSubmitOperator``'s arguments work as they do there. ``conf`` is laid over the catalog's
     configuration; ``application`` and ``py_files`` default to this package's own, made for each job.
 
-    :param slot_name: the slot that the batches must be of. (templated)
+    :param slot_name: the slot of the pipeline. (templated)
     :param staging_uri: folder of the staging area. (templated)
     :param namespace: namespace of the pipeline's Iceberg tables. (templated)
     :param iceberg_conn_id: the lake's catalog, a connection of type ``iceberg``; its secrets reach Spark
         by a private properties file. (templated)
     :param catalog_name: name of the catalog, when it is not named like its connection. (templated)
     :param conn_id: the Spark cluster, a connection of type ``spark``.
-    :param mode: ``upsert`` keeps tables as they are at the source, ``change_log`` appends every change.
-        (templated)
-    :param metadata_columns: metadata columns that tables in upsert mode carry. (templated)
-    :param soft_delete: keep deleted rows, marked. (templated)
-    :param plan_options: further fields of ``Plan``: ``format_version``, ``write_mode``,
-        ``tag_retention_days``, ``parallel_tables``. (templated)
     """
 
     template_fields: Sequence[str] = (
@@ -55,12 +50,8 @@ class SparkApplyOperator(SparkSubmitOperator):
         "namespace",
         "iceberg_conn_id",
         "catalog_name",
-        "mode",
-        "metadata_columns",
-        "soft_delete",
-        "plan_options",
     )
-    template_fields_renderers = {"plan_options": "json", "conf": "json"}  # noqa: RUF012
+    template_fields_renderers = {"conf": "json"}  # noqa: RUF012
     ui_color = "#ffe3c9"
 
     def __init__(
@@ -71,10 +62,6 @@ class SparkApplyOperator(SparkSubmitOperator):
         namespace: str,
         iceberg_conn_id: str = "iceberg_default",
         catalog_name: str | None = None,
-        mode: str = UPSERT,
-        metadata_columns: Sequence[str] | str | None = None,
-        soft_delete: bool | str = False,
-        plan_options: Mapping[str, Any] | str | None = None,
         name: str = "airflow-{{ dag.dag_id }}-{{ task.task_id }}",
         **kwargs: Any,
     ) -> None:
@@ -84,6 +71,96 @@ class SparkApplyOperator(SparkSubmitOperator):
         self.namespace = namespace
         self.iceberg_conn_id = iceberg_conn_id
         self.catalog_name = catalog_name
+
+    def run_job(
+        self, context: Context, area: StagingArea, lake: Lake, plan: Plan, job_id: str
+    ) -> dict[str, Any]:
+        """Write the plan and run the job; return what it did.
+
+        :param job_id: the batch's id, or another word for what is done.
+
+        What it did, or why it failed, is in the file that it leaves beside the plan.
+        """
+        slot_name = arguments.required_text(self.slot_name, "slot_name")
+        plan_path = layout.plan_path(slot_name, job_id, new_attempt(context))
+        area.write_whole(plan_path, plan.to_json().encode("utf-8"))
+        try:
+            self._submit(context, lake, area.uri(plan_path))
+        except AirflowException as error:
+            if failure := job_failure(area, plan_path):
+                raise failure from error
+            raise
+        return job_result(area, plan_path) or {}
+
+    def _submit(self, context: Context, lake: Lake, plan_uri: str) -> None:
+        from airflow_provider_pgoutput.operators.spark_job import SparkJob
+
+        # An unknown connection would silently become the master "yarn".
+        job = SparkJob.prepare(get_connection(self._conn_id), self._deploy_mode, self._spark_binary)
+        given = self.conf, self.env_vars, self.application, self.py_files, self.properties_file
+        try:
+            with job.files(lake.catalog.spark_secrets, self.properties_file) as files:
+                self.conf = job.merged_conf(
+                    lake.catalog.spark_conf, arguments.mapping(self.conf, "conf")
+                )
+                self.env_vars = job.environment(lake.catalog.environment, self.env_vars)
+                self.application = self.application or files.application
+                self.py_files = ",".join(filter(None, (files.package_zip, self.py_files)))
+                self.properties_file = files.properties_file
+                self.application_args = ["--plan-uri", plan_uri]
+                self._spark_binary = job.spark_binary
+                self._hook = None
+                SparkSubmitOperator.execute(self, context)
+        finally:
+            self.conf, self.env_vars, self.application, self.py_files, self.properties_file = given
+
+    def on_kill(self) -> None:
+        """Stop the job, its Python driver included, which outlives a killed JVM.
+
+        Whatever still runs elsewhere is fenced out when it tries to publish.
+        """
+        from airflow_provider_pgoutput.operators.spark_job import kill_descendants, submit_process
+
+        process = submit_process(self._hook)
+        with kill_descendants(process):
+            super().on_kill()
+
+
+class SparkApplyOperator(LakeJobOperator):
+    """Base of the operators that apply staged batches with Spark; the arguments that they share.
+
+    The other arguments are those of ``LakeJobOperator``.
+
+    :param mode: ``upsert`` keeps tables as they are at the source, ``change_log`` appends every change.
+        (templated)
+    :param metadata_columns: metadata columns that tables in upsert mode carry. (templated)
+    :param soft_delete: keep deleted rows, marked. (templated)
+    :param plan_options: further fields of ``Plan``: ``format_version``, ``write_mode``,
+        ``tag_retention_days``, ``parallel_tables``. (templated)
+    """
+
+    template_fields: Sequence[str] = (
+        *LakeJobOperator.template_fields,
+        "mode",
+        "metadata_columns",
+        "soft_delete",
+        "plan_options",
+    )
+    template_fields_renderers = {  # noqa: RUF012
+        **LakeJobOperator.template_fields_renderers,
+        "plan_options": "json",
+    }
+
+    def __init__(
+        self,
+        *,
+        mode: str = UPSERT,
+        metadata_columns: Sequence[str] | str | None = None,
+        soft_delete: bool | str = False,
+        plan_options: Mapping[str, Any] | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
         self.mode = mode
         self.metadata_columns = metadata_columns
         self.soft_delete = soft_delete
@@ -128,54 +205,3 @@ class SparkApplyOperator(SparkSubmitOperator):
             ) from error
         plan.check()
         return plan
-
-    def run_job(
-        self, context: Context, area: StagingArea, lake: Lake, plan: Plan, batch_id: str
-    ) -> dict[str, Any]:
-        """Write the plan and run the job; return what it did.
-
-        What it did, or why it failed, is in the file that it leaves beside the plan.
-        """
-        slot_name = arguments.required_text(self.slot_name, "slot_name")
-        plan_path = layout.plan_path(slot_name, batch_id, new_attempt(context))
-        area.write_whole(plan_path, plan.to_json().encode("utf-8"))
-        try:
-            self._submit(context, lake, area.uri(plan_path))
-        except AirflowException as error:
-            if failure := job_failure(area, plan_path):
-                raise failure from error
-            raise
-        return job_result(area, plan_path) or {}
-
-    def _submit(self, context: Context, lake: Lake, plan_uri: str) -> None:
-        from airflow_provider_pgoutput.operators.spark_job import SparkJob
-
-        # An unknown connection would silently become the master "yarn".
-        job = SparkJob.prepare(get_connection(self._conn_id), self._deploy_mode, self._spark_binary)
-        given = self.conf, self.env_vars, self.application, self.py_files, self.properties_file
-        try:
-            with job.files(lake.catalog.spark_secrets, self.properties_file) as files:
-                self.conf = job.merged_conf(
-                    lake.catalog.spark_conf, arguments.mapping(self.conf, "conf")
-                )
-                self.env_vars = job.environment(lake.catalog.environment, self.env_vars)
-                self.application = self.application or files.application
-                self.py_files = ",".join(filter(None, (files.package_zip, self.py_files)))
-                self.properties_file = files.properties_file
-                self.application_args = ["--plan-uri", plan_uri]
-                self._spark_binary = job.spark_binary
-                self._hook = None
-                SparkSubmitOperator.execute(self, context)
-        finally:
-            self.conf, self.env_vars, self.application, self.py_files, self.properties_file = given
-
-    def on_kill(self) -> None:
-        """Stop the job, its Python driver included, which outlives a killed JVM.
-
-        Whatever still runs elsewhere is fenced out when it tries to publish.
-        """
-        from airflow_provider_pgoutput.operators.spark_job import kill_descendants, submit_process
-
-        process = submit_process(self._hook)
-        with kill_descendants(process):
-            super().on_kill()

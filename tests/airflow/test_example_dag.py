@@ -12,6 +12,7 @@ import pytest
 
 from airflow_provider_pgoutput.operators.advance import PgoutputAdvanceSlotOperator
 from airflow_provider_pgoutput.operators.apply import PgoutputApplyOperator
+from airflow_provider_pgoutput.operators.maintain import PgoutputMaintenanceOperator
 from airflow_provider_pgoutput.operators.replay import PgoutputReplayOperator
 from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
 
@@ -49,7 +50,7 @@ def test_only_one_run_at_a_time_and_none_for_the_past(dag: Any) -> None:
     assert dag.catchup is False
 
 
-@pytest.mark.parametrize("name", ["pgoutput_to_iceberg", "pgoutput_replay"])
+@pytest.mark.parametrize("name", ["pgoutput_to_iceberg", "pgoutput_replay", "pgoutput_maintenance"])
 def test_every_parameter_is_described_and_used(dags: Any, name: str) -> None:
     params = dags[name].params
     text = (DAG_FOLDER / f"{name}.py").read_text()
@@ -105,6 +106,7 @@ def test_parameters_reach_the_tasks_as_they_were_given(dag: Any) -> None:
         PgoutputApplyOperator,
         PgoutputAdvanceSlotOperator,
         PgoutputReplayOperator,
+        PgoutputMaintenanceOperator,
     ],
 )
 def test_template_fields_are_attributes_and_documented(operator: Any) -> None:

@@ -1,0 +1,113 @@
+"""Airflow's door to maintenance: files joined, old snapshots removed. The work: ``apply/maintain.py``."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.batch.maintenance import Maintenance
+from airflow_provider_pgoutput.batch.plan import Plan
+from airflow_provider_pgoutput.operators import arguments
+from airflow_provider_pgoutput.operators.outcome import airflow_outcome
+from airflow_provider_pgoutput.operators.progress import Lake
+from airflow_provider_pgoutput.operators.runs import log_group
+from airflow_provider_pgoutput.operators.spark_apply import LakeJobOperator
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from airflow.sdk import Context
+
+_JOB_ID = "maintenance"
+
+
+class PgoutputMaintenanceOperator(LakeJobOperator):
+    """Keep the tables of a pipeline fast and small, with Iceberg's own procedures, and return what was done.
+
+    Small data files are joined and deletes applied, manifests rewritten, snapshots expired, orphaned files
+    removed: of every table that the slot's pipeline made, and of its checkpoint, messages and rejected
+    values. How far the tables are is not lost by it. It may run beside the pipeline, in a DAG of its own: a
+    step that meets another commit is left for the next time, and an apply looks at the table again. The other
+    arguments are those of ``LakeJobOperator``.
+
+    :param tables: tables of the source to maintain, ``["schema.table"]``; None: all. (templated)
+    :param compact: rewrite data files and manifests.
+    :param compact_options: options of ``rewrite_data_files``, as text:
+        ``{"min-input-files": "2", "target-file-size-bytes": "268435456"}``. (templated)
+    :param snapshot_retention: how long a snapshot stays at least; None: none is expired. A snapshot with a
+        tag stays as long as the tag, see ``tag_retention_days`` of ``Plan``.
+    :param keep_snapshots: how many snapshots stay at least.
+    :param orphan_retention: how old a file is that no snapshot names when it is removed, a day at least;
+        None: none is removed.
+    """
+
+    template_fields: Sequence[str] = (*LakeJobOperator.template_fields, "tables", "compact_options")
+    template_fields_renderers = {  # noqa: RUF012
+        **LakeJobOperator.template_fields_renderers,
+        "compact_options": "json",
+    }
+    ui_color = "#dcebd5"
+
+    def __init__(
+        self,
+        *,
+        tables: Sequence[str] | str | None = None,
+        compact: bool = True,
+        compact_options: Mapping[str, Any] | str | None = None,
+        snapshot_retention: timedelta | None = timedelta(days=5),
+        keep_snapshots: int = 1,
+        orphan_retention: timedelta | None = timedelta(days=3),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.tables = tables
+        self.compact = compact
+        self.compact_options = compact_options
+        self.snapshot_retention = snapshot_retention
+        self.keep_snapshots = keep_snapshots
+        self.orphan_retention = orphan_retention
+
+    def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
+        """Have Spark do it; return counts by table, and the tables that were busy."""
+        with airflow_outcome():
+            from airflow_provider_pgoutput.capture.staging.area import StagingArea
+
+            slot_name = arguments.required_text(self.slot_name, "slot_name")
+            lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
+            area = StagingArea(arguments.required_text(self.staging_uri, "staging_uri"))
+            dag_run = context["dag_run"]
+            plan = Plan(
+                manifest_uri="",
+                staging_uri=area.staging_uri,
+                catalog=lake.catalog.name,
+                namespace=lake.namespace,
+                dag_id=dag_run.dag_id,
+                run_id=dag_run.run_id,
+                maintenance=self._maintenance(slot_name),
+            )
+            plan.check()
+            with log_group(f"Maintain the tables of {lake.namespace} with Spark"):
+                result = self.run_job(context, area, lake, plan, _JOB_ID)
+        tables, busy = result.get("tables", {}), list(result.get("busy", ()))
+        for table, counts in tables.items():
+            self.log.info("%s: %s", table, counts or "nothing to do")
+        if busy:
+            self.log.warning(
+                "Left in part for the next time, as others wrote: %s.", ", ".join(busy)
+            )
+        return {"schema_version": 1, "slot_name": slot_name, "tables": tables, "busy": busy}
+
+    def _maintenance(self, slot_name: str) -> Maintenance:
+        return Maintenance(
+            slot_name=slot_name,
+            source_tables=arguments.optional_text_list(self.tables, "tables"),
+            compact=self.compact,
+            compact_options=arguments.text_mapping(self.compact_options, "compact_options"),
+            snapshot_retention_s=_seconds(self.snapshot_retention),
+            keep_snapshots=self.keep_snapshots,
+            orphan_retention_s=_seconds(self.orphan_retention),
+        )
+
+
+def _seconds(duration: timedelta | None) -> int | None:
+    return None if duration is None else int(duration.total_seconds())

@@ -1,0 +1,91 @@
+"""The door to maintenance: the plan that Spark gets, and what the operator makes of the answer."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_provider_pgoutput.batch.maintenance import Maintenance
+from airflow_provider_pgoutput.batch.plan import Plan
+from airflow_provider_pgoutput.operators.maintain import PgoutputMaintenanceOperator
+from tests.airflow.spark_submit_double import SLOT, Workshop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from conftest import TestLake
+
+
+@pytest.fixture
+def workshop(
+    tmp_path: Path, lake: TestLake, set_connection: Callable[[str, dict[str, Any]], None]
+) -> Workshop:
+    set_connection("spark_default", {"conn_type": "spark", "host": "local[2]"})
+    made = Workshop(tmp_path, lake)
+    tables = {"shop.orders": {"files_replaced": 5}, "shop.idle": {}}
+    made.behave(result={"status": "applied", "tables": tables, "busy": ["shop.orders"]})
+    return made
+
+
+def operator(workshop: Workshop, **changed: Any) -> PgoutputMaintenanceOperator:
+    arguments = {
+        "task_id": "maintain",
+        "slot_name": SLOT,
+        "staging_uri": workshop.staging_uri,
+        "namespace": "shop",
+        "spark_binary": str(workshop.binary),
+        "name": "test",
+    }
+    return PgoutputMaintenanceOperator(**(arguments | changed))
+
+
+def test_the_job_gets_what_was_asked_for(workshop: Workshop, task_context: Any) -> None:
+    result = operator(
+        workshop,
+        tables='["public.orders"]',
+        compact_options='{"min-input-files": "2"}',
+        snapshot_retention=timedelta(hours=1),
+        orphan_retention=None,
+        conf={"spark.mine": "1"},
+    ).execute(task_context)
+    seen = workshop.seen()
+    plan = Plan.from_json(seen["plan"])
+    assert plan.maintenance == Maintenance(
+        slot_name=SLOT,
+        source_tables=("public.orders",),
+        compact_options={"min-input-files": "2"},
+        snapshot_retention_s=3600,
+        orphan_retention_s=None,
+    )
+    assert (plan.catalog, plan.namespace, plan.dag_id) == ("iceberg_default", "shop", "tests")
+    assert "spark.mine=1" in seen["arguments"]
+    assert result == {
+        "schema_version": 1,
+        "slot_name": SLOT,
+        "tables": {"shop.orders": {"files_replaced": 5}, "shop.idle": {}},
+        "busy": ["shop.orders"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"slot_name": ""}, "slot_name"),
+        ({"namespace": ""}, "namespace"),
+        ({"snapshot_retention": timedelta(seconds=-1)}, "snapshot_retention"),
+        ({"orphan_retention": timedelta(hours=1)}, "orphan_retention"),
+        ({"keep_snapshots": 0}, "keep_snapshots"),
+        ({"compact_options": {"min-input-files": 2}}, "compact_options"),
+        ({"iceberg_conn_id": "no_such_lake"}, "no_such_lake"),
+    ],
+)
+def test_what_cannot_work_fails_at_once_and_starts_nothing(
+    workshop: Workshop, task_context: Any, changed: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(AirflowFailException, match=message):
+        operator(workshop, **changed).execute(task_context)
+    assert not workshop.was_started
