@@ -161,6 +161,20 @@ def test_options_that_do_not_go_together_fail_before_any_connection(
             operator.execute(task_context)
 
 
+def test_what_a_run_is_given_counts_only_where_the_dag_takes_it(
+    source: Session, tmp_path: Path, task_context: Any
+) -> None:
+    """B37: whoever may start the DAG cannot name another slot or position by the run's configuration."""
+    task_context["dag_run"].conf = {"slot_name": "theirs", "start_lsn": "0/1", "copy_tables": ["x"]}
+    task_context["params"] = task_context["dag_run"].conf
+    batch = stage(tmp_path).execute(task_context)
+    assert batch["slot_name"] == "stage_test"
+    assert batch["tables"]["public.orders"]["copied"] == 2
+    assert source.execute("SELECT slot_name FROM pg_replication_slots").fetchall() == [
+        ("stage_test",)
+    ]
+
+
 def test_a_backfill_run_is_refused_before_anything_is_made(
     source: Session, tmp_path: Path, task_context: Any
 ) -> None:
