@@ -8,13 +8,16 @@ batch, which two drivers at once can leave, changes no answer. What is not here:
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply.evolve import create_table, evolve
+from airflow_provider_pgoutput.apply.failures import failure
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable
+from airflow_provider_pgoutput.apply.java import JAVA_ERRORS
 from airflow_provider_pgoutput.apply.names import TableName, literal
 from airflow_provider_pgoutput.apply.types import spark_type
 from airflow_provider_pgoutput.batch.checkpoint import (
@@ -26,13 +29,16 @@ from airflow_provider_pgoutput.batch.checkpoint import (
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Counts, Manifest, Table
 from airflow_provider_pgoutput.batch.shape import Shape
+from airflow_provider_pgoutput.errors import CommitStateUnknown, TableRefused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from airflow_provider_pgoutput.batch.plan import Plan
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +161,41 @@ def record(
     values = ", ".join(f"({', '.join(_literal(value) for value in row)})" for row in rows)
     typed = [f"CAST({column} AS {spark_type(kind)}) AS {column}" for column, kind in CHECKPOINT]
     select = f"SELECT {', '.join(typed)} FROM VALUES {values} AS t({names})"  # noqa: S608 - ours
-    frame = spark.sql(select)
-    frame = frame.withColumn("applied_at", F.current_timestamp())
-    writer = frame.coalesce(1).writeTo(name.sql)
+    frame = spark.sql(select).withColumn("applied_at", F.current_timestamp()).coalesce(1)
+    _append(spark, name, frame, manifest)
+
+
+def _append(spark: SparkSession, name: TableName, rows: DataFrame, manifest: Manifest) -> None:
+    """Append rows in one commit; when the catalog did not say whether it did, look, and try once more.
+
+    :raises CommitStateUnknown: it did not say a second time, either.
+    """
+    before = _loaded(spark, name).head
+    writer = rows.writeTo(name.sql)
     for key, text in marker_of(manifest).items():
         writer = writer.option(f"snapshot-property.{key}", text)
-    writer.append()
+    for last in (False, True):
+        try:
+            writer.append()
+        except JAVA_ERRORS as error:
+            named = failure(error, name.target)
+            if not isinstance(named, CommitStateUnknown):
+                raise
+            logger.warning("No answer to the commit of the checkpoint; looking.")
+            if _loaded(spark, name).snapshot_of(manifest.batch_id, since=before):
+                return
+            # Should the first commit arrive late, the batch has its rows twice, which no reader counts.
+            if last:
+                raise named from error
+        else:
+            return
+
+
+def _loaded(spark: SparkSession, name: TableName) -> IcebergTable:
+    table = IcebergTable.load(spark, name)
+    if table is None:
+        raise TableRefused("The checkpoint table was dropped meanwhile.", table=name.target)
+    return table
 
 
 def _row(

@@ -10,12 +10,13 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_pgoutput.apply.failures import commit_failure
 from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, activate, java_class
 from airflow_provider_pgoutput.batch import checkpoint as words
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.errors import (
-    CommitStateUnknown,
     LakeUnavailable,
+    PgoutputError,
     PublishRefused,
     TableRefused,
 )
@@ -123,9 +124,14 @@ class IcebergTable:
                 return None  # The whole history is here, and we are not in it.
         return None if self.head is None else self._marker_property(slot_name)
 
-    def snapshot_of(self, batch_id: str) -> int | None:
-        """The newest snapshot in main's history that a batch left; None when none is there any more."""
+    def snapshot_of(self, batch_id: str, since: int | None = None) -> int | None:
+        """The newest snapshot in main's history that a batch left; None when none is there any more.
+
+        :param since: only snapshots after this one count; None: all.
+        """
         for snapshot in self._history():
+            if since is not None and int(snapshot.snapshotId()) == since:
+                return None
             if snapshot.summary().get(words.SUMMARY_BATCH_ID) == batch_id:
                 return int(snapshot.snapshotId())
         return None
@@ -279,19 +285,19 @@ class IcebergTable:
         try:
             commit()
         except JAVA_ERRORS as error:
-            found = java_class(error)
-            if found.endswith("CommitStateUnknownException"):
-                raise CommitStateUnknown(
-                    "The catalog did not say whether it committed.", table=self.name.target
-                ) from error
-            if found.endswith(
-                ("CommitFailedException", "ValidationException", "IllegalArgumentException")
-            ):
-                raise PublishRefused(
-                    "The table changed while it was committed to.", table=self.name.target
-                ) from error
-            raise LakeUnavailable(
-                f"The catalog failed: {found}.", table=self.name.target
-            ) from error
-        finally:
-            self.java.refresh()
+            raise commit_failure(self._jvm, error, self.name.target) from error
+        self.java.refresh()
+
+
+def discard(spark: SparkSession, name: TableName, branch: str) -> None:
+    """Remove a branch that nobody will publish, if it is there; whatever happens the apply goes on.
+
+    One that stays is removed when the batch is applied again, or for its age.
+    """
+    try:
+        table = IcebergTable.load(spark, name)
+        if table is not None and table.branch_head(branch) is not None:
+            table.remove_branches([branch])
+    except (PgoutputError, *JAVA_ERRORS) as error:
+        found = type(error).__name__
+        logger.warning("Branch %s of %s stays for now: %s.", branch, name.target, found)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply import checkpoint
+from airflow_provider_pgoutput.apply.failures import named_failures
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 from airflow_provider_pgoutput.apply.prepare import Prepared, isolated
 from airflow_provider_pgoutput.apply.publish import prepare_on_main, publish, remove_dead_branches
@@ -63,9 +64,15 @@ def apply_batch(spark: SparkSession, plan: Plan) -> ApplyResult:
     :raises TableRolledBack: a target is older than the checkpoint says.
     :raises RowMissing: a partial update of a row that the target does not hold.
     :raises PublishRefused: a target kept moving; run the task again.
+    :raises CommitStateUnknown: the catalog did not say what it committed; run the task again.
+    :raises LakeUnavailable: the catalog or the staging area did not answer; run the task again.
     """
+    with named_failures():
+        return _apply(isolated(spark), plan)
+
+
+def _apply(spark: SparkSession, plan: Plan) -> ApplyResult:
     began = time.monotonic()
-    spark = isolated(spark)
     batch = open_batch(spark, plan)
     manifest = batch.manifest
     progress = checkpoint.read(spark, plan, manifest)

@@ -15,7 +15,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply import evolve, keyed, keyless, log, versions
-from airflow_provider_pgoutput.apply.iceberg import IcebergTable
+from airflow_provider_pgoutput.apply.failures import failure
+from airflow_provider_pgoutput.apply.iceberg import IcebergTable, discard
 from airflow_provider_pgoutput.apply.java import JAVA_ERRORS
 from airflow_provider_pgoutput.apply.layout import Layout, lay_out, refuse_lost_columns
 from airflow_provider_pgoutput.apply.target import OP_COLUMN, Start, Target, properties
@@ -23,7 +24,7 @@ from airflow_provider_pgoutput.apply.write import BranchWriter
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX, marker_of
 from airflow_provider_pgoutput.batch.crash_points import reach
-from airflow_provider_pgoutput.errors import PublishRefused
+from airflow_provider_pgoutput.errors import PgoutputError, PublishRefused
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -69,6 +70,7 @@ class TablePreparation:
         self.counted: dict[str, int] = {"appended": 0, "deleted_keys": 0}
         self.columns: tuple[Column, ...] = ()
         self.layout = Layout(target.source)
+        self.branch = f"{BRANCH_PREFIX}{batch.manifest.batch_id[:16]}_{uuid.uuid4().hex[:8]}"
         self._table: IcebergTable | None = None
         self._writer: BranchWriter | None = None
         self._base: int | None = None
@@ -105,9 +107,9 @@ class TablePreparation:
             return None
         self._writer.mark(self.marker)
         reach("apply.before_publish")
-        branch, head = self._writer.branch, self._writer.head
+        head = self._writer.head
         assert head is not None, "the branch was marked"
-        return Prepared(self.target, branch, self._base, head, self._filled, self.counted)
+        return Prepared(self.target, self.branch, self._base, head, self._filled, self.counted)
 
     @property
     def marker(self) -> dict[str, str]:
@@ -125,7 +127,7 @@ class TablePreparation:
         if self._writer is None:
             return False
         table = IcebergTable.load(self.spark, self.target.name)
-        return table is None or table.branch_head(self._writer.branch) is None
+        return table is None or table.branch_head(self.branch) is None
 
     def read(self, segment: versions.Segment) -> DataFrame:
         """The segment's changes at or past the floor."""
@@ -138,14 +140,13 @@ class TablePreparation:
         self._filled = evolve.evolve(
             self.spark, table, self.columns, key, ours, self.target.metadata, self.layout
         )
-        branch = f"{BRANCH_PREFIX}{self.batch.manifest.batch_id[:16]}_{uuid.uuid4().hex[:8]}"
-        table.create_branch(branch, self.start.head)
+        table.create_branch(self.branch, self.start.head)
         # Whatever moved main until now moved it before the branch, so the fence would not see it.
         self._refuse_moved(table)
         self._base = self.start.head
         reach("apply.after_branch")
         self._table = table
-        writer = BranchWriter(self.spark, table, branch, self.columns)
+        writer = BranchWriter(self.spark, table, self.branch, self.columns)
         # The rows of a copy have all their values, and replace those that would be filled in.
         replaced = self.start.copies and not self.target.is_log
         for column in self.columns:
@@ -238,16 +239,14 @@ def prepare(
     :raises RowMissing: the target lacks a row of which an update leaves values out.
     :raises TableRefused: the schema changed in a way that Iceberg cannot follow.
     :raises PublishRefused: another driver took the batch over.
+    :raises CommitStateUnknown: the catalog did not say whether the branch has the rows; it goes.
     """
     began = time.monotonic()
     preparation = TablePreparation(own_session(spark, target), batch, target, start)
     try:
-        prepared = preparation.run()
-    except JAVA_ERRORS as error:
-        if preparation.lost_its_branch():
-            raise PublishRefused(
-                "Another driver took this batch over.", table=target.name.target
-            ) from error
+        prepared = _run(preparation)
+    except (PgoutputError, *JAVA_ERRORS):
+        discard(spark, target.name, preparation.branch)
         raise
     logger.info(
         "%s: %s in %.2f s.",
@@ -256,6 +255,18 @@ def prepare(
         time.monotonic() - began,
     )
     return prepared
+
+
+def _run(preparation: TablePreparation) -> Prepared | None:
+    try:
+        return preparation.run()
+    except JAVA_ERRORS as error:
+        table = preparation.target.name.target
+        if preparation.lost_its_branch():
+            raise PublishRefused("Another driver took this batch over.", table=table) from error
+        if named := failure(error, table):
+            raise named from error
+        raise
 
 
 def isolated(spark: SparkSession) -> SparkSession:

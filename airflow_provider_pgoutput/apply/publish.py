@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply import prepare as preparing
-from airflow_provider_pgoutput.apply.iceberg import IcebergTable
+from airflow_provider_pgoutput.apply.iceberg import IcebergTable, discard
 from airflow_provider_pgoutput.apply.target import Start, start
 from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX
 from airflow_provider_pgoutput.batch.crash_points import reach
@@ -38,8 +38,9 @@ def publish(
 ) -> int | None:
     """Publish one table; prepare it again when main moved in between.
 
-    :return: the snapshot id of main; None when the batch changes nothing in the table.
+    :return: the snapshot that the batch left; None when it changes nothing in the table.
     :raises PublishRefused: main moved each time.
+    :raises CommitStateUnknown: the catalog did not say, twice, whether it published.
     """
     waiting: Prepared | None = prepared
     target = prepared.target
@@ -48,12 +49,14 @@ def publish(
             if waiting is None:
                 again = start(spark, target, batch.manifest, progress)
                 if again.done:
-                    return _head(spark, target)
+                    return _published(spark, batch, target)
                 waiting = preparing.prepare(spark, batch, target, again)
                 if waiting is None:
                     return None
             return _publish_once(spark, batch, waiting)
         except PublishRefused as refusal:
+            if waiting is not None:
+                discard(spark, target.name, waiting.branch)
             if attempt == _ATTEMPTS:
                 raise
             logger.warning("%s Preparing the batch again on the new main.", refusal)
@@ -66,12 +69,15 @@ def prepare_on_main(
 ) -> Prepared | None:
     """Prepare one table; begin again when main moved since ``begin`` was found out.
 
+    A lost answer is no reason to ask for the same again: nobody reads the branch, so another one is made.
+
     :raises PublishRefused: main moved each time, or another driver applied the batch meanwhile.
+    :raises CommitStateUnknown: the catalog did not say what it committed, each time.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             return preparing.prepare(spark, batch, target, begin)
-        except PublishRefused as refusal:
+        except (PublishRefused, CommitStateUnknown) as refusal:
             if attempt == _ATTEMPTS:
                 raise
             logger.warning("%s Looking at it again.", refusal)
@@ -105,7 +111,7 @@ def _publish_once(spark: SparkSession, batch: StagedBatch, prepared: Prepared) -
             # request may be sent again: should the first one arrive late, one of the two is refused.
             logger.warning("No answer to the publishing of %s; looking.", target.name.target)
             if _holds(spark, batch, target):
-                return _head(spark, target)
+                return _published(spark, batch, target)
             if last:
                 raise
         else:
@@ -120,12 +126,13 @@ def _holds(spark: SparkSession, batch: StagedBatch, target: Target) -> bool:
     return marker is not None and marker.batch_id == batch.manifest.batch_id
 
 
-def _head(spark: SparkSession, target: Target) -> int:
+def _published(spark: SparkSession, batch: StagedBatch, target: Target) -> int:
+    """The snapshot that the batch left, or main's head when it expired."""
     table = IcebergTable.load(spark, target.name)
     head = table.head if table else None
-    if head is None:
+    if table is None or head is None:
         raise TableRefused("The table was dropped meanwhile.", table=target.name.target)
-    return head
+    return table.snapshot_of(batch.manifest.batch_id) or head
 
 
 def remove_dead_branches(spark: SparkSession, batch: StagedBatch, name: TableName) -> None:

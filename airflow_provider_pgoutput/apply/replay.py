@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply import checkpoint
+from airflow_provider_pgoutput.apply.failures import named_failures
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import applied_tables, write_tables
 from airflow_provider_pgoutput.apply.prepare import isolated
@@ -82,9 +83,14 @@ def replay(spark: SparkSession, plan: Plan) -> ReplayResult:
     :raises TableRefused: a target is not what the pipeline left there, or cannot go back.
     :raises RowMissing: a partial update of a row that the target does not hold.
     :raises PublishRefused: a target kept moving; run the task again.
+    :raises CommitStateUnknown: the catalog did not say what it committed; run the task again.
     """
+    with named_failures():
+        return _replay(isolated(spark), plan)
+
+
+def _replay(spark: SparkSession, plan: Plan) -> ReplayResult:
     began = time.monotonic()
-    spark = isolated(spark)
     if plan.replay is None:
         raise AssertionError("main.py asks only for a plan with a replay")
     steps = _steps(spark, plan, plan.replay)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply.evolve import create_table
-from airflow_provider_pgoutput.apply.iceberg import IcebergTable
+from airflow_provider_pgoutput.apply.failures import named_failures
+from airflow_provider_pgoutput.apply.iceberg import IcebergTable, discard
 from airflow_provider_pgoutput.apply.names import TableName
 from airflow_provider_pgoutput.apply.publish import remove_dead_branches
 from airflow_provider_pgoutput.apply.staged import read_files
@@ -104,17 +105,21 @@ def _append(spark: SparkSession, batch: StagedBatch, side: SideTable, rows: Data
         if marker and marker.end_lsn >= manifest.end_lsn:
             return
         branch, base = f"{BRANCH_PREFIX}{manifest.batch_id[:16]}_{uuid.uuid4().hex[:8]}", table.head
-        table.create_branch(branch, base)
-        writer = rows.where(_unwritten(side, manifest, marker)).writeTo(name.branch_sql(branch))
-        for key, text in marker_of(manifest).items():
-            writer = writer.option(f"snapshot-property.{key}", text)
-        writer.append()
-        reach("apply.after_side_append")
-        table.java.refresh()
         try:
+            with named_failures():
+                table.create_branch(branch, base)
+                writer = rows.where(_unwritten(side, manifest, marker)).writeTo(
+                    name.branch_sql(branch)
+                )
+                for key, text in marker_of(manifest).items():
+                    writer = writer.option(f"snapshot-property.{key}", text)
+                writer.append()
+                reach("apply.after_side_append")
+                table.java.refresh()
             head = table.branch_head(branch)
             table.publish(branch, base, head, manifest, tag_days=0)
         except (PublishRefused, CommitStateUnknown):
+            discard(spark, name, branch)
             if attempt == _ATTEMPTS:
                 raise
             logger.info("%s moved; looking again.", name.target)

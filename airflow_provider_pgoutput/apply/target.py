@@ -178,7 +178,8 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
             slot=manifest.slot_name,
             table=target.name.target,
             lsn=known,
-            advice="copy the table again, or bring back its newest snapshot.",
+            advice="copy the table again, replay its batches in place (PgoutputReplayOperator), or bring back"
+            " its newest snapshot.",
         )
     if not progress.exists and not copies and applied and manifest.start_lsn > applied:
         raise BatchGap(

@@ -72,13 +72,13 @@ class Pipeline:
 
     def plan(self, batch: Batch) -> Plan:
         """What the apply operator would write for this batch."""
-        return Plan(
-            manifest_uri=batch.uri,
-            staging_uri=self.staging.as_uri(),
-            catalog=CATALOG,
-            namespace=self.namespace,
-            **self.plan_options,
-        )
+        fields = {
+            "manifest_uri": batch.uri,
+            "staging_uri": self.staging.as_uri(),
+            "catalog": CATALOG,
+            "namespace": self.namespace,
+        }
+        return Plan(**{**fields, **self.plan_options})
 
     def apply(self, batch: Batch) -> None:
         """Apply one batch in this process's Spark session."""

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyiceberg.catalog import load_catalog
 
 from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, TableOptions
 from tests.conformance.compare import connect
-from tests.conformance.pipeline import Batch, Pipeline
+from tests.conformance.pipeline import CATALOG, Batch, Pipeline
 from tests.faults.invariants import Judge
 from tests.faults.slot_watch import SlotWatch
-from tests.faults.workload import LOG_TABLE, SETUP, Workload
+from tests.faults.workload import LOG_TABLE, SETUP, UPSERT_TABLES, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,6 +42,36 @@ class Subject:
             for _ in range(transactions):
                 self.workload.transactions(session, 1)
                 self.judge.remember_source()
+
+    def change_each(self) -> None:
+        """Let the source change a row of every table in a way that deletes and appends, and remember that."""
+        with connect(self.pipeline.conninfo) as session:
+            session.execute(
+                "INSERT INTO account VALUES (1) ON CONFLICT (id) DO UPDATE SET name = 'again'"
+            )
+            session.execute("INSERT INTO bag VALUES (1, 'more')")
+            session.execute("UPDATE bag SET x = 2 WHERE ctid = (SELECT min(ctid) FROM bag)")
+            session.execute(
+                "INSERT INTO journal SELECT coalesce(max(id), 100) + 1, 'm' FROM journal"
+            )
+        self.workload.journal_changes += 1
+        self.judge.remember_source()
+
+    def table_snapshots(self) -> dict[str, int | None]:
+        """The current snapshot of every table of the source."""
+        found = self.pipeline.snapshot_ids()
+        return {name: found.get(name) for name in (*UPSERT_TABLES, LOG_TABLE)}
+
+    def left_branches(self) -> list[str]:
+        """Branches that attempts left on tables of the namespace."""
+        catalog = load_catalog(CATALOG, **self.pipeline.catalog_properties)
+        tables = [catalog.load_table(each) for each in catalog.list_tables(self.pipeline.namespace)]
+        return [
+            name
+            for table in tables
+            for name, reference in table.metadata.refs.items()
+            if reference.snapshot_ref_type == "branch" and name != "main"
+        ]
 
     def stage(self, **options: Any) -> Batch:
         """Stage in this process, and judge."""

@@ -1,0 +1,83 @@
+"""What a failure of Iceberg's catalog means, in errors of ours: no answer, a refusal, or nobody knows.
+
+Iceberg throws ``CommitStateUnknownException`` for 5xx answers of a REST catalog, and plain exceptions when
+the connection or the database below a catalog breaks; a commit may have gone through in either case. Those
+that are sure that nothing was committed are marked by ``CleanableFailure``. What is not here: looking whether
+a commit went through, which each place that commits does in its own way.
+Source: https://iceberg.apache.org/javadoc/latest/org/apache/iceberg/exceptions/package-summary.html
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, java_classes, java_exception
+from airflow_provider_pgoutput.errors import (
+    CommitStateUnknown,
+    LakeUnavailable,
+    PgoutputError,
+    PublishRefused,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_REFUSED = ("CommitFailedException", "ValidationException", "IllegalArgumentException")
+#: The request or its answer may be lost on the way. The dot keeps out what a catalog answered.
+_UNKNOWN = ("CommitStateUnknownException", ".RESTException", "UncheckedSQLException")
+_NO_ANSWER = (
+    "ServiceFailureException",
+    "ServiceUnavailableException",
+    "NotAuthorizedException",
+    "ForbiddenException",
+    "RuntimeIOException",
+)
+
+
+def commit_failure(jvm: Any, error: Exception, table: str) -> PgoutputError:
+    """What the failure of a commit means: whatever is not surely a no is not known.
+
+    :param error: one of ``JAVA_ERRORS``.
+    :param table: the target, ``namespace.table``.
+    """
+    found = java_classes(error)
+    if found[0].endswith(_REFUSED):
+        return PublishRefused("The table changed while it was committed to.", table=table)
+    clean = jvm.org.apache.iceberg.exceptions.CleanableFailure._java_lang_class
+    if clean.isInstance(java_exception(error)):
+        return LakeUnavailable(f"The catalog failed: {found[0]}.", table=table)
+    return _unknown(found[0], table)
+
+
+def failure(error: Exception, table: str | None = None) -> PgoutputError | None:
+    """What the failure of a Spark statement, or of a step of many, means; None: not the catalog's.
+
+    :param error: one of ``JAVA_ERRORS``.
+    :param table: the target, ``namespace.table``, where it is known.
+    """
+    found = java_classes(error)
+    if unknown := next((each for each in found if each.endswith(_UNKNOWN)), None):
+        return _unknown(unknown, table)
+    if silent := next((each for each in found if each.endswith(_NO_ANSWER)), None):
+        return LakeUnavailable(f"The catalog did not answer: {silent}.", table=table)
+    if any(each.endswith("CommitFailedException") for each in found):
+        return PublishRefused("The table kept changing while it was committed to.", table=table)
+    return None
+
+
+@contextmanager
+def named_failures() -> Iterator[None]:
+    """Give failures of the catalog that no step gave a name one of ours; the rest passes unchanged."""
+    try:
+        yield
+    except JAVA_ERRORS as error:
+        if ours := failure(error):
+            raise ours from error
+        raise
+
+
+def _unknown(java_class: str, table: str | None) -> CommitStateUnknown:
+    return CommitStateUnknown(
+        f"The catalog did not say whether it committed: {java_class}.", table=table
+    )

@@ -1,0 +1,255 @@
+"""An Iceberg REST catalog that can lose a commit's answer, or its request, as a network or a gateway does.
+
+Requests are answered by Iceberg's own handlers (``org.apache.iceberg.rest.CatalogHandlers``), called in the
+JVM of the test's Spark session on the catalog of the tests; so both catalogs show the same tables. What is
+not here: authorisation, views, and whatever else the pipeline does not ask for.
+Source: https://iceberg.apache.org/rest-catalog-spec/
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from py4j.protocol import Py4JJavaError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.quickstart.spark import LocalLake
+
+#: Ends the connection in the place of an answer.
+NO_ANSWER = 0
+_STATUS = {
+    "NoSuchTableException": 404,
+    "NoSuchNamespaceException": 404,
+    "AlreadyExistsException": 409,
+    "CommitFailedException": 409,
+}
+_NOT_ACCEPTABLE, _NO_CONTENT = 406, 204
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a client asks to change of one table."""
+
+    table: str
+    #: Branches and tags that are set.
+    set_references: tuple[str, ...]
+    #: Branches and tags that are removed.
+    removed_references: tuple[str, ...]
+    adds_snapshot: bool
+
+    @classmethod
+    def of(cls, table: str, body: dict[str, Any]) -> Commit:
+        """Read the request of a commit."""
+        updates = body["updates"]
+        return cls(
+            table,
+            tuple(each["ref-name"] for each in updates if each["action"] == "set-snapshot-ref"),
+            tuple(each["ref-name"] for each in updates if each["action"] == "remove-snapshot-ref"),
+            any(each["action"] == "add-snapshot" for each in updates),
+        )
+
+
+@dataclass(slots=True)
+class Fault:
+    """What happens to commits that ``chosen`` picks.
+
+    :ivar status: of the answer, ``NO_ANSWER`` or what a gateway says.
+    :ivar commits: whether the catalog commits all the same.
+    :ivar times: how many commits it happens to.
+    """
+
+    chosen: Callable[[Commit], bool]
+    status: int
+    commits: bool
+    times: int = 1
+    happened: int = 0
+
+
+class RestCatalog:
+    """A server on a port of this machine; ``spark_conf`` makes it a catalog of a Spark session."""
+
+    def __init__(self, spark: SparkSession, lake: LocalLake) -> None:
+        self._handlers = _Handlers(spark, lake)
+        self._lock = threading.Lock()
+        self._faults: tuple[Fault, ...] = ()
+        #: Every request to commit, the oldest first.
+        self.commits: list[Commit] = []
+        catalog = self
+
+        class Answer(_Answer):
+            rest_catalog = catalog
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def spark_conf(self, name: str) -> dict[str, str]:
+        """The Spark settings that make this the catalog ``name``."""
+        prefix = f"spark.sql.catalog.{name}"
+        return {
+            prefix: "org.apache.iceberg.spark.SparkCatalog",
+            f"{prefix}.type": "rest",
+            f"{prefix}.uri": f"http://127.0.0.1:{self._server.server_port}",
+        }
+
+    def fail(self, *faults: Fault) -> None:
+        """From now on let these faults happen, and no others."""
+        with self._lock:
+            self._faults = faults
+
+    def stop(self) -> None:
+        """End the server."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def commit(self, namespace: str, table: str, text: str) -> tuple[int, str]:
+        """Commit to a table, or let the fault happen; status and text of the answer."""
+        commit = Commit.of(table, json.loads(text))
+        with self._lock:
+            self.commits.append(commit)
+            due = (each for each in self._faults if each.happened < each.times)
+            fault = next((each for each in due if each.chosen(commit)), None)
+            if fault is not None:
+                fault.happened += 1
+        if fault is None:
+            return self._handlers.commit(namespace, table, text)
+        if fault.commits:
+            status, answer = self._handlers.commit(namespace, table, text)
+            assert status == http.HTTPStatus.OK, answer
+        return fault.status, _error(fault.status, "GatewayError", "no answer from the catalog")
+
+    def answer(self, method: str, path: str, text: str) -> tuple[int, str]:
+        """Answer one request: status and text."""
+        parts = [unquote(part) for part in path.partition("?")[0].strip("/").split("/")][1:]
+        match method, parts:
+            case "POST", ["namespaces", namespace, "tables", table]:
+                return self.commit(namespace, table, text)
+            case "POST", [*_, "metrics"]:
+                return _NO_CONTENT, ""
+        return self._handlers.other(method, parts, text)
+
+
+class _Handlers:
+    """Iceberg's handlers in the JVM of a Spark session."""
+
+    def __init__(self, spark: SparkSession, lake: LocalLake) -> None:
+        jvm: Any = spark._jvm
+        self._gateway: Any = spark.sparkContext._gateway
+        self._rest = jvm.org.apache.iceberg.rest
+        self._identifiers = jvm.org.apache.iceberg.catalog
+        properties = jvm.java.util.HashMap()
+        prefix = f"spark.sql.catalog.{lake.catalog_name}."
+        for name, value in lake.spark_conf().items():
+            if name.startswith(prefix):
+                properties.put(name.removeprefix(prefix), value)
+        java: Any = spark._jsparkSession
+        self._catalog = jvm.org.apache.iceberg.CatalogUtil.buildIcebergCatalog(
+            lake.catalog_name, properties, java.sparkContext().hadoopConfiguration()
+        )
+        self._mapper = _mapper(jvm)
+
+    def commit(self, namespace: str, table: str, text: str) -> tuple[int, str]:
+        request = self._rest.requests.UpdateTableRequestParser.fromJson(text)
+        return self._call("updateTable", self._catalog, self._table(namespace, table), request)
+
+    def other(self, method: str, parts: list[str], text: str) -> tuple[int, str]:
+        """Answer whatever is no commit."""
+        requests = self._rest.requests
+        match method, parts:
+            case "GET", ["config"]:
+                return http.HTTPStatus.OK, '{"defaults": {}, "overrides": {}}'
+            case "GET" | "HEAD", ["namespaces", namespace]:
+                return self._call("loadNamespace", self._catalog, self._namespace(namespace))
+            case "POST", ["namespaces"]:
+                return self._call(
+                    "createNamespace",
+                    self._catalog,
+                    self._read(text, requests.CreateNamespaceRequest),
+                )
+            case "POST", ["namespaces", namespace, "tables"]:
+                return self._call(
+                    "createTable",
+                    self._catalog,
+                    self._namespace(namespace),
+                    self._read(text, requests.CreateTableRequest),
+                )
+            case "GET" | "HEAD", ["namespaces", namespace, "tables", table]:
+                every = getattr(self._rest, "RESTCatalogProperties$SnapshotMode").ALL
+                return self._call("loadTable", self._catalog, self._table(namespace, table), every)
+        return _NOT_ACCEPTABLE, _error(_NOT_ACCEPTABLE, "Unsupported", f"{method} {parts}")
+
+    def _call(self, name: str, *arguments: Any) -> tuple[int, str]:
+        try:
+            found = getattr(self._rest.CatalogHandlers, name)(*arguments)
+        except Py4JJavaError as error:
+            kind = str(error.java_exception.getClass().getSimpleName())
+            status = _STATUS.get(kind, 400)
+            return status, _error(status, kind, str(error.java_exception.getMessage()))
+        return http.HTTPStatus.OK, str(self._mapper.writeValueAsString(found))
+
+    def _read(self, text: str, java_class: Any) -> Any:
+        return self._mapper.readValue(text, java_class._java_lang_class)
+
+    def _namespace(self, name: str) -> Any:
+        levels = self._gateway.new_array(self._gateway.jvm.java.lang.String, 1)
+        levels[0] = name
+        return self._identifiers.Namespace.of(levels)
+
+    def _table(self, namespace: str, table: str) -> Any:
+        return self._identifiers.TableIdentifier.of(self._namespace(namespace), table)
+
+
+def _mapper(jvm: Any) -> Any:
+    """Jackson as the REST client of Iceberg uses it; its own is not public."""
+    jackson = jvm.org.apache.iceberg.shaded.com.fasterxml.jackson
+    mapper = jackson.databind.ObjectMapper()
+    mapper.setVisibility(
+        jackson.annotation.PropertyAccessor.FIELD,
+        getattr(jackson.annotation, "JsonAutoDetect$Visibility").ANY,
+    )
+    mapper.setPropertyNamingStrategy(
+        getattr(jackson.databind, "PropertyNamingStrategies$KebabCaseStrategy")()
+    )
+    jvm.org.apache.iceberg.rest.RESTSerializers.registerAll(mapper)
+    return mapper
+
+
+def _error(status: int, kind: str, message: str) -> str:
+    return json.dumps({"error": {"message": message, "type": kind, "code": status}})
+
+
+class _Answer(http.server.BaseHTTPRequestHandler):
+    """One request over HTTP."""
+
+    rest_catalog: RestCatalog
+    protocol_version = "HTTP/1.1"
+
+    def _answer(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        text = self.rfile.read(length).decode()
+        status, answer = self.rest_catalog.answer(self.command, self.path, text)
+        if status == NO_ANSWER:
+            self.close_connection = True
+            return
+        body = b"" if self.command == "HEAD" or status == _NO_CONTENT else answer.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_HEAD = do_POST = do_DELETE = _answer  # noqa: N815 - named by http.server
+
+    def log_message(self, *arguments: Any) -> None:
+        """Say nothing: the tests look at what came of a request."""

@@ -1,0 +1,115 @@
+"""F21, F22: the catalog does not say whether it committed, and did or did not, at each kind of commit.
+
+A REST catalog drops connections and answers 5xx. What must come of it: the apply looks, decides, and asks
+again for what is not there; no file of the lake is removed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX, CHECKPOINT_TABLE
+from airflow_provider_pgoutput.errors import CommitStateUnknown
+from tests.faults.rest_catalog import NO_ANSWER, Commit, Fault, RestCatalog
+from tests.faults.workload import LOG_TABLE, UPSERT_TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.quickstart.spark import LocalLake
+    from tests.faults.conftest import Subject
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+_REST = "rest"
+
+
+def makes_branch(commit: Commit) -> bool:
+    return not commit.adds_snapshot and not commit.removed_references and bool(_branches(commit))
+
+
+def writes_rows(commit: Commit) -> bool:
+    return commit.adds_snapshot and bool(_branches(commit))
+
+
+def publishes(commit: Commit) -> bool:
+    return not commit.adds_snapshot and "main" in commit.set_references
+
+
+def writes_checkpoint(commit: Commit) -> bool:
+    return commit.adds_snapshot and commit.table == CHECKPOINT_TABLE
+
+
+def _branches(commit: Commit) -> list[str]:
+    return [each for each in commit.set_references if each.startswith(BRANCH_PREFIX)]
+
+
+KINDS = (makes_branch, writes_rows, publishes, writes_checkpoint)
+#: Those without which an apply cannot go on.
+STOPPING = KINDS[1:]
+TABLES = (*UPSERT_TABLES, LOG_TABLE)
+#: Of one apply at one table.
+ATTEMPTS = 4
+
+
+@pytest.fixture
+def rest_catalog(spark: SparkSession, local_lake: LocalLake) -> Iterator[RestCatalog]:
+    """The tests' catalog over HTTP, as the catalog ``rest`` of the tests' session."""
+    catalog = RestCatalog(spark, local_lake)
+    for name, value in catalog.spark_conf(_REST).items():
+        spark.conf.set(name, value)
+    yield catalog
+    catalog.stop()
+
+
+def test_f21_f22_no_answer_to_a_commit(
+    subject: Callable[[int], Subject], rest_catalog: RestCatalog, local_lake: LocalLake
+) -> None:
+    run = subject(21)
+    run.pipeline.plan_options["catalog"] = _REST
+    run.run()
+    for committed in (True, False):
+        files, before = _files(run, local_lake), len(rest_catalog.commits)
+        run.change_each()
+        # Each apply meets all of them, once.
+        faults = [
+            Fault(chosen, (NO_ANSWER, 504)[(number + committed) % 2], committed)
+            for number, chosen in enumerate(KINDS)
+        ]
+        rest_catalog.fail(*faults)
+        run.run()
+        assert [each.happened for each in faults] == [1] * len(faults)
+        # What was committed is not asked for again; what was not, once.
+        asked = rest_catalog.commits[before:]
+        assert sum(map(publishes, asked)) == len(TABLES) + (not committed)
+        assert sum(map(writes_checkpoint, asked)) == 1 + (not committed)
+        assert files <= _files(run, local_lake)
+        assert not run.left_branches()
+    for status, chosen in zip((504, NO_ANSWER, 503), STOPPING, strict=True):
+        run.change_each()
+        batch = run.stage()
+        never = Fault(chosen, status, commits=False, times=1000)
+        rest_catalog.fail(never)
+        with pytest.raises(CommitStateUnknown) as stop:
+            run.apply(batch)
+        assert stop.value.table is not None
+        assert 1 < never.happened < 2 * ATTEMPTS * len(TABLES)
+        run.judge.after_any_run()
+        rest_catalog.fail()
+        run.apply(batch)
+        run.advance()
+    assert not run.left_branches()
+    checkpoints = f"lake.{run.pipeline.namespace}.{CHECKPOINT_TABLE}"
+    rows = run.pipeline.spark.table(checkpoints)
+    assert rows.count() == rows.select("batch_id", "table_name").distinct().count()
+    run.finish()
+
+
+def _files(run: Subject, lake: LocalLake) -> set[Path]:
+    folder = lake.home / "warehouse" / run.pipeline.namespace
+    return set(folder.rglob("*.parquet"))
