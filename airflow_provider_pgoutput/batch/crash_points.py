@@ -11,20 +11,21 @@ import signal
 from collections import Counter
 
 #: Environment variable that names the point, optionally with the occurrence that counts, from 1:
-#: ``stage.after_files`` or ``publish.after_table:2``.
+#: ``stage.after_files`` or ``publish.after_table:2``, and after that another signal than SIGKILL,
+#: ``apply.after_prepare:1:SIGSTOP``.
 VARIABLE = "PGOUTPUT_CRASH_AT"
 
 _reached: Counter[str] = Counter()
 
 
 def reach(name: str) -> None:
-    """Kill this process with SIGKILL when the environment names this point; else do nothing."""
+    """Send this process the signal when the environment names this point; else do nothing."""
     wanted = os.environ.get(VARIABLE)
     if not wanted:
         return
-    point, _, occurrence = wanted.partition(":")
+    point, occurrence, signal_name = (*wanted.split(":"), "", "")[:3]
     if point != name:
         return
     _reached[name] += 1
     if _reached[name] == int(occurrence or 1):
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.Signals[signal_name or "SIGKILL"])

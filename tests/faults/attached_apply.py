@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
@@ -28,10 +29,16 @@ def main() -> None:
     context = jvm.org.apache.spark.SparkContext.getOrCreate()
     java_context = jvm.org.apache.spark.api.java.JavaSparkContext.fromSparkContext(context)
     conf = SparkConf(_jvm=jvm, _jconf=java_context.getConf())
-    apply_batch(SparkSession(SparkContext(gateway=gateway, jsc=java_context, conf=conf)), plan)
+    status = 0
+    try:
+        apply_batch(SparkSession(SparkContext(gateway=gateway, jsc=java_context, conf=conf)), plan)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
     sys.stdout.flush()
+    sys.stderr.flush()
     # The end of Python would stop the Spark that belongs to somebody else.
-    os._exit(0)
+    os._exit(status)
 
 
 if __name__ == "__main__":

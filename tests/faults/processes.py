@@ -11,8 +11,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from airflow_provider_pgoutput.batch.crash_points import VARIABLE
 from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
@@ -20,6 +25,8 @@ from airflow_provider_pgoutput.operators.spark_files import spark_files
 from airflow_provider_pgoutput.quickstart.spark import LocalLake, local_conf, spark_environment
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.conformance.pipeline import Batch, Pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +45,92 @@ def advance_in_process(pipeline: Pipeline, crash_at: str) -> bool:
 
 def apply_in_process(pipeline: Pipeline, batch: Batch, crash_at: str, lake: LocalLake) -> bool:
     """Apply a batch as the operator does; return whether the crash point killed the driver."""
+    with _submit(pipeline, batch, crash_at, lake) as (command, environment):
+        return _killed(command, environment, "")
+
+
+@contextmanager
+def stopped_driver(
+    pipeline: Pipeline, batch: Batch, stop_at: str, lake: LocalLake
+) -> Iterator[StoppedApply]:
+    """An apply whose driver was stopped with SIGSTOP at a point, below a process that plays the worker."""
+    with _submit(pipeline, batch, f"{stop_at}:1:SIGSTOP", lake) as (command, environment):
+        # The shell waits for spark-submit, as the task's process does.
+        shell = ["sh", "-c", '"$@" & wait', "worker", *command]
+        with _stopped(shell, environment, "", pipeline.staging / "driver.log") as stopped:
+            yield stopped
+
+
+@contextmanager
+def stopped_attached(pipeline: Pipeline, batch: Batch, stop_at: str) -> Iterator[StoppedApply]:
+    """An apply in a Python process that borrows this one's JVM, stopped with SIGSTOP at a point."""
+    command, environment, text = _attached(pipeline, batch, f"{stop_at}:1:SIGSTOP")
+    log = pipeline.staging / f"{stop_at}.log"
+    with _stopped(command, environment, text, log) as stopped:
+        yield stopped
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedApply:
+    """An apply that was stopped, and can go on."""
+
+    #: Who started it, or the apply itself.
+    started: subprocess.Popen[str]
+    #: Its Python half.
+    python: psutil.Process
+    log: Path
+
+    def resume(self) -> str:
+        """Let it go on to its end; return what it printed."""
+        self.python.send_signal(signal.SIGCONT)
+        self.started.wait(_TIME_LIMIT_S)
+        self.python.wait(_TIME_LIMIT_S)
+        return self.log.read_text(errors="replace")
+
+
+@contextmanager
+def _stopped(
+    command: list[str], environment: dict[str, str], text: str, log: Path
+) -> Iterator[StoppedApply]:
+    with log.open("w") as output:
+        started = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+    try:
+        assert started.stdin is not None
+        started.stdin.write(text)
+        started.stdin.close()
+        yield StoppedApply(started, _wait_until_stopped(started, log), log)
+    finally:
+        _kill_group(started.pid)
+        started.wait(_TIME_LIMIT_S)
+
+
+def _wait_until_stopped(started: subprocess.Popen[str], log: Path) -> psutil.Process:
+    deadline = time.monotonic() + _TIME_LIMIT_S
+    while time.monotonic() < deadline and started.poll() is None:
+        top = psutil.Process(started.pid)
+        for process in (top, *top.children(recursive=True)):
+            try:
+                if process.status() == psutil.STATUS_STOPPED:
+                    return process
+            except psutil.NoSuchProcess:
+                continue
+        time.sleep(0.05)
+    raise AssertionError(f"the apply was not stopped:\n{log.read_text(errors='replace')[-4000:]}")
+
+
+@contextmanager
+def _submit(
+    pipeline: Pipeline, batch: Batch, crash_at: str, lake: LocalLake
+) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Command and environment of a spark-submit that applies a batch as the operator does."""
     environment = {**os.environ, **spark_environment(), VARIABLE: crash_at}
     plan = pipeline.staging / f"plan-{crash_at.replace(':', '-')}.json"
     plan.write_text(pipeline.plan(batch).to_json(), encoding="utf-8")
@@ -48,7 +141,7 @@ def apply_in_process(pipeline: Pipeline, batch: Batch, crash_at: str, lake: Loca
     with spark_files({}, None) as files:
         command += ["--py-files", files.package_zip, "--properties-file", files.properties_file]
         command += [files.application, "--plan-uri", plan.as_uri()]
-        return _killed(command, environment, "")
+        yield command, environment
 
 
 def apply_attached(pipeline: Pipeline, batch: Batch, crash_at: str) -> bool:
@@ -56,6 +149,13 @@ def apply_attached(pipeline: Pipeline, batch: Batch, crash_at: str) -> bool:
 
     Much faster than ``apply_in_process``. The JVM lives on, and ends what the other tables' threads began.
     """
+    return _killed(*_attached(pipeline, batch, crash_at))
+
+
+def _attached(
+    pipeline: Pipeline, batch: Batch, crash_at: str
+) -> tuple[list[str], dict[str, str], str]:
+    """Command, environment and input of an apply that borrows this process's JVM."""
     gateway = pipeline.spark.sparkContext._gateway
     assert gateway is not None
     environment = {
@@ -67,7 +167,7 @@ def apply_attached(pipeline: Pipeline, batch: Batch, crash_at: str) -> bool:
     }
     script = Path(__file__).with_name("attached_apply.py")
     body = {"plan": pipeline.plan(batch).to_json()}
-    return _killed([sys.executable, str(script)], environment, json.dumps(body))
+    return [sys.executable, str(script)], environment, json.dumps(body)
 
 
 def _run_capture(task: str, pipeline: Pipeline, crash_at: str, options: dict[str, Any]) -> bool:
