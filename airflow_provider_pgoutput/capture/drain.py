@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _FETCHED_CHUNKS = 3
+#: How long the thread that fetches may take to notice that nobody wants its chunks.
+_STOP_SECONDS = 10.0
 
 
 def drain(
@@ -102,7 +104,8 @@ def _fetched_ahead(stream: ChangeStream) -> Iterator[MessageChunk]:
     finally:
         ready.stop()
         stream.stop()
-        thread.join()
+        # On a network that is silent it ends with this process.
+        thread.join(_STOP_SECONDS)
 
 
 @contextlib.contextmanager

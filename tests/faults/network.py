@@ -88,6 +88,9 @@ class Proxy:
         self._links: list[_Link] = []
         #: Connections that are let in from now on; later ones are refused. None: all.
         self.admits: int | None = None
+        #: Connections that come now are accepted, and nobody listens to them.
+        self.is_deaf = False
+        self._unheard: list[socket.socket] = []
         self.port: int = self._listener.getsockname()[1]
 
     def conninfo(self, conninfo: str, **more: str) -> str:
@@ -108,6 +111,8 @@ class Proxy:
         self._listener.close()
         for link in self._links:
             link.close()
+        for connection in self._unheard:
+            connection.close()
         for thread in self._threads:
             thread.join(10)
 
@@ -125,6 +130,9 @@ class Proxy:
                 continue
             except OSError:
                 return
+            if self.is_deaf:
+                self._unheard.append(client)
+                continue
             if self.admits is not None:
                 if self.admits == 0:
                     reset(client)

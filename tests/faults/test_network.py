@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import struct
 import subprocess
+import threading
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture import drain
 from airflow_provider_pgoutput.capture.advance import advance_slot
-from airflow_provider_pgoutput.capture.source import walsender_stream
+from airflow_provider_pgoutput.capture.source import sql_session, walsender_stream
 from airflow_provider_pgoutput.capture.source.walsender_stream import WalsenderStream
 from airflow_provider_pgoutput.errors import SourceUnavailable
 from tests.capture.pipeline_support import Source, checkpoint_of
@@ -135,6 +139,48 @@ def test_f37_a_walsender_that_falls_silent_is_given_up(
         assert time.monotonic() - began < 30
     assert refusal.value.slot == source.slot_name
     expect_whole(source, checkpoint, "walsender")
+
+
+class TimeLimitExceeded(Exception):
+    """What Airflow raises in a task past its ``execution_timeout``: from a signal, in the main thread."""
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_f37_a_task_past_its_time_ends_on_a_silent_network(
+    source: Source,
+    checkpoint: Checkpoint,
+    postgres_server: EmbeddedPostgres,
+    monkeypatch: pytest.MonkeyPatch,
+    transport: str,
+) -> None:
+    """F37: neither the read nor the request to cancel it gets an answer, and the task ends all the same."""
+    monkeypatch.setattr(sql_session, "_CANCEL_SECONDS", 1.0)
+    monkeypatch.setattr(drain, "_STOP_SECONDS", 1.0)
+
+    def give_up(_number: int, _frame: object) -> None:
+        # Whoever connects now, to cancel, is not heard either.
+        proxy.is_deaf = True
+        raise TimeLimitExceeded
+
+    fault = Fault(Action.STALL, READING[transport], MIDDLE_BYTES)
+    before = signal.signal(signal.SIGUSR1, give_up)
+    try:
+        with Proxy(postgres_server.port, fault) as proxy:
+
+            def alarm() -> None:
+                if fault.struck.wait(60):
+                    os.kill(os.getpid(), signal.SIGUSR1)
+
+            threading.Thread(target=alarm, daemon=True).start()
+            with pytest.raises(TimeLimitExceeded):
+                source.stage(
+                    checkpoint=checkpoint,
+                    transport=transport,
+                    conninfo=proxy.conninfo(source.conninfo),
+                )
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    expect_whole(source, checkpoint, transport)
 
 
 @pytest.fixture(scope="module")

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 _BATCH_BYTES = 4 << 20
 _QUEUED_BATCHES = 4
+_STOP_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,9 @@ def copy_tables(
         yield from ready
     finally:
         ready.stop()
+        # On a network that is silent they end with this process.
         for thread in threads:
-            thread.join()
+            thread.join(_STOP_SECONDS)
 
 
 def _refuse_without_columns(orders: Sequence[CopyOrder]) -> None:

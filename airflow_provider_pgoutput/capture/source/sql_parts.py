@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.sql_session import SlotSession
 
 _QUEUED_CHUNKS = 4
+_STOP_SECONDS = 10.0
 
 
 @dataclass(slots=True)
@@ -72,9 +73,12 @@ class PartedRead:
         self._stopping.set()
 
     def join(self) -> None:
-        """Wait for the threads; their connections were cancelled or have nothing more to give."""
+        """Wait for the threads; their connections were cancelled or have nothing more to give.
+
+        Not for ever: on a network that is silent they end with this process.
+        """
         for thread in self._threads:
-            thread.join()
+            thread.join(_STOP_SECONDS)
 
     def _work(self, session: SlotSession) -> None:
         while (part := self._take(session)) is not None:

@@ -8,6 +8,8 @@ Source: https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-R
 from __future__ import annotations
 
 import contextlib
+import logging
+import threading
 import uuid
 from typing import TYPE_CHECKING
 
@@ -33,6 +35,11 @@ if TYPE_CHECKING:
 #: The driver calls ``std::terminate`` when a connection breaks before the first bytes of an answer are there
 #: (https://github.com/apache/arrow-adbc/issues/3878), and the server works on an answer for long.
 _FIRST_ROW_BYTES = 9000
+#: How long the request to cancel may take, and then what it cancels.  Neither ends while the network is
+#: silent, and the driver waits for both without a limit.
+_CANCEL_SECONDS = 5.0
+
+log = logging.getLogger(__name__)
 
 
 class SlotSession:
@@ -42,6 +49,9 @@ class SlotSession:
         self._read = read
         self._slot_name = read.slot_name
         self._copy_name: str | None = None
+        #: Held while the driver works; nothing else may then be done with the connection but cancelling.
+        self._at_work = threading.Lock()
+        self._cancelling: threading.Thread | None = None
         #: Messages of the last answer so far, those of unfinished transactions too.
         self.messages = 0
         self._connection: AdbcConnection = sessions.connect_adbc(read.conninfo, slot=read.slot_name)
@@ -69,9 +79,14 @@ class SlotSession:
         self.messages = 0
         skipped = 1
         with self._read.reassembler() as reassembler:
-            for record_batch in sessions.record_batches(
+            record_batches = sessions.record_batches(
                 self._cursor, statement.as_string(), slot=self._slot_name
-            ):
+            )
+            while True:
+                with self._at_work:
+                    record_batch = next(record_batches, None)
+                if record_batch is None:
+                    return
                 messages_column = record_batch.column(0).slice(skipped)
                 skipped = 0
                 for chunk in message_chunks(messages_column):
@@ -111,16 +126,31 @@ class SlotSession:
         return restart
 
     def close(self) -> None:
-        """Stop what runs, and end the connection and with it the copy."""
-        # Nothing runs any more when everything was read; cancelling then is refused.
-        with contextlib.suppress(Exception):
-            self._connection.adbc_cancel()
+        """Stop what runs, and end the connection and with it the copy.
+
+        On a network that is silent the connection stays until this process ends, or the kernel gives it up.
+        """
+        self.cancel()
+        if not self._at_work.acquire(timeout=_CANCEL_SECONDS):
+            log.warning(
+                "Slot %s: the network is silent; a connection is left to itself.", self._slot_name
+            )
+            return
         with contextlib.suppress(Exception):
             self._cursor.close()
         self._connection.close()
 
     def cancel(self) -> None:
         """Stop what runs in another thread."""
+        if self._cancelling is not None and self._cancelling.is_alive():
+            return
+        # Not in this thread, for the driver waits until the server has taken the request.
+        self._cancelling = threading.Thread(target=self._cancel, name="cancel", daemon=True)
+        self._cancelling.start()
+        self._cancelling.join(_CANCEL_SECONDS)
+
+    def _cancel(self) -> None:
+        # Nothing runs any more when everything was read; cancelling then is refused.
         with contextlib.suppress(Exception):
             self._connection.adbc_cancel()
 
@@ -136,7 +166,7 @@ class SlotSession:
         return Lsn.parse(confirmed), Lsn.parse(restart)
 
     def _scalar(self, statement: sql.Composed) -> str:
-        with translated(slot=self._slot_name):
+        with self._at_work, translated(slot=self._slot_name):
             self._cursor.execute(statement.as_string())
             ((value,),) = self._cursor.fetchall()
         return str(value)
