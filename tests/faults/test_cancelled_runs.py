@@ -69,7 +69,7 @@ class Stager:
     def start(self, source: Source, checkpoint: Checkpoint, **options: Any) -> int:
         """Begin to stage a batch; the id of the process that does."""
         body = {
-            "conninfo": source.conninfo,
+            "conninfo": source.reader,
             "slot_name": source.slot_name,
             "publication_names": ["p"],
             "staging_uri": str(source.staging),
@@ -191,6 +191,6 @@ def test_f37_a_process_that_the_driver_ends_is_repeated(
     """
     checkpoint = fill(source)
     with Proxy(postgres_server.port, Fault(Action.RESET, READING["sql"])) as proxy:
-        stager.start(source, checkpoint, conninfo=proxy.conninfo(source.conninfo))
+        stager.start(source, checkpoint, conninfo=proxy.conninfo(source.reader))
         assert stager.end() in {-signal.SIGABRT, cancelled_task.RETRYABLE}
     expect_whole(source, checkpoint, "sql")

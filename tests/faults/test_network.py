@@ -75,7 +75,7 @@ def test_f37_a_reset_ends_the_read_and_a_retry_reads_all(
         source.stage(
             checkpoint=checkpoint,
             transport=transport,
-            conninfo=proxy.conninfo(source.conninfo),
+            conninfo=proxy.conninfo(source.reader),
         )
     assert fault.struck.is_set()
     assert refusal.value.slot == source.slot_name
@@ -109,7 +109,7 @@ def test_f37_a_slow_network_costs_time_only(
     with Proxy(postgres_server.port, fault) as proxy:
         began = time.monotonic()
         batch = source.stage(
-            checkpoint=checkpoint, transport=transport, conninfo=proxy.conninfo(source.conninfo)
+            checkpoint=checkpoint, transport=transport, conninfo=proxy.conninfo(source.reader)
         )
         assert time.monotonic() - began > 1
     assert fault.struck.is_set()
@@ -134,7 +134,7 @@ def test_f37_a_walsender_that_falls_silent_is_given_up(
             source.stage(
                 checkpoint=checkpoint,
                 transport="walsender",
-                conninfo=proxy.conninfo(source.conninfo, options="-c wal_sender_timeout=1s"),
+                conninfo=proxy.conninfo(source.reader, options="-c wal_sender_timeout=1s"),
             )
         assert time.monotonic() - began < 30
     assert refusal.value.slot == source.slot_name
@@ -176,7 +176,7 @@ def test_f37_a_task_past_its_time_ends_on_a_silent_network(
                 source.stage(
                     checkpoint=checkpoint,
                     transport=transport,
-                    conninfo=proxy.conninfo(source.conninfo),
+                    conninfo=proxy.conninfo(source.reader),
                 )
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -218,7 +218,7 @@ def test_f37_a_flipped_bit_inside_tls_is_noticed(
         Proxy(postgres_server.port, certificate=certificate) as tls,
         Proxy(tls.port, fault) as proxy,
     ):
-        conninfo = proxy.conninfo(source.conninfo, sslmode="require")
+        conninfo = proxy.conninfo(source.reader, sslmode="require")
         with pytest.raises(SourceUnavailable) as refusal:
             source.stage(checkpoint=checkpoint, transport=transport, conninfo=conninfo)
         assert fault.struck.is_set()
@@ -236,7 +236,7 @@ def test_f19_an_advance_whose_answer_is_lost_is_a_success_when_repeated(
     batch = source.stage(checkpoint=checkpoint)
     fault = Fault(Action.RESET, b"pg_replication_slot_advance")
     with Proxy(postgres_server.port, fault) as proxy:
-        conninfo = proxy.conninfo(source.conninfo)
+        conninfo = proxy.conninfo(source.reader)
         with pytest.raises(SourceUnavailable):
             advance_slot(conninfo, source.slot_name, batch.end_lsn)
         assert fault.struck.is_set()
@@ -253,7 +253,7 @@ def test_f19_an_advance_whose_request_is_lost_is_repeated(
     batch = source.stage(checkpoint=checkpoint)
     fault = Fault(Action.LOSE_REQUEST, b"pg_replication_slot_advance")
     with Proxy(postgres_server.port, fault) as proxy:
-        conninfo = proxy.conninfo(source.conninfo)
+        conninfo = proxy.conninfo(source.reader)
         with pytest.raises(SourceUnavailable):
             advance_slot(conninfo, source.slot_name, batch.end_lsn)
         assert fault.struck.is_set()
@@ -284,7 +284,7 @@ def test_f32_a_slow_read_answers_in_time_and_confirms_nothing(
         batch = source.stage(
             checkpoint=checkpoint,
             transport="walsender",
-            conninfo=proxy.conninfo(source.conninfo, options="-c wal_sender_timeout=1s"),
+            conninfo=proxy.conninfo(source.reader, options="-c wal_sender_timeout=1s"),
         )
         (sent,) = proxy.sent_by_clients(READING["walsender"])
     told = replies(sent)
@@ -299,7 +299,7 @@ def test_f34_a_keepalive_beyond_what_was_sent_confirms_nothing(
 ) -> None:
     """F34: the server says how far it has read; that we heard it is all that we answer."""
     with Proxy(postgres_server.port) as proxy:
-        conninfo = proxy.conninfo(source.conninfo)
+        conninfo = proxy.conninfo(source.reader)
         stream = WalsenderStream(source.read(checkpoint.end_lsn, Lsn(2**62), conninfo=conninfo))
         source.execute("CREATE TABLE unpublished(a int)", "INSERT INTO unpublished VALUES (1)")
         (beyond,) = source.execute("SELECT pg_current_wal_flush_lsn()::text")[0]

@@ -52,7 +52,7 @@ def test_f35_f36_a_restart_in_the_middle_of_a_read(
             source.stage,
             checkpoint=checkpoint,
             transport=transport,
-            conninfo=proxy.conninfo(source.conninfo),
+            conninfo=proxy.conninfo(source.reader),
         )
         assert fault.struck.wait(30)
         began = time.monotonic()
@@ -79,7 +79,7 @@ def test_f33_wal_of_unpublished_tables_is_let_go(source: Source, transport: str)
         )
         batch = source.stage(checkpoint=checkpoint_of(batch), transport=transport)
         assert batch.changes == 0
-        assert advance_slot(source.conninfo, source.slot_name, batch.end_lsn) == batch.end_lsn
+        assert advance_slot(source.reader, source.slot_name, batch.end_lsn) == batch.end_lsn
         restarts.append(Lsn.parse(source.execute(f"SELECT restart_lsn::text FROM {slot}")[0][0]))
     assert restarts == sorted(set(restarts)), "restart_lsn stays, so the server keeps all WAL"
     # What a round writes is 5 MB; the server keeps what came since the checkpoint before the last read.
@@ -114,7 +114,7 @@ def test_f15_of_two_runs_at_once_each_is_right_or_busy(source: Source, transport
         batch = source.stage(checkpoint=checkpoint, transport=transport)
         assert keys(source, batch) == expected
         checkpoint = checkpoint_of(batch)
-        advance_slot(source.conninfo, source.slot_name, batch.end_lsn)
+        advance_slot(source.reader, source.slot_name, batch.end_lsn)
         source.execute(f"INSERT INTO t VALUES ({ROWS + number + 1})")
         expected = [ROWS + number + 1]
 
@@ -128,7 +128,7 @@ def test_f45_a_source_that_takes_no_more_connections(
     for admitted in range(9):
         with Proxy(postgres_server.port) as proxy:
             proxy.admits = admitted
-            conninfo = proxy.conninfo(source.conninfo)
+            conninfo = proxy.conninfo(source.reader)
             try:
                 batch = source.stage(checkpoint=checkpoint, transport=transport, conninfo=conninfo)
             except SourceUnavailable:
@@ -141,5 +141,5 @@ def test_f45_a_source_that_takes_no_more_connections(
     with Proxy(postgres_server.port) as proxy:
         proxy.admits = 0
         with pytest.raises(SourceUnavailable):
-            advance_slot(proxy.conninfo(source.conninfo), source.slot_name, batch.end_lsn)
+            advance_slot(proxy.conninfo(source.reader), source.slot_name, batch.end_lsn)
     assert source.confirmed() == str(checkpoint.end_lsn)
