@@ -196,7 +196,8 @@ def _numbers(transaction: Any, table: IcebergTable, layout: Layout) -> dict[str,
     fields = {number: ids[name] for number, name in layout.numbered.items() if name in ids}
     if not fields:
         return {}
-    return {COLUMNS_PROPERTY: columns_property(layout.table.relation_oid, fields)}
+    text = columns_property(layout.table.relation_oid, fields, layout.unsent, layout.begun)
+    return {COLUMNS_PROPERTY: text}
 
 
 def _set_properties(table: IcebergTable, transaction: Any, wanted: Mapping[str, str]) -> bool:

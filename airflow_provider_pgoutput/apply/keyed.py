@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from airflow_provider_pgoutput.apply import log
 from airflow_provider_pgoutput.apply.events import LIVE, source_key
 from airflow_provider_pgoutput.apply.fold import fold
-from airflow_provider_pgoutput.apply.resolve import keep_foreign, resolve
+from airflow_provider_pgoutput.apply.resolve import keep_foreign, keep_unsent, resolve
 from airflow_provider_pgoutput.apply.write import Bounds, can_bound
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.batch.crash_points import reach
@@ -57,8 +57,11 @@ def apply(
         rows = folded
         if facts.incomplete:
             _refuse_moved_in_load(preparation, segment)
-            rows = resolve(folded, preparation.writer().rows(), segment, missing)
+            held, converted = preparation.writer().rows(), preparation.layout.converted
+            rows = resolve(folded, held, segment, missing, converted)
         extra = log.of_folded()
+        if segment.unsent and (facts.live or soft_delete) and not preparation.empty:
+            rows = keep_unsent(rows, preparation.writer().rows(), segment)
         if preparation.layout.foreign and (facts.live or soft_delete) and not preparation.empty:
             rows, kept = keep_foreign(
                 rows, preparation.writer().rows_as_they_are(), segment, preparation.layout.foreign

@@ -88,7 +88,9 @@ class TablePreparation:
         self.layout = lay_out(
             self.target.source,
             self._table,
+            start_lsn=str(self.batch.manifest.start_lsn),
             copies=self.start.copies and not self.target.is_log,
+            is_log=self.target.is_log,
             type_changes=self.target.options.type_changes or plan.type_changes,
             drop_columns=plan.drop_columns,
             metadata=self.target.metadata,
@@ -131,7 +133,9 @@ class TablePreparation:
 
     def read(self, segment: versions.Segment) -> DataFrame:
         """The segment's changes at or past the floor."""
-        return versions.read_changes(self.spark, self.batch, segment, self.start.floor)
+        return versions.read_changes(
+            self.spark, self.batch, self.layout.table, segment, self.start.floor
+        )
 
     def _make_branch(self) -> BranchWriter:
         key = () if self.target.is_log else self.layout.table.versions[-1].key_columns

@@ -5,6 +5,7 @@ What is not here: what a batch does to them (``layout.py``).
 
 from __future__ import annotations
 
+import collections
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,13 +13,19 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgoutput.apply.types import lake_type_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 
 #: Table property: JSON with the relation's OID and, by ``attnum``, the id of the field, and the ids of
-#: those that made room for it (``retired``, oldest first; absent where there are none).
+#: those that made room for it (``retired``, oldest first; absent where there are none); and the ``attnum``
+#: of those that the source has but does not send any more (``unsent``, the same). ``begun`` has the start of
+#: the newest batch that made columns make room, and how many had before it, by ``attnum``.
 COLUMNS_PROPERTY = "pgoutput.columns"
+
+
+#: Start LSN of a batch, and by ``attnum``, as text, how many fields had made room before it.
+Begun = tuple[str, dict[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +59,59 @@ def retired_fields(target: IcebergTable | None, relation_oid: int) -> dict[int, 
     return {int(number): [int(each) for each in ids] for number, ids in found.items()}
 
 
+def begun_counts(
+    target: IcebergTable | None, relation_oid: int, start_lsn: str
+) -> dict[int, int] | None:
+    """By ``attnum``: how many fields had made room before an attempt at the batch; None: it made none."""
+    found = _recorded(target, relation_oid).get("begun")
+    if found is None or found[0] != start_lsn:
+        return None
+    return {int(number): int(count) for number, count in found[1].items()}
+
+
+def begun(
+    target: IcebergTable | None,
+    relation_oid: int,
+    start_lsn: str,
+    fields: Mapping[tuple[int, int], object],
+) -> Begun | None:
+    """What the property shall say of batches that made columns make room.
+
+    :param fields: those of a batch that starts there, see ``Layout.numbered``.
+    """
+    before = {number: len(ids) for number, ids in retired_fields(target, relation_oid).items()}
+    after = collections.Counter(number for number, age in fields if age)
+    known = _recorded(target, relation_oid).get("begun")
+    if all(count <= before.get(number, 0) for number, count in after.items()):
+        return None if known is None else (known[0], known[1])
+    counts = begun_counts(target, relation_oid, start_lsn)
+    if counts is None:
+        counts = before
+    return start_lsn, {str(number): count for number, count in counts.items()}
+
+
+def unsent_numbers(target: IcebergTable | None, relation_oid: int) -> frozenset[int]:
+    """Each ``attnum`` that the source has, and does not send any more."""
+    return frozenset(int(each) for each in _recorded(target, relation_oid).get("unsent", ()))
+
+
 def _recorded(target: IcebergTable | None, relation_oid: int) -> dict[str, Any]:
     text = None if target is None else target.properties.get(COLUMNS_PROPERTY)
     body: dict[str, Any] = {} if text is None else json.loads(text)
     return body if body.get("relation_oid") == relation_oid else {}
 
 
-def columns_property(relation_oid: int, fields: Mapping[tuple[int, int], int]) -> str:
+def columns_property(
+    relation_oid: int,
+    fields: Mapping[tuple[int, int], int],
+    unsent: Iterable[int] = (),
+    begun_by: Begun | None = None,
+) -> str:
     """The text that ``known_fields`` reads.
 
     :param fields: ids, see ``Layout.numbered``.
+    :param unsent: see ``Layout.unsent``.
+    :param begun_by: see ``begun``.
     """
     by_number: dict[str, int] = {}
     retired: dict[str, list[int]] = {}
@@ -71,4 +121,5 @@ def columns_property(relation_oid: int, fields: Mapping[tuple[int, int], int]) -
         else:
             retired.setdefault(str(number), []).append(field_id)
     body: dict[str, Any] = {"relation_oid": relation_oid, "fields": by_number}
-    return json.dumps(body | ({"retired": retired} if retired else {}))
+    optional = {"retired": retired, "unsent": sorted(unsent), "begun": begun_by}
+    return json.dumps(body | {name: each for name, each in optional.items() if each})

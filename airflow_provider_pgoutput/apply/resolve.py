@@ -25,7 +25,11 @@ _HELD = "held_key"
 
 
 def resolve(
-    folded: DataFrame, target: DataFrame, segment: Segment, missing: tuple[int, ...]
+    folded: DataFrame,
+    target: DataFrame,
+    segment: Segment,
+    missing: tuple[int, ...],
+    converted: frozenset[int] = frozenset(),
 ) -> DataFrame:
     """Fill the columns in ``missing`` from the target rows under the keys ``t<i>``.
 
@@ -33,8 +37,9 @@ def resolve(
 
     :param folded: persisted by the caller.
     :param target: the target's rows in the columns ``n<i>``.
+    :param converted: see ``Layout``.
     :raises RowMissing: the target holds no row under such a key.
-    :raises TableRefused: it holds several.
+    :raises TableRefused: it holds several, or the value only as it was before its type changed.
     """
     held = _held_rows(folded, target, segment, missing)
     rows, lacks = folded, []
@@ -49,11 +54,29 @@ def resolve(
             table=segment.table,
             advice="copy the table again, or give it REPLICA IDENTITY FULL.",
         )
+    for i in missing:
+        if i in segment.unchanged and segment.columns[i].attribute_number in converted:
+            _refuse_unconverted(rows, segment, i)
     filled = {
         staged.new(i): F.expr(f"CASE WHEN h{i} IS NULL THEN {staged.new(i)} ELSE v{i} END")
         for i in missing
     }
     return rows.where(f"{LIVE} OR NOT ({lost})").withColumns(filled).select(*folded.columns)
+
+
+def _refuse_unconverted(rows: DataFrame, segment: Segment, i: int) -> None:
+    """Refuse a value that the source did not send again when it changed the type: it is never NULL there.
+
+    :raises TableRefused: an update leaves it out.
+    """
+    if not rows.where(f"{LIVE} AND {source_key(i)} IS NOT NULL AND v{i} IS NULL").isEmpty():
+        raise TableRefused(
+            "An update leaves out an unchanged value that the target holds only in a column of the type of"
+            " before.",
+            table=segment.table,
+            column=segment.columns[i].name,
+            advice=f"copy the table again (copy_tables=[{segment.table!r}]).",
+        )
 
 
 def keep_foreign(
@@ -76,6 +99,23 @@ def keep_foreign(
     wanted = rows.select(*keys.values()).distinct()
     held = held.join(wanted, same, "left_semi").localCheckpoint()
     return rows.join(held, same, "left"), names
+
+
+def keep_unsent(rows: DataFrame, target: DataFrame, segment: Segment) -> DataFrame:
+    """Give rows what the target holds under their key in columns that the source no longer sends.
+
+    Read now, as in ``keep_foreign``.
+
+    :param target: the target's rows in the columns ``n<i>``.
+    """
+    names = [staged.new(i) for i in segment.unsent]
+    held = target.select(
+        *(F.col(name).alias(f"k{name}") for name in segment.key_names), *(F.col(n) for n in names)
+    )
+    same = [F.col(f"k{name}") == F.col(name) for name in segment.key_names]
+    wanted = rows.select(*segment.key_names).distinct()
+    held = held.join(wanted, same, "left_semi").localCheckpoint()
+    return rows.drop(*names).join(held, same, "left")
 
 
 def _held_rows(

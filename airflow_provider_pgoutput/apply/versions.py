@@ -1,13 +1,15 @@
 """Brings the staged rows of all versions of a table to one set of columns, by name.
 
-A column that a version lacks is what PostgreSQL shows for it (the default's constant, else NULL); a
-column dropped later stays. Types are widened as Iceberg widens them. Rows whose key is made of other
-columns, or is compared in another way, go into another *segment*; segments are applied in order.
+A column that a version does not have yet is what PostgreSQL shows for it (the default's constant, else NULL);
+one that it has no longer is NULL. Types are widened as Iceberg widens them. Rows whose key is made of other
+columns, or is compared in another way, or of which other columns are not sent, go into another *segment*;
+segments are applied in order.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -18,6 +20,7 @@ from airflow_provider_pgoutput.apply.names import literal
 from airflow_provider_pgoutput.apply.staged import StagedBatch, read_files
 from airflow_provider_pgoutput.apply.types import spark_type
 from airflow_provider_pgoutput.batch import changes as staged
+from airflow_provider_pgoutput.batch import shape
 from airflow_provider_pgoutput.batch.widening import widens
 from airflow_provider_pgoutput.errors import TableRefused
 
@@ -44,6 +47,9 @@ class Segment:
     key: tuple[int, ...]
     #: REPLICA IDENTITY FULL: old tuples are whole rows.
     full: bool
+    #: Positions of columns that earlier versions have, and the source still has as well, but does not send
+    #: any more, or as another column of the target: a row keeps what it has in them.
+    unsent: tuple[int, ...] = ()
 
     @property
     def key_names(self) -> tuple[str, ...]:
@@ -124,26 +130,47 @@ def _one_type(table: Table, column: str, types: Sequence[str]) -> str:
 
 
 def segments(table: Table, columns: tuple[Column, ...]) -> list[Segment]:
-    """Split the versions of a table where rows begin to be identified in another way."""
+    """Split the versions of a table where rows begin to be identified in another way, or to lack others."""
     position = {column.name: i for i, column in enumerate(columns)}
+    changes = (each for each in table.schema_changes if each.kind == shape.UNPUBLISHED)
+    unpublished = {each.attribute_number for each in changes} - {None}
     found: list[Segment] = []
+    sent: set[str] = set()
     for version in table.versions:
+        present = {column.name for column in version.columns}
+        kept = unpublished | {column.attribute_number for column in version.columns} - {None}
+        unsent = tuple(
+            i
+            for i, column in enumerate(columns)
+            if column.name in sent - present and column.attribute_number in kept
+        )
+        sent |= present
         if not _files(version, "changes"):
             continue
         key = tuple(position[name] for name in version.key_columns)
         full = version.replica_identity == _FULL
-        if found and (found[-1].key, found[-1].full) == (key, full):
+        alike = (key, full, unsent)
+        if found and (found[-1].key, found[-1].full, found[-1].unsent) == alike:
             versions = (*found[-1].versions, version)
             found[-1] = dataclasses.replace(found[-1], versions=versions)
         else:
-            found.append(Segment(table.name, (version,), columns, key, full))
+            found.append(Segment(table.name, (version,), columns, *alike))
     return found
 
 
+def _gone(table_versions: Sequence[TableVersion], version: TableVersion) -> frozenset[str]:
+    """Names of the columns that versions before have and this one has no longer."""
+    before = itertools.takewhile(lambda each: each.version != version.version, table_versions)
+    names = {column.name for each in before for column in each.columns}
+    return frozenset(names - {column.name for column in version.columns})
+
+
 def read_changes(
-    spark: SparkSession, batch: StagedBatch, segment: Segment, floor: int
+    spark: SparkSession, batch: StagedBatch, table: Table, segment: Segment, floor: int
 ) -> DataFrame:
     """Row changes of a segment with a commit LSN at or past ``floor``, in the batch's columns.
+
+    :param table: with all of its versions.
 
     Columns: those of ``batch/changes.py``; ``o`` and ``u`` only of the positions that have any, the origin
     only when some change has one.
@@ -151,7 +178,8 @@ def read_changes(
     parts = []
     for version in segment.versions:
         files = _files(version, "changes")
-        parts.append(_read_version(spark, batch, segment, version, files))
+        gone = _gone(table.versions, version)
+        parts.append(_read_version(spark, batch, segment, version, files, gone))
     rows = reduce(lambda left, right: left.union(right), parts)
     return rows.where(F.col(staged.COMMIT_LSN) >= F.lit(int(floor)))
 
@@ -162,6 +190,7 @@ def _read_version(
     segment: Segment,
     version: TableVersion,
     files: Sequence[StagedFile],
+    gone: frozenset[str],
 ) -> DataFrame:
     schema = [*staged.LEADING, *(staged.ORIGINS if segment.has_origins else ())]
     selected = [name for name, _ in schema]
@@ -169,8 +198,8 @@ def _read_version(
         schema += [(staged.new(i), column.lake_type), (staged.old(i), column.lake_type)]
         schema.append((staged.unchanged(i), "boolean"))
     at = {column.name: i for i, column in enumerate(version.columns)}
-    for position, column in enumerate(segment.columns):
-        source = at.get(column.name)
+    for position, one in enumerate(segment.columns):
+        column, source = _without_default(one, gone), at.get(one.name)
         selected.append(_value(column, source, staged.new(position), staged.new, "op != 'D'"))
         if position in segment.old:
             old = _value(column, source, staged.old(position), staged.old, "old_kind = 'O'")
@@ -192,12 +221,24 @@ def read_copy(
             continue
         schema = [(staged.new(i), each.lake_type) for i, each in enumerate(version.columns)]
         at = {each.name: i for i, each in enumerate(version.columns)}
+        gone = _gone(table.versions, version)
         selected = [
-            _value(column, at.get(column.name), staged.new(position), staged.new, "true")
+            _value(
+                _without_default(column, gone),
+                at.get(column.name),
+                staged.new(position),
+                staged.new,
+                "true",
+            )
             for position, column in enumerate(columns)
         ]
         parts.append(read_files(spark, batch, files, schema).selectExpr(*selected))
     return reduce(lambda left, right: left.union(right), parts) if parts else None
+
+
+def _without_default(column: Column, gone: frozenset[str]) -> Column:
+    """Only rows that are older than a column show its default, not those without it because it went."""
+    return dataclasses.replace(column, missing_value=None) if column.name in gone else column
 
 
 def _value(column: Column, source: int | None, alias: str, name: object, exists: str) -> str:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgoutput.apply.layout import Layout, lay_out
-from airflow_provider_pgoutput.apply.recorded import COLUMNS_PROPERTY
+from airflow_provider_pgoutput.apply.recorded import COLUMNS_PROPERTY, columns_property
 from airflow_provider_pgoutput.batch.manifest import Column, StagedFile, Table, TableVersion
-from airflow_provider_pgoutput.batch.shape import ADDED, SchemaChange
+from airflow_provider_pgoutput.batch.shape import ADDED, UNPUBLISHED, SchemaChange
 from airflow_provider_pgoutput.errors import TableRefused
 
 
@@ -35,7 +35,13 @@ def table(*types: str, copied: int | None = None) -> Table:
 def test_a_type_that_changed_after_the_copy_does_not_drop_the_copied_values() -> None:
     def laid_out(staged: Table) -> frozenset[str]:
         found = lay_out(
-            staged, None, copies=True, type_changes="fail", drop_columns=False, metadata={}
+            staged,
+            None,
+            start_lsn="0/1",
+            copies=True,
+            type_changes="fail",
+            drop_columns=False,
+            metadata={},
         )
         return found.left_out
 
@@ -68,8 +74,18 @@ def target(recorded: dict[str, Any], **fields: tuple[int, str]) -> Any:
     )
 
 
-def as_new_column(staged: Table, lake: Any, policy: str = "new_column") -> Layout:
-    return lay_out(staged, lake, copies=False, type_changes=policy, drop_columns=False, metadata={})
+def as_new_column(
+    staged: Table, lake: Any, policy: str = "new_column", start_lsn: str = "0/1"
+) -> Layout:
+    return lay_out(
+        staged,
+        lake,
+        start_lsn=start_lsn,
+        copies=False,
+        type_changes=policy,
+        drop_columns=False,
+        metadata={},
+    )
 
 
 def test_a_target_that_has_the_new_column_already_gets_no_other() -> None:
@@ -78,22 +94,49 @@ def test_a_target_that_has_the_new_column_already_gets_no_other() -> None:
     first = as_new_column(staged, before)
     assert first.renamed == {2: "b__old_2"}
     assert first.numbered == {(1, 0): "id", (2, 0): "b", (2, 1): "b__old_2"}
-    after = target(
-        {"fields": {"1": 1, "2": 3}, "retired": {"2": [2]}},
-        id=(1, "int"),
-        b__old_2=(2, "int"),
-        b=(3, "string"),
-    )
+    after = evolved(first, id=(1, "int"), b__old_2=(2, "int"), b=(3, "string"))
     second = as_new_column(staged, after)
     assert not second.renamed
     assert second.numbered == first.numbered
     assert second.table == first.table
-    # A change back, in a later batch, is one of its own.
-    back = as_new_column(table("int"), after)
+    # A change back, in a later batch, is one of its own; the same batch, staged shorter, makes none.
+    back = as_new_column(table("int"), after, start_lsn="0/2")
     assert back.renamed == {3: "b__old_2_2"}
     assert back.foreign == {"b__old_2", "b__old_2_2"}
+    assert as_new_column(table("int"), after).begun == first.begun
     with pytest.raises(TableRefused, match="one of three"):
-        as_new_column(table("int"), after, "fail")
+        as_new_column(table("int"), after, "fail", "0/2")
+
+
+def evolved(by: Layout, **fields: tuple[int, str]) -> Any:
+    """The target after the first attempt, with the property that it set."""
+    ids = {slot: fields[name][0] for slot, name in by.numbered.items()}
+    return target(json.loads(columns_property(1, ids, by.unsent, by.begun)), **fields)
+
+
+@pytest.mark.parametrize("start_lsn", ["0/1", "0/2"])
+def test_a_type_that_changed_and_changed_back_is_where_one_attempt_alone_would_have_it(
+    start_lsn: str,
+) -> None:
+    """Also on a target whose column had the same types in the same order before."""
+    staged = table("int", "string", "int")
+    before = target({"fields": {"1": 1, "2": 2}}, id=(1, "int"), b=(2, "int"))
+    lake: dict[str, tuple[int, str]] = {"id": (1, "int")}
+    lake |= {"b__old_2": (2, "int"), "b__old_2_2": (3, "string"), "b": (4, "int")}
+    first = as_new_column(staged, before)
+    assert [each.columns[1].name for each in first.table.versions] == list(lake)[1:]
+    if start_lsn == "0/2":
+        # The batch that follows has the same types.
+        before = evolved(first, **lake)
+        first = as_new_column(staged, before, start_lsn=start_lsn)
+        names = [each.columns[1].name for each in first.table.versions]
+        assert names == ["b__old_2_3", "b__old_2_4", "b"]
+        del lake["b"]
+        lake |= {"b__old_2_3": (4, "int"), "b__old_2_4": (5, "string"), "b": (6, "int")}
+    for _ in range(2):
+        again = as_new_column(staged, evolved(first, **lake), start_lsn=start_lsn)
+        assert (again.table, again.numbered) == (first.table, first.numbered)
+        assert (again.begun, again.renamed) == (first.begun, {})
 
 
 def test_a_column_added_at_the_source_does_not_take_over_one_that_somebody_added_here() -> None:
@@ -106,3 +149,42 @@ def test_a_column_added_at_the_source_does_not_take_over_one_that_somebody_added
     # Once it is the source's, the same batch finds it so.
     again = as_new_column(staged, target({"fields": {"1": 1, "2": 7}}, **fields))
     assert again.numbered == {(1, 0): "id", (2, 0): "b"}
+
+
+def test_a_key_of_a_change_log_may_have_any_type() -> None:
+    """No row of a log is looked for, so older rows need no value in the new column."""
+    staged = table("int", "string")
+    versions = tuple(dataclasses.replace(e, key_columns=("b",)) for e in staged.versions)
+    staged = dataclasses.replace(staged, versions=versions)
+    with pytest.raises(TableRefused, match="one of three"):
+        as_new_column(staged, None)
+    found = lay_out(
+        staged,
+        None,
+        start_lsn="0/1",
+        copies=False,
+        type_changes="new_column",
+        drop_columns=False,
+        metadata={},
+        is_log=True,
+    )
+    assert found.numbered == {(1, 0): "id", (2, 0): "b", (2, 1): "b__old_2"}
+
+
+def test_a_column_that_is_no_longer_sent_is_remembered_until_it_is_sent_again() -> None:
+    full = table("int")
+    narrow = tuple(dataclasses.replace(e, columns=e.columns[:1], version=2) for e in full.versions)
+    change = SchemaChange(UNPUBLISHED, "b", attribute_number=2)
+    fields = {"id": (1, "int"), "b": (2, "int")}
+    recorded = {"fields": {"1": 1, "2": 2}}
+    first = as_new_column(
+        dataclasses.replace(full, versions=full.versions + narrow, schema_changes=(change,)),
+        target(recorded, **fields),
+    )
+    assert (first.unsent, first.foreign) == ({2}, set())
+    later = dataclasses.replace(full, versions=narrow)
+    # What was dropped is not kept in rows that are written again; what is only not sent is.
+    assert as_new_column(later, target(recorded, **fields)).foreign == set()
+    known = target({**recorded, "unsent": [2]}, **fields)
+    assert as_new_column(later, known).foreign == {"b"}
+    assert as_new_column(full, known).unsent == set()

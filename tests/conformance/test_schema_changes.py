@@ -191,6 +191,49 @@ def test_a_type_that_cannot_be_followed_is_refused_copied_or_made_a_new_column(l
     assert lake.agrees()
 
 
+def test_an_unchanged_large_value_of_a_converted_column_is_never_null(lake: Lake) -> None:
+    """It is in the column of the type of before only, and PostgreSQL does not send it again."""
+    lake.run(
+        "ALTER TABLE t ADD c text",
+        # Too large to stay in the row, also compressed.
+        "UPDATE t SET c = (SELECT string_agg(md5(g::text), '') FROM generate_series(1, 300) g)"
+        " WHERE id < 3",
+    )
+    lake.pipeline.plan_options["type_changes"] = "new_column"
+    lake.execute(
+        "UPDATE t SET a = 10 WHERE id = 3",
+        "ALTER TABLE t ALTER c TYPE bytea USING convert_to(c, 'UTF8')",
+        "UPDATE t SET a = 11 WHERE id = 1",
+    )
+    with pytest.raises(TableRefused, match="unchanged value") as refused:
+        lake.run()
+    assert (refused.value.table, refused.value.column) == ("public.t", "c")
+    lake.run("INSERT INTO t VALUES (4, 4, 4, 'x')", copy_tables=("public.t",))
+    assert lake.agrees()
+    lake.run("UPDATE t SET a = 12 WHERE id = 2")
+    assert lake.agrees()
+
+
+def test_columns_that_are_no_longer_sent_keep_what_the_lake_has(lake: Lake) -> None:
+    """A column list that is narrowed between two rows of a batch; a default is nobody's value then."""
+    lake.run("ALTER TABLE t ADD c int DEFAULT 7", "UPDATE t SET c = 8 WHERE id = 1")
+    ((publication,),) = lake.execute("SELECT pubname FROM pg_publication WHERE NOT puballtables")
+    lake.run(
+        "UPDATE t SET c = 9 WHERE id = 2",
+        f"ALTER PUBLICATION {publication} SET TABLE t (id, a, b)",
+        "UPDATE t SET a = 2 WHERE id < 3",
+        "INSERT INTO t VALUES (4, 40, 400, 10)",
+        "UPDATE t SET a = 2 WHERE id = 4",
+        # It came back to the publication, so it would be copied.
+        initial_copy="never",
+    )
+    assert lake.agrees("id", "a", "b")
+    assert lake.rows("id", "c") == [(1, 8), (2, 9), (3, 7), (4, None)]
+    lake.run("UPDATE t SET a = 3 WHERE id < 4")
+    assert lake.agrees("id", "a", "b")
+    assert lake.rows("id", "c") == [(1, 8), (2, 9), (3, 7), (4, None)]
+
+
 def test_what_older_rows_show_is_null_a_default_or_copied(
     lake: Lake, caplog: pytest.LogCaptureFixture
 ) -> None:
