@@ -1,10 +1,11 @@
-"""F23, F24: compaction, rewritten manifests and expiry in a loop beside the pipeline."""
+"""F23 to F25: others at the tables: maintenance in a loop, a user's DELETE and ALTER, a rollback."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import Counter
+from dataclasses import replace as changed
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +13,9 @@ import pytest
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, java_classes
 from airflow_provider_pgoutput.apply.names import TableName
-from airflow_provider_pgoutput.errors import PublishRefused
+from airflow_provider_pgoutput.apply.replay import replay
+from airflow_provider_pgoutput.batch.plan import Replay
+from airflow_provider_pgoutput.errors import PublishRefused, TableRolledBack
 from tests.conformance.pipeline import CATALOG
 from tests.faults.workload import LOG_TABLE, UPSERT_TABLES
 
@@ -128,3 +131,47 @@ def apply_with_retries(run: Subject, batch: Batch) -> None:
                 raise
         else:
             return
+
+
+def test_f25_what_users_did_to_a_table_is_noticed_or_undone_by_a_replay(
+    subject: Callable[[int], Subject],
+) -> None:
+    run = subject(25)
+    spark, namespace = run.pipeline.spark, run.pipeline.namespace
+    names = (*UPSERT_TABLES, LOG_TABLE)
+    account, bag, journal = (TableName(CATALOG, namespace, each) for each in names)
+    run.run()
+    copied = run.table_snapshots()
+    run.change_each()
+    run.run()
+    # A column of their own, and rows that are gone, stop nothing; a wider type is kept.
+    spark.sql(f"ALTER TABLE {journal.sql} ADD COLUMN note string")
+    spark.sql(f"ALTER TABLE {journal.sql} ALTER COLUMN id TYPE bigint")
+    spark.sql(f"DELETE FROM {account.sql} WHERE id > 1")
+    run.change_each()
+    batch = run.pipeline.stage()
+    run.pipeline.apply(batch)
+    run.applied.append(batch)
+    run.judge.check_positions()
+    # A table of an older time has lost what was published since.
+    spark.sql(f"CALL {CATALOG}.system.rollback_to_snapshot('{bag.target}', {copied['bag']})")
+    run.change_each()
+    before = run.table_snapshots()
+    batch = run.pipeline.stage()
+    for _ in range(2):
+        with pytest.raises(TableRolledBack, match="replay") as stop:
+            run.pipeline.apply(batch)
+        assert stop.value.table == bag.target
+        assert stop.value.lsn is not None
+    assert run.table_snapshots() == before
+    run.judge.check_positions()
+    assert not run.left_branches()
+    again = Replay(
+        tuple(each.uri for each in run.applied), ("public.account", "public.bag"), in_place=True
+    )
+    replay(spark, changed(run.pipeline.plan(run.applied[-1]), replay=again))
+    run.judge.after_any_run()
+    run.apply(batch)
+    run.advance()
+    run.work()
+    run.finish()
