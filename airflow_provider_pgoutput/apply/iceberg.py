@@ -124,6 +124,29 @@ class IcebergTable:
                 return None  # The whole history is here, and we are not in it.
         return None if self.head is None else self._marker_property(slot_name)
 
+    def was_rolled_back(self, slot_name: str) -> bool:
+        """Whether main's history says something else of the slot's newest batch than the last publish did."""
+        published = self._marker_property(slot_name)
+        return published is not None and self.marker(slot_name) != published
+
+    def keep_until_replaced(self, tag: str, snapshot_id: int) -> None:
+        """Let a tag without an end name a snapshot, in the place of the one that it named before.
+
+        :raises PublishRefused: the table changed at the same time.
+        :raises CommitStateUnknown: the catalog did not say; doing it again is safe.
+        """
+        change = self.java.manageSnapshots()
+        exists = self.java.refs().get(tag) is not None
+        (change.replaceTag if exists else change.createTag)(tag, snapshot_id)
+        self._commit(change.commit)
+
+    def head_at(self, moment_ms: int) -> int | None:
+        """What main's head was at a moment, in milliseconds since 1970; None: nothing that is left."""
+        for snapshot in self._history():
+            if int(snapshot.timestampMillis()) <= moment_ms:
+                return int(snapshot.snapshotId())
+        return None
+
     def snapshot_of(self, batch_id: str, since: int | None = None) -> int | None:
         """The newest snapshot in main's history that a batch left; None when none is there any more.
 

@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from airflow_provider_pgoutput.apply.evolve import format_version
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable
@@ -21,10 +22,15 @@ from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, java_classes
 from airflow_provider_pgoutput.apply.names import TableName, literal, quote
 from airflow_provider_pgoutput.apply.prepare import isolated
 from airflow_provider_pgoutput.batch import checkpoint as words
-from airflow_provider_pgoutput.errors import TableRefused
+from airflow_provider_pgoutput.errors import (
+    LakeUnavailable,
+    PgoutputError,
+    TableRefused,
+    TableRolledBack,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
 
     from pyspark.sql import SparkSession
 
@@ -33,8 +39,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Somebody else committed what these steps rest on.
-_CONFLICTS = ("CommitFailedException", "ValidationException")
+#: Somebody else committed what a rewrite rests on; or the table kept changing.
+_CONFLICTS = {
+    "rewrite_data_files": ("CommitFailedException", "ValidationException"),
+    "rewrite_position_delete_files": ("CommitFailedException", "ValidationException"),
+}
+_CONFLICTS_OF_OTHERS = ("CommitFailedException",)
+#: Names what main was when the time began for which snapshots stay.
+_KEPT_TAG = "pgoutput_retained"
+#: Folders of a table's files below its location.
+_FOLDERS = ("data", "metadata")
+#: Schemes of file systems that Iceberg lists through Hadoop; all others it lists by prefix itself.
+_HADOOP_SCHEMES = ("", "file", "hdfs", "viewfs")
 #: What Iceberg says where a table property forbids that files are deleted.
 _FORBIDDEN = "GC is disabled"
 _FIRST_WITH_DELETION_VECTORS = 3
@@ -75,59 +91,100 @@ class MaintenanceResult:
 def maintain(spark: SparkSession, plan: Plan) -> MaintenanceResult:
     """Do every step of the plan's maintenance on every table that it is about.
 
-    :raises TableRefused: a table that is named is none of the slot's.
-    :raises LakeUnavailable: the catalog did not answer.
+    A table that cannot be maintained does not keep the others from it; its error is raised at the end.
+
+    :raises TableRefused: a table that is named is none of the slot's, or must not lose files.
+    :raises TableRolledBack: a table is older than what was published to it.
+    :raises LakeUnavailable: the catalog or the file system did not answer.
     """
     assert plan.maintenance is not None
     began = time.monotonic()
     spark = isolated(spark)
-    found, busy = {}, []
-    for table in _tables(spark, plan, plan.maintenance):
-        job = _TableMaintenance(spark, plan.catalog, table, plan.maintenance)
-        job.run()
-        found[table.name.target] = job.counts
+    present = _present(spark, plan)
+    result: dict[str, dict[str, int]] = {}
+    busy: list[str] = []
+    failures: list[PgoutputError] = []
+    for table in _chosen(present, plan, plan.maintenance):
+        job = _TableMaintenance(spark, table, plan.maintenance, _shares_folders(table, present))
+        try:
+            job.run()
+        except PgoutputError as error:
+            logger.error("%s", error)
+            failures.append(error)
+        target = table.name.target
+        result[target] = job.counts
         if job.was_busy:
-            busy.append(table.name.target)
-        logger.info("%s: %s", table.name.target, _words(job.counts))
-    return MaintenanceResult(found, tuple(busy), time.monotonic() - began)
+            busy.append(target)
+        logger.info("%s: %s", target, _words(job.counts))
+    if failures:
+        raise failures[0]
+    return MaintenanceResult(result, tuple(busy), time.monotonic() - began)
 
 
-def _tables(spark: SparkSession, plan: Plan, maintenance: Maintenance) -> Iterator[IcebergTable]:
+def _present(spark: SparkSession, plan: Plan) -> list[IcebergTable]:
+    """The tables of the namespace, whoever's they are, but for those that cannot be loaded."""
     namespace = TableName(plan.catalog, plan.namespace, "").namespace_sql
-    rows = spark.sql(f"SHOW TABLES IN {namespace}").collect()
-    left = set(maintenance.source_tables)
-    for name in sorted(row["tableName"] for row in rows):
-        table = IcebergTable.load(spark, TableName(plan.catalog, plan.namespace, name))
-        if table is None:
+    names = sorted(row["tableName"] for row in spark.sql(f"SHOW TABLES IN {namespace}").collect())
+    found: list[IcebergTable] = []
+    for name in names:
+        try:
+            table = IcebergTable.load(spark, TableName(plan.catalog, plan.namespace, name))
+        except (TableRefused, LakeUnavailable) as error:
+            logger.warning("%s.%s is passed over: %s", plan.namespace, name, error)
             continue
-        properties = table.properties
-        source = properties.get(words.PROPERTY_SOURCE_TABLE)
-        is_ours = properties.get(words.PROPERTY_SLOT) == maintenance.slot_name
-        if not maintenance.source_tables:
-            if is_ours or name in words.OWN_TABLES:
-                yield table
-        elif is_ours and source in left:
-            left.discard(source)
-            yield table
-    if left:
+        found += [] if table is None else [table]
+    if names and not found:
+        raise LakeUnavailable(f"No table of namespace {plan.namespace} can be loaded.")
+    return found
+
+
+def _chosen(
+    present: Sequence[IcebergTable], plan: Plan, maintenance: Maintenance
+) -> list[IcebergTable]:
+    ours = [
+        each
+        for each in present
+        if each.properties.get(words.PROPERTY_SLOT) == maintenance.slot_name
+    ]
+    if not maintenance.source_tables:
+        own = [each for each in present if each.name.name in words.OWN_TABLES]
+        return ours + [each for each in own if each not in ours]
+    sources = {each.properties.get(words.PROPERTY_SOURCE_TABLE): each for each in ours}
+    if left := set(maintenance.source_tables) - set(sources):
         raise TableRefused(
             f"There is no target of it in namespace {plan.namespace}.",
             slot=maintenance.slot_name,
             table=min(left),
             advice="name tables of the source as schema.table, of this slot and namespace.",
         )
+    return [sources[name] for name in maintenance.source_tables]
+
+
+def _shares_folders(table: IcebergTable, present: Sequence[IcebergTable]) -> bool:
+    """Whether another table of the namespace lies in, above or below the folder of this one."""
+    own = f"{_location(table)}/"
+    others = (f"{_location(each)}/" for each in present if each is not table)
+    return any(each.startswith(own) or own.startswith(each) for each in others)
+
+
+def _location(table: IcebergTable) -> str:
+    return str(table.java.location()).rstrip("/")
 
 
 class _TableMaintenance:
     """The steps on one table."""
 
     def __init__(
-        self, spark: SparkSession, catalog: str, table: IcebergTable, maintenance: Maintenance
+        self,
+        spark: SparkSession,
+        table: IcebergTable,
+        maintenance: Maintenance,
+        shares_folders: bool,
     ) -> None:
         self._spark = spark
-        self._catalog = catalog
         self._table = table
         self._maintenance = maintenance
+        self._shares_folders = shares_folders
         self.counts: dict[str, int] = {}
         self.was_busy = False
 
@@ -135,23 +192,20 @@ class _TableMaintenance:
         asked = self._maintenance
         if self._table.head is None:
             return
+        if self._table.was_rolled_back(asked.slot_name):
+            # A compaction and an expiry would hide it from the next apply.
+            raise TableRolledBack(
+                "Its history does not end with what was published last.",
+                slot=asked.slot_name,
+                table=self._table.name.target,
+                advice="bring its newest snapshot back, finish the replay, or copy the table again.",
+            )
         if asked.compact:
             self._compact()
-        # What was replaced a moment ago goes the next time, when its retention is over.
         if asked.snapshot_retention_s is not None:
-            self._step(
-                "expire_snapshots",
-                f"older_than => {_before(asked.snapshot_retention_s)}",
-                f"retain_last => {int(asked.keep_snapshots)}",
-                "stream_results => true",
-            )
+            self._expire(asked.snapshot_retention_s)
         if asked.orphan_retention_s is not None:
-            rows = self._call(
-                "remove_orphan_files",
-                f"older_than => {_before(asked.orphan_retention_s)}",
-                "stream_results => true",
-            )
-            self.counts["orphans_deleted"] = len(rows or ())
+            self._remove_orphans(asked.orphan_retention_s)
 
     def _compact(self) -> None:
         options = {"remove-dangling-deletes": "true", **self._maintenance.compact_options}
@@ -161,6 +215,46 @@ class _TableMaintenance:
             self._step("rewrite_position_delete_files")
         self._step("rewrite_manifests", "use_caching => false")
 
+    def _expire(self, retention_s: int) -> None:
+        """Expire what nobody saw since the retention began.
+
+        Iceberg goes by when a snapshot was made. One that was main's head until a moment ago may be old, so
+        what was the head when the retention began is kept by a tag.
+        """
+        before = datetime.now(UTC) - timedelta(seconds=retention_s)
+        self._table.java.refresh()
+        kept = self._table.head_at(int(before.timestamp() * 1000))
+        if kept is not None and (retention_s or self._table.branch_head(_KEPT_TAG) is not None):
+            self._table.keep_until_replaced(_KEPT_TAG, kept)
+        self._step(
+            "expire_snapshots",
+            f"older_than => {_timestamp(before)}",
+            f"retain_last => {int(self._maintenance.keep_snapshots)}",
+            "stream_results => true",
+        )
+
+    def _remove_orphans(self, retention_s: int) -> None:
+        location = _location(self._table)
+        if self._shares_folders:
+            logger.warning(
+                "%s: another table lies in the same folders, so no orphan is looked for.",
+                self._table.name.target,
+            )
+            return
+        before = datetime.now(UTC) - timedelta(seconds=retention_s)
+        by_prefix = urlsplit(location).scheme not in _HADOOP_SCHEMES
+        removed = 0
+        for folder in _FOLDERS:
+            rows = self._call(
+                "remove_orphan_files",
+                f"older_than => {_timestamp(before)}",
+                f"location => {literal(f'{location}/{folder}')}",
+                f"prefix_listing => {str(by_prefix).lower()}",
+                "stream_results => true",
+            )
+            removed += len(rows or ())
+        self.counts["orphans_deleted"] = removed
+
     def _step(self, procedure: str, *arguments: str) -> None:
         for row in self._call(procedure, *arguments) or ():
             for column, name in _COUNTED[procedure].items():
@@ -169,12 +263,11 @@ class _TableMaintenance:
     def _call(self, procedure: str, *arguments: str) -> list[Any] | None:
         """Rows of a procedure's answer; None: somebody else's commit got in its way."""
         name = self._table.name
-        # The procedures parse the name; the catalog is theirs.
-        table = ".".join(quote(part) for part in (*name.namespace.split("."), name.name))
-        given = ", ".join((f"table => {literal(table)}", *arguments))
+        # With its catalog in front: the first part of a name is taken for a catalog where it can be one.
+        given = ", ".join((f"table => {literal(name.sql)}", *arguments))
         try:
             return self._spark.sql(
-                f"CALL {quote(self._catalog)}.system.{procedure}({given})"
+                f"CALL {quote(name.catalog)}.system.{procedure}({given})"
             ).collect()
         except JAVA_ERRORS as error:
             if _FORBIDDEN in str(error):
@@ -183,9 +276,15 @@ class _TableMaintenance:
                     table=name.target,
                     advice="set the property, or snapshot_retention and orphan_retention to None.",
                 ) from error
+            found = java_classes(error)
             # A rewrite wraps the conflict that it met.
-            if not any(each.endswith(_CONFLICTS) for each in java_classes(error)):
-                raise
+            conflicts = _CONFLICTS.get(procedure, _CONFLICTS_OF_OTHERS)
+            if not any(each.endswith(conflicts) for each in found):
+                raise LakeUnavailable(
+                    f"Iceberg's procedure {procedure} failed: {found[-1]}.",
+                    table=name.target,
+                    advice="see the log of the Spark job; run the task again.",
+                ) from error
             logger.warning(
                 "%s: %s met a commit of somebody else and is left for the next time.",
                 name.target,
@@ -195,8 +294,7 @@ class _TableMaintenance:
             return None
 
 
-def _before(seconds: int) -> str:
-    moment = datetime.now(UTC) - timedelta(seconds=seconds)
+def _timestamp(moment: datetime) -> str:
     return f"TIMESTAMP '{moment:%Y-%m-%d %H:%M:%S.%f}Z'"
 
 

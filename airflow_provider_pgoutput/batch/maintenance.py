@@ -31,7 +31,7 @@ class Maintenance:
     #: Snapshots of main that stay at least.
     keep_snapshots: int = 1
     #: Seconds after which a file that no snapshot names is an orphan; None: none is removed.
-    orphan_retention_s: int | None = 3 * _DAY_S
+    orphan_retention_s: int | None = None
 
     @classmethod
     def from_body(cls, body: dict[str, Any] | None) -> Maintenance | None:

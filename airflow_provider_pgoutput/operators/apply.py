@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
+    from airflow_provider_pgoutput.batch.plan import Plan
     from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
 
@@ -85,13 +86,12 @@ class PgoutputApplyOperator(SparkApplyOperator):
                 manifest_uri=batch.manifest_uri,
                 staging_uri=area.staging_uri,
             )
-            if before is not None and _is_step(manifest, before):
-                self.log.info(
-                    "Batch %s changes no table: Spark is not started.", batch.batch_id[:16]
-                )
-                lake.record_empty_batch(plan, manifest)
-                result = {}
-            else:
+            result: dict[str, Any] = {}
+            if not (
+                before is not None
+                and _is_step(manifest, before)
+                and self._recorded(lake, plan, manifest)
+            ):
                 with log_group(f"Apply batch {batch.batch_id[:16]} with Spark"):
                     result = self.run_job(context, area, lake, plan, batch.batch_id)
             self._verify(lake, batch)
@@ -103,6 +103,17 @@ class PgoutputApplyOperator(SparkApplyOperator):
             "tables": counts,
             "snapshots": result.get("published", {}),
         }
+
+    def _recorded(self, lake: Lake, plan: Plan, manifest: Manifest) -> bool:
+        """Move the checkpoint over a batch that changes no table; whether the worker may write it."""
+        try:
+            lake.record_empty_batch(plan, manifest)
+        except LakeUnavailable as error:
+            # The worker may have no right to write. A second row for a batch changes nothing.
+            self.log.warning("%s Spark writes the checkpoint.", error)
+            return False
+        self.log.info("The batch changes no table: only the checkpoint was written, without Spark.")
+        return True
 
     def _describe_outlets(self, context: Context, manifest: Manifest) -> None:
         """Say in the events of the task's assets up to where the lake is now."""

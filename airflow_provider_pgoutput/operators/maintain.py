@@ -10,7 +10,7 @@ from airflow_provider_pgoutput.batch.plan import Plan
 from airflow_provider_pgoutput.operators import arguments
 from airflow_provider_pgoutput.operators.outcome import airflow_outcome
 from airflow_provider_pgoutput.operators.progress import Lake
-from airflow_provider_pgoutput.operators.runs import log_group
+from airflow_provider_pgoutput.operators.runs import log_group, log_tables
 from airflow_provider_pgoutput.operators.spark_apply import LakeJobOperator
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
     :param compact: rewrite data files and manifests.
     :param compact_options: options of ``rewrite_data_files``, as text:
         ``{"min-input-files": "2", "target-file-size-bytes": "268435456"}``. (templated)
-    :param snapshot_retention: how long a snapshot stays at least; None: none is expired. A snapshot with a
-        tag stays as long as the tag, see ``tag_retention_days`` of ``Plan``.
+    :param snapshot_retention: how far back a table can be read at least; None: no snapshot is expired. A
+        snapshot with a tag stays as long as the tag, see ``tag_retention_days`` of ``Plan``.
     :param keep_snapshots: how many snapshots stay at least.
-    :param orphan_retention: how old a file is that no snapshot names when it is removed, a day at least;
-        None: none is removed.
+    :param orphan_retention: how old a file in a table's folders is that no snapshot names when it is removed,
+        a day at least; None: none is removed. Only for tables whose folders are theirs alone.
     """
 
     template_fields: Sequence[str] = (*LakeJobOperator.template_fields, "tables", "compact_options")
@@ -56,7 +56,7 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
         compact_options: Mapping[str, Any] | str | None = None,
         snapshot_retention: timedelta | None = timedelta(days=5),
         keep_snapshots: int = 1,
-        orphan_retention: timedelta | None = timedelta(days=3),
+        orphan_retention: timedelta | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -89,8 +89,7 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
             with log_group(f"Maintain the tables of {lake.namespace} with Spark"):
                 result = self.run_job(context, area, lake, plan, _JOB_ID)
         tables, busy = result.get("tables", {}), list(result.get("busy", ()))
-        for table, counts in tables.items():
-            self.log.info("%s: %s", table, counts or "nothing to do")
+        log_tables(tables)
         if busy:
             self.log.warning(
                 "Left in part for the next time, as others wrote: %s.", ", ".join(busy)

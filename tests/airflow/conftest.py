@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -151,6 +152,14 @@ class TestLake:
             of_table = {"table_name": table_name, "relation_oid": relation_oid, "target": target}
             rows.append({**row, **of_table})
         append_rows(catalog, self.namespace, rows)
+
+    def forbid_writes(self) -> None:
+        """Let nobody commit to a table any more."""
+        with sqlite3.connect(self.properties["uri"].removeprefix("sqlite:///")) as database:
+            database.execute(
+                "CREATE TRIGGER read_only BEFORE UPDATE ON iceberg_tables"
+                " BEGIN SELECT RAISE(ABORT, 'read only'); END"
+            )
 
     def checkpoint_table(self) -> Any:
         """The checkpoint table, as pyiceberg loads it."""

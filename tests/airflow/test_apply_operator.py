@@ -147,6 +147,20 @@ def test_a_batch_without_changes_moves_the_checkpoint_without_spark(
     assert workshop.operator().execute(task_context)["applied"] is False
 
 
+def test_a_worker_that_may_not_write_leaves_an_empty_batch_to_spark(
+    workshop: Workshop, task_context: Any
+) -> None:
+    workshop.lake.record(SLOT, "0/10")
+    workshop.seal(tables=())
+    workshop.lake.forbid_writes()
+    workshop.behave(
+        status=75, result={"status": "failed", "error": "PublishRefused", "message": "x"}
+    )
+    with pytest.raises(PublishRefused):
+        workshop.operator().execute(task_context)
+    assert workshop.was_started
+
+
 def test_a_batch_without_changes_after_a_gap_is_refused(
     workshop: Workshop, task_context: Any
 ) -> None:

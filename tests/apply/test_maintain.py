@@ -12,12 +12,21 @@ from urllib.parse import urlsplit
 import pytest
 
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable
-from airflow_provider_pgoutput.apply.maintain import _TableMaintenance, maintain
+from airflow_provider_pgoutput.apply.maintain import (
+    _CONFLICTS,
+    _TableMaintenance,
+    maintain,
+)
 from airflow_provider_pgoutput.apply.names import TableName
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.batch.maintenance import Maintenance
 from airflow_provider_pgoutput.batch.plan import Plan
-from airflow_provider_pgoutput.errors import ConfigurationError, TableRefused
+from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
+    LakeUnavailable,
+    TableRefused,
+    TableRolledBack,
+)
 from tests.apply.build import Source, column
 from tests.apply.conftest import source_rows
 from tests.apply.fold_cases import a_is
@@ -37,6 +46,7 @@ def loaded(spark: SparkSession, name: TableName) -> IcebergTable:
 
 
 def count(spark: SparkSession, name: TableName, metadata: str) -> int:
+    spark.catalog.refreshTable(name.sql)
     return spark.table(f"{name.sql}.{metadata}").count()
 
 
@@ -124,16 +134,77 @@ def test_what_is_kept_and_what_is_refused(spark: SparkSession, source: Source) -
         maintain(spark, plan_of(plan, source_tables=("public.one",), compact=False))
 
 
-def test_a_step_that_meets_another_commit_is_left(spark: SparkSession, source: Source) -> None:
+def test_what_was_seen_in_the_retention_can_be_read(spark: SparkSession, source: Source) -> None:
+    """However long ago it was made: a compaction replaces what was made a month ago a moment ago."""
+    table = source.table("t", (column("a"),), key=("a",))
+    table.insert(1)
+    plan = replace(source.stage(), tag_retention_days=0)
+    apply_batch(spark, plan)
+    name = TableName("lake", source.slot_name, table.name)
+
+    def snapshots() -> set[int]:
+        spark.catalog.refreshTable(name.sql)
+        return {each["snapshot_id"] for each in spark.table(f"{name.sql}.snapshots").collect()}
+
+    head = loaded(spark, name).head
+    time.sleep(2)
+    steps = {"snapshot_retention_s": 1, "compact_options": {"rewrite-all": "true"}}
+    maintain(spark, plan_of(plan, **steps))
+    assert head in snapshots()
+    assert head != loaded(spark, name).head
+    time.sleep(2)
+    maintain(spark, plan_of(plan, **steps, compact=False))
+    assert head not in snapshots()
+
+
+def test_only_a_rewrite_that_meets_another_commit_is_left_for_the_next_time(
+    spark: SparkSession, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = source.table("t", (column("a"),), key=("a",))
     table.insert(1)
     plan = source.stage()
     apply_batch(spark, plan)
     found = loaded(spark, TableName("lake", source.slot_name, table.name))
-    job = _TableMaintenance(spark, "lake", found, Maintenance(slot_name=source.slot_name))
-    # Iceberg's own ValidationException, as for files that are not there any more.
-    assert job._call("rollback_to_snapshot", "snapshot_id => 1") is None
+    job = _TableMaintenance(spark, found, Maintenance(slot_name=source.slot_name), False)
+    # Iceberg's own ValidationException, which a rewrite meets when its files are not there any more.
+    arguments = "rollback_to_snapshot", "snapshot_id => 1"
+    with pytest.raises(LakeUnavailable, match="ValidationException"):
+        job._call(*arguments)
+    monkeypatch.setitem(_CONFLICTS, arguments[0], _CONFLICTS["rewrite_data_files"])
+    assert job._call(*arguments) is None
     assert job.was_busy
+
+
+def test_what_went_wrong_with_a_table_is_said_and_the_others_are_maintained(
+    spark: SparkSession, source: Source
+) -> None:
+    """One was rolled back, one lies in a folder with another; the third is as it should be."""
+    back, fine, shared = (
+        source.table(name, (column("a"),), key=("a",)) for name in ("back", "fine", "shared")
+    )
+    for number in range(2):
+        for each in (back, fine, shared):
+            each.insert(number)
+        plan = source.stage()
+        apply_batch(spark, plan)
+    names = {each: TableName("lake", source.slot_name, each) for each in ("back", "fine", "shared")}
+    spark.sql(f"ALTER TABLE {names['shared'].sql} RENAME TO {source.slot_name}.was_shared")
+    location = loaded(spark, TableName("lake", source.slot_name, "was_shared")).java.location()
+    spark.sql(f"CREATE TABLE {names['shared'].sql} (a int) USING iceberg LOCATION '{location}'")
+    first = spark.table(f"{names['back'].sql}.snapshots").orderBy("committed_at").first()
+    assert first is not None
+    spark.sql(
+        f"CALL lake.system.set_current_snapshot('{names['back'].target}', {first['snapshot_id']})"
+    )
+    stray, _ = strays(loaded(spark, TableName("lake", source.slot_name, "was_shared")))
+
+    with pytest.raises(TableRolledBack) as refused:
+        maintain(spark, plan_of(plan, orphan_retention_s=_DAY_S))
+
+    assert refused.value.table == names["back"].target
+    assert count(spark, names["back"], "data_files") == 1
+    assert count(spark, names["fine"], "data_files") == 1
+    assert stray.exists()
 
 
 @pytest.mark.parametrize(
