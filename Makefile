@@ -9,7 +9,7 @@ export PYTHON
 # Where it is set, each process that a test starts would compile all of its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test lint types demo airflow bench fuzz sweep torture values sbom clean
+.PHONY: help setup test lint types demo airflow bench fuzz sweep torture simulate values sbom clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,11 @@ ifdef FAULTS
 else
 	@$(BIN)/python -m tests.capture.torture --seed $(SEED) --runs $(RUNS)
 endif
+
+SEEDS ?= 1000
+
+simulate: setup ## The pipeline's own decisions under kills, zombies and faults in memory (SEEDS=10000 SEED=1)
+	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) --seed $(SEED)
 
 EXAMPLES ?= 500
 

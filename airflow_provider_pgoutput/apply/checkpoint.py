@@ -14,31 +14,27 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from airflow_provider_pgoutput.apply.evolve import create_table, evolve
+from airflow_provider_pgoutput.apply.checkpoint_rows import SparkCheckpointRows
 from airflow_provider_pgoutput.apply.failures import failure
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 from airflow_provider_pgoutput.apply.java import JAVA_ERRORS
-from airflow_provider_pgoutput.apply.names import TableName, literal
-from airflow_provider_pgoutput.apply.types import spark_type
-from airflow_provider_pgoutput.batch.checkpoint import (
-    CHECKPOINT,
-    CHECKPOINT_TABLE,
-    LATER_COLUMNS,
-    marker_of,
-)
+from airflow_provider_pgoutput.apply.names import TableName
+from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, marker_of
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Counts, Manifest, Table
 from airflow_provider_pgoutput.batch.shape import Shape
 from airflow_provider_pgoutput.errors import CommitStateUnknown, TableRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
+    from airflow_provider_pgoutput.apply.checkpoint_rows import CheckpointRows
     from airflow_provider_pgoutput.batch.plan import Plan
 
 logger = logging.getLogger(__name__)
+_SPARK_ROWS = SparkCheckpointRows()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,28 +68,22 @@ def table_name(plan: Plan) -> TableName:
     return TableName(plan.catalog, plan.namespace, CHECKPOINT_TABLE)
 
 
-def read(spark: SparkSession, plan: Plan, manifest: Manifest) -> Progress:
+def read(
+    spark: SparkSession, plan: Plan, manifest: Manifest, rows: CheckpointRows = _SPARK_ROWS
+) -> Progress:
     """Read what is recorded of the manifest's slot and system."""
     name = table_name(plan)
     if IcebergTable.load(spark, name) is None:
         return Progress()
-    found = (
-        spark.table(name.sql)
-        .where(F.col("slot_name") == manifest.slot_name)
-        .where(F.col("system_identifier") == manifest.system_identifier)
-        .groupBy("target", "relation_oid")
-        .agg(F.max("end_lsn").alias("end_lsn"))
-        .orderBy("end_lsn")
-        .collect()
-    )
     whole, tables, target_of = None, {}, {}
-    for row in found:
-        end_lsn = Lsn(int(row["end_lsn"], 16))
-        if row["target"] is None:
+    for row in rows.newest(spark, name, manifest):
+        end_lsn = Lsn(int(row.end_lsn, 16))
+        if row.target is None:
             whole = end_lsn
         else:
-            tables[row["target"]] = end_lsn
-            target_of[row["relation_oid"]] = row["target"]
+            tables[row.target] = end_lsn
+            assert row.relation_oid is not None, "a row of a table names it"
+            target_of[row.relation_oid] = row.target
     return Progress(whole, tables, target_of)
 
 
@@ -133,50 +123,37 @@ def record(
     applied: Sequence[Applied],
     *,
     whole: bool = True,
+    rows: CheckpointRows = _SPARK_ROWS,
 ) -> None:
     """Append, in one commit, a row for each changed table and one for the batch.
 
     :param whole: whether the namespace has the batch now; else only the tables get their rows.
+    :raises PublishRefused: other slots kept writing at the same time.
+    :raises CommitStateUnknown: the catalog did not say; a second row of a batch changes no answer.
+    :raises LakeUnavailable: the catalog failed.
     """
     if not applied and not whole:
         return
-    name = table_name(plan)
-    table = IcebergTable.load(spark, name)
-    if table is not None:
-        evolve(spark, table, (), (), {}, LATER_COLUMNS)
-    else:
-        create_table(
-            spark,
-            name,
-            [(column, kind, False) for column, kind in CHECKPOINT],
-            comment="Progress of PostgreSQL replication slots, written by airflow-provider-pgoutput",
-            properties={"format-version": "2"},
-        )
     totals = sum((table.counts for table in manifest.tables), Counts())
-    rows = [_row(plan, manifest, each.table.counts, each) for each in applied]
+    found = [_row(plan, manifest, each.table.counts, each) for each in applied]
     if whole:
-        rows.append(_row(plan, manifest, totals, None))
-    # Literals, and not rows of Python: those would start Python workers for a handful of values.
-    names = ", ".join(column for column, _ in CHECKPOINT)
-    values = ", ".join(f"({', '.join(_literal(value) for value in row)})" for row in rows)
-    typed = [f"CAST({column} AS {spark_type(kind)}) AS {column}" for column, kind in CHECKPOINT]
-    select = f"SELECT {', '.join(typed)} FROM VALUES {values} AS t({names})"  # noqa: S608 - ours
-    frame = spark.sql(select).withColumn("applied_at", F.current_timestamp()).coalesce(1)
-    _append(spark, name, frame, manifest)
+        found.append(_row(plan, manifest, totals, None))
+    name = table_name(plan)
+    rows.ensure(spark, name)
+    _append(spark, name, manifest, lambda: rows.append(spark, name, found, marker_of(manifest)))
 
 
-def _append(spark: SparkSession, name: TableName, rows: DataFrame, manifest: Manifest) -> None:
+def _append(
+    spark: SparkSession, name: TableName, manifest: Manifest, append: Callable[[], None]
+) -> None:
     """Append rows in one commit; when the catalog did not say whether it did, look, and try once more.
 
     :raises CommitStateUnknown: it did not say a second time, either.
     """
     before = _loaded(spark, name).head
-    writer = rows.writeTo(name.sql)
-    for key, text in marker_of(manifest).items():
-        writer = writer.option(f"snapshot-property.{key}", text)
     for last in (False, True):
         try:
-            writer.append()
+            append()
         except JAVA_ERRORS as error:
             named = failure(error, name.target)
             if not isinstance(named, CommitStateUnknown):
@@ -200,8 +177,8 @@ def _loaded(spark: SparkSession, name: TableName) -> IcebergTable:
 
 def _row(
     plan: Plan, manifest: Manifest, counts: Counts, applied: Applied | None
-) -> tuple[object, ...]:
-    values = {
+) -> dict[str, object]:
+    return {
         "slot_name": manifest.slot_name,
         "system_identifier": manifest.system_identifier,
         "batch_id": manifest.batch_id,
@@ -225,7 +202,6 @@ def _row(
         "schema_changes": _schema_changes(applied.table) if applied else None,
         "last_commit_time": manifest.last_commit_time,
     }
-    return tuple(values[column] for column, _ in CHECKPOINT)
 
 
 def _columns(plan: Plan, table: Table) -> str | None:
@@ -240,9 +216,3 @@ def _columns(plan: Plan, table: Table) -> str | None:
 def _schema_changes(table: Table) -> str | None:
     changes = [str(each) for each in table.schema_changes]
     return json.dumps(changes, ensure_ascii=True) if changes else None
-
-
-def _literal(value: object) -> str:
-    if value is None:
-        return "NULL"
-    return literal(value) if isinstance(value, str) else str(value)

@@ -207,11 +207,13 @@ class IcebergTable:
         return Marker(system_identifier, batch_id, Lsn.parse(end_lsn))
 
     def create_branch(self, branch: str, head: int | None) -> None:
-        """Make a branch from snapshot ``head``; from an empty snapshot when main has none."""
-        change = self.java.manageSnapshots()
-        change = change.createBranch(branch) if head is None else change.createBranch(branch, head)
-        change.commit()
-        self.java.refresh()
+        """Make a branch from snapshot ``head``; from an empty snapshot when main has none.
+
+        :raises PublishRefused: the table changed at the same time, or the snapshot is gone.
+        :raises CommitStateUnknown: the catalog did not say; a branch that nobody writes to may be left.
+        """
+        started_at = (branch,) if head is None else (branch, head)
+        self._change(lambda: self.java.manageSnapshots().createBranch(*started_at).commit())
 
     def delete_all(self, branch: str) -> None:
         """Empty a branch: one metadata commit, whatever the table's size."""
@@ -237,14 +239,21 @@ class IcebergTable:
         self.java.refresh()
 
     def remove_branches(self, names: list[str]) -> None:
-        """Remove branches; their files are left to Iceberg's own expiry of snapshots."""
+        """Remove branches; their files are left to Iceberg's own expiry of snapshots.
+
+        :raises PublishRefused: the table changed at the same time, or one of them is gone already.
+        :raises CommitStateUnknown: the catalog did not say; doing it again is safe.
+        """
         if not names:
             return
-        change = self.java.manageSnapshots()
-        for name in names:
-            change = change.removeBranch(name)
-        change.commit()
-        self.java.refresh()
+
+        def commit() -> None:
+            change = self.java.manageSnapshots()
+            for name in names:
+                change = change.removeBranch(name)
+            change.commit()
+
+        self._change(commit)
 
     def branch_ages_ms(self) -> dict[str, int]:
         """Branches of ours, with the time of their newest commit in ms since 1970."""
@@ -305,6 +314,10 @@ class IcebergTable:
 
     def _commit(self, commit: Callable[[], object]) -> None:
         """Do a commit to main, and say in errors of ours what came of it."""
+        self._change(commit)
+
+    def _change(self, commit: Callable[[], object]) -> None:
+        """Commit a change of references, and say in errors of ours what came of it."""
         try:
             commit()
         except JAVA_ERRORS as error:

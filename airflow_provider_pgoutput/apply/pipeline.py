@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.apply import checkpoint
 from airflow_provider_pgoutput.apply.failures import named_failures
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable
-from airflow_provider_pgoutput.apply.prepare import Prepared, isolated
+from airflow_provider_pgoutput.apply.prepare import isolated
 from airflow_provider_pgoutput.apply.publish import prepare_on_main, publish, remove_dead_branches
+from airflow_provider_pgoutput.apply.row_work import SPARK, RowWork
 from airflow_provider_pgoutput.apply.side_tables import append_messages, append_rejected
 from airflow_provider_pgoutput.apply.staged import open_batch
 from airflow_provider_pgoutput.apply.target import (
@@ -34,6 +35,7 @@ from airflow_provider_pgoutput.batch.crash_points import reach
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from airflow_provider_pgoutput.apply.branching import Prepared
     from airflow_provider_pgoutput.apply.staged import StagedBatch
     from airflow_provider_pgoutput.batch.plan import Plan
 
@@ -55,9 +57,10 @@ class ApplyResult:
     seconds: float = 0.0
 
 
-def apply_batch(spark: SparkSession, plan: Plan) -> ApplyResult:
+def apply_batch(spark: SparkSession, plan: Plan, work: RowWork = SPARK) -> ApplyResult:
     """Apply one staged batch to its Iceberg tables, exactly once.
 
+    :param work: what reads and writes rows.
     :raises BatchRefused: the batch is damaged, incomplete or foreign.
     :raises BatchGap: a batch before it was never applied.
     :raises TableRefused: a target is not what the pipeline left there.
@@ -68,14 +71,14 @@ def apply_batch(spark: SparkSession, plan: Plan) -> ApplyResult:
     :raises LakeUnavailable: the catalog or the staging area did not answer; run the task again.
     """
     with named_failures():
-        return _apply(isolated(spark), plan)
+        return _apply(isolated(spark), plan, work)
 
 
-def _apply(spark: SparkSession, plan: Plan) -> ApplyResult:
+def _apply(spark: SparkSession, plan: Plan, work: RowWork) -> ApplyResult:
     began = time.monotonic()
     batch = open_batch(spark, plan)
     manifest = batch.manifest
-    progress = checkpoint.read(spark, plan, manifest)
+    progress = checkpoint.read(spark, plan, manifest, work.checkpoint)
     refuse_gap(manifest, progress.end_lsn)
     found = targets(plan, manifest, any_case=ignores_case(spark, plan.catalog))
     refuse_unordered(found, manifest)
@@ -88,13 +91,13 @@ def _apply(spark: SparkSession, plan: Plan) -> ApplyResult:
     todo = [target for target in found if not starts[target.name.target].done]
     skipped = [target for target in found if starts[target.name.target].done]
 
-    result.published.update(write_tables(spark, batch, todo, starts, progress))
+    result.published.update(write_tables(spark, batch, todo, starts, progress, work))
     append_rejected(spark, batch)
     append_messages(spark, batch)
 
     reach("apply.before_checkpoint")
     applied = applied_tables(spark, manifest.batch_id, found, skipped, result.published)
-    checkpoint.record(spark, plan, manifest, applied)
+    checkpoint.record(spark, plan, manifest, applied, rows=work.checkpoint)
     reach("apply.after_checkpoint")
     seconds = time.monotonic() - began
     logger.info("Applied %s to %s in %.2f s.", manifest.start_lsn, manifest.end_lsn, seconds)
@@ -110,18 +113,20 @@ def write_tables(
     todo: list[Target],
     starts: dict[str, Start],
     progress: checkpoint.Progress,
+    work: RowWork = SPARK,
 ) -> dict[str, int]:
     """Prepare all tables, then publish them; the snapshots that were published, by target.
 
     :param spark: an isolated session, see ``isolated``.
+    :param work: what reads and writes rows.
     :raises RowMissing: a partial update of a row that the target does not hold.
     :raises PublishRefused: a target kept moving; run the task again.
     """
-    prepared = _prepare_all(spark, batch, todo, starts, progress)
+    prepared = _prepare_all(spark, batch, todo, starts, progress, work)
     reach("apply.after_prepare")
     published = {}
     for each in prepared:
-        snapshot_id = publish(spark, batch, each, progress)
+        snapshot_id = publish(spark, batch, each, progress, work.preparation)
         if snapshot_id is not None:
             published[each.target.name.target] = snapshot_id
         reach("apply.between_publishes")
@@ -134,14 +139,18 @@ def _prepare_all(
     todo: list[Target],
     starts: dict[str, Start],
     progress: checkpoint.Progress,
+    work: RowWork,
 ) -> list[Prepared]:
     """Prepare all tables, some at the same time; nobody sees anything of it yet."""
 
     def one(target: Target) -> Prepared | None:
         remove_dead_branches(spark, batch, target.name)
-        return prepare_on_main(spark, batch, target, starts[target.name.target], progress)
+        begin = starts[target.name.target]
+        return prepare_on_main(spark, batch, target, begin, progress, work.preparation)
 
-    with ThreadPoolExecutor(max_workers=max(1, batch.plan.parallel_tables)) as pool:
+    if batch.plan.parallel_tables <= 1:
+        return [each for each in map(one, todo) if each is not None]
+    with ThreadPoolExecutor(max_workers=batch.plan.parallel_tables) as pool:
         return [each for each in pool.map(one, todo) if each is not None]
 
 

@@ -7,28 +7,27 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply import evolve, keyed, keyless, log, versions
+from airflow_provider_pgoutput.apply.branching import Preparation
 from airflow_provider_pgoutput.apply.failures import failure
-from airflow_provider_pgoutput.apply.iceberg import IcebergTable, discard
+from airflow_provider_pgoutput.apply.iceberg import discard
 from airflow_provider_pgoutput.apply.java import JAVA_ERRORS
 from airflow_provider_pgoutput.apply.layout import Layout, lay_out, refuse_lost_columns
 from airflow_provider_pgoutput.apply.target import OP_COLUMN, Start, Target, properties
 from airflow_provider_pgoutput.apply.write import BranchWriter
 from airflow_provider_pgoutput.batch import changes as staged
-from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX, marker_of
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.errors import PgoutputError, PublishRefused
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
+    from airflow_provider_pgoutput.apply.branching import Prepared
+    from airflow_provider_pgoutput.apply.iceberg import IcebergTable
     from airflow_provider_pgoutput.apply.staged import StagedBatch
     from airflow_provider_pgoutput.batch.manifest import Column
 
@@ -39,55 +38,28 @@ _BROADCAST_BYTES = 64 << 20
 _BYTES_OF_A_PARTITION = 32 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A table whose branch waits to be published."""
-
-    target: Target
-    branch: str
-    #: Main's head when the branch was made.
-    base: int | None
-    #: The branch's own newest snapshot.
-    head: int
-    #: Columns whose value was written into older rows.
-    filled: frozenset[str] = frozenset()
-    #: Rows appended and keys deleted, as far as they were counted.
-    counted: dict[str, int] = field(default_factory=dict)
-
-
-class TablePreparation:
-    """The preparation of one table: state that its steps share.
-
-    :param spark: a session of its own, see ``own_session``.
-    """
+class TablePreparation(Preparation):
+    """The preparation of one table with Spark: state that its steps share."""
 
     def __init__(
         self, spark: SparkSession, batch: StagedBatch, target: Target, start: Start
     ) -> None:
-        self.spark, self.batch, self.target, self.start = spark, batch, target, start
+        super().__init__(spark, batch, target, start)
         self.counts = target.source.counts
         self.soft_delete = batch.plan.soft_delete and not target.is_log
-        self.counted: dict[str, int] = {"appended": 0, "deleted_keys": 0}
         self.columns: tuple[Column, ...] = ()
         self.layout = Layout(target.source)
-        self.branch = f"{BRANCH_PREFIX}{batch.manifest.batch_id[:16]}_{uuid.uuid4().hex[:8]}"
-        self._table: IcebergTable | None = None
-        self._writer: BranchWriter | None = None
-        self._base: int | None = None
-        self._filled: frozenset[str] = frozenset()
         #: The branch is known to hold no rows: nothing can be deleted from it.
         self.empty = False
 
-    def run(self) -> Prepared | None:
-        """Do all steps; None when the batch changes nothing in the table."""
-        self._table = IcebergTable.load(self.spark, self.target.name)
-        self._refuse_moved(self._table)
+    def write(self) -> None:
+        """See ``Preparation``."""
         plan = self.batch.plan
         if not self.target.is_log and not self.start.copies:
-            refuse_lost_columns(self.target.source, self._table)
+            refuse_lost_columns(self.target.source, self.table)
         self.layout = lay_out(
             self.target.source,
-            self._table,
+            self.table,
             start_lsn=str(self.batch.manifest.start_lsn),
             copies=self.start.copies and not self.target.is_log,
             is_log=self.target.is_log,
@@ -97,7 +69,7 @@ class TablePreparation:
         )
         source = self.layout.table
         self.columns = versions.merge_columns(source, self.layout.existing, self.layout.left_out)
-        self.empty = self._table is None or self._table.is_empty
+        self.empty = self.table is None or self.table.is_empty
         if self.start.copies:
             self._copy()
         segments = versions.segments(source, self.columns)
@@ -105,31 +77,6 @@ class TablePreparation:
             log.append_all(self, segments)
         else:
             self._apply(segments)
-        if self._writer is None:
-            return None
-        self._writer.mark(self.marker)
-        reach("apply.before_publish")
-        head = self._writer.head
-        assert head is not None, "the branch was marked"
-        return Prepared(self.target, self.branch, self._base, head, self._filled, self.counted)
-
-    @property
-    def marker(self) -> dict[str, str]:
-        """The summary keys of the batch."""
-        return marker_of(self.batch.manifest)
-
-    def writer(self) -> BranchWriter:
-        """The branch; made, and the table with it, when the first thing is to be written."""
-        if self._writer is None:
-            self._writer = self._make_branch()
-        return self._writer
-
-    def lost_its_branch(self) -> bool:
-        """Whether somebody removed the branch while it was written."""
-        if self._writer is None:
-            return False
-        table = IcebergTable.load(self.spark, self.target.name)
-        return table is None or table.branch_head(self.branch) is None
 
     def read(self, segment: versions.Segment) -> DataFrame:
         """The segment's changes at or past the floor."""
@@ -137,36 +84,30 @@ class TablePreparation:
             self.spark, self.batch, self.layout.table, segment, self.start.floor
         )
 
-    def _make_branch(self) -> BranchWriter:
-        key = () if self.target.is_log else self.layout.table.versions[-1].key_columns
-        table = self._table or self._create(key)
+    def evolve(self, table: IcebergTable) -> frozenset[str]:
+        """See ``Preparation``."""
         ours = properties(self.target, self.batch.manifest)
-        self._filled = evolve.evolve(
-            self.spark, table, self.columns, key, ours, self.target.metadata, self.layout
+        return evolve.evolve(
+            self.spark, table, self.columns, self._key, ours, self.target.metadata, self.layout
         )
-        table.create_branch(self.branch, self.start.head)
-        # Whatever moved main until now moved it before the branch, so the fence would not see it.
-        self._refuse_moved(table)
-        self._base = self.start.head
-        reach("apply.after_branch")
-        self._table = table
+
+    def open_branch(self, table: IcebergTable) -> BranchWriter:
+        """See ``Preparation``."""
         writer = BranchWriter(self.spark, table, self.branch, self.columns)
         # The rows of a copy have all their values, and replace those that would be filled in.
         replaced = self.start.copies and not self.target.is_log
         for column in self.columns:
-            if column.name in self._filled and not replaced:
+            if column.name in self.filled and not replaced:
                 writer.fill(column.name, versions.missing_value(column))
         return writer
 
-    def _refuse_moved(self, table: IcebergTable | None) -> None:
-        """Demand main's head to be the one on which floor and copy were decided."""
-        if (None if table is None else table.head) != self.start.head:
-            raise PublishRefused(
-                "Main moved after the table was looked at.", table=self.target.name.target
-            )
+    @property
+    def _key(self) -> tuple[str, ...]:
+        return () if self.target.is_log else self.layout.table.versions[-1].key_columns
 
-    def _create(self, key: tuple[str, ...]) -> IcebergTable:
-        plan, target = self.batch.plan, self.target
+    def create(self) -> IcebergTable:
+        """See ``Preparation``."""
+        plan, target, key = self.batch.plan, self.target, self._key
         columns = [(each.name, each.lake_type, each.name in key) for each in self.columns]
         columns += [(name, kind, False) for name, kind in target.metadata.items()]
         defaults = {"format-version": str(plan.format_version)}
@@ -236,17 +177,22 @@ class TablePreparation:
 
 
 def prepare(
-    spark: SparkSession, batch: StagedBatch, target: Target, start: Start
+    spark: SparkSession,
+    batch: StagedBatch,
+    target: Target,
+    start: Start,
+    kind: type[Preparation] = TablePreparation,
 ) -> Prepared | None:
     """Prepare one table on a branch; None when the batch changes nothing in it.
 
+    :param kind: what writes the rows.
     :raises RowMissing: the target lacks a row of which an update leaves values out.
     :raises TableRefused: the schema changed in a way that Iceberg cannot follow.
     :raises PublishRefused: another driver took the batch over.
     :raises CommitStateUnknown: the catalog did not say whether the branch has the rows; it goes.
     """
     began = time.monotonic()
-    preparation = TablePreparation(own_session(spark, target), batch, target, start)
+    preparation = kind(own_session(spark, target), batch, target, start)
     try:
         prepared = _run(preparation)
     except (PgoutputError, *JAVA_ERRORS):
@@ -261,7 +207,7 @@ def prepare(
     return prepared
 
 
-def _run(preparation: TablePreparation) -> Prepared | None:
+def _run(preparation: Preparation) -> Prepared | None:
     try:
         return preparation.run()
     except JAVA_ERRORS as error:
@@ -276,7 +222,7 @@ def _run(preparation: TablePreparation) -> Prepared | None:
 def isolated(spark: SparkSession) -> SparkSession:
     """A session with the same catalogs whose settings and views no other thread sees."""
     java: Any = spark._jsparkSession
-    session = SparkSession(spark.sparkContext, java.cloneSession())
+    session = type(spark)(spark.sparkContext, java.cloneSession())
     for key, value in {
         # Text of the source stands in statements: it must not read Spark's variables.
         "spark.sql.variable.substitute": "false",

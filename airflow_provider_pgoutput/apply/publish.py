@@ -19,9 +19,9 @@ from airflow_provider_pgoutput.errors import CommitStateUnknown, PublishRefused,
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from airflow_provider_pgoutput.apply.branching import Preparation, Prepared
     from airflow_provider_pgoutput.apply.checkpoint import Progress
     from airflow_provider_pgoutput.apply.names import TableName
-    from airflow_provider_pgoutput.apply.prepare import Prepared
     from airflow_provider_pgoutput.apply.staged import StagedBatch
     from airflow_provider_pgoutput.apply.target import Target
 
@@ -34,10 +34,15 @@ _DEAD_AFTER_MS = 24 * 60 * 60 * 1000
 
 
 def publish(
-    spark: SparkSession, batch: StagedBatch, prepared: Prepared, progress: Progress
+    spark: SparkSession,
+    batch: StagedBatch,
+    prepared: Prepared,
+    progress: Progress,
+    kind: type[Preparation] = preparing.TablePreparation,
 ) -> int | None:
     """Publish one table; prepare it again when main moved in between.
 
+    :param kind: what writes the rows.
     :return: the snapshot that the batch left; None when it changes nothing in the table.
     :raises PublishRefused: main moved each time.
     :raises CommitStateUnknown: the catalog did not say, twice, whether it published.
@@ -50,7 +55,7 @@ def publish(
                 again = start(spark, target, batch.manifest, progress)
                 if again.done:
                     return _published(spark, batch, target)
-                waiting = preparing.prepare(spark, batch, target, again)
+                waiting = preparing.prepare(spark, batch, target, again, kind)
                 if waiting is None:
                     return None
             return _publish_once(spark, batch, waiting)
@@ -65,18 +70,24 @@ def publish(
 
 
 def prepare_on_main(
-    spark: SparkSession, batch: StagedBatch, target: Target, begin: Start, progress: Progress
+    spark: SparkSession,
+    batch: StagedBatch,
+    target: Target,
+    begin: Start,
+    progress: Progress,
+    kind: type[Preparation] = preparing.TablePreparation,
 ) -> Prepared | None:
     """Prepare one table; begin again when main moved since ``begin`` was found out.
 
     A lost answer is no reason to ask for the same again: nobody reads the branch, so another one is made.
 
+    :param kind: what writes the rows.
     :raises PublishRefused: main moved each time, or another driver applied the batch meanwhile.
     :raises CommitStateUnknown: the catalog did not say what it committed, each time.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            return preparing.prepare(spark, batch, target, begin)
+            return preparing.prepare(spark, batch, target, begin, kind)
         except (PublishRefused, CommitStateUnknown) as refusal:
             if attempt == _ATTEMPTS:
                 raise
@@ -151,6 +162,11 @@ def remove_dead_branches(spark: SparkSession, batch: StagedBatch, name: TableNam
         for name, newest_ms in table.branch_ages_ms().items()
         if name.startswith(same_batch) or newest_ms < oldest_ms
     ]
-    table.remove_branches(dead)
+    try:
+        table.remove_branches(dead)
+    except (PublishRefused, CommitStateUnknown) as refusal:
+        # Somebody else removed them, or committed just then; they are no more than in the way.
+        logger.info("%s Its dead branches are left to the next apply.", refusal)
+        return
     if dead:
         logger.info("Removed %d dead branches of %s.", len(dead), name.target)

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 #: More than any manifest of ours: a thousand tables of a hundred columns are some 20 MB.
 _MAX_TEXT_BYTES = 256 << 20
+#: Files that are hashed at the same time, unless ``Plan.parallel_tables`` is less.
+_MOST_VERIFIERS = 4
 _GLOB = re.compile(r"([\\{}\[\]*?])")
 
 
@@ -87,9 +89,14 @@ def _verify_files(spark: SparkSession, batch: StagedBatch) -> None:
     files = [each for table in tables for version in table.versions for each in version.files]
     files += batch.manifest.rejected_files
     files += batch.manifest.message_files
-    with ThreadPoolExecutor(max_workers=4, thread_name_prefix="verify") as pool:
-        # list() raises the first refusal.
-        list(pool.map(lambda file: _verify_file(spark, batch, file), files))
+    workers = min(_MOST_VERIFIERS, batch.plan.parallel_tables)
+    if workers <= 1:
+        for file in files:
+            _verify_file(spark, batch, file)
+    else:
+        with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="verify") as pool:
+            # list() raises the first refusal.
+            list(pool.map(lambda file: _verify_file(spark, batch, file), files))
     size_bytes = sum(file.size_bytes for file in files)
     logger.info("Verified %d staged files of %d bytes.", len(files), size_bytes)
 

@@ -1,14 +1,20 @@
 """Named points between two durable steps, at which a test can kill the process as ``kill -9`` would.
 
 Both halves call ``reach`` with a name; in production that compares one environment variable and
-returns.  What is not here: any clean-up, which a killed process would not do either.
+returns.  A simulation of many processes in one watches the points instead.  What is not here: any
+clean-up, which a killed process would not do either.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 #: Environment variable that names the point, optionally with the occurrence that counts, from 1:
 #: ``stage.after_files`` or ``publish.after_table:2``, and after that another signal than SIGKILL,
@@ -16,10 +22,23 @@ from collections import Counter
 VARIABLE = "PGOUTPUT_CRASH_AT"
 
 _reached: Counter[str] = Counter()
+_watchers: list[Callable[[str], None]] = []
+
+
+@contextlib.contextmanager
+def watched(watcher: Callable[[str], None]) -> Iterator[None]:
+    """Call ``watcher`` with the name of each point that is reached; what it raises ends the work there."""
+    _watchers.append(watcher)
+    try:
+        yield
+    finally:
+        _watchers.remove(watcher)
 
 
 def reach(name: str) -> None:
     """Send this process the signal when the environment names this point; else do nothing."""
+    for watcher in _watchers:
+        watcher(name)
     wanted = os.environ.get(VARIABLE)
     if not wanted:
         return

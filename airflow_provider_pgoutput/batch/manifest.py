@@ -8,15 +8,19 @@ credential. Reading and writing the file itself is left to either half.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.membership import PublishedSet
 from airflow_provider_pgoutput.batch.shape import SchemaChange, Storage, storage_from
 from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
 
 FORMAT_VERSION = 1
 #: Fields that came later; where they say nothing the batch id is what it was without them.
@@ -206,6 +210,8 @@ class Manifest:
     #: As read when the run began.  None: not recorded, in files of version 0.1.
     published: PublishedSet | None = None
     created_by: str = ""
+    #: See ``batch_id``: asked for often, and made of everything that a large manifest holds.
+    _batch_id: str = field(default="", init=False, repr=False, compare=False)
 
     @property
     def batch_id(self) -> str:
@@ -213,7 +219,11 @@ class Manifest:
 
         Where the files lie, and who staged them, is no part of it.
         """
-        body = dataclasses.asdict(self)
+        if not self._batch_id:
+            object.__setattr__(self, "_batch_id", self._content_id())
+        return self._batch_id
+
+    def _content_id(self) -> str:
         named = (
             "system_identifier",
             "slot_name",
@@ -225,7 +235,7 @@ class Manifest:
             "prepared",
             "loaded_lsn",
         )
-        content = _content({name: body[name] for name in named})
+        content = _content({name: _body(getattr(self, name)) for name in named})
         text = json.dumps(content, sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -264,7 +274,8 @@ class Manifest:
     def to_json(self) -> str:
         """The manifest as the text of its file."""
         body: dict[str, Any] = {"format_version": FORMAT_VERSION, "batch_id": self.batch_id}
-        body |= dataclasses.asdict(self)
+        body |= {each.name: _body(getattr(self, each.name)) for each in dataclasses.fields(self)}
+        del body["_batch_id"]
         body["start_lsn"], body["end_lsn"] = str(self.start_lsn), str(self.end_lsn)
         return json.dumps(body, indent=1, ensure_ascii=True)
 
@@ -311,6 +322,20 @@ class Manifest:
                 slot=manifest.slot_name,
             )
         return manifest
+
+
+def _body(value: Any) -> Any:
+    """What ``dataclasses.asdict`` makes of a value, without a copy of each text in it."""
+    if type(value) is tuple:
+        return tuple(_body(each) for each in value)
+    names = _field_names(value.__class__)
+    return {name: _body(getattr(value, name)) for name in names} if names else value
+
+
+@functools.cache
+def _field_names(kind: Hashable) -> tuple[str, ...]:
+    """Names of a dataclass's fields; none of any other type."""
+    return tuple(getattr(kind, "__dataclass_fields__", ()))
 
 
 def _content(value: Any) -> Any:

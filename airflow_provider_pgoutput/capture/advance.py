@@ -6,7 +6,7 @@ Source: https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-R
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.batch.layout import check_slot_name
@@ -25,9 +25,51 @@ from airflow_provider_pgoutput.errors import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from airflow_provider_pgoutput.capture.source.catalog import Server
+    from airflow_provider_pgoutput.capture.source.catalog import Server, Session
+    from airflow_provider_pgoutput.capture.source.slot import SlotFacts
 
 log = logging.getLogger(__name__)
+
+
+class MovableSlot(Protocol):
+    """What moving a slot asks of the server."""
+
+    slot_name: str
+
+    def server(self) -> Server:
+        """The system, and how far it has written."""
+        ...
+
+    def facts(self) -> SlotFacts | None:
+        """The slot as it is now; None: there is none."""
+        ...
+
+    def move(self, lsn: Lsn) -> Lsn:
+        """Confirm everything before ``lsn``; where the slot is then."""
+        ...
+
+
+class _SlotOnServer:
+    """A slot behind a session."""
+
+    def __init__(self, session: Session, slot_name: str) -> None:
+        self._session = session
+        self.slot_name = slot_name
+
+    def server(self) -> Server:
+        return read_server(self._session)
+
+    def facts(self) -> SlotFacts | None:
+        return read_slot(self._session, self.slot_name)
+
+    def move(self, lsn: Lsn) -> Lsn:
+        with translated(slot=self.slot_name):
+            row = self._session.execute(
+                "SELECT end_lsn::pg_catalog.text FROM pg_catalog.pg_replication_slot_advance(%s, %s)",
+                (self.slot_name, str(lsn)),
+            ).fetchone()
+        assert row is not None, "the function returns a row"
+        return Lsn.parse(row[0])
 
 
 def advance_slot(
@@ -53,38 +95,37 @@ def advance_slot(
     if checkpoint_lsn <= 0:
         raise ConfigurationError("0/0 is not a checkpoint.", slot=slot_name)
     with of_slot(slot_name), sessions.connect(conninfo, slot=slot_name) as session:
-        server = read_server(session)
-        _refuse_other_system(server, system_identifier, slot_name, checkpoint_lsn)
-        slot = read_slot(session, slot_name)
-        if slot is None:
-            raise SlotNotFound(
-                "The slot does not exist.",
-                slot=slot_name,
-                lsn=checkpoint_lsn,
-                advice="find out who dropped it; changes since then are lost: run once with"
-                " on_slot_lost='copy'.",
-            )
-        confirmed = check_slot(slot, server, two_phase=True)
-        if confirmed >= checkpoint_lsn:
-            log.info("Slot %s is at %s already.", slot_name, confirmed)
-            return confirmed
-        if checkpoint_lsn > server.flush_lsn:
-            raise SourceChanged(
-                f"The lake is ahead of the source, which has written up to {server.flush_lsn} only.",
-                slot=slot_name,
-                lsn=checkpoint_lsn,
-                advice="this is another server, or one that was restored or promoted without the end "
-                "of its WAL: copy the tables again.",
-            )
-        reach("advance.before_move")
-        with translated(slot=slot_name):
-            row = session.execute(
-                "SELECT end_lsn::pg_catalog.text FROM pg_catalog.pg_replication_slot_advance(%s, %s)",
-                (slot_name, str(checkpoint_lsn)),
-            ).fetchone()
-        reach("advance.after_move")
-        assert row is not None, "the function returns a row"
-        reached = Lsn.parse(row[0])
+        return move_slot(_SlotOnServer(session, slot_name), checkpoint_lsn, system_identifier)
+
+
+def move_slot(slot: MovableSlot, checkpoint_lsn: Lsn, system_identifier: str | None) -> Lsn:
+    """Decide whether the slot may and need be moved, and move it; see ``advance_slot``."""
+    slot_name, server = slot.slot_name, slot.server()
+    _refuse_other_system(server, system_identifier, slot_name, checkpoint_lsn)
+    facts = slot.facts()
+    if facts is None:
+        raise SlotNotFound(
+            "The slot does not exist.",
+            slot=slot_name,
+            lsn=checkpoint_lsn,
+            advice="find out who dropped it; changes since then are lost: run once with"
+            " on_slot_lost='copy'.",
+        )
+    confirmed = check_slot(facts, server, two_phase=True)
+    if confirmed >= checkpoint_lsn:
+        log.info("Slot %s is at %s already.", slot_name, confirmed)
+        return confirmed
+    if checkpoint_lsn > server.flush_lsn:
+        raise SourceChanged(
+            f"The lake is ahead of the source, which has written up to {server.flush_lsn} only.",
+            slot=slot_name,
+            lsn=checkpoint_lsn,
+            advice="this is another server, or one that was restored or promoted without the end "
+            "of its WAL: copy the tables again.",
+        )
+    reach("advance.before_move")
+    reached = slot.move(checkpoint_lsn)
+    reach("advance.after_move")
     if reached < checkpoint_lsn:
         raise SourceError(
             f"The server moved the slot to {reached} only.",

@@ -79,10 +79,11 @@ def read_checkpoint(
             table=f"{namespace}.{CHECKPOINT_TABLE}",
             advice="check the iceberg connection and the catalog; then try again.",
         ) from None
-    return _greatest(rows, namespace, slot_name)
+    return checkpoint_of(rows, namespace, slot_name)
 
 
-def _greatest(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint | None:
+def checkpoint_of(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint | None:
+    """The checkpoint that the slot's rows of the table make; None: there is no batch in them."""
     # In the order of the batches: of a table that was renamed and copied again the last name counts.
     rows = rows.sort_by("end_lsn")
     of_tables = rows.filter(pc.is_valid(rows.column("table_name")))

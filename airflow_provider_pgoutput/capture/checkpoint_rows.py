@@ -70,6 +70,14 @@ def record_empty_batch(
     # Here, because pyiceberg takes a second to import.
     from pyiceberg.catalog import load_catalog  # noqa: PLC0415
 
+    row = row_of_empty_batch(plan, manifest)
+    with lake_errors("opened"):
+        catalog = load_catalog(catalog_name, **dict(catalog_properties))
+    append_rows(catalog, plan.namespace, [row], words.marker_of(manifest))
+
+
+def row_of_empty_batch(plan: Plan, manifest: Manifest) -> dict[str, Any]:
+    """The row that says that the namespace has a batch which changes no table."""
     assert manifest.is_empty
     row: dict[str, Any] = {
         "slot_name": manifest.slot_name,
@@ -83,7 +91,6 @@ def record_empty_batch(
     }
     if manifest.last_commit_time is not None:
         row["last_commit_time"] = datetime.fromisoformat(manifest.last_commit_time)
-    row |= dict.fromkeys(("inserts", "updates", "deletes", "truncates", "copied", "rejected"), 0)
-    with lake_errors("opened"):
-        catalog = load_catalog(catalog_name, **dict(catalog_properties))
-    append_rows(catalog, plan.namespace, [row], words.marker_of(manifest))
+    return row | dict.fromkeys(
+        ("inserts", "updates", "deletes", "truncates", "copied", "rejected"), 0
+    )

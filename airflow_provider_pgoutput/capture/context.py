@@ -10,8 +10,10 @@ import functools
 import logging
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.capture.copying import copy_published
 from airflow_provider_pgoutput.capture.schema.full_keys import FullKeys
 from airflow_provider_pgoutput.capture.schema.history import SchemaHistory
+from airflow_provider_pgoutput.capture.slot_reading import SlotReading
 from airflow_provider_pgoutput.capture.source.attributes import (
     read_attributes,
     read_constant_default,
@@ -28,7 +30,13 @@ from airflow_provider_pgoutput.capture.source.catalog import (
 from airflow_provider_pgoutput.capture.source.column_types import check_column_types
 from airflow_provider_pgoutput.capture.source.describe import Describer
 from airflow_provider_pgoutput.capture.source.keys import Keys
+from airflow_provider_pgoutput.capture.source.membership import (
+    changes_of_membership,
+    warn_of_membership_changes,
+)
 from airflow_provider_pgoutput.capture.source.publication_marks import read_marks
+from airflow_provider_pgoutput.capture.source.rights import check_may_copy
+from airflow_provider_pgoutput.capture.source.slot import create_slot, drop_slot, read_slot
 from airflow_provider_pgoutput.capture.source.storage import read_storage
 from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
 from airflow_provider_pgoutput.capture.staging.prepared import TwoPhase
@@ -42,6 +50,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.membership import PublishedSet
     from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Session
+    from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot, SlotFacts
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
 
 log = logging.getLogger(__name__)
@@ -87,6 +96,53 @@ class CaptureContext:
             warn_of_missing_operations(read_publications(self.session, self.publication_names))
         self.marks = read_marks(self.session, self.publication_names, self.published())
 
+    def read_slot(self) -> SlotFacts | None:
+        """The slot as it is now; None: there is none."""
+        return read_slot(self.session, self.request.slot_name)
+
+    def create_slot(self) -> ExportedSnapshot:
+        """Make the slot, with a snapshot of its first position."""
+        request = self.request
+        return create_slot(
+            request.conninfo,
+            request.slot_name,
+            two_phase=self.options.two_phase,
+            failover=request.failover,
+        )
+
+    def drop_slot(self, slot: SlotFacts) -> None:
+        """Drop the slot, which is of no use any more."""
+        drop_slot(self.session, slot)
+
+    def check_may_copy(self, tables: Sequence[PublishedTable]) -> None:
+        """Refuse to begin a copy that the role may not make."""
+        check_may_copy(self.session, tables, slot_name=self.request.slot_name)
+
+    def warn_of_membership_changes(self) -> None:
+        """Name what was published since the slot's position, when no batch tells what was before."""
+        warn_of_membership_changes(self.session, self.request.slot_name, self.publication_names)
+
+    def changes_of_membership(self, before: PublishedSet) -> frozenset[int]:
+        """OIDs of the tables that were not published all the time since ``before``."""
+        assert self.marks is not None, "they are taken when a run begins"
+        return changes_of_membership(
+            self.session, before, self.marks, slot_name=self.request.slot_name
+        )
+
+    def copy(
+        self,
+        batch: BatchInProgress,
+        start: Lsn,
+        tables: Sequence[PublishedTable],
+        snapshot: ExportedSnapshot | None = None,
+    ) -> Lsn:
+        """Stage tables as they were at points of their own; the greatest of those."""
+        return copy_published(self, batch, start, tables, snapshot)
+
+    def open_slot(self, start: Lsn, target: Lsn, two_phase: TwoPhase | None) -> SlotReading:
+        """Begin to read the slot."""
+        return SlotReading(self, start, target, two_phase)
+
     def names(self, batch: BatchInProgress) -> dict[int, tuple[str, str]]:
         """Names of now, where those of the stream are not enough: tables that were dropped have none.
 
@@ -121,8 +177,17 @@ class CaptureContext:
     @contextlib.contextmanager
     def batch(self, start: Lsn) -> Iterator[BatchInProgress]:
         """A batch in progress, of which nothing remains when it fails."""
+        batch = self.new_batch(start)
+        try:
+            yield batch
+        except BaseException:
+            batch.abandon()
+            raise
+
+    def new_batch(self, start: Lsn) -> BatchInProgress:
+        """Where the rows of a batch go; see ``batch``."""
         request = self.request
-        batch = BatchInProgress(
+        return BatchInProgress(
             self.area,
             request.slot_name,
             start,
@@ -136,11 +201,6 @@ class CaptureContext:
             ),
             request.options.message_prefixes,
         )
-        try:
-            yield batch
-        except BaseException:
-            batch.abandon()
-            raise
 
     @contextlib.contextmanager
     def two_phase(self, start: Lsn) -> Iterator[TwoPhase | None]:

@@ -22,13 +22,10 @@ from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.source.errors import of_slot
 from airflow_provider_pgoutput.capture.source.locks import holders_named
 from airflow_provider_pgoutput.capture.source.membership import (
-    changes_of_membership,
     holds_copies,
     tables_to_copy,
-    warn_of_membership_changes,
 )
 from airflow_provider_pgoutput.capture.source.plugin_options import STREAMING_OFF
-from airflow_provider_pgoutput.capture.source.rights import check_may_copy
 from airflow_provider_pgoutput.capture.source.slot import (
     SlotFacts,
     check_failover,
@@ -37,9 +34,6 @@ from airflow_provider_pgoutput.capture.source.slot import (
     check_start,
     check_two_phase_start,
     check_wal_level,
-    create_slot,
-    drop_slot,
-    read_slot,
 )
 from airflow_provider_pgoutput.capture.source.slot_care import warn_of_dangers
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
@@ -53,8 +47,6 @@ from airflow_provider_pgoutput.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
@@ -93,33 +85,38 @@ def _stage_once(request: CaptureRequest) -> tuple[Manifest, str]:
         sessions.limit_lock_waits(session)
         # The flush LSN in here is the batch's target: taken once, before anything is read.
         server = read_server(session)
-        check_wal_level(server)
-        slot = read_slot(session, request.slot_name)
-        two_phase = request.options.two_phase
-        try:
-            confirmed = None if slot is None else check_slot(slot, server, two_phase=two_phase)
-        except SlotLost:
-            if request.on_slot_lost != COPY or (
-                request.checkpoint is None and request.initial_copy == NEVER
-            ):
-                raise
-            confirmed = None
-        if slot is not None:
-            warn_of_dangers(
-                slot, seconds_between_runs=request.seconds_between_runs, failover=request.failover
-            )
-        context = CaptureContext(request, area, session, server)
-        capture = _Capture(context)
-        context.check_publications()
-        context.take_marks()
-        if request.checkpoint is not None:
-            return capture.next_batch(request.checkpoint, slot, confirmed)
-        if slot is not None and confirmed is None:
-            # Lost before anything of it was applied.
-            drop_slot(session, slot)
-        if slot is None or confirmed is None:
-            return capture.first_batch()
-        return capture.first_batch_of_existing_slot(slot)
+        return stage_in(CaptureContext(request, area, session, server))
+
+
+def stage_in(context: CaptureContext) -> tuple[Manifest, str]:
+    """Take the way to a batch that the slot, the request and the lake leave; see ``stage_batch``."""
+    request, server = context.request, context.server
+    check_wal_level(server)
+    slot = context.read_slot()
+    two_phase = request.options.two_phase
+    try:
+        confirmed = None if slot is None else check_slot(slot, server, two_phase=two_phase)
+    except SlotLost:
+        if request.on_slot_lost != COPY or (
+            request.checkpoint is None and request.initial_copy == NEVER
+        ):
+            raise
+        confirmed = None
+    if slot is not None:
+        warn_of_dangers(
+            slot, seconds_between_runs=request.seconds_between_runs, failover=request.failover
+        )
+    capture = _Capture(context)
+    context.check_publications()
+    context.take_marks()
+    if request.checkpoint is not None:
+        return capture.next_batch(request.checkpoint, slot, confirmed)
+    if slot is not None and confirmed is None:
+        # Lost before anything of it was applied.
+        context.drop_slot(slot)
+    if slot is None or confirmed is None:
+        return capture.first_batch()
+    return capture.first_batch_of_existing_slot(slot)
 
 
 class _Capture:
@@ -141,14 +138,10 @@ class _Capture:
                 f"pg_create_logical_replication_slot('{slot_name}', 'pgoutput'); load them; then give the "
                 "LSN that it returned.",
             )
-        two_phase = self._context.options.two_phase
         if self._request.initial_copy == ALWAYS:
-            self._check_may_copy(self._context.published())
-        failover = self._request.failover
-        check_failover(self._context.server, failover=failover)
-        with create_slot(
-            self._request.conninfo, slot_name, two_phase=two_phase, failover=failover
-        ) as snapshot:
+            self._context.check_may_copy(self._context.published())
+        check_failover(self._context.server, failover=self._request.failover)
+        with self._context.create_slot() as snapshot:
             point = snapshot.consistent_point
             log.info("Created slot %s at %s.", slot_name, point)
             reach("stage.after_slot")
@@ -165,13 +158,11 @@ class _Capture:
         if found and holds_copies(found[0], request.copy_tables):
             return found
         if request.initial_copy == NEVER:
-            warn_of_membership_changes(
-                self._context.session, request.slot_name, self._context.publication_names
-            )
+            self._context.warn_of_membership_changes()
             tables = tables_to_copy(self._context.published(), None, request)
-            self._check_may_copy(tables)
+            self._context.check_may_copy(tables)
             return stage_changes(self._context, start, tables)
-        self._check_may_copy(self._context.published())
+        self._context.check_may_copy(self._context.published())
         log.info("Slot %s starts at %s.", request.slot_name, confirmed)
         return stage_copies(self._context, confirmed, self._first_tables())
 
@@ -208,7 +199,7 @@ class _Capture:
             return found
         gaps = self._gaps(checkpoint)
         tables = tables_to_copy(self._context.published(), checkpoint, self._request, gaps)
-        self._check_may_copy(tables)
+        self._context.check_may_copy(tables)
         return self._stage_with_copies(checkpoint.end_lsn, tables)
 
     def _stage_with_copies(
@@ -231,7 +222,7 @@ class _Capture:
                         advice="publish it again, or set type_changes, older_rows and unsure_columns to their"
                         " defaults.",
                     ) from needed
-                self._check_may_copy(wanted)
+                self._context.check_may_copy(wanted)
                 log.info("Staging the batch again, with a copy of %s.", wanted[0].name)
                 tables += wanted
 
@@ -258,7 +249,7 @@ class _Capture:
         tables, two_phase = context.published(), context.options.two_phase
         # All are copied; this refuses those that were dropped and made again.
         tables_to_copy(tables, checkpoint, request)
-        self._check_may_copy(tables)
+        context.check_may_copy(tables)
         check_failover(context.server, failover=request.failover)
         log.warning(
             "Changes of slot %s since %s cannot be read any more: all %d published tables are copied again.",
@@ -270,10 +261,8 @@ class _Capture:
             # Made by an attempt that died: what that copied since then is not copied again.
             return stage_copies(context, start, tables, reads_from=confirmed)
         if slot is not None:
-            drop_slot(context.session, slot)
-        with create_slot(
-            request.conninfo, request.slot_name, two_phase=two_phase, failover=request.failover
-        ) as snapshot:
+            context.drop_slot(slot)
+        with context.create_slot() as snapshot:
             point = snapshot.consistent_point
             log.info("Created slot %s at %s.", request.slot_name, point)
             return stage_copies(context, start, tables, snapshot, reads_from=point)
@@ -281,9 +270,6 @@ class _Capture:
     def _first_tables(self) -> tuple[PublishedTable, ...]:
         """The tables that the first batch copies."""
         return self._context.published() if self._request.initial_copy == ALWAYS else ()
-
-    def _check_may_copy(self, tables: Sequence[PublishedTable]) -> None:
-        check_may_copy(self._context.session, tables, slot_name=self._request.slot_name)
 
     def _gaps(self, checkpoint: Checkpoint) -> frozenset[int]:
         """OIDs of the tables that were not published all the time since the checkpoint."""
@@ -296,14 +282,9 @@ class _Capture:
             checkpoint.batch_id,
         )
         if before is None or before.published is None:
-            warn_of_membership_changes(
-                context.session, request.slot_name, context.publication_names
-            )
+            context.warn_of_membership_changes()
             return frozenset()
-        assert context.marks is not None, "they are taken when a run begins"
-        return changes_of_membership(
-            context.session, before.published, context.marks, slot_name=request.slot_name
-        )
+        return context.changes_of_membership(before.published)
 
     def _find_sealed(self, start: Lsn, past: Lsn | None = None) -> tuple[Manifest, str] | None:
         found = find_sealed(

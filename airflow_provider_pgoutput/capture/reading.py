@@ -1,35 +1,21 @@
-"""Read the slot into a batch: decode, cast and write what committed up to the batch's end.
+"""Stage a batch: what committed up to its end, or copies; the checks before and after a read, and the seal.
 
-What is not here: how the bytes travel (``source/``), how they are decoded (``pgoutput/``), and which way a
-run takes (``pipeline.py``).
+What is not here: one read of the slot (``slot_reading.py``), and which way a run takes (``pipeline.py``).
 """
 
 from __future__ import annotations
 
-import contextlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.crash_points import reach
-from airflow_provider_pgoutput.capture.copying import copy_published
-from airflow_provider_pgoutput.capture.drain import (
-    commit_time,
-    drain,
-    located,
-    no_garbage_collection,
-)
-from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
-from airflow_provider_pgoutput.capture.progress import Progress
-from airflow_provider_pgoutput.capture.request import SQL, WALSENDER
+from airflow_provider_pgoutput.capture.request import SQL
+from airflow_provider_pgoutput.capture.slot_reading import Found
 from airflow_provider_pgoutput.capture.source.publication_watch import (
     check_publications_throughout,
 )
-from airflow_provider_pgoutput.capture.source.slot import check_not_ahead, read_slot
-from airflow_provider_pgoutput.capture.source.sql_stream import SqlStream
-from airflow_provider_pgoutput.capture.source.stream import SlotRead
+from airflow_provider_pgoutput.capture.source.slot import check_not_ahead
 from airflow_provider_pgoutput.capture.source.target import read_record_end
-from airflow_provider_pgoutput.capture.source.walsender_stream import WalsenderStream
-from airflow_provider_pgoutput.capture.staging.cut import BatchCut, Limits
+from airflow_provider_pgoutput.capture.staging.cut import Limits
 from airflow_provider_pgoutput.errors import SlotBusy, SlotNotFound
 
 if TYPE_CHECKING:
@@ -38,10 +24,8 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.context import CaptureContext
-    from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot
-    from airflow_provider_pgoutput.capture.source.stream import ChangeStream
     from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
     from airflow_provider_pgoutput.capture.staging.prepared import TwoPhase
 
@@ -63,7 +47,7 @@ def stage_changes(
     with context.batch(start) as batch, context.two_phase(start) as two_phase:
         if copied:
             # The batch has to reach the copies: what comes between is in them already.
-            target = max(target, copy_published(context, batch, start, copied))
+            target = max(target, context.copy(batch, start, copied))
             limits = Limits()
         read = _read(context, batch, start, target, limits, two_phase)
         return _seal(context, batch, read, two_phase)
@@ -87,25 +71,14 @@ def stage_copies(
     reads_from = reads_from or start
     with context.batch(start) as batch, context.two_phase(reads_from) as two_phase:
         batch.only_copied = True
-        end = copy_published(context, batch, reads_from, tables, snapshot)
+        end = context.copy(batch, reads_from, tables, snapshot)
         if reads_from == end:
-            return _seal(context, batch, _Read(end), two_phase)
+            return _seal(context, batch, Found(end), two_phase)
         if any(point < end for point in batch.copied_at.values()):
             read = _read(context, batch, reads_from, end, Limits(), two_phase)
             return _seal(context, batch, read, two_phase)
         _read_beside_copy(context, batch, reads_from, end, two_phase)
-        return _seal(context, batch, _Read(end), two_phase)
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """What a read of the slot found, for the manifest."""
-
-    end: Lsn
-    #: Whether row changes were read, not only what stands beside them.
-    changes: bool = False
-    transactions: int = 0
-    last_commit_time: str | None = None
+        return _seal(context, batch, Found(end), two_phase)
 
 
 def _read(
@@ -115,26 +88,13 @@ def _read(
     target: Lsn,
     limits: Limits,
     two_phase: TwoPhase | None,
-) -> _Read:
+) -> Found:
     """Read the slot from ``start`` until the batch is complete."""
-    cut = BatchCut(start, target, limits)
-    prepared = None if two_phase is None else two_phase.transactions
-    with (
-        contextlib.closing(_open_stream(context, start, target, two_phase)) as stream,
-        no_garbage_collection(),
-        located(context.request.slot_name, cut),
-    ):
+    with context.open_slot(start, target, two_phase) as reading:
         check_not_ahead(_confirmed(context), start, context.request.slot_name)
-        decoder = _decoder(context, start, target)
-        drain(stream, cut, batch, decoder, Progress(start, target), prepared)
+        found = reading.into(batch, limits)
     _refuse_moved(context, start)
-    commit = decoder.last_commit if decoder.transactions else None
-    return _Read(
-        end=cut.end_lsn,
-        changes=True,
-        transactions=decoder.transactions,
-        last_commit_time=None if commit is None else commit_time(commit.committed_at_us),
-    )
+    return found
 
 
 def _read_beside_copy(
@@ -144,24 +104,15 @@ def _read_beside_copy(
     end: Lsn,
     two_phase: TwoPhase | None,
 ) -> None:
-    """Read what came before a copy and is not in it: logical messages, and what was prepared.
-
-    Of the latter the server will send no more than its commit.
-    """
+    """Read what came before a copy and is not in it: logical messages, and what was prepared."""
     if two_phase is None and not context.options.messages:
         return
-    cut, decoder = BatchCut(start, end, Limits()), _decoder(context, start, end)
-    stream = _open_stream(context, start, end, two_phase)
-    with contextlib.closing(stream), located(context.request.slot_name, cut):
-        for chunk in stream.chunks():
-            if context.options.messages and not cut.finished:
-                decoder.decode(cut.take(chunk))
-            for messages in decoder.take_messages():
-                batch.add_messages(messages)
+    with context.open_slot(start, end, two_phase) as reading:
+        reading.beside_copy(batch)
 
 
 def _seal(
-    context: CaptureContext, batch: BatchInProgress, read: _Read, two_phase: TwoPhase | None
+    context: CaptureContext, batch: BatchInProgress, read: Found, two_phase: TwoPhase | None
 ) -> tuple[Manifest, str]:
     """Complete the batch: files, the publications once more, manifest."""
     batch.finish_files()
@@ -192,31 +143,8 @@ def _target(context: CaptureContext) -> Lsn:
     return context.server.flush_lsn
 
 
-def _decoder(context: CaptureContext, start: Lsn, end: Lsn) -> Decoder:
-    skip_origins, binary = context.options.skip_origins, context.options.binary
-    return Decoder(start, end, skip_origins=skip_origins, binary=binary)
-
-
-def _open_stream(
-    context: CaptureContext, start: Lsn, target: Lsn, two_phase: TwoPhase | None
-) -> ChangeStream:
-    request = context.request
-    read = SlotRead(request.conninfo, request.slot_name, context.options, start, target, two_phase)
-    if request.transport == WALSENDER:
-        return WalsenderStream(read)
-    return SqlStream(read, max_messages=_max_messages(request))
-
-
-def _max_messages(request: CaptureRequest) -> int | None:
-    """Messages that the limits let through, roughly; None: no limit."""
-    if request.max_changes is not None:
-        return max(10_000, request.max_changes + request.max_changes // 4)
-    limited = request.max_bytes is not None or request.max_seconds is not None
-    return 200_000 if limited else None
-
-
 def _confirmed(context: CaptureContext) -> Lsn:
-    slot = read_slot(context.session, context.request.slot_name)
+    slot = context.read_slot()
     if slot is None or slot.confirmed_flush_lsn is None:
         raise SlotNotFound(
             "The slot was dropped while it was read.", slot=context.request.slot_name

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
-from airflow_provider_pgoutput.errors import BatchRefused
 from airflow_provider_pgoutput.operators import arguments
-from airflow_provider_pgoutput.operators.batches import ReceivedBatch
+from airflow_provider_pgoutput.operators.batches import ReceivedBatch, confirmable
 from airflow_provider_pgoutput.operators.outcome import airflow_outcome
 from airflow_provider_pgoutput.operators.progress import Lake
 from airflow_provider_pgoutput.operators.runs import refuse_backfill
@@ -73,25 +72,9 @@ class PgoutputAdvanceSlotOperator(BaseOperator):
 
             slot_name = arguments.required_text(self.slot_name, "slot_name")
             lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
-            checkpoint = lake.checkpoint(slot_name)
+            found = lake.checkpoint(slot_name)
             batch = ReceivedBatch.optional(self.batch, slot_name)
-            if batch is not None and (checkpoint is None or batch.end_lsn > checkpoint.end_lsn):
-                raise BatchRefused(
-                    "The batch was not applied: the lake's checkpoint is"
-                    f" {'missing' if checkpoint is None else checkpoint.end_lsn}, the batch ends at"
-                    f" {batch.end_lsn}. The slot was not moved.",
-                    slot=slot_name,
-                    lsn=batch.end_lsn,
-                    advice="run the apply task before this one (PgoutputApplyOperator, same slot_name,"
-                    " namespace and iceberg_conn_id); if it did run, the XCom of the stage task was"
-                    " altered: clear the stage task.",
-                )
-            if checkpoint is None:
-                raise BatchRefused(
-                    "The lake has no checkpoint for this slot, so nothing may be forgotten yet.",
-                    slot=slot_name,
-                    advice="run the stage and apply tasks first, with the same slot_name and namespace.",
-                )
+            checkpoint = confirmable(slot_name, found, batch)
             confirmed = advance_slot(
                 PgoutputHook(self.postgres_conn_id).conninfo(),
                 slot_name,

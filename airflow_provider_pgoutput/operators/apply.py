@@ -6,13 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset
 
-from airflow_provider_pgoutput.batch import layout
-from airflow_provider_pgoutput.batch.checkpoint import refuse_gap
-from airflow_provider_pgoutput.batch.manifest import Manifest
 from airflow_provider_pgoutput.batch.xcom import batch_xcom
-from airflow_provider_pgoutput.errors import BatchRefused, LakeUnavailable
 from airflow_provider_pgoutput.operators import arguments
-from airflow_provider_pgoutput.operators.batches import ReceivedBatch
+from airflow_provider_pgoutput.operators.batches import ReceivedBatch, moves_checkpoint_only
 from airflow_provider_pgoutput.operators.outcome import airflow_outcome
 from airflow_provider_pgoutput.operators.progress import Lake
 from airflow_provider_pgoutput.operators.runs import log_group, log_tables, refuse_backfill
@@ -23,9 +19,8 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
+    from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.batch.plan import Plan
-    from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
-    from airflow_provider_pgoutput.capture.staging.area import StagingArea
 
 
 class PgoutputApplyOperator(SparkApplyOperator):
@@ -67,7 +62,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
             batch = ReceivedBatch.required(self.batch, slot_name)
             lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
             before = lake.checkpoint(slot_name)
-            if before is not None and batch.end_lsn <= before.end_lsn:
+            if before is not None and batch.is_applied(before):
                 self.log.info(
                     "Batch %s ends at %s and the lake is at %s: it was applied before.",
                     batch.batch_id[:16],
@@ -78,7 +73,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
             from airflow_provider_pgoutput.capture.staging.area import StagingArea
 
             area = StagingArea(arguments.required_text(self.staging_uri, "staging_uri"))
-            manifest = self._manifest(area, batch)
+            manifest = batch.read_manifest(area)
             plan = self.make_plan(
                 context,
                 lake,
@@ -89,12 +84,12 @@ class PgoutputApplyOperator(SparkApplyOperator):
             result: dict[str, Any] = {}
             if not (
                 before is not None
-                and _is_step(manifest, before)
+                and moves_checkpoint_only(manifest, before)
                 and self._recorded(lake, plan, manifest)
             ):
                 with log_group(f"Apply batch {batch.batch_id[:16]} with Spark"):
                     result = self.run_job(context, area, lake, plan, batch.batch_id)
-            self._verify(lake, batch)
+            batch.demand_applied(lake.checkpoint(slot_name))
         counts = batch_xcom(manifest, batch.manifest_uri)["tables"]
         log_tables(counts)
         self._describe_outlets(context, manifest)
@@ -124,48 +119,6 @@ class PgoutputApplyOperator(SparkApplyOperator):
                     "end_lsn": str(manifest.end_lsn),
                     "changes": manifest.changes,
                 }
-
-    def _manifest(self, area: StagingArea, batch: ReceivedBatch) -> Manifest:
-        """Read the manifest and make sure that it is the batch's and the pipeline's."""
-        path = layout.manifest_path(batch.slot_name, batch.start_lsn, batch.end_lsn, batch.batch_id)
-        folder, _, name = path.rpartition("/")
-        if batch.manifest_uri != area.uri(path) or name not in area.names(folder):
-            raise BatchRefused(
-                "The batch is not in this pipeline's staging area.",
-                slot=batch.slot_name,
-                lsn=batch.end_lsn,
-                advice="give the stage and apply tasks the same staging_uri, and clear the stage task.",
-            )
-        manifest = Manifest.from_json(area.read(path).decode("utf-8"))
-        if (manifest.slot_name, manifest.batch_id) != (batch.slot_name, batch.batch_id):
-            raise BatchRefused(
-                "The manifest is of another batch than the stage task named.",
-                slot=batch.slot_name,
-                advice="clear the stage task of this run.",
-            )
-        return manifest
-
-    def _verify(self, lake: Lake, batch: ReceivedBatch) -> None:
-        after = lake.checkpoint(batch.slot_name)
-        if after is None or after.end_lsn < batch.end_lsn:
-            raise LakeUnavailable(
-                "Spark ended without an error, but the lake's checkpoint does not hold the batch: it is"
-                f" {'missing' if after is None else after.end_lsn}.",
-                slot=batch.slot_name,
-                lsn=batch.end_lsn,
-                advice="make sure that the iceberg connection and Spark's conf name the same catalog.",
-            )
-
-
-def _is_step(manifest: Manifest, before: Checkpoint) -> bool:
-    """Whether nothing but the checkpoint has to move, from where it is.
-
-    :raises BatchGap: a batch before it was never applied.
-    """
-    if not manifest.is_empty or manifest.system_identifier != before.system_identifier:
-        return False
-    refuse_gap(manifest, before.end_lsn)
-    return True
 
 
 def _result(batch: ReceivedBatch, *, applied: bool) -> dict[str, Any]:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.batch.layout import parse_manifest_name
+from airflow_provider_pgoutput.batch.checkpoint import refuse_gap
+from airflow_provider_pgoutput.batch.layout import manifest_path, parse_manifest_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.manifest import Manifest
 from airflow_provider_pgoutput.batch.xcom import SCHEMA_VERSION
-from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError
+from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError, LakeUnavailable
 from airflow_provider_pgoutput.operators.arguments import mapping
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
+    from airflow_provider_pgoutput.capture.staging.area import StagingArea
 
 _ADVICE = "clear the stage task of this run, so that it stages the batch again."
 
@@ -84,3 +90,83 @@ class ReceivedBatch:
                 advice=_ADVICE,
             )
         return batch
+
+    def is_applied(self, checkpoint: Checkpoint | None) -> bool:
+        """Whether the lake holds all of it."""
+        return checkpoint is not None and self.end_lsn <= checkpoint.end_lsn
+
+    def read_manifest(self, area: StagingArea) -> Manifest:
+        """Read the manifest and make sure that it is the batch's and the pipeline's.
+
+        :raises BatchRefused: when it is not.
+        """
+        path = manifest_path(self.slot_name, self.start_lsn, self.end_lsn, self.batch_id)
+        folder, _, name = path.rpartition("/")
+        if self.manifest_uri != area.uri(path) or name not in area.names(folder):
+            raise BatchRefused(
+                "The batch is not in this pipeline's staging area.",
+                slot=self.slot_name,
+                lsn=self.end_lsn,
+                advice="give the stage and apply tasks the same staging_uri, and clear the stage task.",
+            )
+        manifest = Manifest.from_json(area.read(path).decode("utf-8"))
+        if (manifest.slot_name, manifest.batch_id) != (self.slot_name, self.batch_id):
+            raise BatchRefused(
+                "The manifest is of another batch than the stage task named.",
+                slot=self.slot_name,
+                advice="clear the stage task of this run.",
+            )
+        return manifest
+
+    def demand_applied(self, checkpoint: Checkpoint | None) -> None:
+        """Make sure that a job which ended well has left its batch in the lake.
+
+        :raises LakeUnavailable: when it has not.
+        """
+        if not self.is_applied(checkpoint):
+            raise LakeUnavailable(
+                "Spark ended without an error, but the lake's checkpoint does not hold the batch: it is"
+                f" {'missing' if checkpoint is None else checkpoint.end_lsn}.",
+                slot=self.slot_name,
+                lsn=self.end_lsn,
+                advice="make sure that the iceberg connection and Spark's conf name the same catalog.",
+            )
+
+
+def moves_checkpoint_only(manifest: Manifest, before: Checkpoint) -> bool:
+    """Whether nothing but the checkpoint has to move, from where it is.
+
+    :raises BatchGap: a batch before it was never applied.
+    """
+    if not manifest.is_empty or manifest.system_identifier != before.system_identifier:
+        return False
+    refuse_gap(manifest, before.end_lsn)
+    return True
+
+
+def confirmable(
+    slot_name: str, checkpoint: Checkpoint | None, batch: ReceivedBatch | None
+) -> Checkpoint:
+    """The checkpoint, when the slot may be moved to it.
+
+    :param batch: that of the run; None: the run did not say.
+    :raises BatchRefused: when the batch was not applied, or no batch ever was.
+    """
+    if batch is not None and not batch.is_applied(checkpoint):
+        raise BatchRefused(
+            "The batch was not applied: the lake's checkpoint is"
+            f" {'missing' if checkpoint is None else checkpoint.end_lsn}, the batch ends at"
+            f" {batch.end_lsn}. The slot was not moved.",
+            slot=slot_name,
+            lsn=batch.end_lsn,
+            advice="run the apply task before this one (PgoutputApplyOperator, same slot_name,"
+            " namespace and iceberg_conn_id); if it did run, the XCom of the stage task was"
+            " altered: clear the stage task.",
+        )
+    if checkpoint is None:
+        raise BatchRefused(
+            "The lake has no checkpoint for this slot, so nothing may be forgotten yet.",
+            slot=slot_name,
+            advice="run the stage and apply tasks first, with the same slot_name and namespace.",
+        )
+    return checkpoint

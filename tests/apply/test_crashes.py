@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 from airflow_provider_pgoutput.apply.names import TableName
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
+from airflow_provider_pgoutput.batch import crash_points
 from airflow_provider_pgoutput.batch.checkpoint import SUMMARY_END_LSN
 from airflow_provider_pgoutput.errors import CommitStateUnknown
 from tests.apply.build import Source, column
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-_MODULES = ("pipeline", "prepare", "publish", "keyed", "keyless", "log", "side_tables")
 POINTS = (
     "apply.after_branch",
     "apply.after_copy",
@@ -86,7 +85,6 @@ def test_an_apply_that_was_killed_is_run_again(
     spark: SparkSession,
     source: Source,
     lake_rows: Any,
-    monkeypatch: pytest.MonkeyPatch,
     point: str,
 ) -> None:
     first, second, relations = _two_tables(source)
@@ -98,12 +96,8 @@ def test_an_apply_that_was_killed_is_run_again(
             reached.append(name)
             raise Killed
 
-    with monkeypatch.context() as patched:
-        for module in _MODULES:
-            path = f"airflow_provider_pgoutput.apply.{module}"
-            patched.setattr(importlib.import_module(path), "reach", reach)
-        with pytest.raises(Killed):
-            apply_batch(spark, second)
+    with crash_points.watched(reach), pytest.raises(Killed):
+        apply_batch(spark, second)
     again = apply_batch(spark, second)
     assert again.already_applied == (point == "apply.after_checkpoint")
     for relation in relations:
@@ -150,7 +144,6 @@ def test_a_type_that_got_a_new_column_gets_no_other_when_the_apply_is_run_again(
     spark: SparkSession,
     source: Source,
     lake_rows: Any,
-    monkeypatch: pytest.MonkeyPatch,
     changed_before: bool,
 ) -> None:
     """The schema is committed before the rows are: each attempt finds the target changed already."""
@@ -174,9 +167,7 @@ def test_a_type_that_got_a_new_column_gets_no_other_when_the_apply_is_run_again(
         if name == "apply.before_publish":
             raise Killed
 
-    with monkeypatch.context() as patched:
-        path = "airflow_provider_pgoutput.apply.prepare"
-        patched.setattr(importlib.import_module(path), "reach", killed)
+    with crash_points.watched(killed):
         for _ in range(2):
             with pytest.raises(Killed):
                 apply_batch(spark, second)

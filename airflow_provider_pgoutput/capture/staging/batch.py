@@ -1,14 +1,11 @@
 """One batch while it is being staged: where blocks and copied rows go, and the manifest at the end.
 
-An attempt writes below a folder of its own, so two attempts never meet, and a killed one leaves files
-that no manifest names. A table that was copied whole is sealed by itself (``sealed_copies.py``). What is
-not here: reading the source.
+A table that was copied whole is sealed by itself (``sealed_copies.py``). What is not here: reading the
+source, and what remains of an attempt (``attempt.py``).
 """
 
 from __future__ import annotations
 
-import re
-import uuid
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -18,10 +15,10 @@ from airflow_provider_pgoutput import __version__
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.batch.manifest import Counts, Manifest
+from airflow_provider_pgoutput.capture.staging.attempt import Attempt
 from airflow_provider_pgoutput.capture.staging.messages import SCHEMA as MESSAGES_SCHEMA
 from airflow_provider_pgoutput.capture.staging.messages import message_rows
 from airflow_provider_pgoutput.capture.staging.rejected import SCHEMA as REJECTED_SCHEMA
-from airflow_provider_pgoutput.capture.staging.seal import seal
 from airflow_provider_pgoutput.capture.staging.sealed_copies import (
     SealedCopy,
     delete_seals,
@@ -54,8 +51,6 @@ if TYPE_CHECKING:
     )
     from airflow_provider_pgoutput.capture.types.cast import ValuePolicy
 
-_UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
-
 
 class BatchInProgress:
     """Collects the rows of one batch and seals it.
@@ -80,15 +75,15 @@ class BatchInProgress:
         self._area = area
         self._slot_name = slot_name
         self._start = start
-        # The same attempt may run twice (a task that was cleared); its files must not meet.
-        name = f"{_UNSAFE.sub('-', attempt).strip('-')[:80] or 'attempt'}-{uuid.uuid4().hex[:8]}"
-        self._root = layout.attempt_folder(slot_name, start, name)
         self._tables = StagedTables(describe, policy, casters or Casters())
         self._pool = WriterPool(memory_mib << 20)
+        self._attempt = Attempt(
+            area, slot_name, start, attempt, lambda: {each.folder for each in self._pool.writers}
+        )
+        self._root = self._attempt.root
         self._message_prefixes = message_prefixes
         self._rejected: TableWriter | None = None
         self._messages: TableWriter | None = None
-        self._sealing = False
         #: Where the tables that are copied were read, by OID.
         self.copied_at: dict[int, Lsn] = {}
         #: Whether changes of tables that are not copied are left out.
@@ -96,8 +91,6 @@ class BatchInProgress:
         #: Writers of values that the columns of a table that is copied could not hold, by OID.
         self._copy_rejected: dict[int, TableWriter] = {}
         self._copy_rejected_files: list[StagedFile] = []
-        #: Folders of this attempt that a seal names.
-        self._sealed_folders: set[str] = set()
         self.rows = 0
 
     def add(self, block: ChangeBlock) -> None:
@@ -165,7 +158,7 @@ class BatchInProgress:
         self._pool.finish_some(writers)
         for folder in {each.folder for each in writers if each.files}:
             self._area.sync(folder)
-            self._sealed_folders.add(folder)
+            self._attempt.sealed_folders.add(folder)
         self._copy_rejected.pop(table.relation_oid, None)
         rejected = tuple(file for each in writers[1:] for file in each.files)
         self._copy_rejected_files += rejected
@@ -279,11 +272,7 @@ class BatchInProgress:
             published=published,
             created_by=f"airflow-provider-pgoutput {__version__}",
         )
-        # From here on the manifest may be in its place whatever is raised, even if its write failed.
-        self._sealing = True
-        sealed = seal(self._area, manifest)
-        if sealed[0] is not manifest:
-            self._delete_files()
+        sealed = self._attempt.seal(manifest)
         if self.copied_at:
             delete_seals(self._area, self._slot_name, self._start)
         return sealed
@@ -291,19 +280,7 @@ class BatchInProgress:
     def abandon(self) -> None:
         """Give the batch up: what remains are tables that are sealed, or the batch if it may be."""
         self._pool.abandon()
-        if not self._sealing:
-            self._delete_files()
-
-    def _delete_files(self) -> None:
-        """Delete this attempt's files, but for copies that another attempt may have taken over."""
-        if not self._sealed_folders:
-            self._area.delete_folder(self._root)
-            return
-        written = {each.folder for each in self._pool.writers} | {
-            layout.prepared_folder(self._root)
-        }
-        for folder in sorted(written - self._sealed_folders):
-            self._area.delete_folder(folder)
+        self._attempt.abandon()
 
     def prepared_path(self, number: int) -> str:
         """Where the content of a prepared transaction of this batch goes."""

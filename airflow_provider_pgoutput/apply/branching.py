@@ -1,0 +1,122 @@
+"""The branch on which one table is prepared: made on the very head that was looked at, or not at all.
+
+What is not here: the rows that are written to it (``prepare.py``), and its publishing (``publish.py``).
+"""
+
+from __future__ import annotations
+
+import uuid
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.apply.iceberg import IcebergTable
+from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX, marker_of
+from airflow_provider_pgoutput.batch.crash_points import reach
+from airflow_provider_pgoutput.errors import PublishRefused
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.apply.staged import StagedBatch
+    from airflow_provider_pgoutput.apply.target import Start, Target
+    from airflow_provider_pgoutput.apply.write import BranchWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A table whose branch waits to be published."""
+
+    target: Target
+    branch: str
+    #: Main's head when the branch was made.
+    base: int | None
+    #: The branch's own newest snapshot.
+    head: int
+    #: Columns whose value was written into older rows.
+    filled: frozenset[str] = frozenset()
+    #: Rows appended and keys deleted, as far as they were counted.
+    counted: dict[str, int] = field(default_factory=dict)
+
+
+class Preparation(ABC):
+    """The preparation of one table; a subclass says what is written.
+
+    :param spark: a session of its own, see ``own_session``.
+    """
+
+    def __init__(
+        self, spark: SparkSession, batch: StagedBatch, target: Target, start: Start
+    ) -> None:
+        self.spark, self.batch, self.target, self.start = spark, batch, target, start
+        self.branch = f"{BRANCH_PREFIX}{batch.manifest.batch_id[:16]}_{uuid.uuid4().hex[:8]}"
+        self.counted: dict[str, int] = {"appended": 0, "deleted_keys": 0}
+        self.table: IcebergTable | None = None
+        self.filled: frozenset[str] = frozenset()
+        self._writer: BranchWriter | None = None
+        self._base: int | None = None
+
+    @abstractmethod
+    def write(self) -> None:
+        """Do to the branch what the batch does to the table, as far as the table lacks it."""
+
+    @abstractmethod
+    def create(self) -> IcebergTable:
+        """Make the table."""
+
+    @abstractmethod
+    def evolve(self, table: IcebergTable) -> frozenset[str]:
+        """Bring the table's columns to the batch's; names of those that older rows still lack."""
+
+    @abstractmethod
+    def open_branch(self, table: IcebergTable) -> BranchWriter:
+        """A writer of the branch, which was just made."""
+
+    def run(self) -> Prepared | None:
+        """Do all steps; None when the batch changes nothing in the table."""
+        self.table = IcebergTable.load(self.spark, self.target.name)
+        self._refuse_moved(self.table)
+        self.write()
+        if self._writer is None:
+            return None
+        self._writer.mark(self.marker)
+        reach("apply.before_publish")
+        head = self._writer.head
+        assert head is not None, "the branch was marked"
+        return Prepared(self.target, self.branch, self._base, head, self.filled, self.counted)
+
+    @property
+    def marker(self) -> dict[str, str]:
+        """The summary keys of the batch."""
+        return marker_of(self.batch.manifest)
+
+    def writer(self) -> BranchWriter:
+        """The branch; made, and the table with it, when the first thing is to be written."""
+        if self._writer is None:
+            self._writer = self._make_branch()
+        return self._writer
+
+    def lost_its_branch(self) -> bool:
+        """Whether somebody removed the branch while it was written."""
+        if self._writer is None:
+            return False
+        table = IcebergTable.load(self.spark, self.target.name)
+        return table is None or table.branch_head(self.branch) is None
+
+    def _make_branch(self) -> BranchWriter:
+        table = self.table or self.create()
+        self.filled = self.evolve(table)
+        table.create_branch(self.branch, self.start.head)
+        # Whatever moved main until now moved it before the branch, so the fence would not see it.
+        self._refuse_moved(table)
+        self._base = self.start.head
+        reach("apply.after_branch")
+        self.table = table
+        return self.open_branch(table)
+
+    def _refuse_moved(self, table: IcebergTable | None) -> None:
+        """Demand main's head to be the one on which floor and copy were decided."""
+        if (None if table is None else table.head) != self.start.head:
+            raise PublishRefused(
+                "Main moved after the table was looked at.", table=self.target.name.target
+            )

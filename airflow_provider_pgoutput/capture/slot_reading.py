@@ -1,0 +1,115 @@
+"""One read of the slot into a batch: the stream, the decoder, and where it is cut.
+
+What is not here: where a batch starts and ends, and the checks around a read (``reading.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.capture.drain import (
+    commit_time,
+    drain,
+    located,
+    no_garbage_collection,
+)
+from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
+from airflow_provider_pgoutput.capture.progress import Progress
+from airflow_provider_pgoutput.capture.request import WALSENDER
+from airflow_provider_pgoutput.capture.source.sql_stream import SqlStream
+from airflow_provider_pgoutput.capture.source.stream import SlotRead
+from airflow_provider_pgoutput.capture.source.walsender_stream import WalsenderStream
+from airflow_provider_pgoutput.capture.staging.cut import BatchCut, Limits
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.capture.context import CaptureContext
+    from airflow_provider_pgoutput.capture.request import CaptureRequest
+    from airflow_provider_pgoutput.capture.source.stream import ChangeStream
+    from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
+    from airflow_provider_pgoutput.capture.staging.prepared import TwoPhase
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a read of the slot found, for the manifest."""
+
+    end: Lsn
+    #: Whether row changes were read, not only what stands beside them.
+    changes: bool = False
+    transactions: int = 0
+    last_commit_time: str | None = None
+
+
+class SlotReading:
+    """An open read of the slot, from ``start`` up to ``target``; to be closed in any case."""
+
+    def __init__(
+        self, context: CaptureContext, start: Lsn, target: Lsn, two_phase: TwoPhase | None
+    ) -> None:
+        self._context = context
+        self._start, self._target = start, target
+        self._prepared = None if two_phase is None else two_phase.transactions
+        self._stream = _open_stream(context, start, target, two_phase)
+
+    def into(self, batch: BatchInProgress, limits: Limits) -> Found:
+        """Read until the batch is complete: at the target, or at the first commit past a limit."""
+        cut = BatchCut(self._start, self._target, limits)
+        with no_garbage_collection(), located(self._context.request.slot_name, cut):
+            decoder, progress = self._decoder(), Progress(self._start, self._target)
+            drain(self._stream, cut, batch, decoder, progress, self._prepared)
+        commit = decoder.last_commit if decoder.transactions else None
+        return Found(
+            end=cut.end_lsn,
+            changes=True,
+            transactions=decoder.transactions,
+            last_commit_time=None if commit is None else commit_time(commit.committed_at_us),
+        )
+
+    def beside_copy(self, batch: BatchInProgress) -> None:
+        """Read what came before a copy and is not in it: logical messages, and what was prepared.
+
+        Of the latter the server will send no more than its commit.
+        """
+        cut, decoder = BatchCut(self._start, self._target, Limits()), self._decoder()
+        with located(self._context.request.slot_name, cut):
+            for chunk in self._stream.chunks():
+                if self._context.options.messages and not cut.finished:
+                    decoder.decode(cut.take(chunk))
+                for messages in decoder.take_messages():
+                    batch.add_messages(messages)
+
+    def close(self) -> None:
+        """End the read and free the slot."""
+        self._stream.close()
+
+    def __enter__(self) -> SlotReading:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _decoder(self) -> Decoder:
+        options = self._context.options
+        return Decoder(
+            self._start, self._target, skip_origins=options.skip_origins, binary=options.binary
+        )
+
+
+def _open_stream(
+    context: CaptureContext, start: Lsn, target: Lsn, two_phase: TwoPhase | None
+) -> ChangeStream:
+    request = context.request
+    read = SlotRead(request.conninfo, request.slot_name, context.options, start, target, two_phase)
+    if request.transport == WALSENDER:
+        return WalsenderStream(read)
+    return SqlStream(read, max_messages=_max_messages(request))
+
+
+def _max_messages(request: CaptureRequest) -> int | None:
+    """Messages that the limits let through, roughly; None: no limit."""
+    if request.max_changes is not None:
+        return max(10_000, request.max_changes + request.max_changes // 4)
+    limited = request.max_bytes is not None or request.max_seconds is not None
+    return 200_000 if limited else None

@@ -1,0 +1,69 @@
+"""What one attempt at a batch leaves in the staging area: its files when it seals, nothing when it fails.
+
+An attempt writes below a folder of its own, so two attempts never meet, and a killed one leaves files
+that no manifest names. What is not here: writing the files (``writers.py``).
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.capture.staging.seal import seal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.capture.staging.area import StagingArea
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+class Attempt:
+    """One attempt at a batch.
+
+    :param name: of the try; the same one may run twice (a cleared task), and their files must not meet.
+    :param written: the folders that were written to so far.
+    """
+
+    def __init__(
+        self,
+        area: StagingArea,
+        slot_name: str,
+        start: Lsn,
+        name: str,
+        written: Callable[[], set[str]],
+    ) -> None:
+        unique = f"{_UNSAFE.sub('-', name).strip('-')[:80] or 'attempt'}-{uuid.uuid4().hex[:8]}"
+        self.root = layout.attempt_folder(slot_name, start, unique)
+        #: Folders of this attempt that the seal of a copied table names: another attempt may take them over.
+        self.sealed_folders: set[str] = set()
+        self._area = area
+        self._written = written
+        self._sealing = False
+
+    def seal(self, manifest: Manifest) -> tuple[Manifest, str]:
+        """Make the batch exist, or take the one that exists already; its manifest and URI."""
+        # From here on the manifest may be in its place whatever is raised, even if its write failed.
+        self._sealing = True
+        sealed = seal(self._area, manifest)
+        if sealed[0] is not manifest:
+            self._delete_files()
+        return sealed
+
+    def abandon(self) -> None:
+        """Give the batch up: what remains are tables that are sealed, or the batch if it may be."""
+        if not self._sealing:
+            self._delete_files()
+
+    def _delete_files(self) -> None:
+        if not self.sealed_folders:
+            self._area.delete_folder(self.root)
+            return
+        written = self._written() | {layout.prepared_folder(self.root)}
+        for folder in sorted(written - self.sealed_folders):
+            self._area.delete_folder(folder)

@@ -1,0 +1,106 @@
+"""The product with one safeguard taken out: each of these the simulation has to find.
+
+A mutant is a defect put in on purpose, in the product's own code and not in a double. What is not here: how
+soon each is found (``test_simulation.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.apply import branching, checkpoint, pipeline, publish
+from airflow_provider_pgoutput.apply.iceberg import MAIN, IcebergTable
+from airflow_provider_pgoutput.apply.target import start
+from airflow_provider_pgoutput.operators import batches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@contextlib.contextmanager
+def _instead(owner: Any, name: str, other: Callable[..., Any]) -> Iterator[None]:
+    kept = owner.__dict__[name]
+    setattr(owner, name, other)
+    try:
+        yield
+    finally:
+        setattr(owner, name, kept)
+
+
+def advance_to_the_end_of_the_batch() -> Any:
+    """The slot goes where the batch of the run ends, applied or not."""
+    real = batches.confirmable
+
+    def confirmable(_slot: str, found: Any, batch: Any) -> Any:
+        if found is None or batch is None:
+            return real(_slot, found, batch)
+        return dataclasses.replace(found, end_lsn=batch.end_lsn)
+
+    return _instead(batches, "confirmable", confirmable)
+
+
+def publish_without_the_fence() -> Any:
+    """The branch becomes main, whatever main is by then."""
+
+    def publish(self: Any, branch: str, _base: Any, head: int, manifest: Any, *_: Any) -> int:
+        transaction = self.java.newTransaction()
+        change = transaction.manageSnapshots().replaceBranch(MAIN, head)
+        if branch in self.java.refs():
+            change.removeBranch(branch)
+        change.commit()
+        self._commit(transaction.commitTransaction)
+        return head
+
+    return _instead(IcebergTable, "publish", publish)
+
+
+def prepare_on_another_head() -> Any:
+    """Nobody looks whether main moved between the decision and the branch."""
+    real = branching.Preparation._make_branch
+
+    def make_branch(self: Any) -> Any:
+        table = IcebergTable.load(self.spark, self.target.name)
+        self.start = dataclasses.replace(self.start, head=table.head if table else None)
+        return real(self)
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(_instead(branching.Preparation, "_refuse_moved", lambda *_: None))
+    stack.enter_context(_instead(branching.Preparation, "_make_branch", make_branch))
+    return stack
+
+
+def record_before_publishing() -> Any:
+    """The checkpoint is written before the tables are."""
+    real = pipeline.write_tables
+
+    def write_tables(
+        spark: Any, batch: Any, todo: Any, starts: Any, progress: Any, work: Any
+    ) -> Any:
+        checkpoint.record(spark, batch.plan, batch.manifest, [], rows=work.checkpoint)
+        return real(spark, batch, todo, starts, progress, work)
+
+    return _instead(pipeline, "write_tables", write_tables)
+
+
+def prepare_again_without_a_look() -> Any:
+    """After a lost answer the batch is taken for missing, and prepared again in full."""
+
+    def floor_of_before(spark: Any, target: Any, manifest: Any, progress: Any) -> Any:
+        found = start(spark, target, manifest, progress)
+        return dataclasses.replace(found, floor=manifest.start_lsn, done=False)
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(_instead(publish, "_holds", lambda *_: False))
+    stack.enter_context(_instead(publish, "start", floor_of_before))
+    return stack
+
+
+MUTANTS: tuple[Callable[[], Any], ...] = (
+    advance_to_the_end_of_the_batch,
+    publish_without_the_fence,
+    prepare_on_another_head,
+    record_before_publishing,
+    prepare_again_without_a_look,
+)

@@ -1,0 +1,236 @@
+"""One run: a schedule made from a seed, followed step by step, and made small when an invariant breaks.
+
+A schedule is a list of actions; following it again gives the same run. An action that makes no sense any
+more, because one before it was left out, does nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.errors import RetryableError
+from tests.simulation.iceberg import MAIN, ManageSnapshots, Transaction
+from tests.simulation.judge import Judge, Violation, reached
+from tests.simulation.scheduler import Process
+from tests.simulation.source import ACCOUNTS, EVENTS, JOURNAL
+from tests.simulation.world import TARGETS, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Action = tuple[Any, ...]
+
+#: No task has as many steps; one that has goes on for ever.
+_MOST_STEPS = 2000
+_TASKS = ("stage", "apply", "advance")
+
+
+@dataclass
+class Run:
+    """A world on its way."""
+
+    world: World = field(default_factory=World)
+    done: list[Action] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.judge = Judge(self.world)
+        self.processes: dict[int, Process] = {}
+        #: By DAG run: what the stage task gave on, and how many of its tasks succeeded.
+        self.xcoms: dict[int, Any] = {}
+        self.succeeded: Counter[int] = Counter()
+        self._main_before: dict[str, int] = {}
+
+    def act(self, action: Action) -> None:
+        """Do one action.
+
+        :raises Violation: an invariant does not hold.
+        """
+        self.done.append(action)
+        kind, *arguments = action
+        getattr(self, f"_do_{kind}")(*arguments)
+        self.judge.at_any_instant()
+
+    # Tasks.
+
+    def _do_start(self, number: int, task: str, dag_run: int, options: Any = None) -> None:
+        world, options = self.world, dict(options or {})
+        works: dict[str, Callable[[], Any]] = {
+            "stage": lambda: world.stage(**options),
+            "apply": lambda: world.apply(self.xcoms.get(dag_run)),
+            "advance": lambda: world.advance(self.xcoms.get(dag_run)),
+            "prune": world.prune,
+        }
+        process = Process(f"{task} {number} of run {dag_run}", works[task])
+        process.task, process.dag_run = task, dag_run
+        self.processes[number] = process
+        self.counts[f"{task} started"] += 1
+
+    def _do_go(self, number: int, steps: int) -> None:
+        process = self.processes.get(number)
+        for _ in range(steps):
+            if process is None or not process.lives:
+                return
+            self.world.scheduler.go(process)
+            self.counts["steps"] += 1
+            self.judge.at_any_instant()
+            if process.finished:
+                self._ended(process)
+
+    def _ended(self, process: Any) -> None:
+        self.judge.after(process)
+        if process.error is not None:
+            self.counts[type(process.error).__name__] += 1
+            return
+        self.counts[f"{process.task} succeeded"] += 1
+        if process.task == "stage":
+            self.xcoms[process.dag_run] = process.result
+        place = _TASKS.index(process.task) + 1 if process.task in _TASKS else 0
+        self.succeeded[process.dag_run] = max(place, self.succeeded[process.dag_run])
+
+    def _do_kill(self, number: int) -> None:
+        process = self.processes.get(number)
+        if process is not None and process.lives:
+            self.world.scheduler.kill(process)
+            self.counts["killed"] += 1
+            self.judge.tables()
+
+    def _do_fault(self, number: int, fault: str) -> None:
+        process = self.processes.get(number)
+        if process is not None and process.lives:
+            process.fault = fault
+            self.counts[f"write {fault}"] += 1
+
+    # The source, and whoever else does something to it.
+
+    def _do_commit(self, changes: Any) -> None:
+        self.world.source.commit(changes)
+        self.counts["transactions"] += 1
+
+    def _do_noise(self, size: int) -> None:
+        self.world.source.lsn += size
+
+    def _do_publish(self) -> None:
+        self.world.source.publish(EVENTS)
+
+    def _do_crash(self) -> None:
+        self.world.source.crash()
+        self.counts["server crashed"] += 1
+
+    def _do_checkpoint(self) -> None:
+        self.world.source.checkpoint()
+
+    def _do_lose_slot(self, how: str) -> None:
+        source = self.world.source
+        if source.slot is None or self.judge.checkpoint() is None:
+            return
+        self.judge.slot_was_lost = True
+        self.counts["slot lost"] += 1
+        if how == "invalidated":
+            source.slot.status = "lost"
+        else:
+            source.slot = None
+            if how == "made again":
+                source.make_slot()
+
+    # Other writers of the lake.
+
+    def _do_compact(self, table: str) -> None:
+        self.world.catalog.compact(TARGETS[table])
+
+    def _do_expire(self, table: str) -> None:
+        if table not in self.judge.rolled_back:
+            self.world.catalog.expire(TARGETS[table])
+
+    def _do_roll_back(self, table: str) -> None:
+        name = TARGETS[table]
+        found = self.world.catalog.tables.get(name)
+        main = None if found is None else found.main
+        if found is None or main is None or table in self.judge.rolled_back:
+            return
+        before = [each for each in found.ancestors(main.parent) if each.keys]
+        if before:
+            self._main_before[table] = main.id
+            self.judge.rolled_back.add(table)
+            self._set_main(name, before[0].id)
+            self.counts["table rolled back"] += 1
+
+    def _do_bring_back(self, table: str) -> None:
+        if table in self.judge.rolled_back:
+            found, before = self.world.catalog.tables[TARGETS[table]], self._main_before[table]
+            # Where it was rolled back over no batch, batches were applied since.
+            if (reached(found, before) or 0) > (reached(found, found.refs[MAIN].id) or 0):
+                self._set_main(TARGETS[table], before)
+            self.judge.rolled_back.discard(table)
+
+    def _set_main(self, name: str, snapshot_id: int) -> None:
+        transaction = Transaction(self.world.catalog, name)
+        ManageSnapshots(transaction, transaction.commitTransaction).setCurrentSnapshot(
+            snapshot_id
+        ).commit()
+
+    # The end.
+
+    def finish(self) -> None:
+        """Let zombies go on, run the pipeline until it caught up, and do everything again."""
+        for number, process in sorted(self.processes.items()):
+            if process.lives:
+                self.act(("go", number, _MOST_STEPS))
+        for table in sorted(self.judge.rolled_back):
+            self.act(("bring_back", table))
+        number = 1000
+        for dag_run in range(1000, 1008):
+            if self.judge.checkpoint() == self.world.source.lsn and self._is_copied():
+                break
+            number = self._whole_run(number, dag_run)
+        self.judge.at_the_end()
+        before = self.judge.state()
+        for dag_run, xcom in sorted(self.xcoms.items()):
+            if xcom is not None and dag_run % 3 == 0:
+                for task in ("apply", "advance"):
+                    number += 1
+                    self._task(number, task, dag_run)
+        if self.judge.state() != before:
+            raise Violation("I6: doing it again changed something")
+        self.judge.at_the_end()
+
+    def _is_copied(self) -> bool:
+        names = {ACCOUNTS: "accounts", JOURNAL: "journal", EVENTS: "events"}
+        tables = self.world.catalog.tables
+        return all(TARGETS[names[oid]] in tables for oid in self.world.source.published)
+
+    def _whole_run(self, number: int, dag_run: int) -> int:
+        options: Action = ()
+        for task in _TASKS:
+            for _ in range(4):
+                number += 1
+                error = self._task(number, task, dag_run, options if task == "stage" else None)
+                if error is None:
+                    break
+                if isinstance(error, RetryableError):
+                    continue
+                if self.judge.slot_was_lost and task == "stage":
+                    options = (("on_slot_lost", "copy"),)
+                    continue
+                if self.judge.slot_was_lost and task == "advance":
+                    break  # A batch that was sealed before was applied; the next run makes a slot.
+                raise Violation(f"the pipeline is stuck: {task}: {type(error).__name__}: {error}")
+            else:
+                raise Violation(f"the pipeline is stuck: {task} was tried four times")
+        return number
+
+    def _task(self, number: int, task: str, dag_run: int, options: Any = None) -> Exception | None:
+        self.act(("start", number, task, dag_run, options))
+        self.act(("go", number, _MOST_STEPS))
+        process = self.processes[number]
+        if not process.finished:
+            raise Violation(f"{process.name} does not end")
+        return process.error
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in self.processes.values():
+            if process.lives:
+                self.world.scheduler.kill(process)

@@ -1,0 +1,445 @@
+"""A PostgreSQL server in memory: its WAL as a list of transactions, and one slot.
+
+It sends what commits at or past both the asked and the confirmed position, forgets in a crash what was
+confirmed since its last checkpoint, lets one session at a time use the slot, and may lose the slot or have it
+dropped and made again by somebody. What is not here: bytes, and all that the tests with a real server
+(``tests/capture``) are about. The batch's files are written here, too, as JSON in place of Parquet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.manifest import (
+    Column,
+    Counts,
+    Manifest,
+    StagedFile,
+    Table,
+    TableVersion,
+)
+from airflow_provider_pgoutput.batch.membership import PublishedSet, TableMark
+from airflow_provider_pgoutput.capture.context import CaptureContext
+from airflow_provider_pgoutput.capture.slot_reading import Found
+from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Server
+from airflow_provider_pgoutput.capture.source.slot import SlotFacts
+from airflow_provider_pgoutput.capture.staging.attempt import Attempt
+from airflow_provider_pgoutput.errors import SlotBusy, SourceError, SourceUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from airflow_provider_pgoutput.capture.request import CaptureRequest
+    from airflow_provider_pgoutput.capture.staging.cut import Limits
+    from tests.simulation.world import World
+
+SLOT = "pipeline"
+SYSTEM = "7000000000000000001"
+ACCOUNTS, JOURNAL, EVENTS = 101, 102, 103
+#: Name and key columns; the journal is kept as a change log, events have no key.
+TABLES = {ACCOUNTS: ("accounts", ("id",)), JOURNAL: ("journal", ("id",)), EVENTS: ("events", ())}
+_KIND_OF = {"I": "inserts", "U": "updates", "D": "deletes", "T": "truncates"}
+
+
+@dataclass(frozen=True)
+class Transaction:
+    """What committed together."""
+
+    commit_lsn: int
+    end_lsn: int
+    #: OID, operation, key, value.
+    changes: tuple[tuple[int, str, int | None, int | None], ...]
+
+
+@dataclass
+class Slot:
+    """The pipeline's slot."""
+
+    confirmed: int
+    #: What a crash leaves of it.
+    durable: int
+    status: str = "reserved"
+    used_by: object = None
+
+
+class Source:
+    """The server."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.lsn = 0x1000
+        self.transactions: list[Transaction] = []
+        self.rows: dict[int, Any] = {ACCOUNTS: {}, JOURNAL: {}, EVENTS: ()}
+        #: Where each table was published: what committed before is not sent.
+        self.published = {ACCOUNTS: 0, JOURNAL: 0}
+        self.slot: Slot | None = None
+        #: Of the server's life; sessions end with it.
+        self.epoch = 0
+        #: By table: the rows after each transaction, with its commit LSN.
+        self._states: dict[int, list[tuple[int, Any]]] = {
+            oid: [(0, rows)] for oid, rows in self.rows.items()
+        }
+
+    # What happens at the source.
+
+    def commit(self, wanted: Sequence[tuple[int, str, int, int]]) -> None:
+        """Do a transaction; what cannot be done to the rows that are there is left out."""
+        changes = []
+        for oid, op, key, value in wanted:
+            done = self._change(oid, op, key, value)
+            if done is not None:
+                changes.append((oid, *done))
+        commit_lsn = self.lsn + 0x18
+        self.lsn = commit_lsn + 8
+        self.transactions.append(Transaction(commit_lsn, self.lsn, tuple(changes)))
+        for oid in {each[0] for each in changes}:
+            self._states[oid].append((commit_lsn, self.rows[oid]))
+
+    def _change(self, oid: int, op: str, key: int, value: int) -> tuple[Any, ...] | None:
+        rows = self.rows[oid]
+        if op == "T":
+            self.rows[oid] = type(rows)()
+            return op, None, None
+        return (self._change_event if oid == EVENTS else self._change_row)(oid, op, key, value)
+
+    def _change_event(self, oid: int, op: str, key: int, value: int) -> tuple[Any, ...] | None:
+        rows = self.rows[oid]
+        if op != "D":
+            self.rows[oid] = tuple(sorted((*rows, value)))
+            return "I", None, value
+        if not rows:
+            return None
+        value = rows[key % len(rows)]
+        index = rows.index(value)
+        self.rows[oid] = rows[:index] + rows[index + 1 :]
+        return op, None, value
+
+    def _change_row(self, oid: int, op: str, key: int, value: int) -> tuple[Any, ...] | None:
+        rows = self.rows[oid]
+        if op == "D":
+            if key not in rows:
+                return None
+            self.rows[oid] = {k: v for k, v in rows.items() if k != key}
+            return op, key, None
+        self.rows[oid] = {**rows, key: value}
+        return ("U" if key in rows else "I"), key, value
+
+    def publish(self, oid: int) -> None:
+        """ALTER PUBLICATION ... ADD TABLE, a transaction like any other."""
+        if oid not in self.published:
+            self.commit(())
+            self.published[oid] = self.lsn
+
+    def rows_at(self, oid: int, lsn: int) -> Any:
+        """The rows after everything that committed before ``lsn``."""
+        found = None
+        for commit_lsn, rows in self._states[oid]:
+            if commit_lsn >= lsn:
+                break
+            found = rows
+        return found
+
+    def crash(self) -> None:
+        """Crash and recover."""
+        self.epoch += 1
+        if self.slot is not None:
+            self.slot.confirmed = self.slot.durable
+            self.slot.used_by = None
+
+    def checkpoint(self) -> None:
+        """Write what the slot confirmed to the disk."""
+        if self.slot is not None:
+            self.slot.durable = self.slot.confirmed
+
+    # What sessions ask.
+
+    def server(self) -> Server:
+        """See ``read_server``."""
+        self.world.step("look at the server")
+        return Server(170004, SYSTEM, 1, "shop", Lsn(self.lsn), "logical")
+
+    def facts(self) -> SlotFacts | None:
+        """See ``read_slot``."""
+        self.world.step("look at the slot")
+        slot = self.slot
+        if slot is None:
+            return None
+        lost = slot.status == "lost"
+        return SlotFacts(
+            name=SLOT,
+            plugin="pgoutput",
+            slot_type="logical",
+            database="shop",
+            temporary=False,
+            active_pid=None if slot.used_by is None else 4711,
+            confirmed_flush_lsn=Lsn(slot.confirmed),
+            restart_lsn=None if lost else Lsn(slot.confirmed),
+            wal_status=slot.status,
+            safe_wal_size=None,
+            two_phase=False,
+            invalidation_reason=None,
+            synced=False,
+            keep_size=None,
+        )
+
+    def make_slot(self) -> Slot:
+        """A slot at the end of the WAL, to which its making adds."""
+        self.lsn += 0x38
+        self.slot = Slot(self.lsn, self.lsn)
+        return self.slot
+
+    def use(self) -> Slot:
+        """The slot, for one session.
+
+        :raises SlotBusy: when another one uses it.
+        """
+        if self.slot is None or self.slot.status == "lost":
+            raise SourceError("The slot cannot be used.", slot=SLOT)
+        if self.slot.used_by is not None:
+            raise SlotBusy("Another session uses the slot.", slot=SLOT)
+        return self.slot
+
+
+class MovedSlot:
+    """See ``MovableSlot``."""
+
+    slot_name = SLOT
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.server, self.facts = source.server, source.facts
+
+    def move(self, lsn: Lsn) -> Lsn:
+        """See ``MovableSlot``."""
+        with self._source.world.write(f"move the slot to {lsn}", "source"):
+            slot = self._source.use()
+            slot.confirmed = max(slot.confirmed, min(int(lsn), self._source.lsn))
+            return Lsn(slot.confirmed)
+
+
+class ExportedRows:
+    """See ``ExportedSnapshot``: the rows of all tables at one point."""
+
+    def __init__(self, source: Source) -> None:
+        self.consistent_point = Lsn(source.lsn)
+        self.rows = dict(source.rows)
+
+    def __enter__(self) -> ExportedRows:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class Reading:
+    """See ``SlotReading``."""
+
+    def __init__(self, source: Source, start: Lsn, target: Lsn) -> None:
+        self._source, self._start, self._target = source, start, target
+        source.world.step(f"read the slot from {start}")
+        self._slot = source.use()
+        self._slot.used_by = self
+        self._epoch = source.epoch
+        # As the server does, without a word.
+        self._from = max(int(start), self._slot.confirmed)
+
+    def into(self, batch: StagedBatch, limits: Limits) -> Found:
+        """See ``SlotReading``."""
+        count, end, last = 0, self._target, None
+        for each in list(self._source.transactions):
+            if not self._from <= each.commit_lsn < self._target:
+                continue
+            self._source.world.step("receive a transaction")
+            if self._epoch != self._source.epoch:
+                raise SourceUnavailable("The connection broke.", slot=SLOT)
+            batch.add(each)
+            count, last = count + 1, each
+            if limits.max_changes is not None and batch.rows >= limits.max_changes:
+                end = Lsn(each.end_lsn)
+                break
+        return Found(end, True, count, None if last is None else "2026-01-01T00:00:00+00:00")
+
+    def __enter__(self) -> Reading:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._slot.used_by is self:
+            self._slot.used_by = None
+
+
+class StagedBatch:
+    """See ``BatchInProgress``: rows are collected, written as JSON and sealed."""
+
+    def __init__(self, world: World, start: Lsn) -> None:
+        self._area, self._world, self._start = world.area, world, start
+        self._attempt = Attempt(world.area, SLOT, start, "try", set)
+        self.copied_at: dict[int, Lsn] = {}
+        self.only_copied = False
+        self.copies: dict[int, list[Any]] = {}
+        self.changes: dict[int, list[Any]] = {}
+        self.rows = 0
+        self._files: dict[int, list[StagedFile]] = {}
+
+    def add(self, transaction: Transaction) -> None:
+        """Take what no copy of this batch holds."""
+        for number, (oid, *change) in enumerate(transaction.changes):
+            copied_at = self.copied_at.get(oid)
+            is_old = copied_at is not None and transaction.commit_lsn < copied_at
+            unwanted = copied_at is None and self.only_copied
+            since = self._world.source.published.get(oid)
+            is_sent = since is not None and transaction.commit_lsn >= since
+            if is_sent and not is_old and not unwanted:
+                entry = (transaction.commit_lsn, number, *change)
+                self.changes.setdefault(oid, []).append(entry)
+                self.rows += 1
+
+    @property
+    def relation_oids(self) -> tuple[int, ...]:
+        """See ``BatchInProgress``."""
+        return tuple(sorted({*self.copied_at, *self.changes}))
+
+    def finish_files(self) -> None:
+        """Write all files."""
+        for oid in self.relation_oids:
+            for kind, rows in (("copy", self.copies.get(oid)), ("changes", self.changes.get(oid))):
+                if rows:
+                    self._files.setdefault(oid, []).append(self._write(oid, kind, rows))
+
+    def _write(self, oid: int, kind: str, rows: list[Any]) -> StagedFile:
+        path = f"{layout.table_folder(self._attempt.root, oid, 0)}/{layout.file_name(kind, 0)}"
+        content = json.dumps(rows).encode()
+        self._area.write_whole(path, content)
+        digest = hashlib.sha256(content).hexdigest()
+        return StagedFile(kind, path, len(rows), len(content), digest, ("id", "value"))
+
+    def seal(
+        self, server: Server, publication_names: tuple[str, ...], end: Lsn, **found: Any
+    ) -> tuple[Manifest, str]:
+        """Write the manifest."""
+        for nothing in ("names", "history"):
+            found.pop(nothing)
+        manifest = Manifest(
+            slot_name=SLOT,
+            system_identifier=server.system_identifier,
+            timeline=server.timeline,
+            database=server.database,
+            publication_names=publication_names,
+            start_lsn=self._start,
+            end_lsn=end,
+            tables=tuple(self._table(oid) for oid in self.relation_oids),
+            **found,
+        )
+        return self._attempt.seal(manifest)
+
+    def abandon(self) -> None:
+        """See ``BatchInProgress``."""
+        self._attempt.abandon()
+
+    def _table(self, oid: int) -> Table:
+        name, key = TABLES[oid]
+        columns = (
+            Column("id", 20, -1, "bigint", "long"),
+            Column("value", 20, -1, "bigint", "long"),
+        )
+        version = TableVersion(
+            0, "public", name, "d", columns, key, tuple(self._files.get(oid, ()))
+        )
+        kinds = [_KIND_OF[each[2]] for each in self.changes.get(oid, ())]
+        counts = Counts(
+            copied=len(self.copies.get(oid, ())), **{kind: kinds.count(kind) for kind in set(kinds)}
+        )
+        point = self.copied_at.get(oid)
+        return Table(oid, "public", name, (version,), counts, None if point is None else str(point))
+
+
+class Context(CaptureContext):
+    """What the ways to a batch ask of the server, of the one above."""
+
+    def __init__(self, world: World, request: CaptureRequest, server: Server) -> None:
+        self._world, self._source = world, world.source
+        self.request, self.area, self.server = request, world.area, server
+        self.publication_names = tuple(request.publication_names)
+        self.options = request.options.for_server(server, self.publication_names)
+        self.marks = None
+        self.session: Any = None
+
+    def published(self) -> tuple[PublishedTable, ...]:
+        """See ``CaptureContext``."""
+        self._world.step("look at the publication")
+        return tuple(
+            PublishedTable(oid, "public", TABLES[oid][0], "r", "d", (), TABLES[oid][1], ())
+            for oid in self._source.published
+        )
+
+    def check_publications(self) -> None:
+        """See ``CaptureContext``."""
+        self._world.step("look at the publication")
+
+    def take_marks(self) -> None:
+        """See ``CaptureContext``."""
+        tables = (TableMark(each.relation_oid, each.name, ("all",)) for each in self.published())
+        self.marks = PublishedSet((), tuple(tables))
+
+    def read_slot(self) -> SlotFacts | None:
+        """See ``CaptureContext``."""
+        return self._source.facts()
+
+    def create_slot(self) -> Any:
+        """See ``CaptureContext``."""
+        with self._world.write("create the slot", "source"):
+            if self._source.slot is not None:
+                raise SourceError("The slot exists already.", slot=SLOT)
+            self._source.make_slot()
+            return ExportedRows(self._source)
+
+    def drop_slot(self, slot: SlotFacts) -> None:
+        """See ``CaptureContext``."""
+        with self._world.write("drop the slot", "source"):
+            if self._source.slot is not None and self._source.slot.used_by is not None:
+                raise SlotBusy("Another session uses the slot.", slot=SLOT)
+            self._source.slot = None
+
+    def check_may_copy(self, tables: Sequence[PublishedTable]) -> None:
+        """See ``CaptureContext``."""
+
+    def warn_of_membership_changes(self) -> None:
+        """See ``CaptureContext``."""
+
+    def copy(
+        self, batch: Any, start: Lsn, tables: Sequence[PublishedTable], snapshot: Any = None
+    ) -> Lsn:
+        """See ``CaptureContext``: all tables at one point."""
+        if not tables:
+            return start
+        if snapshot is None:
+            self._world.step("take a snapshot")
+            self._source.lsn += 0x38
+            snapshot = ExportedRows(self._source)
+        for table in tables:
+            self._world.step(f"copy {table.name}")
+            rows = snapshot.rows[table.relation_oid]
+            pairs = rows.items() if isinstance(rows, dict) else ((None, each) for each in rows)
+            batch.copied_at[table.relation_oid] = snapshot.consistent_point
+            batch.copies[table.relation_oid] = [list(each) for each in pairs]
+        return snapshot.consistent_point
+
+    def open_slot(self, start: Lsn, target: Lsn, two_phase: Any) -> Any:
+        """See ``CaptureContext``."""
+        return Reading(self._source, start, target)
+
+    def names(self, batch: Any) -> dict[int, tuple[str, str]]:
+        """See ``CaptureContext``."""
+        return {}
+
+    def history(self, relation_oids: Sequence[int]) -> Any:
+        """See ``CaptureContext``: schemas do not change here."""
+        return None
+
+    def new_batch(self, start: Lsn) -> Any:
+        """See ``CaptureContext``."""
+        return StagedBatch(self._world, start)

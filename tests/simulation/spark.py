@@ -1,0 +1,218 @@
+"""A Spark session in memory: Java's classes by name, and the rows that the product's Spark code would write.
+
+The rows are the one thing of apply that is a double: ``Rows`` folds staged changes into a table's rows in
+Python. Which changes, onto which branch, and when, is the product's.
+"""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.apply.branching import Preparation
+from airflow_provider_pgoutput.apply.checkpoint_rows import Newest
+from airflow_provider_pgoutput.apply.iceberg import MAIN, IcebergTable
+from airflow_provider_pgoutput.apply.row_work import RowWork
+from airflow_provider_pgoutput.apply.target import properties
+from airflow_provider_pgoutput.apply.write import BranchWriter
+from airflow_provider_pgoutput.errors import RowMissing
+from tests.simulation.java import CLEANABLE, jvm
+from tests.simulation.store import hadoop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from airflow_provider_pgoutput.apply.names import TableName
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from tests.simulation.world import World
+
+
+#: Operation of the entry before the rows of a copy in a change log; for the judge alone.
+BEGINS = "copy"
+
+
+class _Settings:
+    def get(self, _key: str, default: str | None = None) -> str | None:
+        return default
+
+    def set(self, _key: str, _value: str) -> None:
+        """Nothing here asks for it."""
+
+
+class Context:
+    """What sessions share."""
+
+    defaultParallelism = 1  # noqa: N815 - Spark's name
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._jsc = SimpleNamespace(hadoopConfiguration=lambda: None)
+        active = SimpleNamespace(setActiveSession=lambda _: None)
+        self.jvm = jvm(
+            {
+                **hadoop(world.area),
+                "org.apache.iceberg.spark.Spark3Util.loadIcebergTable": world.catalog.load,
+                "org.apache.iceberg.expressions.Expressions.alwaysTrue": lambda: None,
+                "org.apache.iceberg.exceptions.CleanableFailure._java_lang_class": CLEANABLE,
+                "org.apache.spark.sql.classic.SparkSession": active,
+            }
+        )
+
+
+class Session:
+    """What the deciding part of apply uses of a ``SparkSession``."""
+
+    def __init__(self, context: Context, _java: Any) -> None:
+        self.sparkContext = context  # - Spark's name
+        self._jsparkSession = SimpleNamespace(cloneSession=lambda: None)
+        self._jvm = context.jvm
+        self.conf = _Settings()
+
+
+class Writer(BranchWriter):
+    """A branch's writer whose rows are Python's; following the branch is the product's."""
+
+    def change(self, change: Callable[[Any], Any], marker: Mapping[str, str] | None = None) -> None:
+        """Commit rows, made from those that the branch holds."""
+        catalog = self._spark.sparkContext.world.catalog
+        catalog.commit_rows(self.table.name.sql, self.branch, change, marker or {})
+        self._follow(marked=bool(marker))
+
+
+class Rows(Preparation):
+    """The preparation of one table: deletes first, then what is new, as the product's does."""
+
+    def write(self) -> None:
+        """See ``Preparation``."""
+        if self.start.copies:
+            writer = self.writer()
+            if not self.target.is_log:
+                writer.delete_all()
+            copied, point = self._staged("copy"), int(self.start.floor)
+            is_log = self.target.is_log
+            writer.change(lambda rows: _with_copy(rows, copied, point, is_log=is_log))
+        changes = [each for each in self._staged("changes") if each[0] >= self.start.floor]
+        if not changes:
+            return
+        if self.target.is_log:
+            self.writer().change(lambda rows: (rows or ()) + _entries(changes), self.marker)
+            return
+        key, name = self.target.source.versions[-1].key_columns, self.target.name.target
+        fold = _folded_by_key if key else _folded_without_key
+        before: list[Any] = []
+
+        def delete(rows: Any) -> Any:
+            before.append(rows)
+            gone = {each[3] for each in changes}
+            return {k: v for k, v in (rows or {}).items() if k not in gone} if key else rows
+
+        self.writer().change(delete)
+        after = fold(before[0], changes, name)
+        self.writer().change(lambda _: after, self.marker)
+
+    def create(self) -> IcebergTable:
+        """See ``Preparation``."""
+        name = self.target.name
+        ours = properties(self.target, self.batch.manifest)
+        self.spark.sparkContext.world.catalog.create(name.sql, ours)
+        created = IcebergTable.load(self.spark, name)
+        assert created is not None
+        return created
+
+    def evolve(self, table: IcebergTable) -> frozenset[str]:
+        """See ``Preparation``: columns do not change here."""
+        return frozenset()
+
+    def open_branch(self, table: IcebergTable) -> BranchWriter:
+        """See ``Preparation``."""
+        return Writer(self.spark, table, self.branch, ())
+
+    def _staged(self, kind: str) -> list[Any]:
+        area = self.spark.sparkContext.world.area
+        files = [file for each in self.target.source.versions for file in each.files]
+        found = []
+        for file in files:
+            if file.kind == kind:
+                found += json.loads(area.content(self.batch.path(file)))
+        return [tuple(each) for each in found]
+
+
+def _entries(changes: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple((lsn, seq, op, key, value) for lsn, seq, op, key, value in changes)
+
+
+def _with_copy(rows: Any, copied: Sequence[Any], point: int, *, is_log: bool) -> Any:
+    if is_log:
+        # That there was a copy, of an empty table perhaps; a real log does not tell.
+        begin = ((point, -len(copied) - 1, BEGINS, None, None),)
+        return (
+            (rows or ())
+            + begin
+            + tuple((point, -1 - i, "C", k, v) for i, (k, v) in enumerate(copied))
+        )
+    if copied and copied[0][0] is None:
+        return tuple(sorted(value for _, value in copied))
+    return dict(copied)
+
+
+def _folded_by_key(rows: Any, changes: Sequence[Any], _name: str) -> Any:
+    found = dict(rows or {})
+    for _, _, op, key, value in changes:
+        if op == "T":
+            found.clear()
+        elif op == "D":
+            found.pop(key, None)
+        else:
+            found[key] = value
+    return found
+
+
+def _folded_without_key(rows: Any, changes: Sequence[Any], name: str) -> Any:
+    found = list(rows or ())
+    for _, _, op, _, value in changes:
+        if op == "T":
+            found.clear()
+        elif op == "I":
+            found.append(value)
+        elif value in found:
+            found.remove(value)
+        else:
+            raise RowMissing("A row is not in the target.", table=name)
+    return tuple(sorted(found))
+
+
+class CheckpointTable:
+    """The checkpoint table's rows, see ``CheckpointRows``."""
+
+    def newest(self, spark: Any, name: TableName, manifest: Manifest) -> list[Newest]:
+        """See ``CheckpointRows``."""
+        newest: dict[Any, str] = {}
+        for row in spark.sparkContext.world.recorded(name.sql):
+            wanted = (manifest.slot_name, manifest.system_identifier)
+            if (row["slot_name"], row["system_identifier"]) == wanted:
+                group = row["target"], row["relation_oid"]
+                newest[group] = max(row["end_lsn"], newest.get(group, ""))
+        found = [Newest(target, oid, end) for (target, oid), end in newest.items()]
+        return sorted(found, key=lambda each: each.end_lsn)
+
+    def ensure(self, spark: Any, name: TableName) -> None:
+        """See ``CheckpointRows``."""
+        if IcebergTable.load(spark, name) is None:
+            spark.sparkContext.world.catalog.create(name.sql, {})
+
+    def append(
+        self,
+        spark: Any,
+        name: TableName,
+        rows: Sequence[Mapping[str, object]],
+        marker: Mapping[str, str],
+    ) -> None:
+        """See ``CheckpointRows``."""
+        catalog = spark.sparkContext.world.catalog
+        catalog.commit_rows(
+            name.sql, MAIN, lambda found: (*(found or ()), *rows), marker, "record in"
+        )
+
+
+WORK = RowWork(Rows, CheckpointTable())

@@ -1,0 +1,124 @@
+"""The staging area's object store: names, bytes, nothing else. A small true implementation of a seam.
+
+An object appears whole or not at all. ``StagingArea`` is the product's seam to it; apply reaches the same
+objects through Hadoop's file system (``hadoop``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.batch.layout import join
+from airflow_provider_pgoutput.capture.staging.area import Entry, StagingArea
+from tests.simulation.java import JavaError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.simulation.world import World
+
+URI = "store://staging"
+#: Everything was written long ago, so retention may take all that nobody needs.
+WRITTEN = datetime(2020, 1, 1, tzinfo=UTC)
+
+
+class Area(StagingArea):
+    """The staging area over a dictionary."""
+
+    def __init__(self, world: World) -> None:
+        self.staging_uri = URI
+        self._world = world
+        self.objects: dict[str, bytes] = {}
+
+    def write_whole(self, relative: str, content: bytes) -> None:
+        """See ``StagingArea``."""
+        with self._world.write(f"put {relative}", "storage"):
+            self.objects[relative] = content
+
+    def read(self, relative: str) -> bytes:
+        """See ``StagingArea``."""
+        self._world.step(f"get {relative}")
+        if relative not in self.objects:
+            raise self._world.unavailable("storage")
+        return self.objects[relative]
+
+    def names(self, folder: str) -> list[str]:
+        """See ``StagingArea``."""
+        return [each.name for each in self.entries(folder)]
+
+    def entries(self, folder: str, *, recursive: bool = False) -> list[Entry]:
+        """See ``StagingArea``."""
+        self._world.step(f"list {folder}")
+        prefix = f"{folder}/"
+        return [
+            Entry(path, len(self.objects[path]), WRITTEN)
+            for path in sorted(self.objects)
+            if path.startswith(prefix) and (recursive or "/" not in path[len(prefix) :])
+        ]
+
+    def sizes(self, paths: Sequence[str]) -> list[int | None]:
+        """See ``StagingArea``."""
+        self._world.step("sizes")
+        found = (self.objects.get(path) for path in paths)
+        return [None if each is None else len(each) for each in found]
+
+    def delete_file(self, relative: str) -> None:
+        """See ``StagingArea``."""
+        self._world.step(f"delete {relative}")
+        self.objects.pop(relative, None)
+
+    def delete_folder(self, relative: str) -> None:
+        """See ``StagingArea``."""
+        self._world.step(f"delete {relative}/")
+        for path in [each for each in self.objects if each.startswith(f"{relative}/")]:
+            del self.objects[path]
+
+    def delete_empty_folders(self, relative: str) -> None:
+        """See ``StagingArea``."""
+
+    def content(self, uri: str) -> bytes:
+        """The object behind a URI.
+
+        :raises JavaError: there is none.
+        """
+        relative = uri.removeprefix(f"{URI}/")
+        assert join(URI, relative) == uri
+        if relative not in self.objects:
+            raise JavaError("java.io.FileNotFoundException")
+        return self.objects[relative]
+
+
+class _Stream:
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+
+    def close(self) -> None:
+        pass
+
+
+def hadoop(area: Area) -> dict[str, Any]:
+    """What ``apply/staged.py`` uses of Hadoop's classes, by name; it changes nothing, so it is no step."""
+
+    class FileSystem:
+        def getFileStatus(self, path: str) -> Any:  # noqa: N802 - Java's name
+            return SimpleNamespace(getLen=lambda: len(area.content(path)))
+
+        def open(self, path: str) -> _Stream:
+            return _Stream(area.content(path))
+
+    class Path(str):
+        __slots__ = ()
+
+        def getFileSystem(self, _configuration: Any) -> FileSystem:  # noqa: N802 - Java's name
+            return FileSystem()
+
+    return {
+        "org.apache.hadoop.fs.Path": Path,
+        "org.apache.commons.io.IOUtils.toString": lambda stream, _: stream.content.decode(),
+        "org.apache.commons.codec.digest.DigestUtils.sha256Hex": lambda stream: hashlib.sha256(
+            stream.content
+        ).hexdigest(),
+    }

@@ -1,0 +1,171 @@
+"""All that is outside of the processes, and what they do: one world per run. The tasks are the product's.
+
+What of a task is Airflow's own (operators, connections, XCom's transport, spark-submit) is left out: a task
+here is what the operator's ``execute`` does between the doors. What is not here: who runs when (``run.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from airflow_provider_pgoutput.apply import pipeline as applying
+from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT, CHECKPOINT_TABLE, marker_of
+from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, Plan, TableOptions
+from airflow_provider_pgoutput.batch.xcom import batch_xcom
+from airflow_provider_pgoutput.capture import advance as advancing
+from airflow_provider_pgoutput.capture import pipeline as staging
+from airflow_provider_pgoutput.capture.checkpoint import Checkpoint, checkpoint_of
+from airflow_provider_pgoutput.capture.checkpoint_rows import row_of_empty_batch
+from airflow_provider_pgoutput.capture.request import CaptureRequest
+from airflow_provider_pgoutput.capture.staging.retention import prune
+from airflow_provider_pgoutput.errors import LakeUnavailable, SourceUnavailable
+from airflow_provider_pgoutput.operators import batches
+from tests.simulation.iceberg import MAIN, Catalog
+from tests.simulation.java import JavaError
+from tests.simulation.scheduler import Scheduler
+from tests.simulation.source import SLOT, Context, MovedSlot, Source
+from tests.simulation.spark import WORK, Session
+from tests.simulation.spark import Context as SparkContext
+from tests.simulation.store import URI, Area
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+
+NAMESPACE = "ns"
+CHECKPOINT_NAME = f"`lake`.`{NAMESPACE}`.`{CHECKPOINT_TABLE}`"
+TARGETS = {name: f"`lake`.`{NAMESPACE}`.`{name}`" for name in ("accounts", "journal", "events")}
+_OPTIONS = {"public.journal": TableOptions(mode=CHANGE_LOG)}
+_SELECTED = ("system_identifier", "end_lsn", "table_name", "relation_oid", "batch_id", "columns")
+_FAILURE = "org.apache.iceberg.exceptions.ServiceUnavailableException"
+_UNKNOWN = "org.apache.iceberg.exceptions.CommitStateUnknownException"
+
+#: What a write may meet: it is refused, it is done and the answer is lost, it is lost itself.
+FAULTS = ("refused", "unanswered", "lost")
+
+
+class World:
+    """The source, the staging area and the lake, and the processes of one pipeline."""
+
+    def __init__(self) -> None:
+        self.scheduler = Scheduler()
+        self.area = Area(self)
+        self.source = Source(self)
+        self.catalog = Catalog(self)
+        self.spark = SparkContext(self)
+        self._checkpoint: tuple[Any, Checkpoint | None] = ((), None)
+
+    def step(self, what: str) -> None:
+        """Something that others may see is about to be done, or looked at."""
+        self.scheduler.step(what)
+
+    @contextlib.contextmanager
+    def write(self, what: str, where: str) -> Iterator[None]:
+        """Something is changed; it may be refused, done without an answer, or lost."""
+        self.step(what)
+        process = self.scheduler.current
+        fault = None
+        if process is not None:
+            fault, process.fault = process.fault, None
+        if fault is not None:
+            self.scheduler.steps.append((process.name, f"  {fault}"))
+        if fault == "refused":
+            raise self.unavailable(where)
+        if fault == "lost":
+            raise self.unknown(where)
+        yield
+        if fault == "unanswered":
+            raise self.unknown(where)
+
+    def unavailable(self, where: str) -> Exception:
+        """What one gets when something was not done."""
+        if where == "catalog":
+            return JavaError(_FAILURE)
+        kind = SourceUnavailable if where == "source" else LakeUnavailable
+        return kind("It did not answer.")
+
+    def unknown(self, where: str) -> Exception:
+        """What one gets when nobody says whether something was done."""
+        return JavaError(_UNKNOWN) if where == "catalog" else self.unavailable(where)
+
+    def recorded(self, name: str = CHECKPOINT_NAME) -> tuple[Any, ...]:
+        """The rows of the checkpoint table."""
+        self.step("read the checkpoint table")
+        found = self.catalog.tables.get(name)
+        return () if found is None or found.main is None else found.main.rows or ()
+
+    def checkpoint(self) -> Checkpoint | None:
+        """See ``read_checkpoint``: what the rows mean is the product's."""
+        rows = self.recorded()
+        if not rows:
+            return None
+        # The same rows mean the same.
+        if rows is not self._checkpoint[0]:
+            self._checkpoint = rows, self._meaning(rows)
+        return self._checkpoint[1]
+
+    def _meaning(self, rows: Any) -> Checkpoint | None:
+        schema = pa.schema(
+            [(name, pa.int64() if name == "relation_oid" else pa.string()) for name in _SELECTED]
+        )
+        columns = {name: [row[name] for row in rows] for name in _SELECTED}
+        return checkpoint_of(pa.table(columns, schema), NAMESPACE, SLOT)
+
+    # The tasks.
+
+    def stage(self, *, max_changes: int | None = None, on_slot_lost: str = "fail") -> Any:
+        """``PgoutputStageOperator``."""
+        request = CaptureRequest(
+            conninfo="",
+            slot_name=SLOT,
+            publication_names=("p",),
+            staging_uri=URI,
+            checkpoint=self.checkpoint(),
+            max_changes=max_changes,
+            on_slot_lost=on_slot_lost,
+        )
+        server = self.source.server()
+        return batch_xcom(*staging.stage_in(Context(self, request, server)))
+
+    def apply(self, xcom: Any) -> None:
+        """``PgoutputApplyOperator`` and the job that it starts."""
+        batch = batches.ReceivedBatch.required(xcom, SLOT)
+        before = self.checkpoint()
+        if batch.is_applied(before):
+            return
+        manifest = batch.read_manifest(self.area)
+        plan = Plan(batch.manifest_uri, URI, "lake", NAMESPACE, tables=_OPTIONS, parallel_tables=1)
+        if before is not None and batches.moves_checkpoint_only(manifest, before):
+            self._record(row_of_empty_batch(plan, manifest), manifest)
+        else:
+            applying.apply_batch(Session(self.spark, None), plan, WORK)
+        batch.demand_applied(self.checkpoint())
+
+    def _record(self, row: Any, manifest: Manifest) -> None:
+        """``append_rows`` of pyiceberg, whose errors the product turns into one of its own."""
+        whole = {name: row.get(name) for name, _ in CHECKPOINT}
+        try:
+            self.catalog.commit_rows(
+                CHECKPOINT_NAME, MAIN, lambda rows: (*(rows or ()), whole), marker_of(manifest)
+            )
+        except JavaError as error:
+            raise LakeUnavailable("The lake cannot be written.") from error
+
+    def advance(self, xcom: Any) -> None:
+        """``PgoutputAdvanceSlotOperator``."""
+        found = self.checkpoint()
+        batch = batches.ReceivedBatch.optional(xcom, SLOT)
+        checkpoint = batches.confirmable(SLOT, found, batch)
+        slot = MovedSlot(self.source)
+        advancing.move_slot(slot, checkpoint.end_lsn, checkpoint.system_identifier)
+
+    def prune(self) -> None:
+        """``PgoutputPruneStagingOperator``, with a retention that is over for everything."""
+        checkpoint = self.checkpoint()
+        if checkpoint is not None:
+            prune(self.area, SLOT, checkpoint, older_than=datetime.now(UTC))
