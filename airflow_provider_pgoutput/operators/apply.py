@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Asset
 
 from airflow_provider_pgoutput.batch.xcom import batch_xcom
+from airflow_provider_pgoutput.errors import LakeUnavailable
 from airflow_provider_pgoutput.operators import arguments
 from airflow_provider_pgoutput.operators.batches import ReceivedBatch, moves_checkpoint_only
 from airflow_provider_pgoutput.operators.outcome import airflow_outcome
