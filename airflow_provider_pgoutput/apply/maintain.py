@@ -162,9 +162,15 @@ def _chosen(
 
 def _shares_folders(table: IcebergTable, present: Sequence[IcebergTable]) -> bool:
     """Whether another table of the namespace lies in, above or below the folder of this one."""
-    own = f"{_location(table)}/"
-    others = (f"{_location(each)}/" for each in present if each is not table)
+    own = _folder(table)
+    others = (_folder(each) for each in present if each is not table)
     return any(each.startswith(own) or own.startswith(each) for each in others)
+
+
+def _folder(table: IcebergTable) -> str:
+    """The location without its scheme: ``file:/x``, ``file:///x`` and ``/x`` are one, so are s3 and s3a."""
+    parts = urlsplit(_location(table))
+    return f"{parts.netloc}{parts.path}/"
 
 
 def _location(table: IcebergTable) -> str:
