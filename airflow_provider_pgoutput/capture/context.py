@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.capture.copying import copy_published
 from airflow_provider_pgoutput.capture.schema.full_keys import FullKeys
 from airflow_provider_pgoutput.capture.schema.history import SchemaHistory
+from airflow_provider_pgoutput.capture.schema.older_rows import seen_from
 from airflow_provider_pgoutput.capture.slot_reading import SlotReading
 from airflow_provider_pgoutput.capture.source.attributes import (
     read_attributes,
@@ -44,10 +45,11 @@ from airflow_provider_pgoutput.capture.staging.seal import find_ending
 from airflow_provider_pgoutput.capture.staging.tables import Casters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.membership import PublishedSet
+    from airflow_provider_pgoutput.batch.shape import Storage
     from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Session
     from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot, SlotFacts
@@ -72,6 +74,8 @@ class CaptureContext:
         self.describer = Describer(session, self.keys, request.types, request.policy)
         #: By what each table was published when the run began; see ``take_marks``.
         self.marks: PublishedSet | None = None
+        #: By OID: where the tables lay then.
+        self.storage_at_start: Mapping[int, Storage] = {}
 
     def published(self) -> tuple[PublishedTable, ...]:
         """The tables of the publications, as the catalog has them now."""
@@ -90,11 +94,14 @@ class CaptureContext:
         warn_of_missing_identity(publications, tables)
 
     def take_marks(self) -> None:
-        """Record by what the tables are published, before anything is copied or read."""
+        """Record by what the tables are published and where they lie, before anything is copied or read."""
         if self.request.checkpoint is None:
             # Once, when a pipeline begins: whoever wants it so need not read it every time.
             warn_of_missing_operations(read_publications(self.session, self.publication_names))
         self.marks = read_marks(self.session, self.publication_names, self.published())
+        self.storage_at_start = read_storage(
+            self.session, (each.relation_oid for each in self.published())
+        )
 
     def read_slot(self) -> SlotFacts | None:
         """The slot as it is now; None: there is none."""
@@ -155,12 +162,14 @@ class CaptureContext:
     def history(self, relation_oids: Sequence[int]) -> SchemaHistory:
         """What tells the columns of these tables apart; asked when all of the batch was read."""
         checkpoint = self.request.checkpoint
+        before = {} if checkpoint is None else checkpoint.shapes
         return SchemaHistory(
             policy=self.request.schema_policy,
-            before={} if checkpoint is None else checkpoint.shapes,
-            attributes=read_attributes(self.session, relation_oids),
+            before=before,
+            attributes=seen_from(before, read_attributes(self.session, relation_oids)),
             # After the columns: of one that is known by then no later place is missed.
             storage=read_storage(self.session, relation_oids),
+            storage_at_start=self.storage_at_start,
             published={
                 table.relation_oid: frozenset(column.name for column in table.columns)
                 for table in self.published()

@@ -54,6 +54,8 @@ class SchemaHistory:
     constant_default: Callable[[int, int], str | None]
     #: By OID: where they lie now, asked after ``attributes``; a table without one is gone.
     storage: Mapping[int, Storage] = field(default_factory=dict)
+    #: By OID: where they lay when the run began, before anything was copied or read.
+    storage_at_start: Mapping[int, Storage] = field(default_factory=dict)
     full_keys: FullKeys = field(default_factory=FullKeys)
 
     def complete(self, table: Table) -> Table:
@@ -94,7 +96,12 @@ class SchemaHistory:
     @functools.cached_property
     def _older_rows(self) -> OlderRows:
         return OlderRows(
-            self.policy, self.attributes, self.storage, self.showing, self.constant_default
+            self.policy,
+            self.attributes,
+            self.storage,
+            self.storage_at_start,
+            self.showing,
+            self.constant_default,
         )
 
     def _numbered(self, table: Table, before: Shape | None) -> tuple[TableVersion, ...]:

@@ -42,6 +42,7 @@ class OlderRows:
     policy: SchemaPolicy
     attributes: Mapping[int, tuple[Attribute, ...]]
     storage: Mapping[int, Storage]
+    storage_at_start: Mapping[int, Storage]
     showing: Callable[[str, Column, str | None], Column]
     constant_default: Callable[[int, int], str | None]
     _warned: set[tuple[int, str]] = field(default_factory=set)
@@ -56,7 +57,7 @@ class OlderRows:
     ) -> Table:
         """Do what the policy says about added columns of which older rows may show something.
 
-        :param before: the table at the end of the last batch; None: not known, or the batch copies it.
+        :param before: the table at the end of the last batch, or as the batch copied it; None: not known.
         :raises CopyNeeded: the policy wants a copy, and the batch holds none of it.
         :raises SnapshotLost: the policy wants a copy, and that of the batch is older than the column.
         :raises TableRefused: the column is part of the key.
@@ -85,13 +86,18 @@ class OlderRows:
 
         A column that is added later is younger than that moment then, and so is whatever it filled in.
         """
-        now = self.storage.get(table.relation_oid)
-        earlier = None if before is None else before.storage
+        oid = table.relation_oid
+        now, earlier = self.storage.get(oid), self._earlier(oid, before)
         if now is None or earlier is None:
             return now or earlier
         newest = words.Shape.of(table.versions[-1]).newest_number
         # An earlier moment is as good, but for what wrote the table anew without a new column since.
         return now if now.columns <= max(newest, earlier.columns) else earlier
+
+    def _earlier(self, relation_oid: int, before: Shape | None) -> Storage | None:
+        """Where the table lay at the end of the last batch, or at least when this run began."""
+        known = None if before is None else before.storage
+        return known or self.storage_at_start.get(relation_oid)
 
     def _is_unknown(self, relation_oid: int, found: Attribute, before: Shape | None) -> bool:
         """Whether older rows may show another value in an added column than NULL or the one that is kept."""
@@ -100,7 +106,7 @@ class OlderRows:
         now = self.storage.get(relation_oid)
         if now is None or found.has_several_values:
             return found.may_have_filled or found.has_several_values
-        earlier = None if before is None else before.storage
+        earlier = self._earlier(relation_oid, before)
         if earlier is not None and found.number > earlier.columns:
             return now.differs(earlier)
         # Not known when it had no such column: then its definition of now has to tell.
@@ -133,6 +139,19 @@ class OlderRows:
             column,
             table.name,
         )
+
+
+def seen_from(
+    before: Mapping[int, Shape], attributes: Mapping[int, tuple[Attribute, ...]]
+) -> dict[int, tuple[Attribute, ...]]:
+    """The columns of tables, where the last batch tells which partitions a table had then."""
+    found = {}
+    for oid, columns in attributes.items():
+        shape = before.get(oid)
+        files = shape.storage.files if shape is not None and shape.storage is not None else ()
+        leaves = [leaf for leaf, _ in files]
+        found[oid] = tuple(each.seen_from(leaves) for each in columns)
+    return found
 
 
 def refuse_unknown_key(table: Table, number: int | None, what: str) -> None:

@@ -8,7 +8,7 @@ Source: https://www.postgresql.org/docs/current/catalog-pg-attribute.html and ca
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -17,7 +17,7 @@ from psycopg import sql
 from airflow_provider_pgoutput.capture.source.errors import translated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from airflow_provider_pgoutput.capture.source.catalog import Session
 
@@ -38,15 +38,23 @@ kept AS MATERIALIZED (
            pg_catalog.min(v.shown) AS shown
       FROM tree t
       JOIN pg_catalog.pg_attribute a ON a.attrelid = t.oid AND a.atthasmissing AND NOT a.attisdropped
-     CROSS JOIN LATERAL (SELECT (a.attmissingval::pg_catalog.text::pg_catalog.text[])[1]) v(shown)
-     GROUP BY t.root, a.attname)
+     CROSS JOIN LATERAL (SELECT pg_catalog.array_to_string(a.attmissingval, '')) v(shown)
+     GROUP BY t.root, a.attname),
+bare AS MATERIALIZED (
+    SELECT k.root, k.attname, pg_catalog.array_agg(a.attrelid::pg_catalog.int8) AS leaves
+      FROM kept k
+      JOIN tree t ON t.root = k.root AND t.relkind = 'r'
+      JOIN pg_catalog.pg_attribute a ON a.attrelid = t.oid AND a.attname = k.attname
+     WHERE NOT a.atthasmissing AND NOT a.attisdropped
+     GROUP BY k.root, k.attname)
 SELECT a.attrelid::pg_catalog.int8, a.attnum::pg_catalog.int4, a.attname::pg_catalog.text,
        a.attisdropped, a.atttypid::pg_catalog.int8, a.atttypmod,
        CASE WHEN k.counted = 1 THEN k.shown END,
        a.attnotnull OR a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> '',
-       COALESCE(k.counted > 1, false)
+       COALESCE(k.counted > 1, false), COALESCE(b.leaves, '{}')
   FROM pg_catalog.pg_attribute a
   LEFT JOIN kept k ON k.root = a.attrelid AND k.attname = a.attname
+  LEFT JOIN bare b ON b.root = a.attrelid AND b.attname = a.attname
  WHERE a.attrelid = ANY (%s::pg_catalog.oid[]) AND a.attnum > 0
  ORDER BY a.attrelid, a.attnum
 """
@@ -86,6 +94,17 @@ class Attribute:
     may_have_filled: bool
     #: Whether the partitions of the table show several values in rows that are older than the column.
     has_several_values: bool = False
+    #: OIDs of the partitions that keep no value while others do: they were made later, or show NULL.
+    bare_leaves: Sequence[int] = ()
+
+    def seen_from(self, known_leaves: Collection[int]) -> Attribute:
+        """The column, where it is known which partitions had rows before it was added.
+
+        A partition that was attached with another past shows another value than those.
+        """
+        if self.missing_value is None or not set(self.bare_leaves) & set(known_leaves):
+            return self
+        return replace(self, missing_value=None, has_several_values=True)
 
 
 def read_attributes(

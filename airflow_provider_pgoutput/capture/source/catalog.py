@@ -81,7 +81,7 @@ SELECT p.oid::pg_catalog.int8, p.schemaname::pg_catalog.text, p.tablename::pg_ca
 
 _COLUMN_QUERY = """
 SELECT a.attrelid::pg_catalog.int8, a.attname::pg_catalog.text, a.atttypid::pg_catalog.int8,
-       a.atttypmod, (a.attmissingval::pg_catalog.text::pg_catalog.text[])[1],
+       a.atttypmod, pg_catalog.array_to_string(a.attmissingval, ''),
        a.attnum::pg_catalog.int4
   FROM pg_catalog.pg_attribute a
  WHERE a.attrelid = ANY (%s::pg_catalog.oid[]) AND a.attnum > 0 AND NOT a.attisdropped

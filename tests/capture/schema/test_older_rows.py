@@ -6,10 +6,12 @@ Staged from a real server; what apply does with it is in ``tests/conformance/tes
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_pgoutput.capture import context
 from airflow_provider_pgoutput.capture.schema import older_rows
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
 from airflow_provider_pgoutput.errors import TableRefused
@@ -119,8 +121,8 @@ def test_a_lake_that_does_not_know_the_place_goes_by_the_definition_of_now(
     (table,) = first.tables
     assert table.storage is not None
     before = checkpoint_with_shapes(first)
-    for shape in before.shapes.values():
-        object.__setattr__(shape, "storage", None)
+    shapes = {oid: replace(each, storage=None) for oid, each in before.shapes.items()}
+    before = replace(before, shapes=shapes)
     source.execute(*statements("later rows only"), "INSERT INTO t VALUES (2)")
     assert column(source.stage(checkpoint=before, schema_policy=DEFAULT), "c").missing_value is None
     assert not warnings(caplog)
@@ -203,3 +205,70 @@ def test_a_key_that_was_filled_by_row_events_is_known_and_one_that_was_not_is_re
     )
     with pytest.raises(TableRefused, match="cannot be found"):
         source.stage(checkpoint=second)
+
+
+def test_a_partition_attached_with_another_past_shows_another_value(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its value is not that of the partitions that were there, which show NULL; a new one shows nothing."""
+    source.execute(
+        "CREATE TABLE r(a int PRIMARY KEY) PARTITION BY RANGE (a)",
+        "CREATE TABLE r1 PARTITION OF r FOR VALUES FROM (0) TO (10)",
+        "CREATE PUBLICATION q FOR TABLE r WITH (publish_via_partition_root)",
+        "INSERT INTO r VALUES (1)",
+    )
+    options: dict[str, Any] = {"publication_names": ("q",)}
+    first = checkpoint_with_shapes(source.stage(**options))
+    source.execute(
+        "ALTER TABLE r ADD c int DEFAULT 7",
+        "CREATE TABLE r2 PARTITION OF r FOR VALUES FROM (10) TO (20)",
+        "INSERT INTO r VALUES (11, 8)",
+    )
+    second = source.stage(**options, checkpoint=first)
+    assert column(second, "c", "public.r").missing_value == held(source, "r") == "7"
+    assert not warnings(caplog)
+    source.execute(
+        "ALTER TABLE r ADD d int",
+        "CREATE TABLE r3(a int NOT NULL, c int DEFAULT 7)",
+        "INSERT INTO r3 VALUES (21)",
+        "ALTER TABLE r3 ADD d int DEFAULT 5",
+        "ALTER TABLE r ATTACH PARTITION r3 FOR VALUES FROM (20) TO (30)",
+        "INSERT INTO r VALUES (2)",
+    )
+    third = source.stage(**options, checkpoint=checkpoint_with_shapes(second))
+    assert column(third, "d", "public.r").missing_value is None
+    (warning,) = warnings(caplog)
+    assert "column d" in warning
+
+
+def test_what_was_written_into_rows_between_their_copy_and_the_next_batch_is_warned_of(
+    source: Source, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first batch knows the place of before its copy, so also of before the column."""
+    source.execute("INSERT INTO t VALUES (1, 'x')")
+    copied = context.CaptureContext.copy
+
+    def copy_then_alter(self: Any, *args: Any) -> Any:
+        point = copied(self, *args)
+        source.execute("ALTER TABLE t ADD c float8 DEFAULT random()")
+        source.execute("ALTER TABLE t ALTER c DROP DEFAULT")
+        return point
+
+    monkeypatch.setattr(context.CaptureContext, "copy", copy_then_alter)
+    first = source.stage()
+    monkeypatch.undo()
+    assert [each.name for each in first.tables[0].versions[-1].columns] == ["a", "b"]
+    source.execute("INSERT INTO t(a, c) VALUES (2, 9)")
+    source.stage(checkpoint=checkpoint_with_shapes(first))
+    assert len(warnings(caplog)) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [("box", "(1,1),(0,0)"), ("int[]", "{1,NULL}"), ("text", 'a"b,{}')]
+)
+def test_a_kept_value_is_read_whatever_its_type(source: Source, kind: str, value: str) -> None:
+    source.execute("INSERT INTO t VALUES (1, 'x')")
+    first = source.stage()
+    source.execute(f"ALTER TABLE t ADD c {kind} DEFAULT '{value}'", "INSERT INTO t VALUES (2)")
+    second = source.stage(checkpoint=checkpoint_with_shapes(first))
+    assert column(second, "c").missing_value == held(source) == value
