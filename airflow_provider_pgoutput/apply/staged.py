@@ -53,7 +53,9 @@ def read_plan(spark: SparkSession, plan_uri: str) -> Plan:
     text = _read_text(spark, plan_uri)
     if text is None:
         raise ConfigurationError(
-            f"There is no plan at {plan_uri}.", advice="run the apply task, which writes it."
+            f"There is no plan at {plan_uri} that Spark's user may read.",
+            advice="let Spark run as the worker's user, or stage on an object store. The apply task writes"
+            " plans.",
         )
     return Plan.from_json(text)
 
@@ -66,8 +68,9 @@ def open_batch(spark: SparkSession, plan: Plan) -> StagedBatch:
     text = _read_text(spark, plan.manifest_uri)
     if text is None:
         raise BatchRefused(
-            f"There is no manifest at {plan.manifest_uri}.",
-            advice="stage the batch again; the slot still holds it.",
+            f"There is no manifest at {plan.manifest_uri} that Spark's user may read.",
+            advice="let Spark run as the worker's user, or stage on an object store; if the file is gone,"
+            " stage the batch again: the slot still holds it.",
         )
     manifest = Manifest.from_json(text)
     name = layout.manifest_path(

@@ -110,7 +110,8 @@ def _with_tls(parameters: dict[str, str], conn_id: str) -> dict[str, str]:
             conn_id,
             chosen,
         )
-    return parameters
+    # Executors of a copy on Spark do not have this process's environment.
+    return {**parameters, "sslmode": chosen} if chosen else parameters
 
 
 def _is_remote(parameters: Mapping[str, str]) -> bool:

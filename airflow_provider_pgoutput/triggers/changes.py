@@ -105,11 +105,10 @@ class PgoutputChangesTrigger(BaseEventTrigger):
                         facts = await self._look(connection)
                     pause = self.poll_interval_seconds
                 except (psycopg.Error, OSError, AirflowException) as error:
-                    # The class only: the text of a refused login may name more than a log should.
                     self.log.warning(
                         "The source of slot %s did not answer (%s); asking again in %.0f s.",
                         self.slot_name,
-                        type(error).__name__,
+                        _said(error),
                         pause,
                     )
                     await _closed(connection)
@@ -163,6 +162,18 @@ class PgoutputChangesTrigger(BaseEventTrigger):
         row = await cursor.fetchone()
         assert row is not None, "the query starts from a row of its own"
         return SlotStatus.from_row(self.slot_name, row)
+
+
+def _said(error: Exception) -> str:
+    """What may be logged of an error: ours, whose text names no secret, or the class alone."""
+    import psycopg
+
+    if not isinstance(error, psycopg.Error):
+        return type(error).__name__
+    from airflow_provider_pgoutput.capture.source.errors import of_psycopg
+
+    ours = of_psycopg(error)
+    return f"{type(ours).__name__}: {ours}"
 
 
 async def _closed(connection: AsyncConnection[tuple[Any, ...]] | None) -> None:

@@ -118,9 +118,10 @@ def test_a_remote_server_is_verified_unless_the_connection_says_otherwise(
 @pytest.mark.parametrize(
     ("body", "variable", "used", "warned"),
     [
-        # What the environment or a service file says is said on purpose, too.
-        ({"host": "db.example"}, ("PGSSLMODE", "require"), None, True),
-        ({"host": "db.example"}, ("PGSSLMODE", "verify-full"), None, False),
+        # What the environment or a service file says is said on purpose, too. The former is carried along:
+        # executors of a copy have another one.
+        ({"host": "db.example"}, ("PGSSLMODE", "require"), "require", True),
+        ({"host": "db.example"}, ("PGSSLMODE", "verify-full"), "verify-full", False),
         ({"extra": {"service": "shop"}}, ("PGHOST", "db.example"), None, False),
         ({}, ("PGHOST", "db.example"), "verify-full", False),
         (

@@ -40,8 +40,8 @@ _REPLICATION = (
 _CONNECT = "check host, database, user, password, TLS and pg_hba.conf."
 _VERIFY = (
     "let sslrootcert in the connection's extras name the certificate of the authority that signed the "
-    "server's, or be 'system', and host the server by the name in its certificate; a lower sslmode has to "
-    "be given there by name."
+    "server's (of a public one: the machine's bundle), and host the server by the name in its certificate; a "
+    "lower sslmode has to be given there by name."
 )
 _LATER = "nothing; the next attempt connects again."
 #: Servers fail so when a transaction changed the catalog and its rows are decoded before it ended.

@@ -62,6 +62,8 @@ _PATIENCE_SECONDS = 0.2
 #: How long a server that is asked again and again may say nothing; longer where ``wal_sender_timeout``,
 #: its own patience with us, is more than half of it.  A kernel, or a proxy, may answer for a dead server.
 SILENCE_SECONDS = 120.0
+#: The same where ``wal_sender_timeout`` is 0, so no limit: then steps of the server take long.
+_LONG_SILENCE_SECONDS = 3600.0
 #: How long a server that is asked to stop may take.
 _STOP_SECONDS = 2.0
 
@@ -90,9 +92,11 @@ class WalsenderStream:
         except BaseException:
             self._session.close()
             raise
-        timeout_seconds = (row[0] if row else 0) / 1000 or 60.0
-        self._reply_seconds = min(10.0, timeout_seconds / 4)
-        self._silence_seconds = max(SILENCE_SECONDS, 2 * timeout_seconds)
+        timeout_seconds = (row[0] if row else 0) / 1000
+        self._reply_seconds = min(10.0, (timeout_seconds or 60.0) / 4)
+        self._silence_seconds = (
+            max(SILENCE_SECONDS, 2 * timeout_seconds) if timeout_seconds else _LONG_SILENCE_SECONDS
+        )
         self._streaming = True
         self._thread = threading.Thread(target=self._run, name="walsender", daemon=True)
         self._thread.start()
@@ -183,6 +187,9 @@ class WalsenderStream:
             if drained:
                 readable, _, _ = select.select([connection.socket], [], [], _ASK_SECONDS)
                 idle = not readable
+                if readable:
+                    # A part of a message that takes long to arrive is a sign of life, too.
+                    heard = time.monotonic()
                 connection.consume_input()
 
     def _burst(self, connection: PGconn, gathered: list[memoryview]) -> tuple[int, int, bool]:

@@ -10,6 +10,7 @@ import datetime as dt
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -125,10 +126,19 @@ class TlsServer:
                 os.chown(path, account.uid, account.gid)
 
     def _reload(self) -> None:
+        before = self._loaded_at("pg_reload_conf()")
+        while self._loaded_at("true") <= before:
+            time.sleep(0.05)
+
+    def _loaded_at(self, also: str) -> dt.datetime:
+        """When a session that begins now finds that the configuration was loaded."""
         with psycopg.connect(
             self.postgres.conninfo(), sslmode="require", autocommit=True
         ) as session:
-            session.execute("SELECT pg_reload_conf(), pg_sleep(0.3)")
+            row = session.execute(f"SELECT pg_conf_load_time(), {also}").fetchone()
+        assert row is not None
+        loaded_at: dt.datetime = row[0]
+        return loaded_at
 
 
 @pytest.fixture(scope="module")
