@@ -141,6 +141,26 @@ def test_f37_a_walsender_that_falls_silent_is_given_up(
     expect_whole(source, checkpoint, "walsender")
 
 
+def test_f37_a_message_that_takes_long_to_arrive_is_no_silence(
+    source: Source,
+    checkpoint: Checkpoint,
+    postgres_server: EmbeddedPostgres,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """F37: one large value over a slow network, which is longer on its way than a silence may last."""
+    monkeypatch.setattr(walsender_stream, "SILENCE_SECONDS", 2.0)
+    source.execute(f"INSERT INTO t VALUES ({ROWS + 1}, repeat('x', 1200000))")
+    fault = Fault(Action.SLOW, READING["walsender"], MIDDLE_BYTES, bytes_per_second=300_000)
+    with Proxy(postgres_server.port, fault) as proxy:
+        batch = source.stage(
+            checkpoint=checkpoint,
+            transport="walsender",
+            conninfo=proxy.conninfo(source.reader, options="-c wal_sender_timeout=1s"),
+        )
+    assert fault.struck.is_set()
+    assert keys(source, batch) == list(range(1, ROWS + 2))
+
+
 class TimeLimitExceeded(Exception):
     """What Airflow raises in a task past its ``execution_timeout``: from a signal, in the main thread."""
 
