@@ -99,10 +99,9 @@ class LakeJobOperator(SparkSubmitOperator):
         job = SparkJob.prepare(get_connection(self._conn_id), self._deploy_mode, self._spark_binary)
         given = self.conf, self.env_vars, self.application, self.py_files, self.properties_file
         try:
-            with job.files(lake.catalog.spark_secrets, self.properties_file) as files:
-                self.conf = job.merged_conf(
-                    lake.catalog.spark_conf, arguments.mapping(self.conf, "conf")
-                )
+            conf = arguments.mapping(self.conf, "conf")
+            with job.files(lake.catalog.spark_secrets, self.properties_file, conf) as files:
+                self.conf = job.merged_conf(lake.catalog.spark_conf, conf)
                 self.env_vars = job.environment(lake.catalog.environment, self.env_vars)
                 self.application = self.application or files.application
                 self.py_files = ",".join(filter(None, (files.package_zip, self.py_files)))

@@ -33,7 +33,7 @@ import runpy
 runpy.run_module("{package}.{room}.main", run_name="__main__", alter_sys=True)
 """
 
-_REDACTION_KEY = "spark.redaction.regex"
+REDACTION_KEY = "spark.redaction.regex"
 #: What Spark hides of its configuration in its event log and web page, by key or by value. Its default lacks
 #: ``credential``, the key of REST catalogs, and the like; the last part is a login in a URI.
 #: https://spark.apache.org/docs/latest/configuration.html#runtime-environment
@@ -42,7 +42,7 @@ _REDACTION = (
     "connection.?string|//[^/@]*:[^/@]*@"
 )
 #: The user's own expression, as the file spells it.
-_USERS_REDACTION = re.compile(rf"^\s*{re.escape(_REDACTION_KEY)}\s*[\s=:]\s*(.+)$", re.MULTILINE)
+_USERS_REDACTION = re.compile(rf"^\s*{re.escape(REDACTION_KEY)}\s*[\s=:]\s*(.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +73,17 @@ class SparkFiles:
 
 @contextmanager
 def spark_files(
-    secrets: Mapping[str, str], properties_file: str | None, started: Application = APPLY
+    secrets: Mapping[str, str],
+    properties_file: str | None,
+    started: Application = APPLY,
+    redaction: str | None = None,
 ) -> Iterator[SparkFiles]:
     """Write the files of one job and remove them when it is over.
 
     :param secrets: Spark configuration that must not be seen.
     :param properties_file: a file whose properties the new one starts with; None: ``spark-defaults.conf``,
         which spark-submit no longer reads once it is given a properties file.
+    :param redaction: the user's ``spark.redaction.regex``; None: that of the properties file, if any.
     :raises ConfigurationError: when ``properties_file`` cannot be read.
     """
     # mkdtemp makes the folder for this user only (0700).
@@ -92,7 +96,7 @@ def spark_files(
         script = _SCRIPT.format(package=_PACKAGE, room=started.room)
         application.write_text(script, encoding="utf-8")
         _zip_package(root, package_zip, started.shipped)
-        write_private(properties, _properties_text(secrets, properties_file))
+        write_private(properties, _properties_text(secrets, properties_file, redaction))
         yield SparkFiles(folder, str(application), str(package_zip), str(properties))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -114,7 +118,9 @@ def write_private(path: Path, text: str) -> None:
         file.write(text)
 
 
-def _properties_text(secrets: Mapping[str, str], properties_file: str | None) -> str:
+def _properties_text(
+    secrets: Mapping[str, str], properties_file: str | None, redaction: str | None
+) -> str:
     lines = []
     if base := properties_file or _spark_defaults():
         try:
@@ -122,9 +128,11 @@ def _properties_text(secrets: Mapping[str, str], properties_file: str | None) ->
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"The properties file {base} cannot be read.") from error
     # Of two lines with one key the last counts.
-    own = [f"{each}|" for each in _USERS_REDACTION.findall("\n".join(lines))[-1:]]
-    redaction = "|".join((_REDACTION, *(re.escape(key) for key in sorted(secrets))))
-    lines.append("".join((f"{_REDACTION_KEY}=", *own, _escaped(redaction))))
+    own = _USERS_REDACTION.findall("\n".join(lines))[-1:]
+    if redaction:
+        own = [_escaped(redaction)]
+    hidden = "|".join((_REDACTION, *(re.escape(key) for key in sorted(secrets))))
+    lines.append(f"{REDACTION_KEY}={'|'.join((*own, _escaped(hidden)))}")
     lines += [_property(key, value) for key, value in sorted(secrets.items())]
     return "\n".join(lines) + "\n"
 

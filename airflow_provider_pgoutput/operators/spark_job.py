@@ -11,7 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.operators.spark_files import own_spark_submit, spark_files
+from airflow_provider_pgoutput.operators.spark_files import (
+    REDACTION_KEY,
+    own_spark_submit,
+    spark_files,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -61,10 +65,16 @@ class SparkJob:
         )
 
     def files(
-        self, secrets: Mapping[str, str], properties_file: str | None
+        self, secrets: Mapping[str, str], properties_file: str | None, given: Mapping[str, Any]
     ) -> AbstractContextManager[SparkFiles]:
-        """Write the files of the job, see ``spark_files``."""
-        return spark_files(secrets, properties_file)
+        """Write the files of the job, see ``spark_files``.
+
+        :param given: the user's configuration.
+        """
+        redaction = given.get(REDACTION_KEY)
+        return spark_files(
+            secrets, properties_file, redaction=None if redaction is None else str(redaction)
+        )
 
     def merged_conf(self, catalog: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
         """Lay the user's configuration over the catalog's; extensions of both are kept."""
@@ -73,6 +83,8 @@ class SparkJob:
             each for conf in (catalog, given) for each in str(conf.get(_EXTENSIONS, "")).split(",")
         ]
         merged[_EXTENSIONS] = ",".join(dict.fromkeys(filter(None, extensions)))
+        # It is part of the one in the properties file, over which it would win here.
+        merged.pop(REDACTION_KEY, None)
         return merged
 
     def environment(

@@ -242,6 +242,16 @@ def test_secrets_are_in_the_environment_only_where_it_is_no_command_line(
     assert found == ({"AWS_SECRET_ACCESS_KEY": CANARY, "A": "b"} if handed_over else {"A": "b"})
 
 
+def test_what_the_user_hides_is_hidden_beside_the_secrets() -> None:
+    job = SparkJob.prepare(spark_connection("local"), None, "x")
+    given = {"spark.redaction.regex": "my: own", "spark.x": "1"}
+    assert "spark.redaction.regex" not in job.merged_conf({}, given)
+    with job.files({"spark.a": "b"}, None, given) as files:
+        lines = Path(files.properties_file).read_text().splitlines()
+    (line,) = (each for each in lines if each.startswith("spark.redaction.regex="))
+    assert line.startswith(r"spark.redaction.regex=my\:\ own|(?i)secret")
+
+
 def test_configuration_of_the_user_wins_and_extensions_add_up() -> None:
     job = SparkJob.prepare(spark_connection("local"), None, "x")
     merged = job.merged_conf(
