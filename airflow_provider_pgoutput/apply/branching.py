@@ -104,7 +104,13 @@ class Preparation(ABC):
         return table is None or table.branch_head(self.branch) is None
 
     def _make_branch(self) -> BranchWriter:
-        table = self.table or self.create()
+        if self.table is None:
+            table = self.create()
+        else:
+            # Columns change at once, not with the publish: a driver that others overtook leaves them alone.
+            table = self.table
+            table.java.refresh()
+            self._refuse_moved(table)
         self.filled = self.evolve(table)
         table.create_branch(self.branch, self.start.head)
         # Whatever moved main until now moved it before the branch, so the fence would not see it.

@@ -82,8 +82,8 @@ def read(
             whole = end_lsn
         else:
             tables[row.target] = end_lsn
-            assert row.relation_oid is not None, "a row of a table names it"
-            target_of[row.relation_oid] = row.target
+            if row.relation_oid is not None:
+                target_of[row.relation_oid] = row.target
     return Progress(whole, tables, target_of)
 
 

@@ -20,7 +20,7 @@ from airflow_provider_pgoutput.apply.recorded import COLUMNS_PROPERTY, columns_p
 from airflow_provider_pgoutput.apply.types import UUID, holds_uuid, spark_type
 from airflow_provider_pgoutput.apply.versions import missing_value
 from airflow_provider_pgoutput.batch.manifest import Column
-from airflow_provider_pgoutput.errors import LakeUnavailable, TableRefused
+from airflow_provider_pgoutput.errors import LakeUnavailable, PublishRefused, TableRefused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -104,8 +104,10 @@ def evolve(
     :param metadata: lake types of the metadata columns that the target shall have, by name.
     :param layout: which fields have other names or go, and which belong to the source's columns.
     :return: names of the columns whose value the older rows still lack.
+    :raises PublishRefused: main moved meanwhile, so the layout may be of another batch than the newest.
     :raises TableRefused: somebody else kept changing the schema at the same time.
     """
+    head = table.head
     wanted = [*columns, *(Column(name, 0, -1, "", kind) for name, kind in metadata.items())]
     for _ in range(_ATTEMPTS):
         try:
@@ -114,6 +116,10 @@ def evolve(
             if not java_class(error).endswith("CommitFailedException"):
                 raise
             table.java.refresh()
+            if layout is not None and table.head != head:
+                raise PublishRefused(
+                    "Main moved while the columns were changed.", table=table.name.target
+                ) from error
         else:
             found = table.properties
             return frozenset(each.name for each in columns if FILL_PREFIX + each.name in found)

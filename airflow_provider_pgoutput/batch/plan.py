@@ -91,7 +91,7 @@ class Plan:
     write_mode: str = "merge-on-read"
     #: How long the tag of a batch is kept, in days; 0: no tags.
     tag_retention_days: int = 7
-    #: Tables prepared at the same time.
+    #: Tables prepared, and staged files verified (four at most), at the same time.
     parallel_tables: int = 4
     #: What is done about a type to which Iceberg cannot follow: ``fail``, or ``new_column``, which
     #: keeps the old values in a column of another name.

@@ -106,12 +106,14 @@ def test_f23_f24_maintenance_in_a_loop_beside_the_pipeline(
     run.run()
     maintenance = Maintenance(run)
     maintenance.start()
-    for _ in range(4):
-        run.change_each()
-        run.work(2)
-        apply_with_retries(run, run.stage())
-        run.advance()
-    maintenance.stop()
+    try:
+        for _ in range(4):
+            run.change_each()
+            run.work(2)
+            apply_with_retries(run, run.stage())
+            run.advance()
+    finally:
+        maintenance.stop()
     done = maintenance.commits
     assert done["_rewrite_data"], done
     assert done["_expire"], done

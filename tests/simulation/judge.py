@@ -110,8 +110,8 @@ class Judge:
 
     def _log(self, rows: Any, end: int, checkpoint: int | None) -> None:
         streamed = [row for row in rows if row[2] not in {"C", BEGINS}]
-        places = [row[:2] for row in streamed]
-        _demand(len(set(places)) == len(places), "I3: a change is in the journal twice")
+        places = [row[:2] for row in rows]
+        _demand(len(set(places)) == len(places), "I3: a change or a copied row is there twice")
         # A copy begins the log anew: what was deleted since an earlier one is in no entry.
         begins = max((row[0] for row in rows if row[2] == BEGINS), default=None)
         _demand(begins is not None, "I2: the journal lacks its copy")

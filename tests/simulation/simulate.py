@@ -45,9 +45,10 @@ def run_seed(seed: int) -> tuple[Counter[str], Failure | None]:
     chance = Chance(seed)
     with _running() as run:
         try:
-            for _ in range(chance.length):
-                run.act(chance.next(run))
-            run.finish()
+            with _named():
+                for _ in range(chance.length):
+                    run.act(chance.next(run))
+                run.finish()
         except Violation as violation:
             chosen = [each for each in run.done if len(each) < 2 or not _is_of_the_end(each)]
             return run.counts, _small(seed, chosen, violation)
@@ -78,9 +79,10 @@ def follow(schedule: Sequence[Action]) -> tuple[Violation | None, list[str]]:
     with _running() as run:
         violation = None
         try:
-            for action in schedule:
-                run.act(action)
-            run.finish()
+            with _named():
+                for action in schedule:
+                    run.act(action)
+                run.finish()
         except Violation as found:
             violation = found
         return violation, [f"{name}: {what}" for name, what in run.world.scheduler.steps]
@@ -106,6 +108,17 @@ def _small(seed: int, schedule: Sequence[Action], violation: Violation) -> Failu
         size = max(1, size // 2)
     found, steps = follow(kept)
     return Failure(seed, str(found or violation), tuple(kept), tuple(steps))
+
+
+@contextlib.contextmanager
+def _named() -> Iterator[None]:
+    """Whatever else goes wrong is a violation, too: it needs its seed and its history as much."""
+    try:
+        yield
+    except Violation:
+        raise
+    except Exception as error:
+        raise Violation(f"XX: {type(error).__name__}: {error}") from error
 
 
 @contextlib.contextmanager

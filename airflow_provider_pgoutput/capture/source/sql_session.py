@@ -131,7 +131,9 @@ class SlotSession:
         On a network that is silent the connection stays until this process ends, or the kernel gives it up.
         """
         self.cancel()
-        if not self._at_work.acquire(timeout=_CANCEL_SECONDS):
+        # The driver must not free what the request to cancel is still sent on.
+        is_stuck = self._cancelling is not None and self._cancelling.is_alive()
+        if is_stuck or not self._at_work.acquire(timeout=_CANCEL_SECONDS):
             log.warning(
                 "Slot %s: the network is silent; a connection is left to itself.", self._slot_name
             )
