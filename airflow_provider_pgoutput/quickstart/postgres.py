@@ -60,7 +60,7 @@ DEFAULT_SETTINGS: dict[str, str] = {
 }
 _START_SECONDS = 60.0
 _STOP_SECONDS = 60.0
-_PORT_ATTEMPTS = 5
+_ATTEMPTS = 20
 _STATUS_LINE = 7  # postmaster.pid holds the server's status in its eighth line.
 
 
@@ -149,12 +149,15 @@ class EmbeddedPostgres:
             self._initialise()
         self._password = self._read_password()
         chosen_here = self._port is None
-        for attempt in range(_PORT_ATTEMPTS):
+        for attempt in range(_ATTEMPTS):
             port = self._port or _free_port()
             if self._launch(port):
                 self._port = port
                 log.info("PostgreSQL %s is ready on %s:%d", self.version, HOST, port)
                 return self
+            if "pre-existing shared memory block" in self._log_tail():
+                time.sleep(1)  # Children of a server that was killed take a moment to notice.
+                continue
             # Another process took the port between our look and the server's bind.
             if not chosen_here or "Address already in use" not in self._log_tail():
                 break
