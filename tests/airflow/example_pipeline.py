@@ -17,14 +17,17 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_pgoutput.quickstart.spark import LocalLake, local_conf, spark_environment
+from tests.airflow.canaries import CANARIES
+from tests.reader_role import role_statements
 
 if TYPE_CHECKING:
     import pytest
 
-CANARY = "canary-0xC0FFEE-password"
 DAG_FOLDER = Path(__file__).parents[2] / "dags_examples"
+#: The documented role, with the rights that "Named tables" of the page gives.
+_ROLE = role_statements("The role", "cdc_reader", CANARIES["postgres password"])
 SOURCE = f"""
-    CREATE ROLE cdc_reader LOGIN REPLICATION PASSWORD '{CANARY}';
+    {_ROLE}
     CREATE SCHEMA sales;
     CREATE TABLE orders (id int PRIMARY KEY, customer text, price numeric(12, 2));
     CREATE TABLE customers (name text PRIMARY KEY, since timestamptz, notes text);
@@ -70,28 +73,60 @@ class Pipeline:
             "host": given["host"],
             "port": int(str(given["port"])),
             "login": "cdc_reader",
-            "password": CANARY,
+            "password": CANARIES["postgres password"],
             "schema": given["dbname"],
+            "extra": {"sslpassword": CANARIES["postgres sslpassword"]},
         }
         iceberg = {
             "conn_type": "iceberg",
+            "password": CANARIES["iceberg password"],
             "extra": {
                 **self.lake.pyiceberg_properties(),
                 "catalog-name": "lake",
-                "header.Authorization": f"Bearer {CANARY}",
+                "header.Authorization": f"Bearer {CANARIES['iceberg header.Authorization']}",
+                **{
+                    name: CANARIES[f"iceberg {name}"]
+                    for name in (
+                        "token",
+                        "credential",
+                        "header.X-Mine",
+                        "s3.access-key-id",
+                        "s3.secret-access-key",
+                        "s3.session-token",
+                        "adls.connection-string",
+                        "my-own-property",
+                    )
+                },
             },
         }
+        spark = {"conn_type": "spark", "host": "local[2]", "password": CANARIES["spark password"]}
         spark_conf = home / "spark-conf"
         spark_conf.mkdir()
+        self.event_logs = home / "event-logs"
+        self.event_logs.mkdir()
+        defaults = local_conf("1g") | {
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.dir": self.event_logs.as_uri(),
+            "spark.eventLog.compress": "false",
+            "spark.eventLog.rolling.enabled": "false",
+            "spark.ssl.ui.keyStorePassword": CANARIES["spark keystore"],
+        }
         (spark_conf / "spark-defaults.conf").write_text(
-            "".join(f"{name} {value}\n" for name, value in local_conf("1g").items())
+            "".join(f"{name} {value}\n" for name, value in defaults.items())
+        )
+        # A secrets backend, as in production: connections in the environment are for all to inherit.
+        self._connections = home / "connections.json"
+        self._connections.write_text(
+            json.dumps(
+                {"postgres_default": source, "iceberg_default": iceberg, "spark_default": spark}
+            )
         )
         variables = spark_environment() | {
             "SPARK_CONF_DIR": str(spark_conf),
             "AIRFLOW__CORE__DAGS_FOLDER": str(DAG_FOLDER),
             "AIRFLOW_CONN_POSTGRES_DEFAULT": json.dumps(source),
             "AIRFLOW_CONN_ICEBERG_DEFAULT": json.dumps(iceberg),
-            "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
+            "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(spark),
         }
         for name, value in variables.items():
             environment.setenv(name, value)
@@ -135,9 +170,21 @@ class Pipeline:
 
     def python(self, *arguments: str) -> int:
         """Run a Python program to its end and keep what it prints; its exit status."""
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("AIRFLOW_CONN_")
+        }
+        backend = {
+            "AIRFLOW__SECRETS__BACKEND": "airflow.secrets.local_filesystem.LocalFilesystemBackend",
+            "AIRFLOW__SECRETS__BACKEND_KWARGS": json.dumps(
+                {"connections_file_path": str(self._connections)}
+            ),
+        }
         result = subprocess.run(
             [sys.executable, *arguments],
             check=False,
+            env=environment | backend,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -5,7 +5,11 @@ One test follows one pipeline through its life, because every apply costs a star
 
 from __future__ import annotations
 
+import base64
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -15,19 +19,22 @@ import pytest
 
 from airflow_provider_pgoutput.operators.advance import PgoutputAdvanceSlotOperator
 from airflow_provider_pgoutput.operators.apply import PgoutputApplyOperator
-from tests.airflow.example_pipeline import CANARY, metadata_database
+from tests.airflow.canaries import CANARIES, ProcessWatch, files_below, leaks
+from tests.airflow.example_pipeline import metadata_database
 
 if TYPE_CHECKING:
     from tests.airflow.example_pipeline import Pipeline
 
     Session = psycopg.Connection[tuple[Any, ...]]
 
-pytestmark = [pytest.mark.submit, pytest.mark.postgres, pytest.mark.airflow]
 
-
+@pytest.mark.submit
+@pytest.mark.postgres
+@pytest.mark.airflow
 def test_a_pipeline_from_its_first_run_to_a_cleared_old_one(pipeline: Pipeline) -> None:
     with psycopg.connect(pipeline.conninfo, autocommit=True) as session:
-        first = pipeline.run()
+        with ProcessWatch() as processes:
+            first = pipeline.run()
         assert first["stage"]["tables"]["public.orders"]["copied"] == 500
         pipeline.assert_equal()
 
@@ -56,7 +63,7 @@ def test_a_pipeline_from_its_first_run_to_a_cleared_old_one(pipeline: Pipeline) 
 
     assert "public.orders: 500 copied" in pipeline.log
     assert "::group::Stage slot shop" in pipeline.log
-    nothing_leaked(pipeline)
+    nothing_leaked(pipeline, processes)
 
 
 def cleared_old_run_is_a_no_op(pipeline: Pipeline, old_batch: dict[str, Any]) -> None:
@@ -80,16 +87,45 @@ def confirmed(session: Session) -> str:
     return str(row[0])
 
 
-def nothing_leaked(pipeline: Pipeline) -> None:
-    """No password and no value of a row is in a log, an XCom, a rendered template or the staging."""
-    assert CANARY not in pipeline.log
-    assert "customer 3" not in pipeline.log
+def nothing_leaked(pipeline: Pipeline, processes: ProcessWatch) -> None:
+    """No planted secret and no value of a row is anywhere where others may look.
+
+    Each place is one that was really looked at: it holds something that belongs there.
+    """
     with metadata_database() as database:
         kept = "\n".join(line for line in database.iterdump() if not line.startswith("CREATE"))
+    staged = files_below(Path(pipeline.staging_uri.removeprefix("file://")))
+    logs = {f"event log {path}": text for path, text in files_below(pipeline.event_logs).items()}
+    commands = {at: text for at, text in processes.seen.items() if at.startswith("command")}
+    environments = {at: text for at, text in processes.seen.items() if at.startswith("env")}
+
     assert "pgoutput_to_iceberg" in kept
-    assert CANARY not in kept
-    assert "customer 3" not in kept
-    staging = Path(pipeline.staging_uri.removeprefix("file://"))
-    texts = [path.read_text() for path in staging.rglob("*.json")]
-    assert texts
-    assert all(CANARY not in text for text in texts)
+    assert len(logs) == 3, "an event log for each job"
+    assert all(b"spark.sql.catalog.lake.s3.secret-access-key" in text for text in logs.values())
+    assert all(b"*********(redacted)" in text for text in logs.values())
+    assert any(path.endswith(".result.json") for path in staged)
+    assert any("org.apache.spark.deploy.SparkSubmit" in text for text in commands.values())
+    assert any("spark.properties" in text for text in commands.values())
+    assert any("PYSPARK_GATEWAY" in text for text in environments.values()), "the driver's"
+
+    places = {"log": pipeline.log, "Airflow's database": kept, **staged, **logs, **processes.seen}
+    places |= files_below(Path(pipeline.lake.home))
+    places |= files_below(Path(os.environ["AIRFLOW_HOME"]))
+    assert not leaks(places)
+    for place in (pipeline.log, kept, *(str(text) for text in logs.values())):
+        assert "customer 3" not in place
+
+
+def test_a_canary_would_be_found_wherever_it_is(tmp_path: Path) -> None:
+    for name, canary in CANARIES.items():
+        assert leaks({"a log": f"password={canary}\n"}) == [(name, "a log")]
+        header = base64.b64encode(f"client:{canary}".encode())
+        assert leaks({"a header": b"Basic " + header}) == [(name, "a header")]
+        (tmp_path / "file").write_bytes(b"PAR1" + canary.encode())
+        assert leaks(files_below(tmp_path)) == [(name, str(tmp_path / "file"))]
+    canary = CANARIES["postgres password"]
+    with ProcessWatch() as processes:
+        words = [sys.executable, "-c", "import time; time.sleep(2)", canary]
+        subprocess.run(words, check=True, env={"PGPASSWORD": canary})
+    assert {where.split()[0] for _, where in leaks(processes.seen)} == {"command", "environment"}
+    assert not leaks({"a log": "canary"})
