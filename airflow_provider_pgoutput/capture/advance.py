@@ -1,4 +1,4 @@
-"""The last step of a run: let the server forget what the lake holds. Never more than that.
+"""The last step of a run: let the server forget what the lake holds, or what is sealed. Never more than that.
 
 Source: https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-REPLICATION
 """
@@ -6,6 +6,7 @@ Source: https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-R
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_pgoutput.batch.crash_points import reach
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_WAITS = 100
+_WAIT_SECONDS = 0.1
+
 
 class MovableSlot(Protocol):
     """What moving a slot asks of the server."""
@@ -49,7 +53,7 @@ class MovableSlot(Protocol):
         ...
 
 
-class _SlotOnServer:
+class SlotOnServer:
     """A slot behind a session."""
 
     def __init__(self, session: Session, slot_name: str) -> None:
@@ -57,12 +61,23 @@ class _SlotOnServer:
         self.slot_name = slot_name
 
     def server(self) -> Server:
+        """See ``MovableSlot``."""
         return read_server(self._session)
 
     def facts(self) -> SlotFacts | None:
+        """See ``MovableSlot``."""
         return read_slot(self._session, self.slot_name)
 
+    def wait_for_its_reader(self) -> None:
+        """Wait a few seconds for a session that read the slot: the server ends it after its client does."""
+        for _ in range(_WAITS):
+            facts = self.facts()
+            if facts is None or facts.active_pid is None:
+                return
+            time.sleep(_WAIT_SECONDS)
+
     def move(self, lsn: Lsn) -> Lsn:
+        """See ``MovableSlot``."""
         with translated(slot=self.slot_name):
             row = self._session.execute(
                 "SELECT end_lsn::pg_catalog.text FROM pg_catalog.pg_replication_slot_advance(%s, %s)",
@@ -95,7 +110,7 @@ def advance_slot(
     if checkpoint_lsn <= 0:
         raise ConfigurationError("0/0 is not a checkpoint.", slot=slot_name)
     with of_slot(slot_name), sessions.connect(conninfo, slot=slot_name) as session:
-        return move_slot(_SlotOnServer(session, slot_name), checkpoint_lsn, system_identifier)
+        return move_slot(SlotOnServer(session, slot_name), checkpoint_lsn, system_identifier)
 
 
 def move_slot(slot: MovableSlot, checkpoint_lsn: Lsn, system_identifier: str | None) -> Lsn:

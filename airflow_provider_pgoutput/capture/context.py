@@ -10,6 +10,7 @@ import functools
 import logging
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.capture.advance import SlotOnServer, move_slot
 from airflow_provider_pgoutput.capture.copying import copy_published
 from airflow_provider_pgoutput.capture.schema.full_keys import FullKeys
 from airflow_provider_pgoutput.capture.schema.history import SchemaHistory
@@ -116,6 +117,12 @@ class CaptureContext:
             two_phase=self.options.two_phase,
             failover=request.failover,
         )
+
+    def confirm(self, lsn: Lsn) -> None:
+        """Let the server forget what is sealed, up to ``lsn``."""
+        slot = SlotOnServer(self.session, self.request.slot_name)
+        slot.wait_for_its_reader()
+        move_slot(slot, lsn, self.server.system_identifier)
 
     def drop_slot(self, slot: SlotFacts) -> None:
         """Drop the slot, which is of no use any more."""

@@ -135,7 +135,16 @@ def _slot(observed: Observed) -> Iterator[Finding]:
         return
     try:
         confirmed = check_slot(slot, server, two_phase=observed.two_phase)
-        if checkpoint is not None:
+        bridge = None if checkpoint is None else _bridge(observed, checkpoint.end_lsn, confirmed)
+        if bridge is not None:
+            yield Finding(
+                NOTE,
+                "slot",
+                f"The slot has passed the batch {_range(bridge)}, which is not applied: only the staging "
+                "area holds its changes.",
+                "run the apply task; keep the staging area until then.",
+            )
+        elif checkpoint is not None:
             check_not_ahead(confirmed, checkpoint.end_lsn, slot.name)
     except PgoutputError as error:
         yield _problem("slot", error)
@@ -148,6 +157,15 @@ def _slot(observed: Observed) -> Iterator[Finding]:
             f"{checkpoint.end_lsn - confirmed} bytes of WAL that nobody needs.",
             "run the advance task.",
         )
+
+
+def _bridge(observed: Observed, checkpoint: Lsn, confirmed: Lsn) -> Manifest | None:
+    """The complete batch that the next run takes when the slot is past the checkpoint."""
+    for manifest in observed.manifests:
+        spans = manifest.start_lsn <= checkpoint < confirmed <= manifest.end_lsn
+        if spans and _is_ours(manifest, observed) and manifest.batch_id not in observed.incomplete:
+            return manifest
+    return None
 
 
 def _checkpoint(observed: Observed) -> Iterator[Finding]:

@@ -1,8 +1,8 @@
 """Start here: the whole capture of one batch on one screen, ``stage_batch``.
 
 A batch is all transactions with ``start <= commit LSN < end``. Where it starts is the lake's checkpoint;
-where it ends is decided once, before reading. The slot is created here when there is none and never
-moved: ``advance.py`` does that after the lake holds the batch.
+where it ends is decided once, before reading. The slot is created here when there is none. It is moved
+here only with ``advance="after_stage"``, once the batch is sealed; else the lake has to hold it first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.capture.context import CaptureContext
 from airflow_provider_pgoutput.capture.reading import stage_changes, stage_copies
-from airflow_provider_pgoutput.capture.request import ALWAYS, NEVER
+from airflow_provider_pgoutput.capture.request import AFTER_STAGE, ALWAYS, NEVER
 from airflow_provider_pgoutput.capture.schema.differences import unfollowable
 from airflow_provider_pgoutput.capture.schema.policy import COPY, CopyNeeded
 from airflow_provider_pgoutput.capture.source import session as sessions
@@ -37,10 +37,11 @@ from airflow_provider_pgoutput.capture.source.slot import (
 )
 from airflow_provider_pgoutput.capture.source.slot_care import warn_of_dangers
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
-from airflow_provider_pgoutput.capture.staging.seal import find_ending, find_sealed
+from airflow_provider_pgoutput.capture.staging.seal import find_bridge, find_ending, find_sealed
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     DecodedTooEarly,
+    SlotAheadOfCheckpoint,
     SlotLost,
     SlotNotFound,
     SourceChanged,
@@ -90,6 +91,15 @@ def _stage_once(request: CaptureRequest) -> tuple[Manifest, str]:
 
 def stage_in(context: CaptureContext) -> tuple[Manifest, str]:
     """Take the way to a batch that the slot, the request and the lake leave; see ``stage_batch``."""
+    request = context.request
+    sealed = _sealed_in(context)
+    # Without a checkpoint nothing would tell a later run that this is the batch to begin with.
+    if request.advance == AFTER_STAGE and request.checkpoint is not None:
+        context.confirm(sealed[0].end_lsn)
+    return sealed
+
+
+def _sealed_in(context: CaptureContext) -> tuple[Manifest, str]:
     request, server = context.request, context.server
     check_wal_level(server)
     slot = context.read_slot()
@@ -174,6 +184,10 @@ class _Capture:
         :param confirmed: position of the slot; None: there is none that could be read.
         """
         self._check_source(checkpoint)
+        if confirmed is not None and confirmed > checkpoint.end_lsn:
+            found = self._bridge(checkpoint, confirmed)
+            if found is not None:
+                return found
         if self._request.on_slot_lost == COPY and (
             confirmed is None or confirmed > checkpoint.end_lsn
         ):
@@ -201,6 +215,34 @@ class _Capture:
         tables = tables_to_copy(self._context.published(), checkpoint, self._request, gaps)
         self._context.check_may_copy(tables)
         return self._stage_with_copies(checkpoint.end_lsn, tables)
+
+    def _bridge(self, checkpoint: Checkpoint, confirmed: Lsn) -> tuple[Manifest, str] | None:
+        """The sealed batch with what the slot has passed and the lake lacks; None: there is none.
+
+        It cannot be staged again, so what is asked for beyond it has to wait.
+        """
+        request, context = self._request, self._context
+        system_identifier = context.server.system_identifier
+        found = find_bridge(
+            context.area, request.slot_name, system_identifier, checkpoint.end_lsn, confirmed
+        )
+        if found is None:
+            return None
+        manifest, uri = found
+        lacks = not holds_copies(manifest, request.copy_tables)
+        if not lacks and not self._waits_for_copy(manifest, checkpoint):
+            log.info("The slot has passed this batch, which is sealed and not applied yet: %s", uri)
+            return found
+        if request.on_slot_lost == COPY:
+            return None
+        raise SlotAheadOfCheckpoint(
+            f"The batch {manifest.start_lsn} to {manifest.end_lsn} is sealed and not applied, and the slot"
+            " has passed it: it cannot be staged again with copies.",
+            slot=request.slot_name,
+            lsn=checkpoint.end_lsn,
+            advice="run once without copy_tables, which applies it, and then with it; if apply cannot follow"
+            " its types, run once with on_slot_lost='copy'.",
+        )
 
     def _stage_with_copies(
         self, start: Lsn, tables: tuple[PublishedTable, ...]

@@ -25,6 +25,9 @@ WALSENDER = "walsender"
 ALWAYS = "always"
 NEVER = "never"
 
+AFTER_APPLY = "after_apply"
+AFTER_STAGE = "after_stage"
+
 
 @dataclass(frozen=True, slots=True)
 class CaptureRequest:
@@ -59,6 +62,10 @@ class CaptureRequest:
     #: A slot that cannot give what the lake lacks, because it was invalidated, dropped or moved: ``fail``, or
     #: ``copy`` all published tables again, from a new slot where there is none.
     on_slot_lost: str = FAIL
+    #: When the server may forget a batch's changes: ``after_apply``, which another task does, or
+    #: ``after_stage``: as soon as the batch is sealed, so that only the staging area holds them then.  The
+    #: first batch of a pipeline waits for its apply in any case.
+    advance: str = AFTER_APPLY
     #: Whether a slot that is created here is synchronised to standbys; version 17 and later.
     failover: bool = False
     #: The longest wait between two runs by the schedule; None: not known.
@@ -110,6 +117,11 @@ class CaptureRequest:
             raise ConfigurationError(
                 f"Unknown initial_copy {self.initial_copy!r}.",
                 advice=f"use {ALWAYS!r} or {NEVER!r}.",
+            )
+        if self.advance not in {AFTER_APPLY, AFTER_STAGE}:
+            raise ConfigurationError(
+                f"Unknown advance {self.advance!r}.",
+                advice=f"use {AFTER_APPLY!r} or {AFTER_STAGE!r}.",
             )
         for name in ("on_recreated_table", "on_slot_lost"):
             if (value := getattr(self, name)) not in {FAIL, COPY}:

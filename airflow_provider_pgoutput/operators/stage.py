@@ -32,7 +32,7 @@ class PgoutputStageOperator(CopyingOperator):
 
     The first run creates the slot and stages every published table as it was at the slot's start. Each
     later run stages one batch: from where the lake is to where the server was when the run began, or to
-    an earlier commit when a limit is reached. The slot is read, never moved.
+    an earlier commit when a limit is reached. The slot is read; only ``advance="after_stage"`` moves it.
 
     All arguments are templated; lists and mappings may be given as JSON text.
 
@@ -66,6 +66,9 @@ class PgoutputStageOperator(CopyingOperator):
         ``copy`` it again in place of the rows of the former one.
     :param on_slot_lost: a slot that was invalidated, dropped or moved past the lake: ``fail``, or make a new
         one and ``copy`` all published tables again in one batch; the lake stays readable meanwhile.
+    :param advance: ``after_apply``: ``PgoutputAdvanceSlotOperator`` moves the slot; ``after_stage``: this
+        operator does when a batch is sealed, so the source need not keep WAL while the apply is late. Until
+        the batch is applied, the staging area holds the only copy of it.
     :param failover: a slot that this creates is synchronised to standbys (PostgreSQL 17 and later).
     :param copy_tables: tables to copy again in this run, ``["schema.table"]``, whatever the lake holds.
     :param value_policy: what to do with values that their column cannot hold, see ``docs/types.md``.
@@ -113,6 +116,7 @@ class PgoutputStageOperator(CopyingOperator):
         "start_lsn",
         "on_recreated_table",
         "on_slot_lost",
+        "advance",
         "failover",
         "copy_tables",
         "value_policy",
@@ -155,6 +159,7 @@ class PgoutputStageOperator(CopyingOperator):
         start_lsn: str | None = None,
         on_recreated_table: str = "fail",
         on_slot_lost: str = "fail",
+        advance: str = "after_apply",
         failover: bool | str = False,
         copy_tables: Sequence[str] | str | None = None,
         value_policy: Mapping[str, str] | str | None = None,
@@ -177,8 +182,7 @@ class PgoutputStageOperator(CopyingOperator):
         self.iceberg_conn_id = iceberg_conn_id
         self.catalog_name = catalog_name
         self.transport = transport
-        self.proto_version = proto_version
-        self.streaming = streaming
+        self.proto_version, self.streaming = proto_version, streaming
         self.two_phase = two_phase
         self.binary = binary
         self.messages = messages
@@ -188,7 +192,7 @@ class PgoutputStageOperator(CopyingOperator):
         self.initial_copy = initial_copy
         self.start_lsn = start_lsn
         self.on_recreated_table = on_recreated_table
-        self.on_slot_lost = on_slot_lost
+        self.on_slot_lost, self.advance = on_slot_lost, advance
         self.failover = failover
         self.copy_tables = copy_tables
         self.value_policy = value_policy
@@ -259,6 +263,7 @@ class PgoutputStageOperator(CopyingOperator):
                 self.on_recreated_table, "on_recreated_table"
             ),
             on_slot_lost=arguments.required_text(self.on_slot_lost, "on_slot_lost"),
+            advance=arguments.required_text(self.advance, "advance"),
             failover=arguments.flag(self.failover, "failover"),
             seconds_between_runs=longest_seconds_between_runs(self.get_dag()),
             copy_tables=arguments.optional_text_list(self.copy_tables, "copy_tables"),

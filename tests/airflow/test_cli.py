@@ -345,6 +345,28 @@ def test_what_waits_in_the_staging_area_is_named(
     assert any("cannot be read" in each["what"] for each in findings)
 
 
+def test_a_slot_that_has_passed_a_sealed_batch_is_a_note(
+    source: Session,
+    healthy: Lsn,
+    slot: str,
+    lake: TestLake,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    staging = ("--staging-uri", str(tmp_path))
+    later = write(source)
+    advance_slot(PgoutputHook().conninfo(), slot, later, system_identifier=lake.system_identifier)
+    assert doctor(capsys, slot, *staging)[0] == 1
+    lost = manifest(lake, slot, healthy, later, changes=1, path=f"{slot}/data/x/changes.parquet")
+    seal(tmp_path, lost)
+    assert doctor(capsys, slot, *staging)[0] == 1
+    seal(tmp_path, manifest(lake, slot, healthy, later, changes=1))
+    code, findings = doctor(capsys, slot, *staging)
+    notes = [each["what"] for each in findings if each["where"] == "slot"]
+    assert (code, len(notes)) == (0, 1)
+    assert "only the staging area" in notes[0]
+
+
 def test_branches_of_dead_attempts_are_named_and_removed(
     source: Session, healthy: Lsn, slot: str, lake: TestLake
 ) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.request import AFTER_STAGE
 
 if TYPE_CHECKING:
     from tests.conformance.pipeline import Pipeline
@@ -28,8 +29,23 @@ class Sighting:
     """A position that the slot was found at."""
 
     confirmed: Lsn
-    #: The checkpoint, read after the position; None: there was none.
-    checkpoint: Lsn | None
+    #: How far it may be, read after the position: the checkpoint, or with ``advance="after_stage"`` what is
+    #: sealed from there on; None: there was no checkpoint.
+    kept: Lsn | None
+
+
+def kept_up_to(pipeline: Pipeline) -> Lsn | None:
+    """How far the server need not keep changes, because the lake or the staging area does."""
+    checkpoint = pipeline.checkpoint()
+    if checkpoint is None:
+        return None
+    ends = [checkpoint.end_lsn]
+    if pipeline.capture_options.get("advance") == AFTER_STAGE:
+        for path in (pipeline.staging / pipeline.slot_name / "manifests").glob("*.json"):
+            start, end = (Lsn(int(text, 16)) for text in path.name.split("-")[:2])
+            if start <= checkpoint.end_lsn:
+                ends.append(end)
+    return max(ends)
 
 
 class SlotWatch:
@@ -64,7 +80,7 @@ class SlotWatch:
         raise AssertionError("the slot was not looked at")
 
     def early(self, created_at: Lsn) -> list[Sighting]:
-        """Where the slot was past the checkpoint.
+        """Where the slot was past what is kept.
 
         :param created_at: where the slot began, which is the start of the first batch. Until there is a
             checkpoint the slot may not be past it.
@@ -72,7 +88,7 @@ class SlotWatch:
         return [
             each
             for each in self.sightings
-            if each.confirmed > max(created_at, each.checkpoint or created_at)
+            if each.confirmed > max(created_at, each.kept or created_at)
         ]
 
     def _run(self) -> None:
@@ -98,8 +114,6 @@ class SlotWatch:
                 ).fetchone()
                 found = Lsn.parse(row[0]) if row else None
                 if found is not None and found != last:
-                    checkpoint = self._pipeline.checkpoint()
-                    end = checkpoint.end_lsn if checkpoint else None
-                    self.sightings.append(Sighting(found, end))
+                    self.sightings.append(Sighting(found, kept_up_to(self._pipeline)))
                 last = found
                 self.looks += 1

@@ -40,7 +40,7 @@ def test_a_slot_that_moves_before_the_checkpoint_is_seen(subject: Callable[[int]
     assert confirmed == checkpoint.end_lsn == batch.manifest.end_lsn, "all is well, afterwards"
     (early,) = run.watch.early(created_at)
     assert early.confirmed == batch.manifest.end_lsn
-    assert early.checkpoint == first.manifest.end_lsn
+    assert early.kept == first.manifest.end_lsn
     with pytest.raises(AssertionError, match="I4"):
         run.judge.at_the_end([first, batch], run.workload.journal_changes)
 
@@ -55,4 +55,4 @@ def test_a_slot_that_moves_before_there_is_a_checkpoint_is_seen(
     move_slot(run, end)
     (early,) = run.watch.early(first.manifest.start_lsn)
     assert early.confirmed == end
-    assert early.checkpoint is None
+    assert early.kept is None

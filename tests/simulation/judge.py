@@ -6,6 +6,7 @@ newest marker names. What must hold at any instant is looked at after every step
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch import checkpoint as words
@@ -54,6 +55,8 @@ class Judge:
         self._recorded: tuple[Any, int | None] = ((), None)
         #: The slot was taken away, and changes with it that nobody can bring back.
         self.slot_was_lost = False
+        #: Stage runs may move the slot over what is sealed.
+        self.moves_after_stage = False
         #: Somebody rolled a table back, and it was not brought forward again.
         self.rolled_back: set[str] = set()
 
@@ -74,9 +77,28 @@ class Judge:
         if slot is None or self.slot_was_lost:
             return
         if checkpoint is not None:
-            _demand(slot.confirmed <= checkpoint, "I4: the slot is past the checkpoint")
+            kept = slot.confirmed <= checkpoint or self._is_sealed(checkpoint, slot.confirmed)
+            _demand(kept, "I4: the slot is past the checkpoint, and no batch holds what is between")
         else:
             _demand(slot.confirmed == slot.durable, "I4: the slot moved before any checkpoint")
+
+    def _is_sealed(self, checkpoint: int, confirmed: int) -> bool:
+        """Whether a complete batch holds everything between the checkpoint and the slot."""
+        objects = self._world.area.objects if self.moves_after_stage else {}
+        for path, content in objects.items():
+            if "/manifests/" not in path:
+                continue
+            batch = json.loads(content)
+            paths = [
+                file["path"]
+                for table in batch["tables"]
+                for version in table["versions"]
+                for file in version["files"]
+            ]
+            spans = _lsn(batch["start_lsn"]) <= checkpoint and confirmed <= _lsn(batch["end_lsn"])
+            if spans and all(each in objects for each in paths):
+                return True
+        return False
 
     def after(self, process: Process) -> None:
         """I1, I2, I3, I7 and I8: a task ended, or was killed."""

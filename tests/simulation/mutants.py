@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgoutput.apply import branching, checkpoint, pipeline, publish
 from airflow_provider_pgoutput.apply.iceberg import MAIN, IcebergTable
 from airflow_provider_pgoutput.apply.target import start
+from airflow_provider_pgoutput.capture import pipeline as staging
+from airflow_provider_pgoutput.capture.request import AFTER_STAGE
 from airflow_provider_pgoutput.operators import batches
 
 if TYPE_CHECKING:
@@ -97,10 +99,30 @@ def prepare_again_without_a_look() -> Any:
     return stack
 
 
+def forget_what_the_slot_has_passed() -> Any:
+    """A sealed batch that only the staging area still holds is not looked for."""
+    return _instead(staging, "find_bridge", lambda *_: None)
+
+
+def move_the_slot_over_the_first_batch() -> Any:
+    """The slot is moved after every stage run, also where the lake has nothing yet."""
+    real = staging.stage_in
+
+    def stage_in(context: Any) -> Any:
+        sealed = real(context)
+        if context.request.advance == AFTER_STAGE:
+            context.confirm(sealed[0].end_lsn)
+        return sealed
+
+    return _instead(staging, "stage_in", stage_in)
+
+
 MUTANTS: tuple[Callable[[], Any], ...] = (
     advance_to_the_end_of_the_batch,
     publish_without_the_fence,
     prepare_on_another_head,
     record_before_publishing,
     prepare_again_without_a_look,
+    forget_what_the_slot_has_passed,
+    move_the_slot_over_the_first_batch,
 )

@@ -64,6 +64,7 @@ class Run:
             "prune": world.prune,
         }
         process = Process(f"{task} {number} of run {dag_run}", works[task])
+        self.judge.moves_after_stage |= options.get("advance") == "after_stage"
         process.task, process.dag_run = task, dag_run
         self.processes[number] = process
         self.counts[f"{task} started"] += 1

@@ -38,6 +38,7 @@ class Chance:
         self._misrule = share() < 0.3  # Tasks out of order, runs with the batch of another.
         self._loses_slot = share() < 0.15
         self._rolls_back = share() < 0.15
+        self._after_stage = choice((0.0, 0.0, 1.0, 0.5))  # Stage runs that move the slot.
         self._numbers = 0
         self._dag_runs = 0
 
@@ -113,7 +114,9 @@ class Chance:
         task: Any = _TASKS[min(place, len(_TASKS) - 1)]
         if again or self._misrule:
             task = chance.choice(_TASKS)
-        options = ()
+        options: Action = ()
         if task == "stage" and chance.random() < 0.5:
             options = (("max_changes", chance.randint(1, 6)),)
+        if task == "stage" and chance.random() < self._after_stage:
+            options = (*options, ("advance", "after_stage"))
         return "start", number, task, dag_run, options

@@ -24,6 +24,7 @@ from airflow_provider_pgoutput.batch.manifest import (
     TableVersion,
 )
 from airflow_provider_pgoutput.batch.membership import PublishedSet, TableMark
+from airflow_provider_pgoutput.capture.advance import move_slot
 from airflow_provider_pgoutput.capture.context import CaptureContext
 from airflow_provider_pgoutput.capture.slot_reading import Found
 from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Server
@@ -396,6 +397,10 @@ class Context(CaptureContext):
                 raise SourceError("The slot exists already.", slot=SLOT)
             self._source.make_slot()
             return ExportedRows(self._source)
+
+    def confirm(self, lsn: Lsn) -> None:
+        """See ``CaptureContext``."""
+        move_slot(MovedSlot(self._source), lsn, self.server.system_identifier)
 
     def drop_slot(self, slot: SlotFacts) -> None:
         """See ``CaptureContext``."""

@@ -118,7 +118,13 @@ class World:
 
     # The tasks.
 
-    def stage(self, *, max_changes: int | None = None, on_slot_lost: str = "fail") -> Any:
+    def stage(
+        self,
+        *,
+        max_changes: int | None = None,
+        on_slot_lost: str = "fail",
+        advance: str = "after_apply",
+    ) -> Any:
         """``PgoutputStageOperator``."""
         request = CaptureRequest(
             conninfo="",
@@ -128,6 +134,7 @@ class World:
             checkpoint=self.checkpoint(),
             max_changes=max_changes,
             on_slot_lost=on_slot_lost,
+            advance=advance,
         )
         server = self.source.server()
         return batch_xcom(*staging.stage_in(Context(self, request, server)))

@@ -13,6 +13,8 @@ from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.batch.manifest import Manifest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
 
@@ -36,15 +38,43 @@ def find_sealed(
     :returns: the manifest and its URI.
     :raises BatchRefused: when a manifest is damaged.
     """
+
+    def counts(from_lsn: Lsn, end: Lsn) -> bool:
+        return from_lsn == start and (past is None or end > past)
+
+    return _longest(area, slot_name, system_identifier, counts)
+
+
+def find_bridge(
+    area: StagingArea, slot_name: str, system_identifier: str, checkpoint: Lsn, confirmed: Lsn
+) -> tuple[Manifest, str] | None:
+    """A sealed batch with all that lies between the checkpoint and a slot that is past it.
+
+    It may begin before the checkpoint: of two runs at once each may have sealed one, and the shorter was
+    applied.
+
+    :returns: the manifest and its URI.
+    :raises BatchRefused: when a manifest is damaged.
+    """
+
+    def counts(start: Lsn, end: Lsn) -> bool:
+        return start <= checkpoint < end and end >= confirmed
+
+    return _longest(area, slot_name, system_identifier, counts)
+
+
+def _longest(
+    area: StagingArea,
+    slot_name: str,
+    system_identifier: str,
+    counts: Callable[[Lsn, Lsn], bool],
+) -> tuple[Manifest, str] | None:
+    """Of the complete batches whose start and end count, the one that ends last."""
     folder = layout.manifest_folder(slot_name)
     found = []
     for name in area.names(folder):
         positions = layout.parse_manifest_name(name)
-        if (
-            positions is not None
-            and positions[0] == start
-            and (past is None or positions[1] > past)
-        ):
+        if positions is not None and counts(*positions):
             found.append((positions[1], name))
     for _, name in sorted(found, reverse=True):
         path = f"{folder}/{name}"
