@@ -23,9 +23,11 @@ demo: setup ## PostgreSQL under load -> Airflow -> Spark -> Iceberg, then compar
 # A file of tests runs in one process, in the order of the files; a process has a server, a lake and a Spark
 # of its own (about 5 GiB).
 WORKERS ?= 2
+# More cases of what the other tests show, an hour of them, with ALL=1.
+MARKS := $(if $(ALL),-m '')
 
-test: setup ## Run the tests in WORKERS=2 processes (PYTEST_ARGS="-k name" for some of them)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+test: setup ## Run the tests in WORKERS=2 processes (PYTEST_ARGS="-k name" for some of them, ALL=1 for more cases)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(MARKS) $(PYTEST_ARGS)
 
 airflow: setup ## Airflow's web page with the DAG loaded and the demo's database up
 	@$(BIN)/python -m airflow_provider_pgoutput.quickstart airflow
@@ -52,7 +54,7 @@ RUNS ?= 20
 
 torture: setup ## Random sessions staged in every way (SEED=1 RUNS=20), or kills at every crash point (FAULTS=1 SEED=1)
 ifdef FAULTS
-	@PGOUTPUT_SWEEP_POINTS=0 PGOUTPUT_SWEEP_SEED=$(SEED) $(BIN)/python -m pytest -q tests/faults/test_kill_sweep.py
+	@PGOUTPUT_SWEEP_POINTS=0 PGOUTPUT_SWEEP_SEED=$(SEED) $(BIN)/python -m pytest -q -m '' tests/faults/test_kill_sweep.py
 else
 	@$(BIN)/python -m tests.capture.torture --seed $(SEED) --runs $(RUNS)
 endif

@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 import pytest
@@ -135,8 +135,17 @@ def spark(local_lake: LocalLake) -> Iterator[SparkSession]:
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
+    without_checksum_files(session)
     yield session
     session.stop()
+
+
+def without_checksum_files(session: SparkSession) -> None:
+    """Let Hadoop write no ``.crc`` file beside each file: for every file it runs a ``chmod``."""
+    jvm, context = cast("Any", session._jvm), cast("Any", session.sparkContext)
+    root = getattr(jvm, "java.net.URI")("file:///")
+    file_systems = getattr(jvm, "org.apache.hadoop.fs.FileSystem")
+    file_systems.get(root, context._jsc.hadoopConfiguration()).setWriteChecksum(False)
 
 
 @pytest.fixture(scope="session")

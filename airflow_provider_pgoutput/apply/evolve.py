@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.apply import uuids
 from airflow_provider_pgoutput.apply.iceberg import FILL_PREFIX, IcebergTable
-from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, java_class
+from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, class_named, elements, java_class
 from airflow_provider_pgoutput.apply.names import TableName, literal, quote
 from airflow_provider_pgoutput.apply.recorded import COLUMNS_PROPERTY, columns_property
 from airflow_provider_pgoutput.apply.types import UUID, holds_uuid, spark_type
@@ -143,7 +143,7 @@ def _evolve_once(
     renamed = layout is not None and _rename(spark, transaction, table, layout)
     before = transaction.table().schema()
     change, changed = transaction.updateSchema().caseSensitive(True), renamed
-    present = {str(field.name()): field for field in before.columns()}
+    present = {str(field.name()): field for field in elements(before.columns())}
     wanted_properties = dict(properties)
     for column in columns:
         kind = _java_type(spark, column.lake_type)
@@ -160,7 +160,7 @@ def _evolve_once(
     for name, field in present.items():
         if field.isRequired() and name not in key:
             change, changed = change.makeColumnOptional(name), True
-    identifiers = {str(name) for name in before.identifierFieldNames()}
+    identifiers = {str(name) for name in elements(before.identifierFieldNames())}
     wanted_identifiers = _identifier_fields(present, key)
     if identifiers != wanted_identifiers:
         names = _java_list(spark, sorted(wanted_identifiers))
@@ -183,7 +183,7 @@ def _rename(spark: SparkSession, transaction: Any, table: IcebergTable, layout: 
         # Renaming moves them by name, one after the other, so a name that passes from one column to another
         # would take its mark along. They are set again with all other changes.
         change = change.setIdentifierFields(_java_list(spark, []))
-    for found in table.java.schema().columns():
+    for found in elements(table.java.schema().columns()):
         field_id, name = int(found.fieldId()), str(found.name())
         wanted = layout.renamed.get(field_id, name)
         if field_id in layout.dropped:
@@ -198,7 +198,8 @@ def _rename(spark: SparkSession, transaction: Any, table: IcebergTable, layout: 
 
 def _numbers(transaction: Any, table: IcebergTable, layout: Layout) -> dict[str, str]:
     """The property that says which field is which column of the source."""
-    ids = {str(each.name()): int(each.fieldId()) for each in transaction.table().schema().columns()}
+    columns = elements(transaction.table().schema().columns())
+    ids = {str(each.name()): int(each.fieldId()) for each in columns}
     fields = {number: ids[name] for number, name in layout.numbered.items() if name in ids}
     if not fields:
         return {}
@@ -238,12 +239,13 @@ def _default(spark: SparkSession, table: IcebergTable, column: Column, kind: Any
     if column.missing_value is None or format_version(table) < 3 or not kind.isPrimitiveType():
         return None
     jvm: Any = spark._jvm
+    expressions = class_named(jvm, "org.apache.iceberg.expressions.Expressions")
     converted = spark.range(1).selectExpr(f"{missing_value(column)} AS v")
     java_value = converted._jdf.head().get(0)
     if column.lake_type == UUID:
-        return jvm.org.apache.iceberg.expressions.Expressions.lit(java_value).to(kind)
-    internal = jvm.org.apache.iceberg.spark.SparkValueConverter.convert(kind, java_value)
-    return jvm.org.apache.iceberg.expressions.Expressions.lit(internal).to(kind)
+        return expressions.lit(java_value).to(kind)
+    converter = class_named(jvm, "org.apache.iceberg.spark.SparkValueConverter")
+    return expressions.lit(converter.convert(kind, java_value)).to(kind)
 
 
 def format_version(table: IcebergTable) -> int:
@@ -256,8 +258,7 @@ def _java_type(spark: SparkSession, lake_type: str) -> Any:
 
 
 def _java_list(spark: SparkSession, values: Sequence[str]) -> Any:
-    jvm: Any = spark._jvm
-    found = jvm.java.util.ArrayList()
+    found = class_named(spark._jvm, "java.util.ArrayList")()
     for value in values:
         found.add(value)
     return found

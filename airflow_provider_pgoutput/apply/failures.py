@@ -12,7 +12,12 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, java_classes, java_exception
+from airflow_provider_pgoutput.apply.java import (
+    JAVA_ERRORS,
+    class_named,
+    java_classes,
+    java_exception,
+)
 from airflow_provider_pgoutput.errors import (
     CommitStateUnknown,
     LakeUnavailable,
@@ -44,7 +49,8 @@ def commit_failure(jvm: Any, error: Exception, table: str) -> PgoutputError:
     found = java_classes(error)
     if found[0].endswith(_REFUSED):
         return PublishRefused("The table changed while it was committed to.", table=table)
-    clean = jvm.org.apache.iceberg.exceptions.CleanableFailure._java_lang_class
+    cleanable = class_named(jvm, "org.apache.iceberg.exceptions.CleanableFailure")
+    clean = cleanable._java_lang_class
     if clean.isInstance(java_exception(error)):
         return LakeUnavailable(f"The catalog failed: {found[0]}.", table=table)
     return _unknown(found[0], table)

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.apply.failures import commit_failure
-from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, activate, java_class
+from airflow_provider_pgoutput.apply.java import (
+    JAVA_ERRORS,
+    activate,
+    class_named,
+    entries,
+    java_class,
+)
 from airflow_provider_pgoutput.batch import checkpoint as words
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.errors import (
@@ -68,9 +74,8 @@ class IcebergTable:
         jvm: Any = spark._jvm
         activate(spark)
         try:
-            java = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(
-                spark._jsparkSession, name.sql
-            )
+            spark_util = class_named(jvm, "org.apache.iceberg.spark.Spark3Util")
+            java = spark_util.loadIcebergTable(spark._jsparkSession, name.sql)
             java.refresh()
         except JAVA_ERRORS as error:
             found = java_class(error)
@@ -88,7 +93,7 @@ class IcebergTable:
     @property
     def properties(self) -> dict[str, str]:
         """The table's properties."""
-        return dict(self.java.properties())
+        return {name: str(value) for name, value in entries(self.java.properties())}
 
     @property
     def head(self) -> int | None:
@@ -217,16 +222,18 @@ class IcebergTable:
 
     def delete_all(self, branch: str) -> None:
         """Empty a branch: one metadata commit, whatever the table's size."""
-        everything = self._jvm.org.apache.iceberg.expressions.Expressions.alwaysTrue()
+        expressions = class_named(self._jvm, "org.apache.iceberg.expressions.Expressions")
+        everything = expressions.alwaysTrue()
         self.java.newDelete().deleteFromRowFilter(everything).toBranch(branch).commit()
         self.java.refresh()
 
     def delete_files(self, branch: str, paths: Sequence[str]) -> None:
         """Take data files out of a branch."""
         delete = self.java.newDelete().toBranch(branch)
+        text = class_named(self._jvm, "java.lang.StringBuilder")
         for path in paths:
             # Not a String: for one, Py4J finds an inner method that removes the file itself.
-            delete = delete.deleteFile(self._jvm.java.lang.StringBuilder(path))
+            delete = delete.deleteFile(text(path))
         delete.commit()
         self.java.refresh()
 
@@ -259,7 +266,7 @@ class IcebergTable:
         """Branches of ours, with the time of their newest commit in ms since 1970."""
         return {
             name: int(self.java.snapshot(reference.snapshotId()).timestampMillis())
-            for name, reference in dict(self.java.refs()).items()
+            for name, reference in entries(self.java.refs())
             if reference.isBranch() and name.startswith(words.BRANCH_PREFIX)
         }
 

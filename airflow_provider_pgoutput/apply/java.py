@@ -1,4 +1,4 @@
-"""The JVM below PySpark: its errors, which reach Python in two forms, and its active session.
+"""The JVM below PySpark: its errors, which reach Python in two forms, its classes, collections and session.
 
 It knows nothing of tables.
 """
@@ -11,6 +11,8 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors.exceptions.captured import CapturedException
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import SparkSession
 
 #: What a call into the JVM raises: PySpark rewrites some exceptions and passes on the rest.
@@ -42,7 +44,33 @@ def java_classes(error: Exception) -> list[str]:
     return found
 
 
+def class_named(jvm: Any, name: str) -> Any:
+    """The Java class of a full name.
+
+    Asked for in one piece: with ``jvm.org.apache...`` the JVM first looks through every jar for a class
+    ``org``, in each package that PySpark imports.
+    """
+    return getattr(jvm, name)
+
+
+def elements(collection: Any) -> Iterator[Any]:
+    """The elements of a Java collection.
+
+    Python's own loop ends with a Java exception, and PySpark asks the JVM many questions about each: 0.1 s.
+    """
+    iterator = collection.iterator()
+    while iterator.hasNext():
+        yield iterator.next()
+
+
+def entries(java_map: Any) -> Iterator[tuple[str, Any]]:
+    """Keys, which are texts, and values of a Java map."""
+    for entry in elements(java_map.entrySet()):
+        yield str(entry.getKey()), entry.getValue()
+
+
 def activate(spark: SparkSession) -> None:
     """Make ``spark`` the session of this thread: catalogs are looked up in the active one's settings."""
     jvm: Any = spark._jvm
-    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
+    sessions = class_named(jvm, "org.apache.spark.sql.classic.SparkSession")
+    sessions.setActiveSession(spark._jsparkSession)

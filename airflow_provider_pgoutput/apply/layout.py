@@ -15,6 +15,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.apply.java import elements
 from airflow_provider_pgoutput.apply.places import Place, Places
 from airflow_provider_pgoutput.apply.recorded import (
     begun,
@@ -256,4 +257,4 @@ def _in_target(table: Table, at: Sequence[Sequence[Place]]) -> Table:
 def _partition_sources(target: IcebergTable | None) -> set[int]:
     if target is None:
         return set()
-    return {int(each.sourceId()) for each in target.java.spec().fields()}
+    return {int(each.sourceId()) for each in elements(target.java.spec().fields())}

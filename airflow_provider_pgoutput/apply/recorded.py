@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_pgoutput.apply.java import elements
 from airflow_provider_pgoutput.apply.types import lake_type_of
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def fields_of(target: IcebergTable | None) -> list[Field]:
         return []
     return [
         Field(int(each.fieldId()), str(each.name()), lake_type_of(each.type()))
-        for each in target.java.schema().columns()
+        for each in elements(target.java.schema().columns())
     ]
 
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, java_class
+from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, class_named, java_class
 from airflow_provider_pgoutput.apply.types import spark_type
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.manifest import Manifest, StagedFile
@@ -121,7 +121,8 @@ def _verify_file(spark: SparkSession, batch: StagedBatch, file: StagedFile) -> N
         stream = file_system.open(path)
         try:
             # Streams: a batch may hold files larger than the driver's memory.
-            found = _jvm(spark).org.apache.commons.codec.digest.DigestUtils.sha256Hex(stream)
+            digests = class_named(_jvm(spark), "org.apache.commons.codec.digest.DigestUtils")
+            found = digests.sha256Hex(stream)
         finally:
             stream.close()
     except JAVA_ERRORS as error:
@@ -166,7 +167,7 @@ def _read_text(spark: SparkSession, uri: str) -> str | None:
             raise BatchRefused(f"The file at {uri} is too large for a plan or a manifest.")
         stream = file_system.open(path)
         try:
-            io = _jvm(spark).org.apache.commons.io.IOUtils
+            io = class_named(_jvm(spark), "org.apache.commons.io.IOUtils")
             return str(io.toString(stream, "UTF-8"))
         finally:
             stream.close()
@@ -180,7 +181,7 @@ def _open(spark: SparkSession, uri: str) -> tuple[Any, Any]:
     """The Hadoop path and file system of a URI."""
     jvm = _jvm(spark)
     try:
-        path = jvm.org.apache.hadoop.fs.Path(uri)
+        path = class_named(jvm, "org.apache.hadoop.fs.Path")(uri)
         context: Any = spark.sparkContext
         return path, path.getFileSystem(context._jsc.hadoopConfiguration())
     except JAVA_ERRORS as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from airflow_provider_pgoutput.apply.java import elements
 from airflow_provider_pgoutput.apply.names import quote
 from airflow_provider_pgoutput.batch.lake_types import (
     decimal_type,
@@ -89,7 +90,7 @@ def lake_type_of(java_type: Any) -> str:
     if java_type.isStructType():
         return struct_type(
             (str(field.name()), lake_type_of(field.type()))
-            for field in java_type.asStructType().fields()
+            for field in elements(java_type.asStructType().fields())
         )
     return str(java_type.toString())
 

@@ -13,7 +13,7 @@ import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, java_class
+from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, class_named, java_class
 from airflow_provider_pgoutput.apply.types import UUID
 from airflow_provider_pgoutput.batch.lake_types import list_element, map_entry, struct_fields
 
@@ -53,7 +53,7 @@ def java_schema(spark: SparkSession, columns: Sequence[tuple[str, str, bool]]) -
     ids = itertools.count(1)
     fields = [_field(ids, name, kind, required) for name, kind, required in columns]
     text = json.dumps({"type": "struct", "schema-id": 0, "fields": fields})
-    return jvm.org.apache.iceberg.SchemaParser.fromJson(text)
+    return class_named(jvm, "org.apache.iceberg.SchemaParser").fromJson(text)
 
 
 def _field(ids: Iterator[int], name: str, kind: str, required: bool) -> dict[str, Any]:
@@ -90,19 +90,19 @@ def create(
     :param columns: name, lake type and whether it is required, of each column.
     """
     jvm: Any = spark._jvm
-    spark_util = jvm.org.apache.iceberg.spark.Spark3Util
+    spark_util = class_named(jvm, "org.apache.iceberg.spark.Spark3Util")
     java_session: Any = spark._jsparkSession
     partitioning = java_session.sessionState().sqlParser().parsePlan(statement).partitioning()
     transforms = _array(
         spark,
-        jvm.org.apache.spark.sql.connector.expressions.Transform,
+        class_named(jvm, "org.apache.spark.sql.connector.expressions.Transform"),
         [partitioning.apply(i) for i in range(partitioning.size())],
     )
     schema = java_schema(spark, columns)
-    parts = _array(spark, jvm.java.lang.String, name.namespace.split("."))
-    identifier = jvm.org.apache.iceberg.catalog.TableIdentifier.of(
-        jvm.org.apache.iceberg.catalog.Namespace.of(parts), name.name
-    )
+    parts = _array(spark, class_named(jvm, "java.lang.String"), name.namespace.split("."))
+    namespace = class_named(jvm, "org.apache.iceberg.catalog.Namespace").of(parts)
+    identifiers = class_named(jvm, "org.apache.iceberg.catalog.TableIdentifier")
+    identifier = identifiers.of(namespace, name.name)
     catalog = spark_util.loadIcebergCatalog(java_session, name.catalog)
     builder = catalog.buildTable(identifier, schema).withPartitionSpec(
         spark_util.toPartitionSpec(schema, transforms)

@@ -48,7 +48,9 @@ def _batches(source: Source, cut: str) -> tuple[list[Plan], list[Relation]]:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("cut", ["nowhere", "first step", "each step"])
+@pytest.mark.parametrize(
+    "cut", ["nowhere", pytest.param("first step", marks=pytest.mark.exhaustive), "each step"]
+)
 def test_the_lake_equals_the_source(
     spark: SparkSession, source: Source, lake_rows: Any, cut: str
 ) -> None:

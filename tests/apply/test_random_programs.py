@@ -73,7 +73,9 @@ def _swap(random_: random.Random, relation: Relation) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (1, 2))]
+)
 def test_the_lake_equals_the_source(
     spark: SparkSession, source: Source, lake_rows: Any, seed: int
 ) -> None:

@@ -28,13 +28,23 @@ POINTS = [each for each in crash_points("apply") if not each.startswith("replay.
 #: What only the run that makes the tables passes, and what is worth a kill there too.
 ONLY_IN_THE_FIRST_RUN = {"apply.after_copy"}
 ALSO_IN_THE_FIRST_RUN = {"apply.between_publishes"}
+#: Where every test run kills a whole driver; at the others ``test_kill_sweep.py`` and ``make test ALL=1`` do.
+ALWAYS = {"apply.after_prepare", "apply.before_checkpoint"}
 
 
 def test_there_are_crash_points() -> None:
+    assert set(POINTS) > ALWAYS
     assert set(POINTS) > ONLY_IN_THE_FIRST_RUN | ALSO_IN_THE_FIRST_RUN
 
 
-@pytest.mark.parametrize("point", [each for each in POINTS if each not in ONLY_IN_THE_FIRST_RUN])
+@pytest.mark.parametrize(
+    "point",
+    [
+        each if each in ALWAYS else pytest.param(each, marks=pytest.mark.exhaustive)
+        for each in POINTS
+        if each not in ONLY_IN_THE_FIRST_RUN
+    ],
+)
 def test_killed_apply_is_repeated_without_loss(
     point: str, subject: Callable[[int], Subject], local_lake: LocalLake
 ) -> None:

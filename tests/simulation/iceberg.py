@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.java import JavaError
+from tests.simulation.java import JavaError, JavaMap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -171,10 +171,10 @@ class JavaTable:
         self.metadata = found
 
     def properties(self) -> Mapping[str, str]:
-        return self.metadata.properties
+        return JavaMap(self.metadata.properties)
 
     def refs(self) -> Mapping[str, Reference]:
-        return self.metadata.refs
+        return JavaMap(self.metadata.refs)
 
     def currentSnapshot(self) -> Snapshot | None:  # noqa: N802 - Java's name
         return self.metadata.main
