@@ -19,7 +19,7 @@ from airflow_provider_pgoutput.apply.failures import failure
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 from airflow_provider_pgoutput.apply.java import JAVA_ERRORS
 from airflow_provider_pgoutput.apply.names import TableName
-from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, marker_of
+from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, marker_of, skipped_text
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Counts, Manifest, Table
 from airflow_provider_pgoutput.batch.shape import Shape
@@ -201,6 +201,7 @@ def _row(
         "columns": _columns(plan, applied.table) if applied else None,
         "schema_changes": _schema_changes(applied.table) if applied else None,
         "last_commit_time": manifest.last_commit_time,
+        "skipped": None if applied else skipped_text(manifest),
     }
 
 

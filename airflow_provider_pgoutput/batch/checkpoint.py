@@ -7,6 +7,7 @@ that can be rebuilt. What is not here: reading and writing either (``apply/check
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.errors import BatchGap
@@ -70,12 +71,16 @@ CHECKPOINT = (
     ("schema_changes", "string"),
     # When the last transaction of the batch committed at the source.  Null: it had none.
     ("last_commit_time", "timestamptz"),
+    # JSON: commit LSN and row changes of each transaction that was left out on request; in the batch's
+    # row alone.  Null: none.
+    ("skipped", "string"),
 )
 #: Columns that a table made by an earlier version lacks, with their types; they are added to it.
 LATER_COLUMNS = {
     "columns": "string",
     "schema_changes": "string",
     "last_commit_time": "timestamptz",
+    "skipped": "string",
 }
 
 
@@ -88,6 +93,12 @@ def marker_of(manifest: Manifest) -> dict[str, str]:
         SUMMARY_START_LSN: str(manifest.start_lsn),
         SUMMARY_END_LSN: str(manifest.end_lsn),
     }
+
+
+def skipped_text(manifest: Manifest) -> str | None:
+    """The checkpoint's ``skipped`` of a batch."""
+    skipped = {each.commit_lsn: each.changes for each in manifest.skipped}
+    return json.dumps(skipped) if skipped else None
 
 
 def refuse_gap(manifest: Manifest, checkpoint: Lsn | None) -> None:

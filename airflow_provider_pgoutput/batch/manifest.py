@@ -20,7 +20,7 @@ from airflow_provider_pgoutput.batch.shape import SchemaChange, Storage, storage
 from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Collection, Hashable
 
 FORMAT_VERSION = 1
 #: Fields that came later; where they say nothing the batch id is what it was without them.
@@ -29,6 +29,7 @@ _LATER_FIELDS = {
     "schema_changes": (),
     "records_columns": False,
     "loaded_lsn": None,
+    "skipped": (),
 }
 #: Fields that tell where something lies, and nothing of the content.
 _PLACES = frozenset({"path", "storage"})
@@ -185,6 +186,15 @@ class PreparedTransaction:
 
 
 @dataclass(frozen=True, slots=True)
+class SkippedTransaction:
+    """A transaction of the range that is not in the batch, because somebody asked for that."""
+
+    commit_lsn: str
+    #: Row changes that were left out.
+    changes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """A sealed batch."""
 
@@ -209,6 +219,8 @@ class Manifest:
     loaded_lsn: str | None = None
     #: As read when the run began.  None: not recorded, in files of version 0.1.
     published: PublishedSet | None = None
+    #: Not in files of version 0.1.
+    skipped: tuple[SkippedTransaction, ...] = ()
     created_by: str = ""
     #: See ``batch_id``: asked for often, and made of everything that a large manifest holds.
     _batch_id: str = field(default="", init=False, repr=False, compare=False)
@@ -234,6 +246,7 @@ class Manifest:
             "message_files",
             "prepared",
             "loaded_lsn",
+            "skipped",
         )
         content = _content({name: _body(getattr(self, name)) for name in named})
         text = json.dumps(content, sort_keys=True, ensure_ascii=True)
@@ -243,6 +256,12 @@ class Manifest:
     def changes(self) -> int:
         """Row changes of all tables, copied rows not counted."""
         return sum(table.counts.changes for table in self.tables)
+
+    def skips(self, commit_lsns: Collection[Lsn]) -> bool:
+        """Whether it lacks the transactions that commit there, as far as it reaches."""
+        left_out = {each.commit_lsn for each in self.skipped}
+        within = [lsn for lsn in commit_lsns if self.start_lsn <= lsn < self.end_lsn]
+        return all(str(lsn) in left_out for lsn in within)
 
     @property
     def is_empty(self) -> bool:
@@ -312,6 +331,9 @@ class Manifest:
                     ),
                     "published": PublishedSet.from_body(body.get("published")),
                     "prepared": tuple(PreparedTransaction(**each) for each in body["prepared"]),
+                    "skipped": tuple(
+                        SkippedTransaction(**each) for each in body.get("skipped", ())
+                    ),
                 }
             )
         except (KeyError, TypeError, ValueError, AttributeError, ConfigurationError) as error:

@@ -25,6 +25,8 @@ class BatchXCom(TypedDict):
     tables: dict[str, dict[str, int]]
     #: By ``schema.table``: what changed of its schema, in words, the first hundred; else left out.
     schema_changes: NotRequired[dict[str, list[str]]]
+    #: Commit LSN and row changes of each transaction that was left out on request; else left out.
+    skipped: NotRequired[dict[str, int]]
 
 
 def batch_xcom(manifest: Manifest, manifest_uri: str) -> BatchXCom:
@@ -50,4 +52,6 @@ def batch_xcom(manifest: Manifest, manifest_uri: str) -> BatchXCom:
     }
     if changed:
         batch["schema_changes"] = changed
+    if manifest.skipped:
+        batch["skipped"] = {each.commit_lsn: each.changes for each in manifest.skipped}
     return batch

@@ -229,7 +229,9 @@ class _Capture:
         if found is None:
             return None
         manifest, uri = found
-        lacks = not holds_copies(manifest, request.copy_tables)
+        lacks = not (
+            holds_copies(manifest, request.copy_tables) and manifest.skips(request.skip_lsns)
+        )
         if not lacks and not self._waits_for_copy(manifest, checkpoint):
             log.info("The slot has passed this batch, which is sealed and not applied yet: %s", uri)
             return found
@@ -237,11 +239,11 @@ class _Capture:
             return None
         raise SlotAheadOfCheckpoint(
             f"The batch {manifest.start_lsn} to {manifest.end_lsn} is sealed and not applied, and the slot"
-            " has passed it: it cannot be staged again with copies.",
+            " has passed it: it cannot be staged again, with copies or without a transaction.",
             slot=request.slot_name,
             lsn=checkpoint.end_lsn,
-            advice="run once without copy_tables, which applies it, and then with it; if apply cannot follow"
-            " its types, run once with on_slot_lost='copy'.",
+            advice="run once without copy_tables, which applies it, and then with it; if it cannot be applied"
+            " as it is, run once with on_slot_lost='copy'.",
         )
 
     def _stage_with_copies(
@@ -335,6 +337,7 @@ class _Capture:
             self._context.server.system_identifier,
             start,
             past=past,
+            skip_lsns=self._request.skip_lsns,
         )
         if found is not None:
             log.info("An earlier attempt sealed this batch already: %s", found[1])

@@ -133,6 +133,8 @@ def _seal(
         prepared=() if two_phase is None else two_phase.write(batch, read.end),
         loaded_lsn=context.request.start_lsn,
         published=context.marks,
+        skipped=read.skipped,
+        skip_lsns=request.skip_lsns,
     )
 
 

@@ -70,6 +70,8 @@ class CaptureRequest:
     failover: bool = False
     #: The longest wait between two runs by the schedule; None: not known.
     seconds_between_runs: int | None = None
+    #: Commit LSNs of transactions that are left out, because something in them cannot be staged or applied.
+    skip_lsns: Sequence[Lsn] = ()
     #: Tables as ``schema.table`` that are copied again, whatever the lake holds of them.
     copy_tables: Sequence[str] = ()
     #: ``null_and_keep`` or ``fail`` by type family; the key ``default`` is for all others.

@@ -5,9 +5,11 @@ What is not here: where a batch starts and ends, and the checks around a read (`
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.batch.manifest import SkippedTransaction
 from airflow_provider_pgoutput.capture.drain import (
     commit_time,
     drain,
@@ -21,6 +23,7 @@ from airflow_provider_pgoutput.capture.source.sql_stream import SqlStream
 from airflow_provider_pgoutput.capture.source.stream import SlotRead
 from airflow_provider_pgoutput.capture.source.walsender_stream import WalsenderStream
 from airflow_provider_pgoutput.capture.staging.cut import BatchCut, Limits
+from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.stream import ChangeStream
     from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
     from airflow_provider_pgoutput.capture.staging.prepared import TwoPhase
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,7 @@ class Found:
     changes: bool = False
     transactions: int = 0
     last_commit_time: str | None = None
+    skipped: tuple[SkippedTransaction, ...] = ()
 
 
 class SlotReading:
@@ -65,7 +71,31 @@ class SlotReading:
             changes=True,
             transactions=decoder.transactions,
             last_commit_time=None if commit is None else commit_time(commit.committed_at_us),
+            skipped=self._skipped(decoder, cut.end_lsn),
         )
+
+    def _skipped(self, decoder: Decoder, end: Lsn) -> tuple[SkippedTransaction, ...]:
+        """What was left out on request.
+
+        :raises ConfigurationError: a position that was given is in the batch and no commit's.
+        """
+        slot_name, found = self._context.request.slot_name, decoder.skipped
+        for lsn in self._context.request.skip_lsns:
+            if self._start <= lsn < end and lsn not in found:
+                raise ConfigurationError(
+                    "No transaction of the batch that is read commits at this LSN of skip_lsns.",
+                    slot=slot_name,
+                    lsn=lsn,
+                    advice="give the LSN that the error names, which is that of the commit record.",
+                )
+        for lsn, changes in sorted(found.items()):
+            log.warning(
+                "Slot %s: the transaction that committed at %s is left out on request: %s row changes.",
+                slot_name,
+                lsn,
+                f"{changes:,}",
+            )
+        return tuple(SkippedTransaction(str(lsn), count) for lsn, count in sorted(found.items()))
 
     def beside_copy(self, batch: BatchInProgress) -> None:
         """Read what came before a copy and is not in it: logical messages, and what was prepared.
@@ -93,7 +123,11 @@ class SlotReading:
     def _decoder(self) -> Decoder:
         options = self._context.options
         return Decoder(
-            self._start, self._target, skip_origins=options.skip_origins, binary=options.binary
+            self._start,
+            self._target,
+            skip_origins=options.skip_origins,
+            skip_lsns=self._context.request.skip_lsns,
+            binary=options.binary,
         )
 
 

@@ -87,6 +87,15 @@ def lsn(value: Any, name: str) -> Lsn | None:
         ) from error
 
 
+def lsn_list(value: Any, name: str) -> tuple[Lsn, ...]:
+    """Return positions given as a list, as JSON, or as text with commas; nothing is an empty list.
+
+    :raises ConfigurationError: when one is something else.
+    """
+    found = (lsn(each, name) for each in optional_text_list(value, name))
+    return tuple(each for each in found if each is not None)
+
+
 def flag(value: Any, name: str) -> bool:
     """Return a yes or no.
 

@@ -70,6 +70,8 @@ class PgoutputStageOperator(CopyingOperator):
         operator does when a batch is sealed, so the source need not keep WAL while the apply is late. Until
         the batch is applied, the staging area holds the only copy of it.
     :param failover: a slot that this creates is synchronised to standbys (PostgreSQL 17 and later).
+    :param skip_lsns: commit LSNs of transactions to leave out, ``["16/B374D848"]``, because the run fails at
+        something in them. The lake lacks their changes then; log, XCom and checkpoint table say so.
     :param copy_tables: tables to copy again in this run, ``["schema.table"]``, whatever the lake holds.
     :param value_policy: what to do with values that their column cannot hold, see ``docs/types.md``.
     :param type_options: what becomes of kinds of types, ``{"numeric": "decimal(38,9)", "uuid": "uuid"}``; see
@@ -118,6 +120,7 @@ class PgoutputStageOperator(CopyingOperator):
         "on_slot_lost",
         "advance",
         "failover",
+        "skip_lsns",
         "copy_tables",
         "value_policy",
         "type_options",
@@ -161,6 +164,7 @@ class PgoutputStageOperator(CopyingOperator):
         on_slot_lost: str = "fail",
         advance: str = "after_apply",
         failover: bool | str = False,
+        skip_lsns: Sequence[str] | str | None = None,
         copy_tables: Sequence[str] | str | None = None,
         value_policy: Mapping[str, str] | str | None = None,
         type_options: Mapping[str, str] | str | None = None,
@@ -194,13 +198,12 @@ class PgoutputStageOperator(CopyingOperator):
         self.on_recreated_table = on_recreated_table
         self.on_slot_lost, self.advance = on_slot_lost, advance
         self.failover = failover
-        self.copy_tables = copy_tables
+        self.skip_lsns, self.copy_tables = skip_lsns, copy_tables
         self.value_policy = value_policy
         self.type_options = type_options
         self.column_types = column_types
         self.key_columns = key_columns
-        self.older_rows = older_rows
-        self.type_changes = type_changes
+        self.older_rows, self.type_changes = older_rows, type_changes
         self.unsure_columns = unsure_columns
         self.memory_mib = memory_mib
         self.copy_connections = copy_connections
@@ -266,6 +269,7 @@ class PgoutputStageOperator(CopyingOperator):
             advance=arguments.required_text(self.advance, "advance"),
             failover=arguments.flag(self.failover, "failover"),
             seconds_between_runs=longest_seconds_between_runs(self.get_dag()),
+            skip_lsns=arguments.lsn_list(self.skip_lsns, "skip_lsns"),
             copy_tables=arguments.optional_text_list(self.copy_tables, "copy_tables"),
             value_policy=arguments.mapping(self.value_policy, "value_policy"),
             type_options=arguments.text_mapping(self.type_options, "type_options"),

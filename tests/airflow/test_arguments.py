@@ -82,6 +82,11 @@ def test_a_missing_text_is_refused_by_name(value: Any) -> None:
 
 def test_a_position_is_read_as_postgresql_writes_it() -> None:
     assert arguments.lsn("16/B374D848", "start_lsn") == 0x16_B374D848
+    for given in (["0/10", "1/0"], '["0/10", "1/0"]', "0/10,1/0"):
+        assert arguments.lsn_list(given, "skip_lsns") == (0x10, 1 << 32)
+    assert arguments.lsn_list("", "skip_lsns") == ()
+    with pytest.raises(ConfigurationError, match="skip_lsns"):
+        arguments.lsn_list("0/10,somewhere", "skip_lsns")
     for nothing in (None, "", "None"):
         assert arguments.lsn(nothing, "start_lsn") is None
     for wrong in ("16", "16-B374D848", 7, "0x16/1"):

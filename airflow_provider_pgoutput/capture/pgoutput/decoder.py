@@ -30,6 +30,8 @@ from airflow_provider_pgoutput.capture.pgoutput.transactions import Messages, Tr
 from airflow_provider_pgoutput.errors import ProtocolError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.pgoutput.blocks import LogicalMessageBlock
     from airflow_provider_pgoutput.capture.pgoutput.messages import Commit, Relation, TypeMessage
@@ -49,6 +51,7 @@ class Decoder:
     :param end_lsn: None: without an end.
     :param skip_origins: skip transactions that this server replicated from another, as the server's
         option ``origin 'none'`` does from version 16 on.
+    :param skip_lsns: commit LSNs of transactions to skip, whatever is in them.
     :param binary: values come in binary form, as with the server's option ``binary``.
     """
 
@@ -58,10 +61,13 @@ class Decoder:
         end_lsn: Lsn | None = None,
         *,
         skip_origins: bool = False,
+        skip_lsns: Collection[Lsn] = (),
         binary: bool = False,
     ) -> None:
         self._binary = binary
-        self._transactions = Transactions(start_lsn, end_lsn, skip_origins=skip_origins)
+        self._transactions = Transactions(
+            start_lsn, end_lsn, skip_origins=skip_origins, skip_lsns=skip_lsns
+        )
         self._range = start_lsn, end_lsn
         self._relations = Relations()
         self._origins = Origins()
@@ -83,6 +89,11 @@ class Decoder:
     def transactions(self) -> int:
         """Transactions that ended so far, without skipped ones."""
         return self._transactions.count
+
+    @property
+    def skipped(self) -> dict[Lsn, int]:
+        """Row changes of the transactions that were skipped by their commit LSN, by that."""
+        return self._transactions.skipped
 
     @property
     def last_commit(self) -> Commit | None:

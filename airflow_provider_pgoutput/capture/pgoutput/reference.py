@@ -42,6 +42,8 @@ from airflow_provider_pgoutput.capture.pgoutput.state import (
 from airflow_provider_pgoutput.errors import ProtocolError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock, LogicalMessageBlock
 
@@ -97,12 +99,17 @@ class ReferenceDecoder:
         end_lsn: Lsn | None = None,
         *,
         skip_origins: bool = False,
+        skip_lsns: Collection[Lsn] = (),
         binary: bool = False,
     ) -> None:
         self._binary = binary
         self._start_lsn = start_lsn
         self._end_lsn = end_lsn
         self._skip_origins = skip_origins
+        self._skip_lsns = frozenset(skip_lsns)
+        #: Row changes of the open transaction that are not wanted.
+        self._left_out = 0
+        self.skipped: dict[Lsn, int] = {}
         self._origin: Origin | None = None
         self._state = OUTSIDE
         self._begin: Begin | None = None
@@ -144,6 +151,10 @@ class ReferenceDecoder:
 
     @property
     def _wanted(self) -> bool:
+        return self._in_range and self._lsn not in self._skip_lsns
+
+    @property
+    def _in_range(self) -> bool:
         lsn = self._lsn
         return (
             lsn is not None
@@ -155,7 +166,7 @@ class ReferenceDecoder:
     def _control(self, event: str, body: bytes) -> None:
         if event == "B":
             self._begin = parse_begin(body)
-            self._next_seq = 0
+            self._next_seq, self._left_out = 0, 0
             self._origin = None
             check_begin(self._begin, self.last_commit)
         elif event == "C":
@@ -163,6 +174,8 @@ class ReferenceDecoder:
             commit = parse_commit(body, self._lsn)
             check_commit(commit, self._begin)
             self.transactions += self._wanted
+            if self._in_range and not self._wanted:
+                self.skipped[self._begin.final_lsn] = self._left_out
             self.last_commit = commit
             self._begin = None
         elif event == "R":
@@ -204,6 +217,7 @@ class ReferenceDecoder:
         assert self._begin is not None, "the state table lets no change stand outside"
         truncate = parse_truncate(body, self._lsn) if event == "T" else None
         if not self._wanted:
+            self._left_out += 1
             return []
         begin = self._begin
         committed_at_us = begin.committed_at_us + POSTGRES_EPOCH_US

@@ -32,6 +32,8 @@ from airflow_provider_pgoutput.capture.pgoutput.state import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from numpy.typing import NDArray
 
     from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
@@ -160,11 +162,19 @@ class Transactions:
     """The transaction that is open, and what is known of those before."""
 
     def __init__(
-        self, start_lsn: Lsn | None, end_lsn: Lsn | None, *, skip_origins: bool = False
+        self,
+        start_lsn: Lsn | None,
+        end_lsn: Lsn | None,
+        *,
+        skip_origins: bool = False,
+        skip_lsns: Collection[Lsn] = (),
     ) -> None:
         self._start_lsn = start_lsn
         self._end_lsn = end_lsn
         self._skip_origins = skip_origins
+        self._skip_lsns = np.array(sorted(skip_lsns), dtype=np.int64)
+        #: Row changes of the transactions that were skipped by their commit LSN, by that.
+        self.skipped: dict[Lsn, int] = {}
         #: Whether the open transaction is skipped because it has an origin.
         self._has_origin = False
         self._state = OUTSIDE
@@ -191,6 +201,8 @@ class Transactions:
             has_origin[transaction[messages.of("O")]] = True
             self._has_origin = bool(has_origin[-1])
             wanted &= ~has_origin
+        if len(self._skip_lsns):
+            self._skip(messages, transaction, lsns, wanted)
         self._commits(messages, begins, transaction, lsns, wanted)
 
         counted = np.cumsum(_COUNTED[messages.events], dtype=np.int64)
@@ -205,6 +217,22 @@ class Transactions:
             commit_ts_us=times + POSTGRES_EPOCH_US,
             wanted=wanted,
         )
+
+    def _skip(
+        self,
+        messages: Messages,
+        transaction: NDArray[np.int32],
+        lsns: NDArray[np.int64],
+        wanted: NDArray[np.bool_],
+    ) -> None:
+        """Leave out what was asked to be, and count its rows."""
+        skipped = wanted & np.isin(lsns, self._skip_lsns)
+        if skipped.any():
+            rows = np.bincount(transaction[messages.of("IUDT")], minlength=len(lsns))
+            for number in np.flatnonzero(skipped).tolist():
+                lsn = Lsn(int(lsns[number]))
+                self.skipped[lsn] = self.skipped.get(lsn, 0) + int(rows[number])
+            wanted &= ~skipped
 
     def _check_states(self, messages: Messages) -> None:
         if not len(messages):

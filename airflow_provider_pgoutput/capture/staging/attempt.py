@@ -14,7 +14,7 @@ from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.capture.staging.seal import seal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import Manifest
@@ -46,11 +46,11 @@ class Attempt:
         self._written = written
         self._sealing = False
 
-    def seal(self, manifest: Manifest) -> tuple[Manifest, str]:
+    def seal(self, manifest: Manifest, skip_lsns: Collection[Lsn] = ()) -> tuple[Manifest, str]:
         """Make the batch exist, or take the one that exists already; its manifest and URI."""
         # From here on the manifest may be in its place whatever is raised, even if its write failed.
         self._sealing = True
-        sealed = seal(self._area, manifest)
+        sealed = seal(self._area, manifest, skip_lsns)
         if sealed[0] is not manifest:
             self._delete_files()
         return sealed

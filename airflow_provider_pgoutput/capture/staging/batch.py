@@ -29,11 +29,12 @@ from airflow_provider_pgoutput.capture.staging.tables import Casters, StagedTabl
 from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import (
         PreparedTransaction,
+        SkippedTransaction,
         StagedFile,
         Table,
         TableVersion,
@@ -245,10 +246,13 @@ class BatchInProgress:
         prepared: Sequence[PreparedTransaction] = (),
         loaded_lsn: Lsn | None = None,
         published: PublishedSet | None = None,
+        skipped: tuple[SkippedTransaction, ...] = (),
+        skip_lsns: Collection[Lsn] = (),
     ) -> tuple[Manifest, str]:
         """Write the manifest; the files are complete.
 
         :param names: schema and name of tables by OID, where the catalog knows better than the stream.
+        :param skip_lsns: what was asked to be left out; a batch of the same range that has it is another one.
         :raises CopyNeeded: a table changed so that it has to be copied; nothing was sealed.
         """
         manifest = Manifest(
@@ -270,9 +274,10 @@ class BatchInProgress:
             prepared=tuple(prepared),
             loaded_lsn=None if loaded_lsn is None else str(loaded_lsn),
             published=published,
+            skipped=skipped,
             created_by=f"airflow-provider-pgoutput {__version__}",
         )
-        sealed = self._attempt.seal(manifest)
+        sealed = self._attempt.seal(manifest, skip_lsns)
         if self.copied_at:
             delete_seals(self._area, self._slot_name, self._start)
         return sealed

@@ -13,7 +13,7 @@ from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.batch.manifest import Manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
@@ -28,6 +28,7 @@ def find_sealed(
     start: Lsn,
     *,
     past: Lsn | None = None,
+    skip_lsns: Collection[Lsn] = (),
 ) -> tuple[Manifest, str] | None:
     """The sealed batch with the greatest end among those that start at ``start``.
 
@@ -35,6 +36,7 @@ def find_sealed(
     warning, those whose files are gone: such a batch is staged anew.
 
     :param past: only batches that end past it count.
+    :param skip_lsns: nor do those that hold a transaction that commits at one of these.
     :returns: the manifest and its URI.
     :raises BatchRefused: when a manifest is damaged.
     """
@@ -42,7 +44,7 @@ def find_sealed(
     def counts(from_lsn: Lsn, end: Lsn) -> bool:
         return from_lsn == start and (past is None or end > past)
 
-    return _longest(area, slot_name, system_identifier, counts)
+    return _longest(area, slot_name, system_identifier, counts, skip_lsns)
 
 
 def find_bridge(
@@ -68,22 +70,31 @@ def _longest(
     slot_name: str,
     system_identifier: str,
     counts: Callable[[Lsn, Lsn], bool],
+    skip_lsns: Collection[Lsn] = (),
 ) -> tuple[Manifest, str] | None:
-    """Of the complete batches whose start and end count, the one that ends last."""
+    """Of the complete batches whose start and end count, the one that ends last.
+
+    Of those that end there, the one that leaves out most: that was asked for after the others were sealed.
+    """
     folder = layout.manifest_folder(slot_name)
     found = []
     for name in area.names(folder):
         positions = layout.parse_manifest_name(name)
         if positions is not None and counts(*positions):
             found.append((positions[1], name))
-    for _, name in sorted(found, reverse=True):
+    best: tuple[Manifest, str] | None = None
+    for end, name in sorted(found, reverse=True):
+        if best is not None and end < best[0].end_lsn:
+            break
         path = f"{folder}/{name}"
         manifest = Manifest.from_json(area.read(path).decode("utf-8"))
-        if manifest.system_identifier != system_identifier:
+        if manifest.system_identifier != system_identifier or not manifest.skips(skip_lsns):
+            continue
+        if best is not None and len(manifest.skipped) <= len(best[0].skipped):
             continue
         if _has_files(area, manifest, path):
-            return manifest, area.uri(path)
-    return None
+            best = manifest, area.uri(path)
+    return best
 
 
 def find_ending(
@@ -126,11 +137,22 @@ def _has_files(area: StagingArea, manifest: Manifest, path: str) -> bool:
     return not lost
 
 
-def seal(area: StagingArea, manifest: Manifest) -> tuple[Manifest, str]:
-    """Make the batch exist, unless one that covers it exists already; return the one that counts."""
+def seal(
+    area: StagingArea, manifest: Manifest, skip_lsns: Collection[Lsn] = ()
+) -> tuple[Manifest, str]:
+    """Make the batch exist, unless one that covers it exists already; return the one that counts.
+
+    :param skip_lsns: see ``find_sealed``.
+    """
     reach("stage.after_files")
     empty = manifest.start_lsn == manifest.end_lsn
-    other = find_sealed(area, manifest.slot_name, manifest.system_identifier, manifest.start_lsn)
+    other = find_sealed(
+        area,
+        manifest.slot_name,
+        manifest.system_identifier,
+        manifest.start_lsn,
+        skip_lsns=skip_lsns,
+    )
     if other is not None and other[0].end_lsn >= manifest.end_lsn and not empty:
         return other
     path = layout.manifest_path(

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgoutput.batch import changes
+from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Counts, Table, TableVersion
 from airflow_provider_pgoutput.capture.staging.rejected import (
     NEW_TUPLE,
@@ -25,6 +26,7 @@ from airflow_provider_pgoutput.capture.staging.rejected import (
 )
 from airflow_provider_pgoutput.capture.types.arrow import arrow_type
 from airflow_provider_pgoutput.capture.types.cast import ColumnCaster, ValuePolicy, column_caster
+from airflow_provider_pgoutput.errors import ProtocolError, ValueRefused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock
     from airflow_provider_pgoutput.capture.pgoutput.messages import Relation
     from airflow_provider_pgoutput.capture.staging.writers import TableWriter
+    from airflow_provider_pgoutput.capture.types.values import CastResult
 
 _LETTERS = pa.DictionaryArray.from_arrays(pa.array([], pa.int8()), pa.array([], pa.string())).type
 _INSERT, _UPDATE, _DELETE, _TRUNCATE = b"IUDT"
@@ -250,14 +253,14 @@ def stage_block(version: StagedVersion, block: ChangeBlock) -> StagedRows:
         if raw is None:
             columns.append(pa.nulls(len(block), caster.arrow_type))
             continue
-        result = caster.cast(raw)
+        result = _cast(caster, raw, block)
         columns.append(result.values)
         if len(result.rejected):
             rejected.append(_rejected(version, block, place, NEW_TUPLE, result.rejected))
     for place, (caster, raw) in enumerate(zip(version.change_casters, block.old, strict=True)):
         if raw is None or raw.null_count == len(raw):
             continue
-        result = caster.cast(raw)
+        result = _cast(caster, raw, block)
         names.append(changes.old(place))
         columns.append(result.values)
         if len(result.rejected):
@@ -270,6 +273,35 @@ def stage_block(version: StagedVersion, block: ChangeBlock) -> StagedRows:
             columns.append(pa.array(flags))
     rows = pa.RecordBatch.from_arrays(columns, names=names)
     return StagedRows(rows, _counts(block, unchanged_toast, rejected), rejected)
+
+
+def _cast(caster: ColumnCaster, raw: pa.Array, block: ChangeBlock) -> CastResult:
+    """Cast a column of a block; an error says which transaction cannot be staged."""
+    try:
+        return caster.cast(raw)
+    except (ValueRefused, ProtocolError) as error:
+        lsn = Lsn(int(block.commit_lsn[_first_refused(caster, raw)]))
+        raise type(error)(
+            error.message,
+            table=error.table,
+            column=error.column,
+            lsn=lsn,
+            advice=f"{error.advice} Or leave its transaction out, with skip_lsns=['{lsn}'].",
+        ) from error
+
+
+def _first_refused(caster: ColumnCaster, raw: pa.Array) -> int:
+    """The first value that cannot be cast: that of the shortest beginning that cannot."""
+    good, bad = 0, len(raw)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        try:
+            caster.cast(raw.slice(0, middle))
+        except (ValueRefused, ProtocolError):
+            bad = middle
+        else:
+            good = middle
+    return bad - 1
 
 
 def _letters(codes: NDArray[np.int8], letters: pa.Array) -> pa.Array:

@@ -10,13 +10,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture.pgoutput.reference import UNCHANGED, Change, Value
+from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
+from airflow_provider_pgoutput.capture.pgoutput.reference import (
+    UNCHANGED,
+    Change,
+    ReferenceDecoder,
+    Value,
+    changes_of_block,
+)
 from tests.capture.pgoutput import encode
 from tests.capture.pgoutput.support import (
     Outcome,
+    by_relation,
+    chunk_of,
     decoder_outcome,
     outcome_or_error,
     reference_outcome,
+    state_of,
 )
 
 if TYPE_CHECKING:
@@ -137,6 +147,26 @@ def test_ranges_of_lsns_together_are_the_whole(data: st.DataObject) -> None:
     found = [*below[1]["messages"], *above[1]["messages"]]
     assert Counter(found) == Counter(state["messages"])
     assert below[1]["transactions"] + above[1]["transactions"] == state["transactions"]
+
+
+@given(st.data())
+@_SETTINGS
+def test_transactions_that_are_left_out_leave_no_change(data: st.DataObject) -> None:
+    bodies, commits = data.draw(streams())
+    skip_lsns = {Lsn(each) for each in commits if data.draw(st.booleans())}
+    slow, fast = ReferenceDecoder(skip_lsns=skip_lsns), Decoder(skip_lsns=skip_lsns)
+    kept = by_relation(change for body in bodies for change in slow.decode(body))
+    blocks = [b for part in data.draw(cuts(bodies)) for b in fast.decode(chunk_of(part))]
+    assert by_relation(c for block in blocks for c in changes_of_block(block)) == kept
+    assert state_of(fast) == state_of(slow)
+    assert fast.skipped == slow.skipped
+    assert set(fast.skipped) == skip_lsns
+    everything, _ = reference_outcome(bodies)
+    wanted = {
+        oid: [each for each in found if each.commit_lsn not in skip_lsns]
+        for oid, found in everything.items()
+    }
+    assert kept == {oid: found for oid, found in wanted.items() if found}
 
 
 def joined(below: Outcome, above: Outcome) -> dict[int, list[Change]]:
