@@ -14,6 +14,7 @@ from airflow_provider_pgoutput.apply.recorded import COLUMNS_PROPERTY, columns_p
 from airflow_provider_pgoutput.batch.manifest import Column, StagedFile, Table, TableVersion
 from airflow_provider_pgoutput.batch.shape import ADDED, UNPUBLISHED, SchemaChange
 from airflow_provider_pgoutput.errors import TableRefused
+from tests.simulation.java import JavaList
 
 
 def table(*types: str, copied: int | None = None) -> Table:
@@ -64,11 +65,11 @@ def target(recorded: dict[str, Any], **fields: tuple[int, str]) -> Any:
         )
         return SimpleNamespace(fieldId=lambda: number, name=lambda: name, type=lambda: of_type)
 
-    columns = [java(name, number, kind) for name, (number, kind) in fields.items()]
+    columns = JavaList(java(name, number, kind) for name, (number, kind) in fields.items())
     return SimpleNamespace(
         java=SimpleNamespace(
             schema=lambda: SimpleNamespace(columns=lambda: columns),
-            spec=lambda: SimpleNamespace(fields=list),
+            spec=lambda: SimpleNamespace(fields=JavaList),
         ),
         properties={COLUMNS_PROPERTY: json.dumps({"relation_oid": 1, **recorded})},
     )

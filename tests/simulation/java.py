@@ -49,6 +49,13 @@ class JavaIterator:
         return self._left.pop(0)
 
 
+class JavaList(list[Any]):
+    """``java.util.List``, as far as apply asks for it."""
+
+    def iterator(self) -> JavaIterator:
+        return JavaIterator(self)
+
+
 class JavaMap(dict[str, Any]):
     """``java.util.Map``, as far as apply asks for it."""
 
