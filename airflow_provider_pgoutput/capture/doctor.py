@@ -64,6 +64,8 @@ class Observed:
     #: Of these, the ids of batches of which a file is missing or of another size.
     incomplete: frozenset[str]
     now: datetime
+    #: Whether the staging area was looked at.
+    staging_read: bool = True
 
     @property
     def checkpoint(self) -> Recorded | None:
@@ -135,12 +137,12 @@ def _slot(observed: Observed) -> Iterator[Finding]:
         return
     try:
         confirmed = check_slot(slot, server, two_phase=observed.two_phase)
-        bridge = None if checkpoint is None else _bridge(observed, checkpoint.end_lsn, confirmed)
-        if bridge is not None:
+        waits = None if checkpoint is None else bridge(observed, checkpoint.end_lsn, confirmed)
+        if waits is not None:
             yield Finding(
                 NOTE,
                 "slot",
-                f"The slot has passed the batch {_range(bridge)}, which is not applied: only the staging "
+                f"The slot has passed the batch {_range(waits)}, which is not applied: only the staging "
                 "area holds its changes.",
                 "run the apply task; keep the staging area until then.",
             )
@@ -159,13 +161,16 @@ def _slot(observed: Observed) -> Iterator[Finding]:
         )
 
 
-def _bridge(observed: Observed, checkpoint: Lsn, confirmed: Lsn) -> Manifest | None:
-    """The complete batch that the next run takes when the slot is past the checkpoint."""
-    for manifest in observed.manifests:
-        spans = manifest.start_lsn <= checkpoint < confirmed <= manifest.end_lsn
-        if spans and _is_ours(manifest, observed) and manifest.batch_id not in observed.incomplete:
-            return manifest
-    return None
+def bridge(observed: Observed, checkpoint: Lsn, confirmed: Lsn) -> Manifest | None:
+    """A complete batch that a run takes whose slot is past the checkpoint; an empty one if no other."""
+    found = [
+        each
+        for each in observed.manifests
+        if each.start_lsn <= checkpoint < confirmed <= each.end_lsn
+        and _is_ours(each, observed)
+        and each.batch_id not in observed.incomplete
+    ]
+    return min(found, key=lambda each: each.is_empty, default=None)
 
 
 def _checkpoint(observed: Observed) -> Iterator[Finding]:
@@ -247,7 +252,9 @@ def _staging(observed: Observed) -> Iterator[Finding]:
                 NOTE,
                 "staging",
                 f"Files of the batch {_range(manifest)} are missing.",
-                "run the stage task: it stages the batch again, as the slot still holds its changes.",
+                "bring them back from a backup: the slot has passed the batch."
+                if _is_passed(manifest, observed)
+                else "run the stage task: it stages the batch again, as the slot still holds its changes.",
             )
         elif checkpoint is not None and manifest.start_lsn > position:
             yield Finding(
@@ -255,7 +262,8 @@ def _staging(observed: Observed) -> Iterator[Finding]:
                 "staging",
                 f"The batch {_range(manifest)} starts past the checkpoint {position}: the batch between is "
                 "missing.",
-                "remove its manifest; the next run stages everything from the checkpoint on.",
+                "find the batch between. While the slot is not past the checkpoint, remove this manifest: the"
+                " next run stages everything from there on.",
             )
         else:
             position = max(position, manifest.end_lsn)
@@ -265,6 +273,12 @@ def _staging(observed: Observed) -> Iterator[Finding]:
                 f"The batch {_range(manifest)} is sealed and not applied.",
                 "run the apply task; the next run finds it by itself.",
             )
+
+
+def _is_passed(manifest: Manifest, observed: Observed) -> bool:
+    """Whether the slot cannot give the changes of a batch any more."""
+    confirmed = None if observed.slot is None else observed.slot.confirmed_flush_lsn
+    return confirmed is None or confirmed > manifest.start_lsn
 
 
 def _is_ours(manifest: Manifest, observed: Observed) -> bool:

@@ -56,6 +56,7 @@ def examine_pipeline(
         manifests=manifests,
         incomplete=incomplete,
         now=datetime.now(UTC),
+        staging_read=area is not None,
     )
     return observed, findings + examine(observed)
 
@@ -87,7 +88,8 @@ def _read_manifests(
                     PROBLEM,
                     "staging",
                     f"The manifest {name} cannot be read: {getattr(error, 'message', 'no UTF-8')}",
-                    "remove it if its batch is not applied yet: the next run stages it again.",
+                    "bring it back from a backup; if its batch is not applied and the slot is not past its"
+                    " start, remove it: the next run stages it again.",
                 )
             )
             continue

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.crash_points import reach
+from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.context import CaptureContext
 from airflow_provider_pgoutput.capture.reading import stage_changes, stage_copies
 from airflow_provider_pgoutput.capture.request import AFTER_STAGE, ALWAYS, NEVER
@@ -37,7 +38,12 @@ from airflow_provider_pgoutput.capture.source.slot import (
 )
 from airflow_provider_pgoutput.capture.source.slot_care import warn_of_dangers
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
-from airflow_provider_pgoutput.capture.staging.seal import find_bridge, find_ending, find_sealed
+from airflow_provider_pgoutput.capture.staging.seal import (
+    find_bridge,
+    find_ending,
+    find_sealed,
+    make_sure,
+)
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     DecodedTooEarly,
@@ -48,7 +54,6 @@ from airflow_provider_pgoutput.errors import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
     from airflow_provider_pgoutput.capture.request import CaptureRequest
@@ -64,7 +69,8 @@ def stage_batch(request: CaptureRequest) -> tuple[Manifest, str]:
     it always can.
 
     :returns: the manifest of the sealed batch and its URI.
-    :raises PgoutputError: see ``errors.py``; the slot was not moved then, and no batch was sealed.
+    :raises PgoutputError: see ``errors.py``; the slot was not moved then, and no batch was sealed, but for
+        ``advance="after_stage"``, where a sealed batch waits for the next run.
     """
     try:
         return _stage_once(request)
@@ -95,7 +101,11 @@ def stage_in(context: CaptureContext) -> tuple[Manifest, str]:
     sealed = _sealed_in(context)
     # Without a checkpoint nothing would tell a later run that this is the batch to begin with.
     if request.advance == AFTER_STAGE and request.checkpoint is not None:
-        context.confirm(sealed[0].end_lsn)
+        slot = context.read_slot()
+        # A batch that was sealed before its slot was lost is applied all the same.
+        if slot is not None and not slot.is_lost:
+            make_sure(context.area, *sealed)
+            context.confirm(sealed[0].end_lsn)
     return sealed
 
 
@@ -164,6 +174,8 @@ class _Capture:
         start = request.start_lsn or confirmed
         if request.start_lsn is not None:
             check_start(slot, start, self._context.server)
+        if request.advance == AFTER_STAGE:
+            self._refuse_lost_checkpoint(confirmed)
         found = self._find_sealed(start)
         if found and holds_copies(found[0], request.copy_tables):
             return found
@@ -175,6 +187,19 @@ class _Capture:
         self._context.check_may_copy(self._context.published())
         log.info("Slot %s starts at %s.", request.slot_name, confirmed)
         return stage_copies(self._context, confirmed, self._first_tables())
+
+    def _refuse_lost_checkpoint(self, confirmed: Lsn) -> None:
+        """Where stage runs move the slot, what it has passed may wait in the staging area."""
+        context, slot_name = self._context, self._request.slot_name
+        before = Lsn(confirmed - 1)
+        if find_bridge(context.area, slot_name, context.server, before, confirmed) is not None:
+            raise SlotAheadOfCheckpoint(
+                f"The lake has no checkpoint, and the slot, at {confirmed}, has passed a sealed batch.",
+                slot=slot_name,
+                lsn=confirmed,
+                advice="if the checkpoint table was lost, rebuild it with airflow pgoutput doctor --repair;"
+                " to begin anew, drop the slot first, or empty the slot's folder of the staging area.",
+            )
 
     def next_batch(
         self, checkpoint: Checkpoint, slot: SlotFacts | None, confirmed: Lsn | None
@@ -222,9 +247,8 @@ class _Capture:
         It cannot be staged again, so what is asked for beyond it has to wait.
         """
         request, context = self._request, self._context
-        system_identifier = context.server.system_identifier
         found = find_bridge(
-            context.area, request.slot_name, system_identifier, checkpoint.end_lsn, confirmed
+            context.area, request.slot_name, context.server, checkpoint.end_lsn, confirmed
         )
         if found is None:
             return None
@@ -235,15 +259,14 @@ class _Capture:
         if not lacks and not self._waits_for_copy(manifest, checkpoint):
             log.info("The slot has passed this batch, which is sealed and not applied yet: %s", uri)
             return found
-        if request.on_slot_lost == COPY:
-            return None
         raise SlotAheadOfCheckpoint(
             f"The batch {manifest.start_lsn} to {manifest.end_lsn} is sealed and not applied, and the slot"
             " has passed it: it cannot be staged again, with copies or without a transaction.",
             slot=request.slot_name,
             lsn=checkpoint.end_lsn,
-            advice="run once without copy_tables, which applies it, and then with it; if it cannot be applied"
-            " as it is, run once with on_slot_lost='copy'.",
+            advice="run once without what asks for that, which applies it, and then with it. To give the"
+            f" batch up, with its messages and change log entries, remove its manifest ({uri}) and run once"
+            " with on_slot_lost='copy'.",
         )
 
     def _stage_with_copies(

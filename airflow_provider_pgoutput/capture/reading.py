@@ -13,7 +13,6 @@ from airflow_provider_pgoutput.capture.slot_reading import Found
 from airflow_provider_pgoutput.capture.source.publication_watch import (
     check_publications_throughout,
 )
-from airflow_provider_pgoutput.capture.source.slot import check_not_ahead
 from airflow_provider_pgoutput.capture.source.target import read_record_end
 from airflow_provider_pgoutput.capture.staging.cut import Limits
 from airflow_provider_pgoutput.errors import SlotBusy, SlotNotFound
@@ -91,7 +90,7 @@ def _read(
 ) -> Found:
     """Read the slot from ``start`` until the batch is complete."""
     with context.open_slot(start, target, two_phase) as reading:
-        check_not_ahead(_confirmed(context), start, context.request.slot_name)
+        _refuse_moved(context, start)
         found = reading.into(batch, limits)
     _refuse_moved(context, start)
     return found
@@ -158,7 +157,7 @@ def _refuse_moved(context: CaptureContext, start: Lsn) -> None:
     """The server silently begins later when the slot was moved between our look and the read."""
     if _confirmed(context) > start:
         raise SlotBusy(
-            "Another run moved the slot while it was read; nothing was staged.",
+            "Another run moved the slot since this one began; nothing was staged.",
             slot=context.request.slot_name,
             lsn=start,
             advice="let one run at a time use the slot (max_active_runs=1).",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch import checkpoint as words
 from airflow_provider_pgoutput.capture.checkpoint_rows import append_rows
-from airflow_provider_pgoutput.capture.doctor import dead_branches
+from airflow_provider_pgoutput.capture.doctor import bridge, dead_branches
 from airflow_provider_pgoutput.capture.lake_state import lake_errors
 from airflow_provider_pgoutput.errors import BatchGap, TableRefused
 
@@ -48,8 +48,8 @@ def remove_dead_branches(catalog: Catalog, observed: Observed) -> int:
 def rebuild_checkpoint(catalog: Catalog, namespace: str, observed: Observed) -> Lsn:
     """Write the checkpoint table anew from what the tables' commits say; the position it has then.
 
-    The position is one from which everything can be read again: where the newest batch starts, or where
-    the slot is, whichever is later. What a table holds already is passed over when it is applied again.
+    The position is one from which everything can be had again, from the slot or from a sealed batch that it
+    has passed. What a table holds already is passed over when it is applied again.
 
     :raises TableRefused: when there is a checkpoint already, or the tables are of several systems.
     :raises BatchGap: when the slot is past what the tables hold, and no staged batch explains that.
@@ -93,9 +93,32 @@ def _position(observed: Observed, markers: list[AppliedMarker]) -> Lsn:
             slot=observed.slot_name,
             advice="make a new slot by a run with copy_tables of all tables.",
         )
-    confirmed = slot.confirmed_flush_lsn
-    # Only a checkpoint lets the slot move, so what it passed was applied, by batches without changes
-    # at the end perhaps; those are in the staging area still.
+    confirmed, named = slot.confirmed_flush_lsn, newest.batch_id
+    batches = (each.start_lsn for each in observed.manifests if each.batch_id == named)
+    # Up to here every table has everything: a batch starts at the checkpoint.
+    start = newest.start_lsn or next(batches, None)
+    if start is not None and confirmed <= start:
+        return start
+    if not observed.staging_read:
+        raise BatchGap(
+            f"The slot is at {confirmed}, past the start of the newest batch: whether all tables have that"
+            " batch is told by the staging area alone.",
+            slot=observed.slot_name,
+            lsn=newest.end_lsn,
+            advice="give --staging-uri.",
+        )
+    for position in (newest.end_lsn, start or newest.end_lsn):
+        waits = bridge(observed, position, confirmed)
+        if waits is not None and not waits.is_empty:
+            return position
+    return _passed_by_empty_batches(observed, newest, confirmed)
+
+
+def _passed_by_empty_batches(observed: Observed, newest: AppliedMarker, confirmed: Lsn) -> Lsn:
+    """Where the slot is, when the tables have all that is before.
+
+    What is not applied is still in the staging area.
+    """
     explained = newest.end_lsn
     for manifest in observed.manifests:
         follows = manifest.start_lsn <= explained < manifest.end_lsn
@@ -109,7 +132,7 @@ def _position(observed: Observed, markers: list[AppliedMarker]) -> Lsn:
             lsn=newest.end_lsn,
             advice="copy the tables again (copy_tables).",
         )
-    return max(confirmed, newest.start_lsn or confirmed)
+    return confirmed
 
 
 def _table_row(observed: Observed, table: LakeTable, marker: AppliedMarker) -> dict[str, Any]:

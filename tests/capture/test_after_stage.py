@@ -8,15 +8,22 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture import pipeline
 from airflow_provider_pgoutput.capture.request import AFTER_STAGE, SQL, WALSENDER
 from airflow_provider_pgoutput.capture.schema.policy import COPY
 from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
-from airflow_provider_pgoutput.errors import ConfigurationError, SlotAheadOfCheckpoint
+from airflow_provider_pgoutput.capture.staging import seal
+from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
+    LakeUnavailable,
+    SlotAheadOfCheckpoint,
+)
 from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
+    from airflow_provider_pgoutput.capture.staging.area import StagingArea
     from tests.capture.pipeline_support import Source
 
 pytestmark = pytest.mark.postgres
@@ -122,10 +129,58 @@ def test_a_slot_that_somebody_moved_further_is_refused(source: Source, lake: Che
 
 def test_copies_cannot_be_added_to_what_is_sealed(source: Source, lake: Checkpoint) -> None:
     batch = stage(source, lake)
-    with pytest.raises(SlotAheadOfCheckpoint, match="run once without copy_tables"):
-        stage(source, lake, copy_tables=["public.kept"])
+    for on_slot_lost in ("fail", COPY):
+        with pytest.raises(SlotAheadOfCheckpoint, match="remove its manifest") as refusal:
+            stage(source, lake, copy_tables=["public.kept"], on_slot_lost=on_slot_lost)
+        assert source.manifests()[1] in str(refusal.value)
     after = stage(source, checkpoint_of(batch), copy_tables=["public.kept"])
     assert [row["a"] for row in source.copied(after, "public.kept")] == [1, 2, 3]
+
+
+def test_a_batch_is_given_up_by_who_removes_it(source: Source, lake: Checkpoint) -> None:
+    stage(source, lake)
+    (source.staging / source.slot_name / "manifests" / source.manifests()[1]).unlink()
+    copied = stage(source, lake, on_slot_lost=COPY, copy_tables=["public.kept"])
+    assert sorted(row["a"] for row in source.copied(copied, "public.kept")) == [1, 2, 3]
+
+
+def test_what_was_sealed_before_the_slot_was_lost_is_applied(
+    source: Source, lake: Checkpoint
+) -> None:
+    batch = stage(source, lake)
+    source.execute(
+        f"SELECT pg_drop_replication_slot('{source.slot_name}')", "INSERT INTO kept VALUES (4)"
+    )
+    assert stage(source, lake, on_slot_lost=COPY).batch_id == batch.batch_id
+    after = stage(source, checkpoint_of(batch), on_slot_lost=COPY)
+    assert sorted(row["a"] for row in source.copied(after, "public.kept")) == [1, 2, 3, 4]
+    assert position(source) == after.end_lsn
+
+
+def test_a_lost_checkpoint_is_no_beginning(source: Source, lake: Checkpoint) -> None:
+    stage(source, lake)
+    with pytest.raises(SlotAheadOfCheckpoint, match="doctor --repair"):
+        stage(source, None)
+    with pytest.raises(SlotAheadOfCheckpoint, match="doctor --repair"):
+        stage(source, None, initial_copy="never")
+
+
+def test_the_slot_is_not_moved_over_files_that_are_gone(
+    source: Source, lake: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = position(source)
+    real = seal.make_sure
+
+    def make_sure(area: StagingArea, manifest: Manifest, uri: str) -> None:
+        (source.staging / manifest.paths[0]).unlink()
+        real(area, manifest, uri)
+
+    monkeypatch.setattr(pipeline, "make_sure", make_sure)
+    with pytest.raises(LakeUnavailable, match="not moved"):
+        stage(source, lake)
+    assert position(source) == before
+    monkeypatch.undo()
+    assert keys(source, stage(source, lake)) == [2, 3]
 
 
 def test_a_run_that_died_before_the_move_is_repeated(source: Source, lake: Checkpoint) -> None:

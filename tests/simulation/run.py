@@ -203,7 +203,8 @@ class Run:
         return all(TARGETS[names[oid]] in tables for oid in self.world.source.published)
 
     def _whole_run(self, number: int, dag_run: int) -> int:
-        options: Action = ()
+        usual = (("advance", "after_stage"),) if self.judge.moves_after_stage else ()
+        options: Action = usual
         for task in _TASKS:
             for _ in range(4):
                 number += 1
@@ -213,7 +214,7 @@ class Run:
                 if isinstance(error, RetryableError):
                     continue
                 if self.judge.slot_was_lost and task == "stage":
-                    options = (("on_slot_lost", "copy"),)
+                    options = (*usual, ("on_slot_lost", "copy"))
                     continue
                 if self.judge.slot_was_lost and task == "advance":
                     break  # A batch that was sealed before was applied; the next run makes a slot.

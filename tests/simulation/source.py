@@ -322,7 +322,7 @@ class StagedBatch:
         self, server: Server, publication_names: tuple[str, ...], end: Lsn, **found: Any
     ) -> tuple[Manifest, str]:
         """Write the manifest."""
-        for nothing in ("names", "history"):
+        for nothing in ("names", "history", "skip_lsns"):
             found.pop(nothing)
         manifest = Manifest(
             slot_name=SLOT,

@@ -65,6 +65,9 @@ class Area(StagingArea):
         found = (self.objects.get(path) for path in paths)
         return [None if each is None else len(each) for each in found]
 
+    def sync(self, folder: str) -> None:
+        """See ``StagingArea``: what was put is durable."""
+
     def delete_file(self, relative: str) -> None:
         """See ``StagingArea``."""
         self._world.step(f"delete {relative}")

@@ -82,6 +82,11 @@ class SlotFacts:
     #: Since somebody read it last; None: somebody does now, or the server does not say (before 17).
     idle_seconds: float | None = None
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the server removed what it needs."""
+        return self.wal_status == "lost" or bool(self.invalidation_reason)
+
 
 @dataclass(slots=True)
 class ExportedSnapshot:
@@ -163,7 +168,7 @@ def check_slot(slot: SlotFacts, server: Server, *, two_phase: bool = False) -> L
             slot=slot.name,
             advice="use a permanent slot.",
         )
-    if slot.wal_status == "lost" or slot.invalidation_reason:
+    if slot.is_lost:
         raise SlotLost(
             f"The slot was invalidated ({slot.invalidation_reason or 'WAL removed'}): changes that "
             "were not read are gone.",

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.batch.manifest import Manifest
+from airflow_provider_pgoutput.errors import LakeUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.capture.source.catalog import Server
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
 
 log = logging.getLogger(__name__)
@@ -44,35 +46,59 @@ def find_sealed(
     def counts(from_lsn: Lsn, end: Lsn) -> bool:
         return from_lsn == start and (past is None or end > past)
 
-    return _longest(area, slot_name, system_identifier, counts, skip_lsns)
+    def accepts(manifest: Manifest) -> bool:
+        return manifest.system_identifier == system_identifier and manifest.skips(skip_lsns)
+
+    return _longest(area, slot_name, counts, accepts)
 
 
 def find_bridge(
-    area: StagingArea, slot_name: str, system_identifier: str, checkpoint: Lsn, confirmed: Lsn
+    area: StagingArea, slot_name: str, server: Server, checkpoint: Lsn, confirmed: Lsn
 ) -> tuple[Manifest, str] | None:
     """A sealed batch with all that lies between the checkpoint and a slot that is past it.
 
     It may begin before the checkpoint: of two runs at once each may have sealed one, and the shorter was
-    applied.
+    applied. What was sealed before the source was restored to an earlier time is passed over: it may hold
+    what never happened.
 
     :returns: the manifest and its URI.
     :raises BatchRefused: when a manifest is damaged.
     """
 
     def counts(start: Lsn, end: Lsn) -> bool:
-        return start <= checkpoint < end and end >= confirmed
+        return start <= checkpoint < end and confirmed <= end <= server.flush_lsn
 
-    return _longest(area, slot_name, system_identifier, counts)
+    def accepts(manifest: Manifest) -> bool:
+        # After a promotion the slot that was synchronised goes on where the batch ends.
+        followed = manifest.timeline == server.timeline or manifest.end_lsn == confirmed
+        return manifest.system_identifier == server.system_identifier and followed
+
+    return _longest(area, slot_name, counts, accepts)
+
+
+def make_sure(area: StagingArea, manifest: Manifest, uri: str) -> None:
+    """Look whether a sealed batch is there in full and durable, before nobody else has its changes.
+
+    :raises LakeUnavailable: a file is missing.
+    """
+    folder = layout.manifest_folder(manifest.slot_name)
+    area.sync(folder)
+    if not _has_files(area, manifest, f"{folder}/{uri.rpartition('/')[2]}"):
+        raise LakeUnavailable(
+            "Files of the sealed batch are missing in the staging area; the slot was not moved.",
+            slot=manifest.slot_name,
+            lsn=manifest.end_lsn,
+            advice="find out what removes them; the next run stages the batch again.",
+        )
 
 
 def _longest(
     area: StagingArea,
     slot_name: str,
-    system_identifier: str,
     counts: Callable[[Lsn, Lsn], bool],
-    skip_lsns: Collection[Lsn] = (),
+    accepts: Callable[[Manifest], bool],
 ) -> tuple[Manifest, str] | None:
-    """Of the complete batches whose start and end count, the one that ends last.
+    """Of the complete batches whose start and end count, and that are accepted, the one that ends last.
 
     Of those that end there, the one that leaves out most: that was asked for after the others were sealed.
     """
@@ -88,7 +114,7 @@ def _longest(
             break
         path = f"{folder}/{name}"
         manifest = Manifest.from_json(area.read(path).decode("utf-8"))
-        if manifest.system_identifier != system_identifier or not manifest.skips(skip_lsns):
+        if not accepts(manifest):
             continue
         if best is not None and len(manifest.skipped) <= len(best[0].skipped):
             continue

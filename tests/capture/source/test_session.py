@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.errors import meaning
@@ -50,8 +51,14 @@ def test_hostile_defaults_change_nothing(
     )
     checkpoint = checkpoint_of(source.stage())
     (database,) = source.execute("SELECT current_database()")[0]
-    for name, value in HOSTILE.items():
-        source.execute(f"ALTER DATABASE {database} SET {name} = '{value}'")
+    with psycopg.connect(source.conninfo, autocommit=True) as owner:
+        # In one session: the next one has a millisecond for each statement.
+        for name, value in HOSTILE.items():
+            owner.execute(
+                sql.SQL("ALTER DATABASE {} SET {} = {}").format(
+                    sql.Identifier(database), sql.Identifier(name), sql.Literal(value)
+                )
+            )
     monkeypatch.setenv("PGDATESTYLE", "SQL, MDY")
     monkeypatch.setenv("PGTZ", "Asia/Tokyo")
     monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")

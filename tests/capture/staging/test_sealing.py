@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import shutil
@@ -16,7 +17,7 @@ from airflow_provider_pgoutput.capture.source.catalog import Server
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
 from airflow_provider_pgoutput.capture.staging.rejected import SCHEMA as REJECTED_SCHEMA
-from airflow_provider_pgoutput.capture.staging.seal import find_sealed
+from airflow_provider_pgoutput.capture.staging.seal import find_bridge, find_sealed
 from airflow_provider_pgoutput.capture.types.cast import NULL_AND_KEEP, ValuePolicy
 from airflow_provider_pgoutput.errors import LakeUnavailable
 from tests.capture.pipeline_support import history_of
@@ -139,3 +140,21 @@ def test_rejected_values_are_files_of_the_batch_too(tmp_path: Path) -> None:
     (file,) = sealed.rejected_files
     (tmp_path / file.path).unlink()
     assert found(area) is None
+
+
+def test_a_batch_of_a_past_that_was_undone_bridges_nothing(tmp_path: Path) -> None:
+    area = StagingArea(tmp_path.as_uri())
+    seal(staged(area))
+    middle, later = Lsn(0x180), dataclasses.replace(SERVER, timeline=2)
+
+    def bridges(server: Server, confirmed: Lsn) -> bool:
+        return find_bridge(area, "s", server, START, confirmed) is not None
+
+    assert bridges(SERVER, middle)
+    assert bridges(SERVER, END)
+    assert not bridges(SERVER, Lsn(END + 1))
+    # Restored to an earlier time, or promoted: only a slot that was synchronised is just there.
+    assert not bridges(later, middle)
+    assert bridges(later, END)
+    assert not bridges(dataclasses.replace(SERVER, flush_lsn=middle), middle)
+    assert not bridges(dataclasses.replace(SERVER, system_identifier="74"), END)
