@@ -70,7 +70,7 @@ def open_batch(spark: SparkSession, plan: Plan) -> StagedBatch:
         raise BatchRefused(
             f"There is no manifest at {plan.manifest_uri} that Spark's user may read.",
             advice="let Spark run as the worker's user, or stage on an object store; if the file is gone,"
-            " stage the batch again: the slot still holds it.",
+            " stage the batch again, which works while the slot is not past its start.",
         )
     manifest = Manifest.from_json(text)
     name = layout.manifest_path(
@@ -111,7 +111,8 @@ def _verify_file(spark: SparkSession, batch: StagedBatch, file: StagedFile) -> N
         return BatchRefused(
             f"The staged file {file.path} {what}.",
             slot=batch.manifest.slot_name,
-            advice="stage the batch again; the slot still holds it.",
+            advice="bring the file back, or stage the batch again, which works while the slot is not past"
+            " its start.",
         )
 
     try:

@@ -221,5 +221,5 @@ def holds_copies(sealed: Manifest, copy_tables: Sequence[str]) -> bool:
     """
     copied = {table.name for table in sealed.tables if table.copy_lsn is not None}
     if missing := sorted(set(copy_tables) - copied):
-        log.info("It lacks the copy of %s: a batch with it is staged instead.", ", ".join(missing))
+        log.info("The sealed batch lacks the copy of %s.", ", ".join(missing))
     return not missing
