@@ -9,7 +9,7 @@ export PYTHON
 # Where it is set, each process that a test starts would compile all of its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test lint types demo airflow bench fuzz sweep torture simulate values sbom clean
+.PHONY: help setup test lint types demo airflow bench fuzz sweep torture soak simulate values sbom clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,11 @@ ifdef FAULTS
 else
 	@$(BIN)/python -m tests.capture.torture --seed $(SEED) --runs $(RUNS)
 endif
+
+MINUTES ?= 30
+
+soak: setup ## A pipeline under load, killed at random and compared (MINUTES=30 SEED=1)
+	@$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED)
 
 SEEDS ?= 1000
 

@@ -33,9 +33,11 @@ ROOT = Path(__file__).resolve().parents[2]
 _TIME_LIMIT_S = 180
 
 
-def stage_in_process(pipeline: Pipeline, crash_at: str, **options: Any) -> bool:
-    """Stage one batch in a process; return whether the crash point killed it."""
-    return _run_capture("stage", pipeline, crash_at, options)
+def stage_in_process(
+    pipeline: Pipeline, crash_at: str, *, after_seconds: float | None = None, **options: Any
+) -> bool:
+    """Stage one batch in a process; return whether the crash point, or the time, killed it."""
+    return _run_capture("stage", pipeline, crash_at, options, after_seconds)
 
 
 def advance_in_process(pipeline: Pipeline, crash_at: str) -> bool:
@@ -144,12 +146,14 @@ def _submit(
         yield command, environment
 
 
-def apply_attached(pipeline: Pipeline, batch: Batch, crash_at: str) -> bool:
-    """Apply in a Python process that borrows this one's JVM; return whether the crash point killed it.
+def apply_attached(
+    pipeline: Pipeline, batch: Batch, crash_at: str, *, after_seconds: float | None = None
+) -> bool:
+    """Apply in a Python process that borrows this one's JVM; return whether it was killed, as a task is.
 
     Much faster than ``apply_in_process``. The JVM lives on, and ends what the other tables' threads began.
     """
-    return _killed(*_attached(pipeline, batch, crash_at))
+    return _killed(*_attached(pipeline, batch, crash_at), after_seconds)
 
 
 def _attached(
@@ -170,7 +174,13 @@ def _attached(
     return [sys.executable, str(script)], environment, json.dumps(body)
 
 
-def _run_capture(task: str, pipeline: Pipeline, crash_at: str, options: dict[str, Any]) -> bool:
+def _run_capture(
+    task: str,
+    pipeline: Pipeline,
+    crash_at: str,
+    options: dict[str, Any],
+    after_seconds: float | None = None,
+) -> bool:
     options = {**pipeline.capture_options, **options}
     stream = options.pop("options", StreamOptions())
     body = {
@@ -186,11 +196,19 @@ def _run_capture(task: str, pipeline: Pipeline, crash_at: str, options: dict[str
     }
     environment = {**os.environ, VARIABLE: crash_at, "PYTHONPATH": str(ROOT)}
     script = Path(__file__).with_name("capture_task.py")
-    return _killed([sys.executable, str(script)], environment, json.dumps(body))
+    return _killed([sys.executable, str(script)], environment, json.dumps(body), after_seconds)
 
 
-def _killed(command: list[str], environment: dict[str, str], text: str) -> bool:
-    """Run a command in a process group of its own; true: SIGKILL; false: it went to its end."""
+def _killed(
+    command: list[str],
+    environment: dict[str, str],
+    text: str,
+    after_seconds: float | None = None,
+) -> bool:
+    """Run a command in a process group of its own; true: SIGKILL; false: it went to its end.
+
+    :param after_seconds: kill it then; None: its crash point does.
+    """
     with subprocess.Popen(
         command,
         env=environment,
@@ -201,7 +219,11 @@ def _killed(command: list[str], environment: dict[str, str], text: str) -> bool:
         start_new_session=True,
     ) as process:
         try:
-            output, _ = process.communicate(text, timeout=_TIME_LIMIT_S)
+            output, _ = process.communicate(text, timeout=after_seconds or _TIME_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            if after_seconds is None:
+                raise
+            return True
         finally:
             # A driver is two processes, and the machine would take both.
             _kill_group(process.pid)

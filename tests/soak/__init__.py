@@ -1,0 +1,1 @@
+"""A pipeline under load for half an hour: ``make soak MINUTES=30 SEED=1``."""
