@@ -107,6 +107,7 @@ class Judge:
 
     def _check_log(self, journal_changes: int) -> None:
         """I2 and I3 on the change log: each change once, and its replay gives the source."""
+        self.pipeline.spark.catalog.refreshTable(self._identifier(LOG_TABLE))
         log = self.pipeline.spark.table(self._identifier(LOG_TABLE))
         rows = log.collect()
         streamed = [row for row in rows if row["_pgoutput_op"] != "C"]
