@@ -33,7 +33,7 @@ from airflow_provider_pgoutput.errors import PgoutputError, ProtocolError, Sourc
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from psycopg.pq.abc import PGconn
+    from psycopg.pq.abc import PGconn, PGresult
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.source.stream import SlotRead
@@ -259,7 +259,7 @@ class WalsenderStream:
 
     def _ended(self, connection: PGconn) -> None:
         """The server ended the stream: raise what it said."""
-        result = connection.get_result()
+        result = _result(connection, time.monotonic() + _STOP_SECONDS)
         if result is not None and result.status == psycopg.pq.ExecStatus.FATAL_ERROR:
             sqlstate = (result.error_field(psycopg.pq.DiagnosticField.SQLSTATE) or b"").decode()
             primary = result.error_field(psycopg.pq.DiagnosticField.MESSAGE_PRIMARY) or b""
@@ -275,7 +275,7 @@ class WalsenderStream:
         while time.monotonic() < deadline:
             length, _ = connection.get_copy_data(1)
             if length < 0:
-                while connection.get_result() is not None:
+                while _result(connection, deadline) is not None:
                     pass
                 return
             if length == 0:
@@ -288,6 +288,19 @@ class WalsenderStream:
             self._notices.append(
                 meaning(diagnostic.sqlstate, diagnostic.message_primary or "", slot=self._slot_name)
             )
+
+
+def _result(connection: PGconn, deadline: float) -> PGresult | None:
+    """The next result, or None when there is none by the deadline.
+
+    libpq would wait for it, and hold up every thread of this process meanwhile, for as long as it takes.
+    """
+    while connection.is_busy():
+        if time.monotonic() >= deadline:
+            return None
+        select.select([connection.socket], [], [], _ASK_SECONDS)
+        connection.consume_input()
+    return connection.get_result()
 
 
 def _start_statement(read: SlotRead) -> sql.Composed:
