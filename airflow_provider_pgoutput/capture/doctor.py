@@ -167,10 +167,20 @@ def bridge(observed: Observed, checkpoint: Lsn, confirmed: Lsn) -> Manifest | No
         each
         for each in observed.manifests
         if each.start_lsn <= checkpoint < confirmed <= each.end_lsn
-        and _is_ours(each, observed)
+        and is_ours(each, observed)
+        and _may_bridge(each, observed, confirmed)
         and each.batch_id not in observed.incomplete
     ]
     return min(found, key=lambda each: each.is_empty, default=None)
+
+
+def _may_bridge(manifest: Manifest, observed: Observed, confirmed: Lsn) -> bool:
+    """The same as capture's ``find_bridge``: nothing of a past that was undone."""
+    server = observed.server
+    if server is None:
+        return True
+    followed = manifest.timeline == server.timeline or manifest.end_lsn == confirmed
+    return followed and manifest.end_lsn <= server.flush_lsn
 
 
 def _checkpoint(observed: Observed) -> Iterator[Finding]:
@@ -244,7 +254,7 @@ def _staging(observed: Observed) -> Iterator[Finding]:
     checkpoint = observed.checkpoint
     position = Lsn(0) if checkpoint is None else checkpoint.end_lsn
     waiting = [
-        each for each in observed.manifests if each.end_lsn > position and _is_ours(each, observed)
+        each for each in observed.manifests if each.end_lsn > position and is_ours(each, observed)
     ]
     for manifest in waiting:
         if manifest.batch_id in observed.incomplete:
@@ -281,7 +291,8 @@ def _is_passed(manifest: Manifest, observed: Observed) -> bool:
     return confirmed is None or confirmed > manifest.start_lsn
 
 
-def _is_ours(manifest: Manifest, observed: Observed) -> bool:
+def is_ours(manifest: Manifest, observed: Observed) -> bool:
+    """Whether a batch is of the system that the lake was filled from."""
     known = observed.system_identifier
     return known is None or manifest.system_identifier == known
 

@@ -253,11 +253,12 @@ class _Capture:
         if found is None:
             return None
         manifest, uri = found
-        lacks = not (
-            holds_copies(manifest, request.copy_tables) and manifest.skips(request.skip_lsns)
-        )
+        # What is in the lake already cannot be meant.
+        skip_lsns = [lsn for lsn in request.skip_lsns if lsn >= checkpoint.end_lsn]
+        lacks = not (holds_copies(manifest, request.copy_tables) and manifest.skips(skip_lsns))
         if not lacks and not self._waits_for_copy(manifest, checkpoint):
             log.info("The slot has passed this batch, which is sealed and not applied yet: %s", uri)
+            _warn_of_skipped(manifest)
             return found
         raise SlotAheadOfCheckpoint(
             f"The batch {manifest.start_lsn} to {manifest.end_lsn} is sealed and not applied, and the slot"
@@ -360,10 +361,12 @@ class _Capture:
             self._context.server.system_identifier,
             start,
             past=past,
+            server=self._context.server,
             skip_lsns=self._request.skip_lsns,
         )
         if found is not None:
             log.info("An earlier attempt sealed this batch already: %s", found[1])
+            _warn_of_skipped(found[0])
         return found
 
     def _check_source(self, checkpoint: Checkpoint) -> None:
@@ -384,3 +387,13 @@ class _Capture:
                 advice="the source was restored or promoted without the end of its WAL: copy the tables "
                 "again.",
             )
+
+
+def _warn_of_skipped(manifest: Manifest) -> None:
+    """Whoever takes over a batch has to know what it was told to leave out."""
+    for each in manifest.skipped:
+        log.warning(
+            "It leaves out the transaction that committed at %s, on request: %s row changes.",
+            each.commit_lsn,
+            f"{each.changes:,}",
+        )

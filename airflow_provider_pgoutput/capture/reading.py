@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
-    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.batch.manifest import Manifest, SkippedTransaction
     from airflow_provider_pgoutput.capture.context import CaptureContext
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot
@@ -76,8 +76,8 @@ def stage_copies(
         if any(point < end for point in batch.copied_at.values()):
             read = _read(context, batch, reads_from, end, Limits(), two_phase)
             return _seal(context, batch, read, two_phase)
-        _read_beside_copy(context, batch, reads_from, end, two_phase)
-        return _seal(context, batch, Found(end), two_phase)
+        skipped = _read_beside_copy(context, batch, reads_from, end, two_phase)
+        return _seal(context, batch, Found(end, skipped=skipped), two_phase)
 
 
 def _read(
@@ -102,12 +102,12 @@ def _read_beside_copy(
     start: Lsn,
     end: Lsn,
     two_phase: TwoPhase | None,
-) -> None:
+) -> tuple[SkippedTransaction, ...]:
     """Read what came before a copy and is not in it: logical messages, and what was prepared."""
     if two_phase is None and not context.options.messages:
-        return
+        return ()
     with context.open_slot(start, end, two_phase) as reading:
-        reading.beside_copy(batch)
+        return reading.beside_copy(batch)
 
 
 def _seal(

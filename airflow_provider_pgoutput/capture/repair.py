@@ -9,15 +9,15 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch import checkpoint as words
+from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.checkpoint_rows import append_rows
-from airflow_provider_pgoutput.capture.doctor import bridge, dead_branches
+from airflow_provider_pgoutput.capture.doctor import bridge, dead_branches, is_ours
 from airflow_provider_pgoutput.capture.lake_state import lake_errors
 from airflow_provider_pgoutput.errors import BatchGap, TableRefused
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
-    from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.doctor import Observed
     from airflow_provider_pgoutput.capture.lake_state import AppliedMarker, LakeTable
 
@@ -111,7 +111,32 @@ def _position(observed: Observed, markers: list[AppliedMarker]) -> Lsn:
         waits = bridge(observed, position, confirmed)
         if waits is not None and not waits.is_empty:
             return position
+    if not _all_have(observed, newest):
+        raise BatchGap(
+            "Whether all tables have the newest batch cannot be known: its manifest is not there, or some of"
+            " them lack it.",
+            slot=observed.slot_name,
+            lsn=newest.end_lsn,
+            advice="give the pipeline's own --staging-uri, with the files brought back that are missing; or"
+            " copy the tables again (copy_tables).",
+        )
     return _passed_by_empty_batches(observed, newest, confirmed)
+
+
+def _all_have(observed: Observed, newest: AppliedMarker) -> bool:
+    """Whether the newest batch was applied as a whole: a later one was staged, or all its tables have it."""
+    ours = [each for each in observed.manifests if is_ours(each, observed)]
+    if any(each.start_lsn >= newest.end_lsn for each in ours):
+        return True
+    batch = next((each for each in ours if each.batch_id == newest.batch_id), None)
+    reached = {
+        each.relation_oid: each.marker.end_lsn
+        for each in observed.lake.tables
+        if each.marker is not None
+    }
+    return batch is not None and all(
+        reached.get(table.relation_oid, Lsn(0)) >= newest.end_lsn for table in batch.tables
+    )
 
 
 def _passed_by_empty_batches(observed: Observed, newest: AppliedMarker, confirmed: Lsn) -> Lsn:
@@ -122,8 +147,10 @@ def _passed_by_empty_batches(observed: Observed, newest: AppliedMarker, confirme
     explained = newest.end_lsn
     for manifest in observed.manifests:
         follows = manifest.start_lsn <= explained < manifest.end_lsn
-        if follows and not manifest.tables and not manifest.message_files:
+        if follows and manifest.is_empty and is_ours(manifest, observed):
             explained = manifest.end_lsn
+    if bridge(observed, explained, confirmed) is not None:
+        return explained
     if confirmed > explained:
         raise BatchGap(
             f"The slot is at {confirmed}, the tables at {newest.end_lsn}: whether there were changes between "

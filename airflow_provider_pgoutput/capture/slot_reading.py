@@ -97,10 +97,12 @@ class SlotReading:
             )
         return tuple(SkippedTransaction(str(lsn), count) for lsn, count in sorted(found.items()))
 
-    def beside_copy(self, batch: BatchInProgress) -> None:
+    def beside_copy(self, batch: BatchInProgress) -> tuple[SkippedTransaction, ...]:
         """Read what came before a copy and is not in it: logical messages, and what was prepared.
 
         Of the latter the server will send no more than its commit.
+
+        :returns: what was left out on request.
         """
         cut, decoder = BatchCut(self._start, self._target, Limits()), self._decoder()
         with located(self._context.request.slot_name, cut):
@@ -109,6 +111,7 @@ class SlotReading:
                     decoder.decode(cut.take(chunk))
                 for messages in decoder.take_messages():
                     batch.add_messages(messages)
+        return self._skipped(decoder, self._target) if self._context.options.messages else ()
 
     def close(self) -> None:
         """End the read and free the slot."""

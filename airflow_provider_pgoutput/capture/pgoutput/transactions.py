@@ -172,7 +172,9 @@ class Transactions:
         self._start_lsn = start_lsn
         self._end_lsn = end_lsn
         self._skip_origins = skip_origins
-        self._skip_lsns = np.array(sorted(skip_lsns), dtype=np.int64)
+        # None commits past what a number of the wire can be.
+        known = sorted(lsn for lsn in skip_lsns if lsn < 2**63)
+        self._skip_lsns = np.array(known, dtype=np.int64)
         #: Row changes of the transactions that were skipped by their commit LSN, by that.
         self.skipped: dict[Lsn, int] = {}
         #: Whether the open transaction is skipped because it has an origin.
@@ -199,6 +201,9 @@ class Transactions:
             has_origin = np.zeros(len(lsns), dtype=np.bool_)
             has_origin[0] = self._has_origin
             has_origin[transaction[messages.of("O")]] = True
+            if has_origin[0]:
+                # Its Begin came in an earlier chunk, and its origin only now.
+                self.skipped.pop(Lsn(int(lsns[0])), None)
             self._has_origin = bool(has_origin[-1])
             wanted &= ~has_origin
         if len(self._skip_lsns):

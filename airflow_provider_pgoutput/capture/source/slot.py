@@ -41,7 +41,9 @@ SELECT s.plugin::pg_catalog.text, s.slot_type, s.database::pg_catalog.text, s.te
        s.active_pid, s.confirmed_flush_lsn::pg_catalog.text, s.restart_lsn::pg_catalog.text,
        s.wal_status, s.safe_wal_size, s.two_phase,
        pg_catalog.to_jsonb(s) ->> 'invalidation_reason',
-       COALESCE((pg_catalog.to_jsonb(s) ->> 'synced')::pg_catalog.bool, false),
+       -- On a primary that was a standby it is left over, and says nothing.
+       COALESCE((pg_catalog.to_jsonb(s) ->> 'synced')::pg_catalog.bool, false)
+           AND pg_catalog.pg_is_in_recovery(),
        (SELECT setting FROM pg_catalog.pg_settings WHERE name = 'max_slot_wal_keep_size'),
        COALESCE((pg_catalog.to_jsonb(s) ->> 'failover')::pg_catalog.bool, false),
        (SELECT CASE unit WHEN 'min' THEN 60 ELSE 1 END * setting::pg_catalog.int8

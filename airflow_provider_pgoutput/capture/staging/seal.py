@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.crash_points import reach
+from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest
 from airflow_provider_pgoutput.errors import LakeUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.source.catalog import Server
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
 
@@ -30,6 +30,7 @@ def find_sealed(
     start: Lsn,
     *,
     past: Lsn | None = None,
+    server: Server | None = None,
     skip_lsns: Collection[Lsn] = (),
 ) -> tuple[Manifest, str] | None:
     """The sealed batch with the greatest end among those that start at ``start``.
@@ -38,6 +39,8 @@ def find_sealed(
     warning, those whose files are gone: such a batch is staged anew.
 
     :param past: only batches that end past it count.
+    :param server: nor those of another timeline, or that end past what the server has: the source may have
+        been restored to an earlier time since.  None: they count.
     :param skip_lsns: nor do those that hold a transaction that commits at one of these.
     :returns: the manifest and its URI.
     :raises BatchRefused: when a manifest is damaged.
@@ -47,7 +50,12 @@ def find_sealed(
         return from_lsn == start and (past is None or end > past)
 
     def accepts(manifest: Manifest) -> bool:
-        return manifest.system_identifier == system_identifier and manifest.skips(skip_lsns)
+        known = server is None or (
+            manifest.timeline == server.timeline and manifest.end_lsn <= server.flush_lsn
+        )
+        return (
+            known and manifest.system_identifier == system_identifier and manifest.skips(skip_lsns)
+        )
 
     return _longest(area, slot_name, counts, accepts)
 
@@ -186,4 +194,24 @@ def seal(
     )
     area.write_whole(path, manifest.to_json().encode("ascii"))
     reach("stage.after_manifest")
+    if manifest.skipped:
+        _remove_those_that_hold(area, manifest)
     return manifest, area.uri(path)
+
+
+def _remove_those_that_hold(area: StagingArea, skipping: Manifest) -> None:
+    """Remove the manifests of batches that hold a transaction which this one was asked to leave out.
+
+    None was applied as a whole, as the lake is where this one starts; a late task or a replay would bring
+    the transaction back.
+    """
+    folder = layout.manifest_folder(skipping.slot_name)
+    left_out = [Lsn.parse(each.commit_lsn) for each in skipping.skipped]
+    for name in area.names(folder):
+        positions = layout.parse_manifest_name(name)
+        if positions is None or not any(positions[0] <= lsn < positions[1] for lsn in left_out):
+            continue
+        other = Manifest.from_json(area.read(f"{folder}/{name}").decode("utf-8"))
+        if other.system_identifier == skipping.system_identifier and not other.skips(left_out):
+            log.warning("The sealed batch %s is given up: it holds what is left out now.", name)
+            area.delete_file(f"{folder}/{name}")

@@ -158,3 +158,14 @@ def test_a_batch_of_a_past_that_was_undone_bridges_nothing(tmp_path: Path) -> No
     assert bridges(later, END)
     assert not bridges(dataclasses.replace(SERVER, flush_lsn=middle), middle)
     assert not bridges(dataclasses.replace(SERVER, system_identifier="74"), END)
+
+
+def test_a_batch_of_a_past_that_was_undone_is_not_found(tmp_path: Path) -> None:
+    area = StagingArea(tmp_path.as_uri())
+    seal(staged(area))
+    assert find_sealed(area, "s", "73", START, server=SERVER) is not None
+    for other in (
+        dataclasses.replace(SERVER, timeline=2),
+        dataclasses.replace(SERVER, flush_lsn=Lsn(END - 1)),
+    ):
+        assert find_sealed(area, "s", "73", START, server=other) is None
