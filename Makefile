@@ -23,7 +23,7 @@ demo: setup ## PostgreSQL under load -> Airflow -> Spark -> Iceberg, then compar
 # A file of tests runs in one process, in the order of the files; a process has a server, a lake and a Spark
 # of its own (about 5 GiB).
 WORKERS ?= 2
-# More cases of what the other tests show, an hour of them, with ALL=1.
+# More cases of what the other tests show with ALL=1.
 MARKS := $(if $(ALL),-m '')
 
 test: setup ## Run the tests in WORKERS=2 processes (PYTEST_ARGS="-k name" for some of them, ALL=1 for more cases)

@@ -56,7 +56,7 @@ def class_named(jvm: Any, name: str) -> Any:
 def elements(collection: Any) -> Iterator[Any]:
     """The elements of a Java collection.
 
-    Python's own loop ends with a Java exception, and PySpark asks the JVM many questions about each: 0.1 s.
+    Python's own loop ends with a Java exception, and PySpark asks the JVM many questions about each.
     """
     iterator = collection.iterator()
     while iterator.hasNext():

@@ -187,15 +187,18 @@ def seal(
         manifest.start_lsn,
         skip_lsns=skip_lsns,
     )
-    if other is not None and other[0].end_lsn >= manifest.end_lsn and not empty:
+    # One of a timeline that was left is why this was staged at all.
+    followed = other is not None and other[0].timeline == manifest.timeline
+    if other is not None and followed and other[0].end_lsn >= manifest.end_lsn and not empty:
         return other
     path = layout.manifest_path(
         manifest.slot_name, manifest.start_lsn, manifest.end_lsn, manifest.batch_id
     )
+    if manifest.skipped:
+        # Before: who dies in between leaves no batch, and not the one that was given up.
+        _remove_those_that_hold(area, manifest)
     area.write_whole(path, manifest.to_json().encode("ascii"))
     reach("stage.after_manifest")
-    if manifest.skipped:
-        _remove_those_that_hold(area, manifest)
     return manifest, area.uri(path)
 
 

@@ -169,3 +169,15 @@ def test_a_batch_of_a_past_that_was_undone_is_not_found(tmp_path: Path) -> None:
         dataclasses.replace(SERVER, flush_lsn=Lsn(END - 1)),
     ):
         assert find_sealed(area, "s", "73", START, server=other) is None
+
+
+def test_a_batch_of_a_past_that_was_undone_does_not_stand_for_a_new_one(tmp_path: Path) -> None:
+    area = StagingArea(tmp_path.as_uri())
+    undone = seal(staged(area))
+    now = dataclasses.replace(SERVER, timeline=2)
+    batch = staged(area, 3)
+    manifest, _ = batch.seal(now, ("p",), END, names={}, history=history_of())
+    assert (manifest.timeline, manifest.batch_id) != (undone.timeline, undone.batch_id)
+    again = find_sealed(area, "s", "73", START, server=now)
+    assert again is not None
+    assert again[0].batch_id == manifest.batch_id
