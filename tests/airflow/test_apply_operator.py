@@ -14,6 +14,7 @@ import pytest
 from airflow.sdk import Asset
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from airflow_provider_pgoutput.batch.manifest import SkippedTransaction
 from airflow_provider_pgoutput.batch.plan import Plan
 from airflow_provider_pgoutput.errors import LakeUnavailable, PublishRefused
 from tests.airflow.spark_submit_double import SLOT, Workshop
@@ -153,6 +154,20 @@ def test_a_worker_that_may_not_write_leaves_an_empty_batch_to_spark(
     workshop.lake.record(SLOT, "0/10")
     workshop.seal(tables=())
     workshop.lake.forbid_writes()
+    workshop.behave(
+        status=75, result={"status": "failed", "error": "PublishRefused", "message": "x"}
+    )
+    with pytest.raises(PublishRefused):
+        workshop.operator().execute(task_context)
+    assert workshop.was_started
+
+
+def test_spark_records_what_an_empty_batch_was_told_to_leave_out(
+    workshop: Workshop, task_context: Any
+) -> None:
+    """A checkpoint table of an earlier version has no column for it, and apply adds that."""
+    workshop.lake.record(SLOT, "0/10")
+    workshop.seal(tables=(), skipped=(SkippedTransaction("0/18", 3),))
     workshop.behave(
         status=75, result={"status": "failed", "error": "PublishRefused", "message": "x"}
     )
