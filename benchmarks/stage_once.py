@@ -39,6 +39,7 @@ def run(order: dict[str, Any]) -> dict[str, float]:
         options=StreamOptions(**order["options"]),
         attempt="bench",
         copy_connections=connections or 1,
+        decode_parallelism=order.get("decode_parallelism"),
     )
     cpu_before = cpu_seconds()
     started = time.perf_counter()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.capture.schema.policy import COPY, FAIL, SchemaPolicy
+from airflow_provider_pgoutput.capture.source.parts import MOST_CONNECTIONS, PART_BYTES
 from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
 from airflow_provider_pgoutput.capture.types.cast import NULL_AND_KEEP, ValuePolicy
 from airflow_provider_pgoutput.capture.types.options import TypeOptions
@@ -45,6 +46,11 @@ class CaptureRequest:
     checkpoint: Checkpoint | None = None
     #: ``sql`` or ``walsender``.
     transport: str = SQL
+    #: Connections that let the server decode parts of the backlog at the same time, at most; None: what the
+    #: backlog, the cores and the free replication slots suggest.
+    decode_parallelism: int | None = None
+    #: WAL of such a part at most.
+    part_bytes: int = PART_BYTES
     #: What pgoutput is asked to send.
     options: StreamOptions = field(default_factory=StreamOptions)
     max_changes: int | None = None
@@ -111,6 +117,11 @@ class CaptureRequest:
             )
         if self.memory_mib < 8 or self.copy_connections < 1:
             raise ConfigurationError("memory_mib is at least 8, copy_connections at least 1.")
+        asked = 1 if self.decode_parallelism is None else self.decode_parallelism
+        if not 1 <= asked <= MOST_CONNECTIONS or self.part_bytes < 1:
+            raise ConfigurationError(
+                f"decode_parallelism is 1 to {MOST_CONNECTIONS}, part_bytes at least 1."
+            )
         # Made to be checked: before anything is opened.
         _ = self.policy, self.types
 

@@ -19,7 +19,7 @@ from airflow_provider_pgoutput.capture.drain import (
 from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
 from airflow_provider_pgoutput.capture.progress import Progress
 from airflow_provider_pgoutput.capture.request import WALSENDER
-from airflow_provider_pgoutput.capture.source.sql_stream import SqlStream
+from airflow_provider_pgoutput.capture.source.sql_stream import SLICE_MESSAGES, SqlStream
 from airflow_provider_pgoutput.capture.source.stream import SlotRead
 from airflow_provider_pgoutput.capture.source.walsender_stream import WalsenderStream
 from airflow_provider_pgoutput.capture.staging.cut import BatchCut, Limits
@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.staging.prepared import TwoPhase
 
 log = logging.getLogger(__name__)
+
+#: The first slice of a read that a limit on bytes or seconds ends soon.
+_SOME_MESSAGES = 200_000
+#: A limit on seconds that lets some parts through.
+_LONG_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +146,25 @@ def _open_stream(
     read = SlotRead(request.conninfo, request.slot_name, context.options, start, target, two_phase)
     if request.transport == WALSENDER:
         return WalsenderStream(read)
-    return SqlStream(read, max_messages=_max_messages(request))
+    return SqlStream(
+        read,
+        connections=request.decode_parallelism,
+        max_messages=_max_messages(request),
+        part_bytes=request.part_bytes,
+    )
 
 
 def _max_messages(request: CaptureRequest) -> int | None:
-    """Messages that the limits let through, roughly; None: no limit."""
+    """Messages that the limits let through, roughly; None: no limit, or more than it pays to read in slices.
+
+    A limit ends a read that is cut in parts at the same commit; what was decoded past it is dropped.
+    """
+    found = []
     if request.max_changes is not None:
-        return max(10_000, request.max_changes + request.max_changes // 4)
-    limited = request.max_bytes is not None or request.max_seconds is not None
-    return 200_000 if limited else None
+        found.append(max(10_000, request.max_changes + request.max_changes // 4))
+    if request.max_bytes is not None and request.max_bytes < request.part_bytes:
+        found.append(_SOME_MESSAGES)
+    if request.max_seconds is not None and request.max_seconds < _LONG_SECONDS:
+        found.append(_SOME_MESSAGES)
+    most = min(found, default=SLICE_MESSAGES)
+    return most if most < SLICE_MESSAGES else None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.attributes import Attribute
 
 #: A program that stages one batch; its request comes as JSON on standard input.
-_PROGRAM = """
+PROGRAM = """
 import json, sys
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
@@ -106,16 +106,9 @@ class Source:
 
     def stage_in_process(self, crash_at: str | None = None, **options: Any) -> int:
         """Stage in another process; its exit status."""
-        request = self.request(**options)
-        checkpoint = request.checkpoint
-        body = {
-            each.name: getattr(request, each.name) for each in dataclasses.fields(CaptureRequest)
-        }
-        body["options"] = dataclasses.asdict(request.options)
-        body["schema_policy"] = dataclasses.asdict(request.schema_policy)
-        body["checkpoint"] = checkpoint and [str(checkpoint.end_lsn), checkpoint.system_identifier]
+        body = process_body(self.request(**options))
         done = subprocess.run(
-            [sys.executable, "-c", _PROGRAM],
+            [sys.executable, "-c", PROGRAM],
             input=json.dumps(body),
             env={**os.environ, **({VARIABLE: crash_at} if crash_at else {})},
             text=True,
@@ -154,6 +147,17 @@ class Source:
                     assert tuple(rows.schema.names) == file.columns
                     found.append(_renamed(rows, names).to_pylist())
         return found
+
+
+def process_body(request: CaptureRequest) -> dict[str, Any]:
+    """What ``PROGRAM`` reads."""
+    checkpoint = request.checkpoint
+    return {
+        **{each.name: getattr(request, each.name) for each in dataclasses.fields(CaptureRequest)},
+        "options": dataclasses.asdict(request.options),
+        "schema_policy": dataclasses.asdict(request.schema_policy),
+        "checkpoint": checkpoint and [str(checkpoint.end_lsn), checkpoint.system_identifier],
+    }
 
 
 def _renamed(rows: pa.Table, names: dict[str, str]) -> pa.Table:

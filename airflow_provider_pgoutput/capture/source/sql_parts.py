@@ -1,12 +1,18 @@
-"""One slot read in parts by two connections, so that the server prepares one part while we take another.
+"""One slot decoded in parts by several connections at once.
 
 A batch is decided by commit LSNs alone, so a range can be cut at any LSN and its parts, in order, are the
 range. Each connection works on a temporary copy of the slot and moves that copy to where its next part
-starts: moving is ten times cheaper than decoding. The slot itself is not touched.
+starts: moving is ten times cheaper than decoding. The slot itself is not touched. While one connection
+hands its part over, the server decodes the parts of the others.
 
-Behind a long transaction the server decodes from its beginning again for each part; parts grow with that
-distance, so the work stays within a small factor of reading once.
+What belongs to a part follows from the slot alone, not from the parts before it. The copy keeps the WAL and
+the catalog from where the slot restarts, so a transaction that began before a part and commits in it is
+decoded whole; one that commits past it, streamed up to there, is dropped, for the part with its commit has
+all of it again. The server announces relations to each connection anew, in the order of the WAL.
 
+An error of one part is raised when its turn comes, and fails the read: no part is ever left out.
+
+What is not here: where the cuts are (``parts.py``).
 Source: https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-REPLICATION
 """
 
@@ -24,9 +30,11 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
 
     from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
+    from airflow_provider_pgoutput.capture.source.parts import Cutting
     from airflow_provider_pgoutput.capture.source.sql_session import SlotSession
 
-_QUEUED_CHUNKS = 4
+#: Chunks that wait to be taken, of all connections together, but one at least of each.
+_QUEUED_CHUNKS = 8
 _STOP_SECONDS = 10.0
 
 
@@ -40,17 +48,16 @@ class _Part:
 
 
 class PartedRead:
-    """Reads ``[start, target)`` in parts.
+    """Reads from ``start`` to the target of ``cutting`` in parts.
 
     :param sessions: connections, each with a temporary copy of the slot made already.
-    :param part_bytes: WAL per part, unless a long transaction makes it more.
     """
 
-    def __init__(
-        self, sessions: Sequence[SlotSession], start: Lsn, target: Lsn, part_bytes: int
-    ) -> None:
-        self._target = target
-        self._part_bytes = part_bytes
+    def __init__(self, sessions: Sequence[SlotSession], start: Lsn, cutting: Cutting) -> None:
+        self._cutting = cutting
+        self._target = Lsn(cutting.target)
+        self._queued_chunks = max(1, _QUEUED_CHUNKS // len(sessions))
+        #: Where the next part starts.
         self._cursor = start
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -86,25 +93,36 @@ class PartedRead:
                 return
 
     def _take(self, session: SlotSession) -> _Part | None:
-        """Claim the next part, with the session's copy of the slot moved to its start."""
-        with self._lock:
-            low = self._cursor
-            if low >= self._target or self._stopping.is_set():
-                self._parts.end()
-                return None
-            part = _Part(low, self._target, HandOver(_QUEUED_CHUNKS, stopping=self._stopping))
+        """Claim the next part, with the session's copy of the slot moved to its start.
+
+        Moving takes time, so connections do it side by side; the one that arrives first takes the part, and
+        the others go on from there.
+        """
+        low = self._cursor
+        while low < self._target and not self._stopping.is_set():
             try:
                 restart = session.move_copy(low)
-                width = max(self._part_bytes, low - restart)
-                part.high = Lsn(min(self._target, low + width))
             except BaseException as error:
-                self._cursor = self._target
-                self._parts.put(part)
-                part.arrived.fail(error)
+                self._fail(error)
                 return None
-            self._cursor = part.high
-            self._parts.put(part)
-            return part
+            with self._lock:
+                if self._cursor == low:
+                    high = Lsn(self._cutting.end(low, restart))
+                    return self._add(low, high)
+                low = self._cursor
+        self._parts.end()
+        return None
+
+    def _add(self, low: Lsn, high: Lsn) -> _Part:
+        part = _Part(low, high, HandOver(self._queued_chunks, stopping=self._stopping))
+        self._cursor = high
+        self._parts.put(part)
+        return part
+
+    def _fail(self, error: BaseException) -> None:
+        """Let the reader raise the error when it has taken the parts before."""
+        with self._lock:
+            self._add(self._cursor, self._target).arrived.fail(error)
 
 
 def _chunks_of(part: _Part, session: SlotSession) -> Generator[MessageChunk, None, None]:

@@ -43,10 +43,14 @@ log = logging.getLogger(__name__)
 
 
 class SlotSession:
-    """An ADBC connection with, once asked for, a temporary copy of the slot."""
+    """An ADBC connection with, once asked for, a temporary copy of the slot.
 
-    def __init__(self, read: SlotRead) -> None:
+    :param readers: connections that read at the same time.
+    """
+
+    def __init__(self, read: SlotRead, readers: int = 1) -> None:
         self._read = read
+        self._readers = readers
         self._slot_name = read.slot_name
         self._copy_name: str | None = None
         #: Held while the driver works; nothing else may then be done with the connection but cancelling.
@@ -78,7 +82,7 @@ class SlotSession:
         )
         self.messages = 0
         skipped = 1
-        with self._read.reassembler() as reassembler:
+        with self._read.reassembler(self._readers) as reassembler:
             record_batches = sessions.record_batches(
                 self._cursor, statement.as_string(), slot=self._slot_name
             )
@@ -93,10 +97,27 @@ class SlotSession:
                     self.messages += len(chunk.offsets) - 1
                     yield from reassembler.take(chunk)
 
+    @property
+    def has_copy(self) -> bool:
+        """Whether it reads a copy of the slot, and not the slot itself."""
+        return self._copy_name is not None
+
+    def count_free_slots(self) -> int:
+        """How many slots the server could still make."""
+        return int(
+            self._scalar(
+                sql.SQL(
+                    "SELECT pg_catalog.current_setting('max_replication_slots')::pg_catalog.int4"
+                    " - pg_catalog.count(*) FROM pg_catalog.pg_replication_slots"
+                )
+            )
+        )
+
     def make_copy(self) -> None:
         """Make a temporary copy of the slot, which ends with this connection at the latest.
 
         :raises ConfigurationError: when the server has no room for another slot.
+        :raises MissingPrivilege: when the role may not make one.
         """
         name = f"pgoutput_{uuid.uuid4().hex}"
         self._scalar(
@@ -167,7 +188,7 @@ class SlotSession:
         confirmed, restart = text.split(" ")
         return Lsn.parse(confirmed), Lsn.parse(restart)
 
-    def _scalar(self, statement: sql.Composed) -> str:
+    def _scalar(self, statement: sql.Composable) -> str:
         with self._at_work, translated(slot=self._slot_name):
             self._cursor.execute(statement.as_string())
             ((value,),) = self._cursor.fetchall()

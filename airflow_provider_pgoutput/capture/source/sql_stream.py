@@ -3,39 +3,39 @@
 Never ``get``, which would confirm changes that are not durable yet.
 
 The server writes a whole answer to a temporary file before the first row arrives, so a long range is read
-in parts (``sql_parts.py``), or, when a limit will end the batch early or the server has no room for
-copies of the slot, in slices of a number of messages.
+in parts, by several connections at once (``sql_parts.py``), or, when a limit will end the batch early or
+the server makes no copies of the slot, in slices of a number of messages.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from airflow_provider_pgoutput.capture.pgoutput.messages import (
-    parse_commit,
-    parse_logical_message,
+from airflow_provider_pgoutput.capture.source.parts import (
+    PART_BYTES,
+    Cutting,
+    sensible_connections,
+    useful_connections,
 )
+from airflow_provider_pgoutput.capture.source.slices import last_end, past
 from airflow_provider_pgoutput.capture.source.sql_parts import PartedRead
 from airflow_provider_pgoutput.capture.source.sql_session import SlotSession
-from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
+    MissingPrivilege,
+    SourceUnavailable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
     from airflow_provider_pgoutput.capture.source.stream import SlotRead
 
 log = logging.getLogger(__name__)
 
-#: WAL per part.  Every part reads the WAL again from where the slot restarts: with 64 MiB two million
-#: changes took a quarter longer, and one long transaction half as long again (docs/performance.md).
-PART_BYTES = 192 << 20
-#: Connections that read parts; more would only take the server's cores from our decoder.
-_CONNECTIONS = 2
 #: Messages per slice.  Fewer read the WAL before the slice again too often.
 SLICE_MESSAGES = 4_000_000
 
@@ -43,14 +43,22 @@ SLICE_MESSAGES = 4_000_000
 class SqlStream:
     """Reads through the SQL function, as Arrow record batches through ADBC.
 
+    :param connections: how many decode at the same time at most; None: what backlog, cores and free slots
+        suggest.
     :param max_messages: roughly how many messages are wanted; None: all.
     :param part_bytes: WAL per part; ranges that are shorter are read in one.
     """
 
     def __init__(
-        self, read: SlotRead, *, max_messages: int | None = None, part_bytes: int = PART_BYTES
+        self,
+        read: SlotRead,
+        *,
+        connections: int | None = None,
+        max_messages: int | None = None,
+        part_bytes: int = PART_BYTES,
     ) -> None:
         self._read = read
+        self._wanted = connections
         self._max_messages = max_messages
         self._part_bytes = part_bytes
         self._parted: PartedRead | None = None
@@ -59,13 +67,15 @@ class SqlStream:
 
     def chunks(self) -> Iterator[MessageChunk]:
         """See ``ChangeStream``."""
-        start, target = self._read.start, self._read.target
+        target = self._read.target
         if self._read.two_phase is not None:
             # A copy of the slot would send prepared transactions at their commit.
             return self._sessions[0].peek(target)
-        long = target - start > self._part_bytes
-        if long and self._max_messages is None and self._copy_slots():
-            self._parted = PartedRead(self._sessions, start, target, self._part_bytes)
+        if self._max_messages is None and (connections := self._choose_connections()) > 1:
+            self._copy_slots(connections)
+        if len(self._sessions) > 1:
+            cutting = Cutting(target, len(self._sessions), self._part_bytes)
+            self._parted = PartedRead(self._sessions, self._read.start, cutting)
             return self._parted.chunks()
         return self._slices(min(self._max_messages or SLICE_MESSAGES, SLICE_MESSAGES))
 
@@ -87,55 +97,61 @@ class SqlStream:
         for session in self._sessions:
             session.close()
 
-    def _copy_slots(self) -> bool:
-        """Give every connection a copy of the slot; False: the server has no room for them."""
+    def _choose_connections(self) -> int:
+        """How many connections are worth having for this range."""
+        backlog_bytes = self._read.target - self._read.start
+        if self._wanted is not None:
+            return min(self._wanted, useful_connections(backlog_bytes, self._part_bytes))
+        free_slots = self._sessions[0].count_free_slots()
+        return sensible_connections(backlog_bytes, os.cpu_count() or 1, free_slots)
+
+    def _copy_slots(self, connections: int) -> None:
+        """Open the connections, each with a copy of the slot, as far as the server lets us."""
         try:
-            while True:
-                self._sessions[-1].make_copy()
-                if len(self._sessions) == _CONNECTIONS:
-                    return True
-                self._sessions.append(SlotSession(self._read))
-        except ConfigurationError as error:
-            log.info("The slot is read by one connection: %s", error)
-            for session in self._sessions:
-                session.close()
-            self._sessions = [SlotSession(self._read)]
-            return False
+            for number in range(connections):
+                if number:
+                    self._sessions.append(SlotSession(self._read, connections))
+                self._sessions[number].make_copy()
+        except (ConfigurationError, MissingPrivilege, SourceUnavailable) as error:
+            # No more slots, or connections, or no right to the function.  One connection needs no copy; if
+            # the server is gone, it will say so.
+            if len(self._sessions) > 1 and not self._sessions[-1].has_copy:
+                self._sessions.pop().close()
+            log.warning(
+                "Slot %s is decoded by %d of %d connections: %s",
+                self._read.slot_name,
+                len(self._sessions),
+                connections,
+                error.message,
+            )
+            return
+        log.info("Slot %s is decoded by %d connections.", self._read.slot_name, connections)
 
     def _slices(self, slice_messages: int) -> Iterator[MessageChunk]:
         """The whole range by one connection; only what is longer than a slice takes a copy."""
-        session, copied = self._sessions[0], False
+        session, target = self._sessions[0], self._read.target
         while True:
-            last_end = None
-            for chunk in session.peek(self._read.target, slice_messages):
-                last_end = _last_end(chunk) or last_end
+            reached = None
+            for chunk in session.peek(target, slice_messages):
+                reached = last_end(chunk) or reached
                 yield chunk
             if session.messages < slice_messages:
                 return
-            if last_end is None:
+            if reached is None:
                 # Nothing but parts of streamed transactions: only a longer slice reaches their end.
                 slice_messages *= 2
                 continue
-            if last_end >= self._read.target:
+            if reached >= target:
                 return
-            if not copied:
-                session.make_copy()
-                copied = True
-            session.move_copy(last_end)
+            try:
+                if not session.has_copy:
+                    session.make_copy()
+            except (ConfigurationError, MissingPrivilege) as error:
+                # The slot itself stays where it is: one answer with all, from the beginning.
+                log.warning(
+                    "Slot %s is read in one answer: %s", self._read.slot_name, error.message
+                )
+                yield from past(reached, session.peek(target))
+                return
+            session.move_copy(reached)
             slice_messages = min(2 * slice_messages, SLICE_MESSAGES)
-
-
-def _last_end(chunk: MessageChunk) -> Lsn | None:
-    """Where the last transaction of the chunk ends, or a later message that belongs to none.
-
-    The server may end a slice after either.
-    """
-    starts = chunk.offsets[:-1]
-    tags = chunk.data[starts]
-    flags = chunk.data[np.minimum(starts + 1, len(chunk.data) - 1)]
-    ends = np.flatnonzero((tags == ord("C")) | ((tags == ord("M")) & (flags == 0)))
-    if len(ends) == 0:
-        return None
-    index = int(ends[-1])
-    body = chunk.data[chunk.offsets[index] : chunk.offsets[index + 1]].tobytes()
-    return parse_commit(body).end_lsn if body[:1] == b"C" else parse_logical_message(body).lsn

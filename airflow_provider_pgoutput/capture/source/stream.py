@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_pgoutput.capture.pgoutput.reassemble import Reassembler
 from airflow_provider_pgoutput.capture.source.plugin_options import STREAMING_PARALLEL
-from airflow_provider_pgoutput.capture.staging.spill import SpillFolder
+from airflow_provider_pgoutput.capture.staging.spill import SPILL_BYTES, SpillFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -43,11 +43,14 @@ class SlotRead:
     two_phase: TwoPhase | None = None
 
     @contextlib.contextmanager
-    def reassembler(self) -> Iterator[Reassembler]:
-        """What makes whole transactions of one answer of the server; what is unfinished is dropped."""
+    def reassembler(self, readers: int = 1) -> Iterator[Reassembler]:
+        """What makes whole transactions of one answer of the server; what is unfinished is dropped.
+
+        :param readers: connections that read at the same time, which share the memory for it.
+        """
         two_phase = self.two_phase
         # What is prepared has to outlive the answer.
-        spill = SpillFolder() if two_phase is None else two_phase.spill
+        spill = SpillFolder(SPILL_BYTES // readers) if two_phase is None else two_phase.spill
         try:
             yield Reassembler(
                 self.options.proto_version,

@@ -16,6 +16,8 @@ from airflow_provider_pgoutput.capture.source.sql_stream import SqlStream
 from airflow_provider_pgoutput.errors import SlotNotFound, SourceUnavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.capture.pipeline_support import Source
 
 pytestmark = pytest.mark.postgres
@@ -84,15 +86,19 @@ def backlog(source: Source) -> tuple[Lsn, Lsn]:
     return start, flush_lsn(source)
 
 
-@pytest.mark.parametrize("part_bytes", [1 << 13, 1 << 16, 123_457, 1 << 19])
+@pytest.mark.parametrize(
+    ("connections", "part_bytes"),
+    [(2, 1 << 13), (2, 1 << 16), (3, 123_457), (4, 1 << 14), (8, 1 << 19)],
+)
 def test_parts_join_without_gap_or_double(
-    source: Source, backlog: tuple[Lsn, Lsn], part_bytes: int
+    source: Source, backlog: tuple[Lsn, Lsn], connections: int, part_bytes: int
 ) -> None:
     start, target = backlog
     order = source.read(start, target)
     whole = read(SqlStream(order), start, target)
     assert len(whole) > 7000
-    assert read(SqlStream(order, part_bytes=part_bytes), start, target) == whole
+    parted = SqlStream(order, connections=connections, part_bytes=part_bytes)
+    assert read(parted, start, target) == whole
     assert source.confirmed() == str(start)
     # A copy goes when the server has noticed that its connection ended.
     deadline = time.monotonic() + 10
@@ -121,7 +127,11 @@ def emitted(source: Source) -> tuple[Lsn, Lsn]:
 
 @pytest.mark.parametrize(
     "options",
-    [{"part_bytes": 1 << 13}, {"part_bytes": 12_345}, {"part_bytes": 1 << 16}]
+    [
+        {"connections": 2, "part_bytes": 1 << 13},
+        {"connections": 3, "part_bytes": 12_345},
+        {"connections": 4, "part_bytes": 1 << 16},
+    ]
     + [{"max_messages": each} for each in (1, 7, 60)],
 )
 def test_logical_messages_come_once_however_the_range_is_cut(
@@ -144,29 +154,68 @@ def test_slices_join_without_gap_or_double(
     assert read(SqlStream(order, max_messages=max_messages), start, target) == whole
 
 
-def test_without_room_for_copies_one_connection_reads(
-    source: Source, backlog: tuple[Lsn, Lsn]
+@contextlib.contextmanager
+def room_for(source: Source, copies: int) -> Iterator[None]:
+    """A server that can make only so many slots more."""
+    (free,) = source.execute(
+        "SELECT current_setting('max_replication_slots')::int - count(*) FROM pg_replication_slots"
+    )[0]
+    names = [f"filler_{number}" for number in range(free - copies)]
+    source.execute(*(f"SELECT pg_create_physical_replication_slot('{name}')" for name in names))
+    try:
+        yield
+    finally:
+        source.execute(*(f"SELECT pg_drop_replication_slot('{name}')" for name in names))
+
+
+@pytest.mark.parametrize(("copies", "used"), [(0, 1), (1, 1), (2, 2)])
+def test_without_room_for_copies_fewer_connections_read(
+    source: Source,
+    backlog: tuple[Lsn, Lsn],
+    copies: int,
+    used: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     start, target = backlog
     order = source.read(start, target)
     whole = read(SqlStream(order), start, target)
-    (most, used) = source.execute(
-        "SELECT current_setting('max_replication_slots')::int, count(*) FROM pg_replication_slots"
-    )[0]
-    # Room for one copy, not for two.
-    names = [f"filler_{number}" for number in range(most - used - 1)]
-    source.execute(*(f"SELECT pg_create_physical_replication_slot('{name}')" for name in names))
-    try:
-        assert read(SqlStream(order, part_bytes=1 << 16), start, target) == whole
-    finally:
-        source.execute(*(f"SELECT pg_drop_replication_slot('{name}')" for name in names))
+    stream = SqlStream(order, connections=3, part_bytes=1 << 16)
+    with room_for(source, copies):
+        assert read(stream, start, target) == whole
+    (line,) = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    assert line.startswith(f"Slot {source.slot_name} is decoded by {used} of 3 connections: ")
+    assert "max_replication_slots" in line or "replication slots are in use" in line
+
+
+@pytest.mark.parametrize("messages", [False, True])
+def test_slices_need_no_copy(source: Source, emitted: tuple[Lsn, Lsn], messages: bool) -> None:
+    """Whoever may not copy a slot gets the rest of a range in one answer."""
+    order = source.read(*emitted, messages=messages)
+    whole = read_with_messages(SqlStream(order), *emitted)
+    with room_for(source, 0):
+        assert read_with_messages(SqlStream(order, max_messages=7), *emitted) == whole
+
+
+def test_a_role_that_may_not_copy_slots_reads_them_by_one_connection(
+    source: Source, backlog: tuple[Lsn, Lsn], caplog: pytest.LogCaptureFixture
+) -> None:
+    start, target = backlog
+    whole = read(SqlStream(source.read(start, target)), start, target)
+    function = "pg_copy_logical_replication_slot(name, name, boolean)"
+    source.execute(f"REVOKE EXECUTE ON FUNCTION {function} FROM PUBLIC")
+    order = source.read(start, target)
+    assert read(SqlStream(order, connections=2, part_bytes=1 << 16), start, target) == whole
+    (line,) = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    assert "decoded by 1 of 2 connections: permission denied for function" in line
 
 
 def test_a_part_that_fails_fails_the_read(source: Source) -> None:
     start = flush_lsn(source)
     source.execute("INSERT INTO t SELECT generate_series(1, 1000)")
     stream = SqlStream(
-        source.read(start, flush_lsn(source), slot_name="nobody_s_slot"), part_bytes=1 << 10
+        source.read(start, flush_lsn(source), slot_name="nobody_s_slot"),
+        connections=2,
+        part_bytes=1 << 10,
     )
     with pytest.raises(SlotNotFound):
         list(stream.chunks())
@@ -175,7 +224,7 @@ def test_a_part_that_fails_fails_the_read(source: Source) -> None:
 
 def test_a_read_can_be_closed_in_the_middle(source: Source, backlog: tuple[Lsn, Lsn]) -> None:
     start, target = backlog
-    stream = SqlStream(source.read(start, target), part_bytes=1 << 13)
+    stream = SqlStream(source.read(start, target), connections=3, part_bytes=1 << 13)
     next(stream.chunks())
     stream.close()
     stream.close()
@@ -189,7 +238,7 @@ def test_a_reader_in_another_thread_can_be_stopped(
 ) -> None:
     start, target = backlog
     for delay in (0.0, 0.01, 0.05, 0.2):
-        stream = SqlStream(source.read(start, target), part_bytes=part_bytes)
+        stream = SqlStream(source.read(start, target), connections=2, part_bytes=part_bytes)
 
         def iterate(chosen: SqlStream = stream) -> None:
             with contextlib.suppress(SourceUnavailable):
