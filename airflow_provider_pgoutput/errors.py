@@ -20,6 +20,7 @@ PgoutputError
 |   |__ MissingPrivilege          the role lacks a right; the message names the GRANT
 |   |__ SourceChanged             other system identifier or timeline, or a source behind the lake
 |   |__ SourceError               the server refused a statement for a reason with no class here
+|   |__ TemporaryFilesFull        the server has no room for the temporary file of an answer
 |   |__ DecodedTooEarly           the server cannot decode a transaction before its end, with two_phase
 |   |__ BatchRefused              a manifest or staged file is missing, damaged or of another pipeline
 |   |__ BatchGap                  the batch starts past the checkpoint: something is missing between
@@ -132,6 +133,10 @@ class ConfigurationError(FatalError):
 
 class ProtocolError(FatalError):
     """The bytes break the pgoutput protocol; reading them again would give the same bytes."""
+
+
+class TemporaryFilesFull(FatalError):
+    """The server has no room for the temporary file of an answer; the walsender needs none."""
 
 
 class SlotNotFound(FatalError):

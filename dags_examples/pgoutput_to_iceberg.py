@@ -63,8 +63,15 @@ with DAG(
         "transport": Param(
             "sql",
             type="string",
-            enum=["sql", "walsender"],
-            description="sql is faster; walsender needs no temporary space on the server.",
+            enum=["sql", "walsender", "auto"],
+            description="sql is faster; walsender needs no temporary space on the server; auto chooses.",
+        ),
+        "decode_parallelism": Param(
+            None,
+            type=["null", "integer"],
+            minimum=1,
+            maximum=8,
+            description="Connections that decode parts of the slot at the same time, at most.",
         ),
         "max_changes": Param(
             None,
@@ -124,6 +131,7 @@ with DAG(
         outlets=[Asset("pgoutput_to_iceberg")],
         stage_options={
             "transport": "{{ params.transport }}",
+            "decode_parallelism": "{{ params.decode_parallelism or '' }}",
             "max_changes": "{{ params.max_changes or '' }}",
             "max_seconds": "{{ params.max_seconds or '' }}",
             "copy_tables": "{{ params.copy_tables | tojson }}",

@@ -8,7 +8,6 @@ here only with ``advance="after_stage"``, once the batch is sealed; else the lak
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.crash_points import reach
@@ -18,6 +17,7 @@ from airflow_provider_pgoutput.capture.reading import stage_changes, stage_copie
 from airflow_provider_pgoutput.capture.request import AFTER_STAGE, ALWAYS, NEVER
 from airflow_provider_pgoutput.capture.schema.differences import unfollowable
 from airflow_provider_pgoutput.capture.schema.policy import COPY, CopyNeeded
+from airflow_provider_pgoutput.capture.second_try import easier
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.source.errors import of_slot
@@ -26,7 +26,6 @@ from airflow_provider_pgoutput.capture.source.membership import (
     holds_copies,
     tables_to_copy,
 )
-from airflow_provider_pgoutput.capture.source.plugin_options import STREAMING_OFF
 from airflow_provider_pgoutput.capture.source.slot import (
     SlotFacts,
     check_failover,
@@ -51,6 +50,7 @@ from airflow_provider_pgoutput.errors import (
     SlotLost,
     SlotNotFound,
     SourceChanged,
+    TemporaryFilesFull,
 )
 
 if TYPE_CHECKING:
@@ -65,21 +65,19 @@ log = logging.getLogger(__name__)
 def stage_batch(request: CaptureRequest) -> tuple[Manifest, str]:
     """Stage the next batch of a slot, or find the one that an earlier attempt sealed.
 
-    A server that cannot decode a transaction before its end is asked again for whole transactions, which
-    it always can.
+    A server that cannot give it as asked is asked again in a way that it can, see ``second_try.py``.
 
     :returns: the manifest of the sealed batch and its URI.
     :raises PgoutputError: see ``errors.py``; the slot was not moved then, and no batch was sealed, but for
         ``advance="after_stage"``, where a sealed batch waits for the next run.
     """
-    try:
-        return _stage_once(request)
-    except DecodedTooEarly as error:
-        if request.options.streaming == STREAMING_OFF:
-            raise
-        log.warning("%s Reading again without streaming.", error)
-        options = replace(request.options, streaming=STREAMING_OFF)
-        return _stage_once(replace(request, options=options))
+    while True:
+        try:
+            return _stage_once(request)
+        except (DecodedTooEarly, TemporaryFilesFull) as error:
+            if (following := easier(request, error)) is None:
+                raise
+            request = following
 
 
 def _stage_once(request: CaptureRequest) -> tuple[Manifest, str]:

@@ -117,7 +117,7 @@ def _seal(
     batch.finish_files()
     context.check_publications()
     request = context.request
-    if read.changes and context.server.major >= 18 and request.transport == SQL:
+    if read.changes and context.server.major >= 18 and read.transport == SQL:
         check_publications_throughout(
             context.session, request.slot_name, context.publication_names, read.end
         )

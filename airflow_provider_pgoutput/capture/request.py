@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SQL = "sql"
 WALSENDER = "walsender"
+#: One of the two, see ``source/room.py``.
+AUTO = "auto"
 
 ALWAYS = "always"
 NEVER = "never"
@@ -44,7 +46,7 @@ class CaptureRequest:
     staging_uri: str
     #: How far the lake is; None: nothing of this slot was ever applied.
     checkpoint: Checkpoint | None = None
-    #: ``sql`` or ``walsender``.
+    #: ``sql`` or ``walsender``; ``auto``: SQL, unless the server has no room for its temporary files.
     transport: str = SQL
     #: Connections that let the server decode parts of the backlog at the same time, at most; None: what the
     #: backlog, the cores and the free replication slots suggest.
@@ -101,9 +103,10 @@ class CaptureRequest:
 
     def __post_init__(self) -> None:
         check_slot_name(self.slot_name)
-        if self.transport not in {SQL, WALSENDER}:
+        if self.transport not in {SQL, WALSENDER, AUTO}:
             raise ConfigurationError(
-                f"Unknown transport {self.transport!r}.", advice=f"use {SQL!r} or {WALSENDER!r}."
+                f"Unknown transport {self.transport!r}.",
+                advice=f"use {SQL!r}, {WALSENDER!r} or {AUTO!r}.",
             )
         self._check_copy()
         if not self.publication_names or isinstance(self.publication_names, str):

@@ -18,7 +18,8 @@ from airflow_provider_pgoutput.capture.drain import (
 )
 from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
 from airflow_provider_pgoutput.capture.progress import Progress
-from airflow_provider_pgoutput.capture.request import WALSENDER
+from airflow_provider_pgoutput.capture.request import AUTO, SQL, WALSENDER
+from airflow_provider_pgoutput.capture.source.room import Backlog, against_sql, read_room
 from airflow_provider_pgoutput.capture.source.sql_stream import SLICE_MESSAGES, SqlStream
 from airflow_provider_pgoutput.capture.source.stream import SlotRead
 from airflow_provider_pgoutput.capture.source.walsender_stream import WalsenderStream
@@ -51,6 +52,8 @@ class Found:
     transactions: int = 0
     last_commit_time: str | None = None
     skipped: tuple[SkippedTransaction, ...] = ()
+    #: How they were read.
+    transport: str = SQL
 
 
 class SlotReading:
@@ -62,7 +65,8 @@ class SlotReading:
         self._context = context
         self._start, self._target = start, target
         self._prepared = None if two_phase is None else two_phase.transactions
-        self._stream = _open_stream(context, start, target, two_phase)
+        self._transport = _choose_transport(context, start, target, two_phase)
+        self._stream = self._open_stream(two_phase)
 
     def into(self, batch: BatchInProgress, limits: Limits) -> Found:
         """Read until the batch is complete: at the target, or at the first commit past a limit."""
@@ -77,6 +81,7 @@ class SlotReading:
             transactions=decoder.transactions,
             last_commit_time=None if commit is None else commit_time(commit.committed_at_us),
             skipped=self._skipped(decoder, cut.end_lsn),
+            transport=self._transport,
         )
 
     def _skipped(self, decoder: Decoder, end: Lsn) -> tuple[SkippedTransaction, ...]:
@@ -138,20 +143,40 @@ class SlotReading:
             binary=options.binary,
         )
 
+    def _open_stream(self, two_phase: TwoPhase | None) -> ChangeStream:
+        request, options = self._context.request, self._context.options
+        read = SlotRead(
+            request.conninfo, request.slot_name, options, self._start, self._target, two_phase
+        )
+        if self._transport == WALSENDER:
+            return WalsenderStream(read)
+        return SqlStream(
+            read,
+            connections=request.decode_parallelism,
+            max_messages=_max_messages(request),
+            part_bytes=request.part_bytes,
+        )
 
-def _open_stream(
+
+def _choose_transport(
     context: CaptureContext, start: Lsn, target: Lsn, two_phase: TwoPhase | None
-) -> ChangeStream:
+) -> str:
+    """What was asked for; with ``auto``, SQL unless something speaks against it."""
     request = context.request
-    read = SlotRead(request.conninfo, request.slot_name, context.options, start, target, two_phase)
-    if request.transport == WALSENDER:
-        return WalsenderStream(read)
-    return SqlStream(
-        read,
-        connections=request.decode_parallelism,
-        max_messages=_max_messages(request),
-        part_bytes=request.part_bytes,
+    if request.transport != AUTO:
+        return request.transport
+    slot = context.read_slot()
+    open_bytes = (
+        0
+        if slot is None or slot.restart_lsn is None or slot.confirmed_flush_lsn is None
+        else slot.confirmed_flush_lsn - slot.restart_lsn
     )
+    backlog = Backlog(target - start, open_bytes, request.part_bytes, is_cut=two_phase is None)
+    reason = against_sql(read_room(context.session), backlog)
+    if reason is None:
+        return SQL
+    log.info("Slot %s is read over the walsender: %s.", request.slot_name, reason)
+    return WALSENDER
 
 
 def _max_messages(request: CaptureRequest) -> int | None:

@@ -44,7 +44,10 @@ class PgoutputStageOperator(CopyingOperator):
     :param iceberg_conn_id: the lake's catalog, a connection of type ``iceberg``.
     :param catalog_name: name of the catalog, when it is not named like its connection.
     :param transport: ``sql`` reads through the SQL function, which is faster and needs temporary space
-        on the server; ``walsender`` reads through the replication protocol, which does not.
+        on the server; ``walsender`` reads through the replication protocol, which does not; ``auto``: SQL,
+        unless the server has no room for it, see ``docs/capture.md``.
+    :param decode_parallelism: connections, 8 at most, for which the server decodes parts of the slot at the
+        same time (SQL only); None: as many as backlog, cores and free replication slots suggest.
     :param proto_version: version of the pgoutput protocol, 1 to 4; None: the highest that the server has.
     :param streaming: ``off``, ``on`` or ``parallel``: whether large transactions come while they run, so
         that the server need not keep them; None: ``on`` where the server can and nothing is lost by it.
@@ -104,6 +107,7 @@ class PgoutputStageOperator(CopyingOperator):
         "iceberg_conn_id",
         "catalog_name",
         "transport",
+        "decode_parallelism",
         "proto_version",
         "streaming",
         "two_phase",
@@ -148,6 +152,7 @@ class PgoutputStageOperator(CopyingOperator):
         iceberg_conn_id: str = "iceberg_default",
         catalog_name: str | None = None,
         transport: str = "sql",
+        decode_parallelism: int | str | None = None,
         proto_version: int | str | None = None,
         streaming: str | None = None,
         two_phase: bool | str = False,
@@ -185,7 +190,7 @@ class PgoutputStageOperator(CopyingOperator):
         self.postgres_conn_id = postgres_conn_id
         self.iceberg_conn_id = iceberg_conn_id
         self.catalog_name = catalog_name
-        self.transport = transport
+        self.transport, self.decode_parallelism = transport, decode_parallelism
         self.proto_version, self.streaming = proto_version, streaming
         self.two_phase = two_phase
         self.binary = binary
@@ -205,8 +210,7 @@ class PgoutputStageOperator(CopyingOperator):
         self.key_columns = key_columns
         self.older_rows, self.type_changes = older_rows, type_changes
         self.unsure_columns = unsure_columns
-        self.memory_mib = memory_mib
-        self.copy_connections = copy_connections
+        self.memory_mib, self.copy_connections = memory_mib, copy_connections
 
     def execute(self, context: Context) -> BatchXCom:
         """Stage one batch."""
@@ -246,6 +250,7 @@ class PgoutputStageOperator(CopyingOperator):
                 "max_bytes",
                 "max_seconds",
                 "memory_mib",
+                "decode_parallelism",
                 "copy_connections",
             )
         }

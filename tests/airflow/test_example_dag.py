@@ -82,6 +82,7 @@ def test_parameters_reach_the_tasks_as_they_were_given(dag: Any) -> None:
         "publication_names": ["it's", 'a "name"', "<&>"],
         "staging_uri": "s3://bucket/staging",
         "max_changes": 10,
+        "decode_parallelism": 2,
         "tables": {"public.orders": {"partitioned_by": ["days(made_at)"]}},
     }
     from airflow_provider_pgoutput.operators import arguments
@@ -93,6 +94,7 @@ def test_parameters_reach_the_tasks_as_they_were_given(dag: Any) -> None:
     assert arguments.text_list(stage.publication_names, "p") == ("it's", 'a "name"', "<&>")
     assert arguments.whole_number(stage.max_changes, "max_changes") == 10
     assert arguments.whole_number(stage.max_seconds, "max_seconds") is None
+    assert arguments.whole_number(stage.decode_parallelism, "decode_parallelism") == 2
     assert arguments.optional_text(stage.catalog_name) is None
     assert arguments.mapping(apply.tables, "tables") == params["tables"]
     assert arguments.mapping(apply.conf, "conf") == {}

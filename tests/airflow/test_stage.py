@@ -82,6 +82,15 @@ def test_a_limit_ends_the_batch_at_a_commit(
     assert batch["changes"] == 2
 
 
+def test_how_the_slot_is_read_may_be_given_as_text(
+    source: Session, lake: TestLake, tmp_path: Path, task_context: Any
+) -> None:
+    record(lake, stage(tmp_path).execute(task_context))
+    source.execute("INSERT INTO orders SELECT generate_series(3, 1000)")
+    asked = stage(tmp_path, transport="auto", decode_parallelism="2")
+    assert asked.execute(task_context)["changes"] == 998
+
+
 def test_logical_messages_are_asked_for_as_text_too(
     source: Session, lake: TestLake, tmp_path: Path, task_context: Any
 ) -> None:
@@ -124,6 +133,7 @@ def test_what_cannot_work_fails_at_once(tmp_path: Path, task_context: Any) -> No
         "transport": {"transport": "pigeon"},
         "publication_names": {"publication_names": ""},
         "max_changes": {"max_changes": "many"},
+        "decode_parallelism is 1 to 8": {"decode_parallelism": "0"},
         "slot name": {"slot_name": "Not A Slot"},
         "connection 'nobody' does not exist": {"postgres_conn_id": "nobody"},
         "staging_uri": {"staging_uri": "relative/folder"},

@@ -47,6 +47,11 @@ _LATER = "nothing; the next attempt connects again."
 #: Servers fail so when a transaction changed the catalog and its rows are decoded before it ended.
 _BEFORE_ITS_END = "set streaming to off; with two_phase, use a new slot without it."
 
+_NO_ROOM = (
+    "set transport to 'auto' or 'walsender', which needs no such files; or let the server have more room "
+    "(temp_file_limit, temp_tablespaces)."
+)
+
 #: Of an exported snapshot, in the words of several versions.
 _NEW_SNAPSHOT = "nothing; the tables that were not copied yet are copied in a new snapshot."
 
@@ -124,6 +129,8 @@ _MEANINGS = (
     _Meaning("42602", "", errors.ConfigurationError, "check publication_names."),
     _Meaning("28", "", errors.ConfigurationError, "check user, password, TLS and pg_hba.conf."),
     _Meaning("3D000", "", errors.ConfigurationError, "check the database of the connection."),
+    _Meaning("53400", "temp_file_limit", errors.TemporaryFilesFull, _NO_ROOM),
+    _Meaning("53100", "pgsql_tmp", errors.TemporaryFilesFull, _NO_ROOM),
     _Meaning(
         "53400", "", errors.ConfigurationError, "raise max_replication_slots or max_wal_senders."
     ),
