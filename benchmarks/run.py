@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.copy import ROWS as COPY_ROWS
 from benchmarks.copy import measure_copies
 from benchmarks.report import finish, staging_case, table
-from benchmarks.staging import CONTENDERS, measure
+from benchmarks.staging import CONTENDERS, PARALLEL, measure
 from benchmarks.workloads import WORKLOADS, Source, backlog
 
 RESULTS = Path(__file__).with_name("results") / "latest.json"
@@ -43,7 +43,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--workloads", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS), metavar="W"
     )
     parser.add_argument(
-        "--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS, metavar="NAME"
+        "--contenders",
+        nargs="+",
+        default=list(CONTENDERS),
+        choices=(*CONTENDERS, *PARALLEL),
+        metavar="NAME",
     )
     parser.add_argument("--no-apply", action="store_true", help="leave apply out")
     parser.add_argument("--no-copy", action="store_true", help="leave the initial copy out")

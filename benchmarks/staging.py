@@ -3,6 +3,7 @@
 The contenders, all over TCP on 127.0.0.1 and to the same end LSN:
 
 ``sql``, ``walsender``  our pipeline from slot to sealed batch, in a process of its own
+``sql_parallel_N``      the same by N connections that decode at the same time
 ``sql_whole``           the same without streaming, for the workload of one large transaction
 ``sql_binary``          the same with values in binary form, for the workload of wide rows
 ``pg_recvlogical``      PostgreSQL's own client, which drops what it receives: ``--file=/dev/null``
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 TRANSPORTS = ("sql", "walsender")
 CONTENDERS = ("server", "sql", "pg_recvlogical", "walsender")
+#: By name: the connections of a read that several share.
+PARALLEL = {f"sql_parallel_{number}": number for number in (1, 2, 3, 4, 6, 8)}
 #: Ways of ours that one workload is about: transport and options of the read.
 VARIANTS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "W2": {"sql_binary": ("sql", {"binary": True})},
@@ -71,7 +74,10 @@ def measure(
                 elif name == "pg_recvlogical":
                     one = read_with_pg_recvlogical(source, slot, backlog)
                 else:
-                    one = read_with_pipeline(source.conninfo, slot, *variants.get(name, (name, {})))
+                    transport, options = variants.get(name, (name.split("_")[0], {}))
+                    one = read_with_pipeline(
+                        source.conninfo, slot, transport, options, parallelism=PARALLEL.get(name)
+                    )
                     check_rows(name, one, backlog)
                 after = source.cpu_seconds()
             if before is not None and after is not None:
@@ -129,9 +135,16 @@ def read_with_pipeline(
     transport: str,
     options: dict[str, Any],
     parent: Path | None = None,
+    parallelism: int | None = None,
 ) -> Measurement:
     """Stage one batch in a process that does nothing else; see stage_once.py."""
-    order = {"slot": slot, "publication": PUBLICATION, "transport": transport, "options": options}
+    order = {
+        "slot": slot,
+        "publication": PUBLICATION,
+        "transport": transport,
+        "options": options,
+        "decode_parallelism": parallelism,
+    }
     return run_stage_once(conninfo, order, parent)
 
 

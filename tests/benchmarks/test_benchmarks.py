@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_pgoutput.batch.manifest import Manifest
 from benchmarks import report, run
-from benchmarks.staging import Measurement, median
+from benchmarks.staging import CONTENDERS, Measurement, median
 from benchmarks.synthetic_batch import BatchWriter
 
 if TYPE_CHECKING:
@@ -20,7 +20,15 @@ if TYPE_CHECKING:
 @pytest.mark.postgres
 def test_a_tiny_run_writes_figures_for_every_reader(tmp_path: Path) -> None:
     output = tmp_path / "latest.json"
-    scale = ["--scale", "0.002", "--repetitions", "1"]
+    scale = [
+        "--scale",
+        "0.002",
+        "--repetitions",
+        "1",
+        "--contenders",
+        *CONTENDERS,
+        "sql_parallel_2",
+    ]
     assert run.main([*scale, "--workloads", "W1", "W3", "--no-apply", "--output", str(output)]) == 0
 
     written = json.loads(output.read_text())
@@ -28,7 +36,7 @@ def test_a_tiny_run_writes_figures_for_every_reader(tmp_path: Path) -> None:
     assert written["staging"]["W1"]["rows"] == 4000
     assert written["staging"]["W3"]["rows"] == 4 * 4 * 100
     for case in written["staging"].values():
-        for transport in ("sql", "walsender"):
+        for transport in ("sql", "walsender", "sql_parallel_2"):
             figures = case[transport]
             assert figures["rows_per_s"] > 0
             assert figures["rows_per_cpu_s"] > 0

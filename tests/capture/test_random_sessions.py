@@ -33,6 +33,6 @@ def test_streaming_is_given_up_when_the_server_fails_at_it(
     again = [each for each in caplog.messages if "Reading again without streaming" in each]
     with psycopg.connect(postgres_database) as session:
         version = session.info.server_version
-    # Both transports, text and binary, two_phase on and off.
-    assert len(again) == (8 if version >= 160000 else 0)
+    # Both transports, text and binary, two_phase on and off; twice in parts.
+    assert len(again) == (10 if version >= 160000 else 0)
     assert done["refused by the server"] == 0

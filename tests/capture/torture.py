@@ -2,7 +2,8 @@
 
 Each run lets ``random_sessions.py`` work on a database whose server streams every transaction (before
 version 16: every large one). What the reference decoder makes of version 1 is what every way of staging must
-stage: both transports, text and binary, streaming off and on, ``two_phase`` off and on. And what the staged
+stage: both transports, text and binary, streaming off and on, ``two_phase`` off and on, and by several
+connections that decode small parts at once. And what the staged
 changes lead to, put together row by row in Python, must be what the source holds: there columns are
 known by their numbers (``numbered.py``), for their names come and go.
 """
@@ -54,6 +55,8 @@ _WAYS = [
     Way(*each)
     for each in itertools.product(("sql", "walsender"), ("off", "on"), (False, True), (False, True))
 ]
+#: Connections at once and WAL of their parts.
+_PARTS = ((2, 5_000), (3, 40_000))
 #: PostgreSQL 17.11 and 18.6 fail so for any client when they decode some transactions with changes of shape
 #: before these end (seeds 2, 17, 21): "could not map filenumber", "pg_attribute catalog is missing".
 #: When they have ended it works, so streaming is given up by itself; two_phase cannot be, and such refusals
@@ -105,6 +108,12 @@ def torture(conninfo: str, seed: int, folder: Path) -> dict[str, int]:
             refused += 1
             continue
         assert staged == expected, f"seed {seed}: {way}"
+    for number, (streaming, parts) in enumerate(itertools.product(("off", "on"), _PARTS)):
+        way = Way("sql", streaming, two_phase=False, binary=False)
+        manifest = stage(
+            source, 100 + number, way, decode_parallelism=parts[0], part_bytes=parts[1]
+        )
+        assert staged_rows(source, manifest) == expected, f"seed {seed}: {way}, {parts}"
     with numbered.Doubts() as doubts:
         policy = SchemaPolicy(unsure_columns="warn")
         manifest = stage(source, len(_WAYS), _WAYS[0], checkpoint=checkpoint, schema_policy=policy)

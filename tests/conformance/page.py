@@ -40,8 +40,9 @@ The WAL of each scenario is staged again in every way that the server has, and w
 same, to the last value and position (`test_every_way_stages_the_same`): over SQL and over a walsender, each
 with protocol versions 1 to 4 (3 on PostgreSQL 15), each with streaming `off`, `on` (from 2 on) and
 `parallel` (4), while the server streams every transaction (15: every one past 64 kB); with one batch for
-each transaction; and, where the scenario is about them, each of these as text and in binary form, with and
-without `two_phase`. That is {ways_16} ways for most scenarios and up to {most_16} (PostgreSQL 15: {ways_15}
+each transaction; by three connections that decode small parts at once; and, where the scenario is about
+them, each of these as text and in binary form, with and without `two_phase`. That is {ways_16} ways for
+most scenarios and up to {most_16} (PostgreSQL 15: {ways_15}
 and up to {most_15}).
 
 | scenario | PostgreSQL | test |

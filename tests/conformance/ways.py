@@ -1,7 +1,8 @@
 """Stage the WAL of a group in every way there is: what is staged has to be the same.
 
 A way is a transport, a protocol version that the server has, a value of ``streaming`` that this version
-has, and where the group is about them ``two_phase`` and ``binary`` on and off. Each way reads a copy of the
+has, and where the group is about them ``two_phase`` and ``binary`` on and off. Once three connections decode
+small parts at the same time. Each way reads a copy of the
 pipeline's slot to the end, while the server streams whatever it may. What is not here: the comparison.
 """
 
@@ -38,6 +39,7 @@ STREAMING = {
     3: ("off", "on"),
     4: ("off", "on", "parallel"),
 }
+IN_PARTS = {"decode_parallelism": 3, "part_bytes": 4_000}
 #: Staged changes as text, without what is NULL, in the order of the stream, by table.
 Staged = dict[str, list[str]]
 #: Names of the columns that say whether a value is unchanged TOAST, see ``batch/changes.py``.
@@ -69,6 +71,8 @@ def ways_of(group: Group, major: int) -> dict[str, dict[str, Any]]:
             ways["-".join(words)] = way
             if _is_cut(group, transport, version, streaming, major):
                 ways["-".join([*words, "each_transaction"])] = {**way, "max_changes": 1}
+    newest = StreamOptions(newest_version(major), "on")
+    ways["sql-in_parts"] = {"transport": "sql", "options": newest, **IN_PARTS}
     return ways
 
 
