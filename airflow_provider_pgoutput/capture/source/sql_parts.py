@@ -51,16 +51,23 @@ class PartedRead:
     """Reads from ``start`` to the target of ``cutting`` in parts.
 
     :param sessions: connections, each with a temporary copy of the slot made already.
+    :param stopping: set by whoever wants the threads to end at their next chunk.
     """
 
-    def __init__(self, sessions: Sequence[SlotSession], start: Lsn, cutting: Cutting) -> None:
+    def __init__(
+        self,
+        sessions: Sequence[SlotSession],
+        start: Lsn,
+        cutting: Cutting,
+        stopping: threading.Event,
+    ) -> None:
         self._cutting = cutting
         self._target = Lsn(cutting.target)
         self._queued_chunks = max(1, _QUEUED_CHUNKS // len(sessions))
         #: Where the next part starts.
         self._cursor = start
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
+        self._stopping = stopping
         #: Parts in order. Each thread says when there are no more; the first that does is right.
         self._parts: HandOver[_Part] = HandOver(0, stopping=self._stopping)
         self._threads = [
@@ -74,10 +81,6 @@ class PartedRead:
         """All chunks of all parts in order."""
         for part in self._parts:
             yield from part.arrived
-
-    def stop(self) -> None:
-        """Let the threads end at their next chunk."""
-        self._stopping.set()
 
     def join(self) -> None:
         """Wait for the threads; their connections were cancelled or have nothing more to give.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.capture.source.parts import (
@@ -63,6 +64,7 @@ class SqlStream:
         self._part_bytes = part_bytes
         self._parted: PartedRead | None = None
         self._closed = False
+        self._stopping = threading.Event()
         self._sessions = [SlotSession(read)]
 
     def chunks(self) -> Iterator[MessageChunk]:
@@ -75,15 +77,14 @@ class SqlStream:
             self._copy_slots(connections)
         if len(self._sessions) > 1:
             cutting = Cutting(target, len(self._sessions), self._part_bytes)
-            self._parted = PartedRead(self._sessions, self._read.start, cutting)
+            self._parted = PartedRead(self._sessions, self._read.start, cutting, self._stopping)
             return self._parted.chunks()
         return self._slices(min(self._max_messages or SLICE_MESSAGES, SLICE_MESSAGES))
 
     def stop(self) -> None:
         """See ``ChangeStream``."""
-        if self._parted is not None:
-            self._parted.stop()
-        for session in self._sessions:
+        self._stopping.set()
+        for session in tuple(self._sessions):
             session.cancel()
 
     def close(self) -> None:
@@ -113,6 +114,8 @@ class SqlStream:
                     self._sessions.append(SlotSession(self._read, connections))
                 self._sessions[number].make_copy()
         except (ConfigurationError, MissingPrivilege, SourceUnavailable) as error:
+            if self._stopping.is_set():
+                raise
             # No more slots, or connections, or no right to the function.  One connection needs no copy; if
             # the server is gone, it will say so.
             if len(self._sessions) > 1 and not self._sessions[-1].has_copy:
@@ -130,7 +133,7 @@ class SqlStream:
     def _slices(self, slice_messages: int) -> Iterator[MessageChunk]:
         """The whole range by one connection; only what is longer than a slice takes a copy."""
         session, target = self._sessions[0], self._read.target
-        while True:
+        while not self._stopping.is_set():
             reached = None
             for chunk in session.peek(target, slice_messages):
                 reached = last_end(chunk) or reached

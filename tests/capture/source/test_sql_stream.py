@@ -209,6 +209,20 @@ def test_a_role_that_may_not_copy_slots_reads_them_by_one_connection(
     assert "decoded by 1 of 2 connections: permission denied for function" in line
 
 
+def test_without_more_connections_one_reads(
+    source: Source, backlog: tuple[Lsn, Lsn], caplog: pytest.LogCaptureFixture
+) -> None:
+    start, target = backlog
+    whole = read(SqlStream(source.read(start, target)), start, target)
+    (database,) = source.execute("SELECT current_database()")[0]
+    source.execute(f"ALTER DATABASE {database} CONNECTION LIMIT 1")
+    stream = SqlStream(source.read(start, target), connections=3, part_bytes=1 << 16)
+    assert read(stream, start, target) == whole
+    (line,) = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    assert "decoded by 1 of 3 connections: " in line
+    assert "too many connections" in line
+
+
 def test_a_part_that_fails_fails_the_read(source: Source) -> None:
     start = flush_lsn(source)
     source.execute("INSERT INTO t SELECT generate_series(1, 1000)")
