@@ -101,7 +101,7 @@ class _Read:
     def seconds(self) -> float:
         """How long it takes."""
         self.copies = [0.0] * self.connections
-        cutting = Cutting(BACKLOG_MIB * _MIB, self.connections)
+        cutting = Cutting(0, BACKLOG_MIB * _MIB, self.connections)
         seconds = 0.0
         while True:
             while len(self.parts) < self.connections and self.cursor < BACKLOG_MIB:

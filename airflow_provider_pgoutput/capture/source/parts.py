@@ -16,7 +16,7 @@ from typing import Final
 #: temporary file.  Every part reads the WAL again from where the slot restarts: with 64 MiB two million
 #: changes took a quarter longer, and one long transaction half as long again (docs/performance.md).
 PART_BYTES: Final = 192 << 20
-#: WAL of a part at least, where the backlog is larger: a new part costs a few round trips.
+#: WAL for which a connection that was asked for is opened at least.
 _SMALLEST_PART_BYTES: Final = 16 << 20
 #: WAL for which another connection pays: a copy of the slot takes some hundredths of a second.
 _BYTES_PER_CONNECTION: Final = 32 << 20
@@ -47,9 +47,14 @@ def useful_connections(backlog_bytes: int, part_bytes: int) -> int:
 class Cutting:
     """How ``[start, target)`` is cut for some connections.
 
+    Parts are equally wide and as many for each connection, so that all are done at about the same time;
+    whoever is free takes the next one. Narrower parts towards the end would keep connections waiting: parts
+    are handed over in order, so one that is done early waits for the one before.
+
     :param part_bytes: WAL of a part at most, unless a long transaction makes it more.
     """
 
+    start: int
     target: int
     connections: int
     part_bytes: int = PART_BYTES
@@ -57,18 +62,16 @@ class Cutting:
     def end(self, low: int, restart: int) -> int:
         """Where the part that starts at ``low`` ends.
 
-        Parts become narrower towards the target, so that all connections are done at about the same time.
-
         :param restart: from where the server reads the WAL for it.
         """
-        left = self.target - low
-        share = -(-left // self.connections)
-        least = self._least(low, restart)
-        width = max(least, min(self.part_bytes, share))
-        if left - width < self._least(low + width, restart) // 4:
-            # To get to so small a rest would cost more than to read it.
-            width = left
-        return min(self.target, low + width)
+        width = max(self._width, low - restart)
+        rest = self.target - low - width
+        # To get to so small a rest would cost more than to read it.
+        return self.target if rest < width // 4 else low + width
 
-    def _least(self, low: int, restart: int) -> int:
-        return max(min(self.part_bytes, _SMALLEST_PART_BYTES), low - restart)
+    @property
+    def _width(self) -> int:
+        """What each part would have if no transaction were long."""
+        total = max(1, self.target - self.start)
+        rounds = -(-total // (self.connections * self.part_bytes))
+        return -(-total // (self.connections * rounds))

@@ -48,7 +48,7 @@ class _Part:
 
 
 class PartedRead:
-    """Reads from ``start`` to the target of ``cutting`` in parts.
+    """Reads the range of ``cutting`` in parts.
 
     :param sessions: connections, each with a temporary copy of the slot made already.
     :param stopping: set by whoever wants the threads to end at their next chunk.
@@ -57,7 +57,6 @@ class PartedRead:
     def __init__(
         self,
         sessions: Sequence[SlotSession],
-        start: Lsn,
         cutting: Cutting,
         stopping: threading.Event,
     ) -> None:
@@ -65,7 +64,7 @@ class PartedRead:
         self._target = Lsn(cutting.target)
         self._queued_chunks = max(1, _QUEUED_CHUNKS // len(sessions))
         #: Where the next part starts.
-        self._cursor = start
+        self._cursor = Lsn(cutting.start)
         self._lock = threading.Lock()
         self._stopping = stopping
         #: Parts in order. Each thread says when there are no more; the first that does is right.

@@ -76,8 +76,8 @@ class SqlStream:
         if self._max_messages is None and (connections := self._choose_connections()) > 1:
             self._copy_slots(connections)
         if len(self._sessions) > 1:
-            cutting = Cutting(target, len(self._sessions), self._part_bytes)
-            self._parted = PartedRead(self._sessions, self._read.start, cutting, self._stopping)
+            cutting = Cutting(self._read.start, target, len(self._sessions), self._part_bytes)
+            self._parted = PartedRead(self._sessions, cutting, self._stopping)
             return self._parted.chunks()
         return self._slices(min(self._max_messages or SLICE_MESSAGES, SLICE_MESSAGES))
 

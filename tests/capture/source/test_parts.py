@@ -14,40 +14,38 @@ from airflow_provider_pgoutput.capture.source.parts import (
 _MIB = 1 << 20
 
 
-def widths(cutting: Cutting, start: int, restart_of: dict[int, int] | None = None) -> list[int]:
-    """The widths of all parts in MiB; ``restart_of`` a start the server restarts behind it, else at it."""
-    found = []
-    while start < cutting.target:
-        end = cutting.end(start, (restart_of or {}).get(start, start))
-        assert start < end <= cutting.target
-        found.append((end - start) // _MIB)
-        start = end
+def widths(cutting: Cutting, restart: int | None = None) -> list[int]:
+    """The widths of all parts in MiB; the server restarts at each part's start, or always at ``restart``."""
+    low, found = cutting.start, []
+    while low < cutting.target:
+        end = cutting.end(low, low if restart is None else restart)
+        assert low < end <= cutting.target
+        found.append((end - low) // _MIB)
+        low = end
     return found
 
 
-def test_parts_become_narrower_so_that_connections_end_together() -> None:
-    assert widths(Cutting(1000 * _MIB, 2), 0) == [192, 192, 192, 192, 116, 58, 29, 16, 13]
-    assert widths(Cutting(1000 * _MIB, 4), 0)[:3] == [192, 192, 154]
-
-
-def test_one_connection_cuts_by_size_alone() -> None:
-    assert widths(Cutting(500 * _MIB, 1), 0) == [192, 192, 116]
+def test_parts_are_equal_and_as_many_for_each_connection() -> None:
+    start = 7 * _MIB
+    assert widths(Cutting(start, start + 100 * _MIB, 2)) == [50, 50]
+    assert widths(Cutting(start, start + 384 * _MIB, 2)) == [192, 192]
+    assert widths(Cutting(start, start + 400 * _MIB, 2)) == [100] * 4
+    assert widths(Cutting(start, start + 900 * _MIB, 3)) == [150] * 6
+    assert widths(Cutting(start, start + 400 * _MIB, 1)) == [133, 133, 133]
 
 
 def test_a_part_is_as_wide_as_the_way_to_it() -> None:
     """A transaction that stays open: the server reads the WAL again from its beginning each time."""
-    cutting = Cutting(4000 * _MIB, 2, 64 * _MIB)
-    start, found = 100 * _MIB, []
-    while start < cutting.target:
-        end = cutting.end(start, 0)
-        found.append((end - start) // _MIB)
-        start = end
-    assert found == [100, 200, 400, 800, 1600, 800]
+    cutting = Cutting(100 * _MIB, 4000 * _MIB, 2, 64 * _MIB)
+    assert widths(cutting, restart=0) == [100, 200, 400, 800, 1600, 800]
+    # The rest is read where it would cost more to get there.
+    assert widths(Cutting(0, 400 * _MIB, 4), restart=0) == [100, 100, 200]
 
 
 @pytest.mark.parametrize("part_bytes", [1, 1 << 13])
 def test_small_parts_stay_small(part_bytes: int) -> None:
-    assert Cutting(100_000, 3, part_bytes).end(5_000, 5_000) == 5_000 + part_bytes
+    end = Cutting(5_000, 100_000, 3, part_bytes).end(5_000, 5_000)
+    assert 5_000 < end <= 5_000 + part_bytes
 
 
 def test_the_number_of_connections_follows_backlog_cores_and_free_slots() -> None:
