@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Session
     from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot, SlotFacts
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
+    from airflow_provider_pgoutput.capture.staging.cut import Limits
 
 log = logging.getLogger(__name__)
 
@@ -153,9 +154,11 @@ class CaptureContext:
         """Stage tables as they were at points of their own; the greatest of those."""
         return copy_published(self, batch, start, tables, snapshot)
 
-    def open_slot(self, start: Lsn, target: Lsn, two_phase: TwoPhase | None) -> SlotReading:
+    def open_slot(
+        self, start: Lsn, target: Lsn, limits: Limits, two_phase: TwoPhase | None
+    ) -> SlotReading:
         """Begin to read the slot."""
-        return SlotReading(self, start, target, two_phase)
+        return SlotReading(self, start, target, limits, two_phase)
 
     def names(self, batch: BatchInProgress) -> dict[int, tuple[str, str]]:
         """Names of now, where those of the stream are not enough: tables that were dropped have none.

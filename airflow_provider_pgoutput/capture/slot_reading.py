@@ -28,7 +28,6 @@ from airflow_provider_pgoutput.errors import ConfigurationError
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.context import CaptureContext
-    from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.capture.source.stream import ChangeStream
     from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
     from airflow_provider_pgoutput.capture.staging.prepared import TwoPhase
@@ -49,19 +48,27 @@ class Found:
 
 
 class SlotReading:
-    """An open read of the slot, from ``start`` up to ``target``; to be closed in any case."""
+    """An open read of the slot, from ``start`` up to ``target``; to be closed in any case.
+
+    :param limits: when the batch may end before that.
+    """
 
     def __init__(
-        self, context: CaptureContext, start: Lsn, target: Lsn, two_phase: TwoPhase | None
+        self,
+        context: CaptureContext,
+        start: Lsn,
+        target: Lsn,
+        limits: Limits,
+        two_phase: TwoPhase | None,
     ) -> None:
         self._context = context
-        self._start, self._target = start, target
+        self._start, self._target, self._limits = start, target, limits
         self._prepared = None if two_phase is None else two_phase.transactions
-        self._stream = _open_stream(context, start, target, two_phase)
+        self._stream = _open_stream(context, start, target, limits, two_phase)
 
-    def into(self, batch: BatchInProgress, limits: Limits) -> Found:
+    def into(self, batch: BatchInProgress) -> Found:
         """Read until the batch is complete: at the target, or at the first commit past a limit."""
-        cut = BatchCut(self._start, self._target, limits)
+        cut = BatchCut(self._start, self._target, self._limits)
         with no_garbage_collection(), located(self._context.request.slot_name, cut):
             decoder, progress = self._decoder(), Progress(self._start, self._target)
             drain(self._stream, cut, batch, decoder, progress, self._prepared)
@@ -135,18 +142,17 @@ class SlotReading:
 
 
 def _open_stream(
-    context: CaptureContext, start: Lsn, target: Lsn, two_phase: TwoPhase | None
+    context: CaptureContext, start: Lsn, target: Lsn, limits: Limits, two_phase: TwoPhase | None
 ) -> ChangeStream:
     request = context.request
     read = SlotRead(request.conninfo, request.slot_name, context.options, start, target, two_phase)
     if request.transport == WALSENDER:
         return WalsenderStream(read)
-    return SqlStream(read, max_messages=_max_messages(request))
+    return SqlStream(read, max_messages=_max_messages(limits))
 
 
-def _max_messages(request: CaptureRequest) -> int | None:
+def _max_messages(limits: Limits) -> int | None:
     """Messages that the limits let through, roughly; None: no limit."""
-    if request.max_changes is not None:
-        return max(10_000, request.max_changes + request.max_changes // 4)
-    limited = request.max_bytes is not None or request.max_seconds is not None
-    return 200_000 if limited else None
+    if limits.max_changes is not None:
+        return max(10_000, limits.max_changes + limits.max_changes // 4)
+    return None if limits == Limits() else 200_000

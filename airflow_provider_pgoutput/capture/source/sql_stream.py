@@ -4,17 +4,21 @@ Never ``get``, which would confirm changes that are not durable yet.
 
 The server writes a whole answer to a temporary file before the first row arrives, so a long range is read
 in parts (``sql_parts.py``), or, when a limit will end the batch early or the server has no room for
-copies of the slot, in slices of a number of messages.
+copies of the slot, in slices of a number of messages. With ``two_phase`` there are no copies, which would
+not send what is prepared: the batch ends where an answer of about as many messages as wanted ends.
 """
 
 from __future__ import annotations
 
+import bisect
 import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
 from airflow_provider_pgoutput.capture.pgoutput.messages import (
+    parse_begin,
     parse_commit,
     parse_logical_message,
 )
@@ -26,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
-    from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
     from airflow_provider_pgoutput.capture.source.stream import SlotRead
+    from airflow_provider_pgoutput.capture.staging.prepared import TwoPhase
 
 log = logging.getLogger(__name__)
 
@@ -55,14 +59,16 @@ class SqlStream:
         self._part_bytes = part_bytes
         self._parted: PartedRead | None = None
         self._closed = False
+        self.end_lsn = read.target
         self._sessions = [SlotSession(read)]
 
     def chunks(self) -> Iterator[MessageChunk]:
         """See ``ChangeStream``."""
         start, target = self._read.start, self._read.target
-        if self._read.two_phase is not None:
-            # A copy of the slot would send prepared transactions at their commit.
-            return self._sessions[0].peek(target)
+        if (two_phase := self._read.two_phase) is not None:
+            if self._max_messages is None:
+                return self._sessions[0].peek(target)
+            return self._answer(self._max_messages, two_phase)
         long = target - start > self._part_bytes
         if long and self._max_messages is None and self._copy_slots():
             self._parted = PartedRead(self._sessions, start, target, self._part_bytes)
@@ -124,6 +130,59 @@ class SqlStream:
             session.move_copy(last_end)
             slice_messages = min(2 * slice_messages, SLICE_MESSAGES)
 
+    def _answer(self, messages: int, two_phase: TwoPhase) -> Iterator[MessageChunk]:
+        """A first part of the range, without a copy: an answer that is long enough to hold a commit.
+
+        A longer one begins where the slot stands, like the one before, and gives what that did not.
+        """
+        session, start, target = self._sessions[0], self._read.start, self._read.target
+        given = _Given(None)
+        while True:
+            last_end = None
+            for chunk in session.peek(target, messages):
+                last_end = _last_end(chunk) or last_end
+                yield given.without(chunk)
+            if session.messages < messages:
+                return
+            if last_end is not None and last_end > start:
+                self.end_lsn = min(last_end, target)
+                return
+            messages *= 2
+            two_phase.transactions.read_again()
+            given = _Given(last_end)
+
+
+class _Given:
+    """What an answer had that began at the same place as the next one.
+
+    :param end: of its last transaction, or of a later message that belongs to none; None: it had neither.
+    """
+
+    def __init__(self, end: Lsn | None) -> None:
+        self._end = end
+
+    def without(self, chunk: MessageChunk) -> MessageChunk:
+        """What the next chunk has beyond it."""
+        if self._end is None:
+            return chunk
+        starts = chunk.offsets[:-1]
+        tags = chunk.data[starts]
+        flags = chunk.data[np.minimum(starts + 1, len(chunk.data) - 1)]
+        begins = np.flatnonzero((tags == ord("B")) | ((tags == ord("M")) & (flags == 0))).tolist()
+        place = bisect.bisect_left(begins, True, key=lambda index: self._is_new(chunk, index))
+        if place == len(begins):
+            return MessageChunk(chunk.data[:0], chunk.offsets[:1])
+        self._end = None
+        first = int(chunk.offsets[begins[place]])
+        return MessageChunk(chunk.data[first:], chunk.offsets[begins[place] :] - first)
+
+    def _is_new(self, chunk: MessageChunk, index: int) -> bool:
+        assert self._end is not None
+        body = _body(chunk, index)
+        if body[:1] == b"B":
+            return parse_begin(body).final_lsn >= self._end
+        return parse_logical_message(body).lsn > self._end
+
 
 def _last_end(chunk: MessageChunk) -> Lsn | None:
     """Where the last transaction of the chunk ends, or a later message that belongs to none.
@@ -136,6 +195,9 @@ def _last_end(chunk: MessageChunk) -> Lsn | None:
     ends = np.flatnonzero((tags == ord("C")) | ((tags == ord("M")) & (flags == 0)))
     if len(ends) == 0:
         return None
-    index = int(ends[-1])
-    body = chunk.data[chunk.offsets[index] : chunk.offsets[index + 1]].tobytes()
+    body = _body(chunk, int(ends[-1]))
     return parse_commit(body).end_lsn if body[:1] == b"C" else parse_logical_message(body).lsn
+
+
+def _body(chunk: MessageChunk, index: int) -> bytes:
+    return chunk.data[chunk.offsets[index] : chunk.offsets[index + 1]].tobytes()

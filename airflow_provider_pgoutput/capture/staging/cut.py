@@ -75,6 +75,10 @@ class BatchCut:
             return chunk
         return self._up_to_limit(chunk, tags)
 
+    def end_at(self, lsn: Lsn) -> None:
+        """Let the batch end where its stream did, which is nowhere inside a transaction."""
+        self.end_lsn = min(self.end_lsn, lsn)
+
     @property
     def _limited(self) -> bool:
         limits = self._limits

@@ -10,7 +10,8 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch.manifest import Manifest
-from airflow_provider_pgoutput.errors import PublicationChanged
+from airflow_provider_pgoutput.capture.source.errors import skipped_publication
+from airflow_provider_pgoutput.errors import PublicationChanged, PublicationMissing
 from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:
@@ -199,3 +200,18 @@ def test_a_batch_of_the_version_before_is_read_and_the_publication_watched(
     batch = source.stage(checkpoint=lake_with(first))
     assert copied(batch) == set()
     assert "took up public.t" in caplog.text
+
+
+def test_a_publication_that_the_server_skipped_is_known_in_any_language(source: Source) -> None:
+    """The words are those of ``lc_messages``, which a plain role cannot set."""
+    heard: list[PublicationMissing | None] = []
+    with psycopg.connect(source.conninfo, autocommit=True) as session:
+        session.add_notice_handler(lambda notice: heard.append(skipped_publication(notice)))
+        session.execute(
+            "DO $$ BEGIN"
+            " RAISE WARNING 'Laden der Publikation wird uebersprungen' USING ERRCODE = '55000';"
+            " RAISE WARNING 'something else'; RAISE NOTICE 'told' USING ERRCODE = '55000';"
+            " END $$"
+        )
+    assert [each is not None for each in heard] == [True, False, False]
+    assert "uebersprungen" in str(heard[0])
