@@ -71,6 +71,7 @@ class SlotReading:
         cut = BatchCut(self._start, self._target, self._limits)
         with no_garbage_collection(), located(self._context.request.slot_name, cut):
             decoder, progress = self._decoder(), Progress(self._start, self._target)
+            self._context.describer.announced = decoder.types
             drain(self._stream, cut, batch, decoder, progress, self._prepared)
         commit = decoder.last_commit if decoder.transactions else None
         return Found(
