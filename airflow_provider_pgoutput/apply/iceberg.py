@@ -91,6 +91,11 @@ class IcebergTable:
         return cls(spark, name, java)
 
     @property
+    def format_version(self) -> int:
+        """The format version, https://iceberg.apache.org/spec/#format-versioning."""
+        return int(self.java.operations().current().formatVersion())
+
+    @property
     def properties(self) -> dict[str, str]:
         """The table's properties."""
         return {name: str(value) for name, value in entries(self.java.properties())}

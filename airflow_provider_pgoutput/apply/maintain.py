@@ -16,7 +16,6 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from airflow_provider_pgoutput.apply.evolve import format_version
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, java_classes
 from airflow_provider_pgoutput.apply.names import TableName, literal, quote
@@ -217,7 +216,7 @@ class _TableMaintenance:
         options = {"remove-dangling-deletes": "true", **self._maintenance.compact_options}
         pairs = ", ".join(literal(text) for pair in options.items() for text in pair)
         self._step("rewrite_data_files", f"options => map({pairs})")
-        if format_version(self._table) < _FIRST_WITH_DELETION_VECTORS:
+        if self._table.format_version < _FIRST_WITH_DELETION_VECTORS:
             self._step("rewrite_position_delete_files")
         self._step("rewrite_manifests", "use_caching => false")
 

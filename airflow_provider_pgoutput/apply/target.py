@@ -40,6 +40,8 @@ _OF_LOGS = {
     UNCHANGED_COLUMN: "list<string>",
 }
 _MODE = "pgoutput.mode"
+#: https://iceberg.apache.org/spec/#version-2-row-level-deletes
+_FIRST_WITH_DELETES = 2
 #: Iceberg keeps these names for itself: https://iceberg.apache.org/spec/#reserved-field-ids
 _RESERVED = frozenset(
     {
@@ -234,6 +236,12 @@ def _refuse_foreign(
             f"The table was written in mode {found[_MODE]!r}, the plan says {target.mode!r}.",
             table=target.name.target,
             advice="name another target for the other mode, and copy the table again.",
+        )
+    if table.format_version < _FIRST_WITH_DELETES and not target.is_log:
+        raise TableRefused(
+            "The table is of Iceberg's format version 1, in which no row can be deleted.",
+            table=target.name.target,
+            advice="ALTER TABLE <it> SET TBLPROPERTIES ('format-version' = '2').",
         )
     if marker and marker.system_identifier != manifest.system_identifier:
         raise TableRefused(

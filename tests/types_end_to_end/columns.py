@@ -342,7 +342,9 @@ def _defaults(extensions: Sequence[str]) -> list[OracleColumn]:
     if "citext" in extensions:
         found.append(_array("public.citext", NASTY_TEXTS, STORED["text"]))
     if "vector" in extensions:
-        vectors = st.lists(st.floats(-(2.0**60), 2.0**60, width=32).map(repr), min_size=3, max_size=3)
+        vectors = st.lists(
+            st.floats(-(2.0**60), 2.0**60, width=32).map(repr), min_size=3, max_size=3
+        )
         made = vectors.map(lambda parts: f"[{','.join(parts)}]")
         found.append(_column("public.vector(3)", made, stored_vector))
     return found
