@@ -237,7 +237,7 @@ def _refuse_foreign(
             table=target.name.target,
             advice="name another target for the other mode, and copy the table again.",
         )
-    if table.format_version < _FIRST_WITH_DELETES and not target.is_log:
+    if marker is None and not target.is_log and table.format_version < _FIRST_WITH_DELETES:
         raise TableRefused(
             "The table is of Iceberg's format version 1, in which no row can be deleted.",
             table=target.name.target,
