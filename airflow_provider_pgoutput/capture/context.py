@@ -34,6 +34,7 @@ from airflow_provider_pgoutput.capture.source.describe import Describer
 from airflow_provider_pgoutput.capture.source.keys import Keys
 from airflow_provider_pgoutput.capture.source.membership import (
     changes_of_membership,
+    refuse_other_names,
     warn_of_membership_changes,
 )
 from airflow_provider_pgoutput.capture.source.publication_marks import read_marks
@@ -76,6 +77,8 @@ class CaptureContext:
         self.describer = Describer(session, self.keys, request.types, request.policy)
         #: By what each table was published when the run began; see ``take_marks``.
         self.marks: PublishedSet | None = None
+        #: The same when the batch before was begun, where it is known.
+        self._marks_before: PublishedSet | None = None
         #: By OID: where the tables lay then.
         self.storage_at_start: Mapping[int, Storage] = {}
 
@@ -131,7 +134,9 @@ class CaptureContext:
 
     def check_may_copy(self, tables: Sequence[PublishedTable]) -> None:
         """Refuse to begin a copy that the role may not make."""
-        check_may_copy(self.session, tables, slot_name=self.request.slot_name)
+        check_may_copy(
+            self.session, self.publication_names, tables, slot_name=self.request.slot_name
+        )
 
     def warn_of_membership_changes(self) -> None:
         """Name what was published since the slot's position, when no batch tells what was before."""
@@ -140,8 +145,21 @@ class CaptureContext:
     def changes_of_membership(self, before: PublishedSet) -> frozenset[int]:
         """OIDs of the tables that were not published all the time since ``before``."""
         assert self.marks is not None, "they are taken when a run begins"
+        self._marks_before = before
         return changes_of_membership(
             self.session, before, self.marks, slot_name=self.request.slot_name
+        )
+
+    def check_partitions(self, batch: BatchInProgress) -> None:
+        """Refuse rows that were published under another table than before and after the batch."""
+        if self._marks_before is None or self.marks is None:
+            return
+        refuse_other_names(
+            self.session,
+            (self._marks_before, self.marks),
+            sent=batch.relation_oids,
+            copied=batch.copied_at,
+            slot_name=self.request.slot_name,
         )
 
     def copy(

@@ -116,6 +116,7 @@ def _seal(
     """Complete the batch: files, the publications once more, manifest."""
     batch.finish_files()
     context.check_publications()
+    context.check_partitions(batch)
     request = context.request
     if read.changes and context.server.major >= 18 and request.transport == SQL:
         check_publications_throughout(

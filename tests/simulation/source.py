@@ -379,6 +379,9 @@ class Context(CaptureContext):
             for oid in self._source.published
         )
 
+    def check_partitions(self, batch: Any) -> None:
+        """See ``CaptureContext``: no table is partitioned here."""
+
     def check_publications(self) -> None:
         """See ``CaptureContext``."""
         self._world.step("look at the publication")
