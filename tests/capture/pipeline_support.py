@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 #: A program that stages one batch; its request comes as JSON on standard input.
 _PROGRAM = """
-import json, sys
+import json, resource, sys
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
@@ -46,6 +46,7 @@ body["schema_policy"] = SchemaPolicy(**body["schema_policy"])
 if body["checkpoint"]:
     body["checkpoint"] = Checkpoint(Lsn.parse(body["checkpoint"][0]), body["checkpoint"][1])
 stage_batch(CaptureRequest(**body))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
@@ -106,6 +107,17 @@ class Source:
 
     def stage_in_process(self, crash_at: str | None = None, **options: Any) -> int:
         """Stage in another process; its exit status."""
+        return self._in_process(crash_at, options).returncode
+
+    def stage_measured(self, **options: Any) -> int:
+        """Stage in another process; the most memory that it had, in KiB."""
+        done = self._in_process(None, options)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return int(done.stdout.split()[-1])
+
+    def _in_process(
+        self, crash_at: str | None, options: dict[str, Any]
+    ) -> subprocess.CompletedProcess[str]:
         request = self.request(**options)
         checkpoint = request.checkpoint
         body = {
@@ -124,7 +136,7 @@ class Source:
             check=False,
         )
         assert done.returncode in {0, -9}, done.stderr[-2000:]
-        return done.returncode
+        return done
 
     def manifests(self) -> list[str]:
         return sorted(each.name for each in (self.staging / self.slot_name / "manifests").glob("*"))
