@@ -105,6 +105,12 @@ class IcebergTable:
         """Snapshot id of main; None when nothing was ever committed to it."""
         return self.branch_head(MAIN)
 
+    @property
+    def head_ms(self) -> int | None:
+        """When main's head was committed, in ms since 1970, by its writer's clock; None: nothing ever was."""
+        snapshot = self.java.currentSnapshot()
+        return None if snapshot is None else int(snapshot.timestampMillis())
+
     def branch_head(self, branch: str) -> int | None:
         """Snapshot id of a branch; None when the branch does not exist."""
         reference = self.java.refs().get(branch)
