@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.apply.failures import commit_failure
+from airflow_provider_pgoutput.apply.failures import commit_failure, denial
 from airflow_provider_pgoutput.apply.java import (
     JAVA_ERRORS,
     activate,
@@ -69,6 +69,7 @@ class IcebergTable:
         """Load a table as the catalog has it now; None when there is none.
 
         :raises TableRefused: something of that name is there and is not an Iceberg table.
+        :raises LakeDenied: the catalog does not let this login have it.
         :raises LakeUnavailable: the catalog did not answer.
         """
         jvm: Any = spark._jvm
@@ -85,8 +86,11 @@ class IcebergTable:
                 raise TableRefused(
                     "This is not an Iceberg table.", table=name.target, advice="choose other names."
                 ) from error
+            reason = _of_catalog(spark, name.catalog) or error
+            if denied := denial(reason, name.target):
+                raise denied from error
             raise LakeUnavailable(
-                f"The catalog did not answer: {found}.", table=name.target
+                f"The catalog did not answer: {java_class(reason)}.", table=name.target
             ) from error
         return cls(spark, name, java)
 
@@ -341,6 +345,16 @@ class IcebergTable:
         except JAVA_ERRORS as error:
             raise commit_failure(self._jvm, error, self.name.target) from error
         self.java.refresh()
+
+
+def _of_catalog(spark: SparkSession, name: str) -> Exception | None:
+    """Why a catalog cannot be opened; None: it can. Iceberg takes one that cannot for no catalog at all."""
+    java: Any = spark._jsparkSession
+    try:
+        java.sessionState().catalogManager().catalog(name)
+    except JAVA_ERRORS as error:
+        return error
+    return None
 
 
 def discard(spark: SparkSession, name: TableName, branch: str) -> None:
