@@ -1,6 +1,6 @@
 """F44: one transaction that is larger than any memory: what a stage process needs does not grow with it.
 
-Five gigabytes are staged by ``python -m benchmarks.large_transaction``; here two sizes are compared. What is
+Five gigabytes are staged by ``make bench``; here two sizes are compared. What is
 not here: a disk that has no room for what is spilled, see ``pgoutput/test_reassemble.py`` and F27.
 """
 

@@ -1,4 +1,4 @@
-"""F13: an executor dies while the driver lives on, another one hangs, and tasks run twice.
+"""F13: an executor dies while the driver lives on, and another one hangs; tasks may run twice meanwhile.
 
 The cluster is Spark's own of one machine (``local-cluster``): a driver, and two executors that are processes.
 What is not here: a driver that dies, see ``test_apply_crashes.py``, and executors of a copy, see
