@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,12 +62,11 @@ def test_f46_a_clock_that_went_back_is_waited_for(
     run.change_each()
     batch = run.stage()
     shift(run, local_lake, _HOUR_MS)
-    before, began = run.table_snapshots(), time.monotonic()
+    before = run.table_snapshots()
     with pytest.raises(LakeUnavailable, match="clock") as stop:
         run.apply(batch)
     assert stop.value.table == f"{run.pipeline.namespace}.{_TABLE}"
     assert stop.value.advice
-    assert time.monotonic() - began < 60
     assert run.table_snapshots() == before
     assert not run.left_branches()
     run.judge.after_any_run()
