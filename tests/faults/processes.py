@@ -209,7 +209,7 @@ def _run_capture(
     stream = options.pop("options", StreamOptions())
     body = {
         "task": task,
-        "conninfo": pipeline.conninfo,
+        "conninfo": pipeline.reader,
         "slot_name": pipeline.slot_name,
         "publication_names": pipeline.publication_names,
         "namespace": pipeline.namespace,
