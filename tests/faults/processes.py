@@ -5,6 +5,7 @@ A killed process leaves behind what ``kill -9`` leaves: nothing is closed, nothi
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -93,9 +94,13 @@ class StoppedApply:
 
     def executors(self) -> list[psutil.Process]:
         """The executors of a driver whose master is ``local-cluster``, the oldest first."""
-        found = psutil.Process(self.started.pid).children(recursive=True)
-        ours = [each for each in found if _EXECUTOR in each.cmdline()]
-        return sorted(ours, key=lambda each: each.create_time())
+        found = []
+        for each in psutil.Process(self.started.pid).children(recursive=True):
+            # One that ended meanwhile is no executor: those wait for their driver.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if _EXECUTOR in each.cmdline():
+                    found.append(each)
+        return sorted(found, key=lambda each: each.create_time())
 
     def go_on(self) -> None:
         """Let it go on."""
