@@ -22,6 +22,7 @@ PgoutputError
 |   |__ SourceError               the server refused a statement for a reason with no class here
 |   |__ TemporaryFilesFull        the server has no room for the temporary file of an answer
 |   |__ DecodedTooEarly           the server cannot decode a transaction before its end, with two_phase
+|   |__ LakeDenied                the Iceberg catalog does not take the login, or forbids what was asked
 |   |__ BatchRefused              a manifest or staged file is missing, damaged or of another pipeline
 |   |__ BatchGap                  the batch starts past the checkpoint: something is missing between
 |   |__ TableRefused              the target table is not what the pipeline left there
@@ -169,6 +170,10 @@ class SourceError(FatalError):
 
 class DecodedTooEarly(FatalError):
     """The server cannot decode a transaction before its end, which streaming and two_phase ask of it."""
+
+
+class LakeDenied(FatalError):
+    """The Iceberg catalog does not take the login, or forbids what was asked of it."""
 
 
 class BatchRefused(FatalError):

@@ -17,6 +17,8 @@ SQL_TARGETS = {"W1": (4.0, 0.65), "W2": (1.5, 0.5), "W3": (8.0, 0.55), "W4": (2.
 #: Least rate of the walsender transport as a multiple of pg_recvlogical's.
 WALSENDER_TARGET = 0.9
 PEAK_TARGET_MIB = 512
+#: Least rows per second of the decoder alone, on one core.
+DECODER_TARGETS = {"W1": 2_000_000, "W2": 500_000}
 #: Least speed of the initial copy as a multiple of psql's, by psql's form.
 COPY_TARGETS = {"psql_text": 1.0, "psql_binary": 0.7}
 #: Of the table of taxi trips.
@@ -88,6 +90,12 @@ def verdicts(result: dict[str, Any]) -> list[Verdict]:
                 met = peak < PEAK_TARGET_MIB
                 label = f"{name} {transport}"
                 found.append(Verdict(label, "MiB at most", PEAK_TARGET_MIB, peak, met))
+    for name, case in result.get("decoder", {}).items():
+        least(f"decoder {name}", "rows/s", DECODER_TARGETS[name], case["rows_per_s"])
+    for name, case in result.get("large", {}).items():
+        peak = case["peak_mib"]
+        met = peak < PEAK_TARGET_MIB
+        found.append(Verdict(f"5 GB {name}", "MiB at most", PEAK_TARGET_MIB, peak, met))
     for name, case in result.get("copy", {}).items():
         for psql, wanted in COPY_TARGETS.items():
             least(f"copy {name}", f"x {psql}", wanted, case[psql]["times_as_slow_as_ours"])

@@ -20,6 +20,8 @@ from typing import Any
 
 from benchmarks.copy import ROWS as COPY_ROWS
 from benchmarks.copy import measure_copies
+from benchmarks.decoder import measure_decoder
+from benchmarks.large_transaction import GIGABYTES, measure_large
 from benchmarks.report import finish, staging_case, table
 from benchmarks.staging import CONTENDERS, PARALLEL, measure
 from benchmarks.workloads import WORKLOADS, Source, backlog
@@ -50,6 +52,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar="NAME",
     )
     parser.add_argument("--no-apply", action="store_true", help="leave apply out")
+    parser.add_argument("--no-decoder", action="store_true", help="leave the decoder alone out")
+    parser.add_argument("--no-large", action="store_true", help="leave the transaction of 5 GB out")
     parser.add_argument("--no-copy", action="store_true", help="leave the initial copy out")
     parser.add_argument(
         "--connections", type=int, default=2, help="connections of the copy (default: 2)"
@@ -73,6 +77,18 @@ def run_staging(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 )
                 cases[name] = staging_case(waiting.rows, measured)
     return cases
+
+
+def run_decoder(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """The decoder alone."""
+    with Source(folder / "postgres", 1) as source:
+        return measure_decoder(source, options.scale, options.repetitions, say)
+
+
+def run_large(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Memory while one huge transaction passes."""
+    with Source(folder / "postgres", 1) as source:
+        return measure_large(source, GIGABYTES * options.scale, folder, say)
 
 
 def run_copy(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -130,6 +146,8 @@ def main(arguments: list[str] | None = None) -> int:
             "cores": os.cpu_count(),
             "load_before": load[0],
             "staging": run_staging(options, folder),
+            "decoder": {} if options.no_decoder else run_decoder(options, folder),
+            "large": {} if options.no_large else run_large(options, folder),
             "copy": {} if options.no_copy else run_copy(options, folder),
             "apply": {} if options.no_apply else run_apply(options, folder),
         }

@@ -4,7 +4,7 @@ The contenders, all over TCP on 127.0.0.1 and to the same end LSN:
 
 ``sql``, ``walsender``  our pipeline from slot to sealed batch, in a process of its own
 ``sql_parallel_N``      the same by N connections that decode at the same time
-``sql_whole``           the same without streaming, for the workload of one large transaction
+``..._whole``           the same without streaming, for the workload of one large transaction
 ``sql_binary``          the same with values in binary form, for the workload of wide rows
 ``pg_recvlogical``      PostgreSQL's own client, which drops what it receives: ``--file=/dev/null``
 ``server``              ``SELECT count(*)`` over the peek function: decoding without any transfer
@@ -35,7 +35,10 @@ PARALLEL = {f"sql_parallel_{number}": number for number in (1, 2, 3, 4, 6, 8)}
 #: Ways of ours that one workload is about: transport and options of the read.
 VARIANTS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "W2": {"sql_binary": ("sql", {"binary": True})},
-    "W4": {"sql_whole": ("sql", {"streaming": "off"})},
+    "W4": {
+        "sql_whole": ("sql", {"streaming": "off"}),
+        "walsender_whole": ("walsender", {"streaming": "off"}),
+    },
 }
 
 
@@ -62,7 +65,7 @@ def measure(
     report: Callable[[str], None],
 ) -> dict[str, Measurement]:
     """Median of each contender; the order is turned round every time, so that drift hits all alike."""
-    variants = VARIANTS.get(backlog.workload.name, {}) if "sql" in contenders else {}
+    variants = VARIANTS.get(backlog.workload.name, {}) if {*TRANSPORTS} <= {*contenders} else {}
     contenders = (*contenders, *variants)
     found: dict[str, list[Measurement]] = {name: [] for name in contenders}
     for repetition in range(repetitions):

@@ -156,8 +156,10 @@ def _append(
             append()
         except JAVA_ERRORS as error:
             named = failure(error, name.target)
-            if not isinstance(named, CommitStateUnknown):
+            if named is None:
                 raise
+            if not isinstance(named, CommitStateUnknown):
+                raise named from error
             logger.warning("No answer to the commit of the checkpoint; looking.")
             if _loaded(spark, name).snapshot_of(manifest.batch_id, since=before):
                 return

@@ -236,7 +236,7 @@ def _default(spark: SparkSession, table: IcebergTable, column: Column, kind: Any
 
     Before format version 3 a table cannot hold it, and lists it never can: see ``FILL_PREFIX``.
     """
-    if column.missing_value is None or format_version(table) < 3 or not kind.isPrimitiveType():
+    if column.missing_value is None or table.format_version < 3 or not kind.isPrimitiveType():
         return None
     jvm: Any = spark._jvm
     expressions = class_named(jvm, "org.apache.iceberg.expressions.Expressions")
@@ -246,11 +246,6 @@ def _default(spark: SparkSession, table: IcebergTable, column: Column, kind: Any
         return expressions.lit(java_value).to(kind)
     converter = class_named(jvm, "org.apache.iceberg.spark.SparkValueConverter")
     return expressions.lit(converter.convert(kind, java_value)).to(kind)
-
-
-def format_version(table: IcebergTable) -> int:
-    """The table's format version."""
-    return int(table.java.operations().current().formatVersion())
 
 
 def _java_type(spark: SparkSession, lake_type: str) -> Any:

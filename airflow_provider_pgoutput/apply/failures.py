@@ -1,4 +1,4 @@
-"""What a failure of Iceberg's catalog means, in errors of ours: no answer, a refusal, or nobody knows.
+"""What a failure of Iceberg's catalog means, in errors of ours: no answer, a no, or nobody knows.
 
 Iceberg throws ``CommitStateUnknownException`` for 5xx answers of a REST catalog, and plain exceptions when
 the connection or the database below a catalog breaks; a commit may have gone through in either case. Those
@@ -20,6 +20,7 @@ from airflow_provider_pgoutput.apply.java import (
 )
 from airflow_provider_pgoutput.errors import (
     CommitStateUnknown,
+    LakeDenied,
     LakeUnavailable,
     PgoutputError,
     PublishRefused,
@@ -34,10 +35,9 @@ _UNKNOWN = ("CommitStateUnknownException", ".RESTException", "UncheckedSQLExcept
 _NO_ANSWER = (
     "ServiceFailureException",
     "ServiceUnavailableException",
-    "NotAuthorizedException",
-    "ForbiddenException",
     "RuntimeIOException",
 )
+_DENIED = ("NotAuthorizedException", "ForbiddenException")
 
 
 def commit_failure(jvm: Any, error: Exception, table: str) -> PgoutputError:
@@ -47,6 +47,9 @@ def commit_failure(jvm: Any, error: Exception, table: str) -> PgoutputError:
     :param table: the target, ``namespace.table``.
     """
     found = java_classes(error)
+    # Both are sure that nothing was committed.
+    if found[0].endswith(_DENIED):
+        return _denied(found[0], table)
     if found[0].endswith(_REFUSED):
         return PublishRefused("The table changed while it was committed to.", table=table)
     cleanable = class_named(jvm, "org.apache.iceberg.exceptions.CleanableFailure")
@@ -65,11 +68,22 @@ def failure(error: Exception, table: str | None = None) -> PgoutputError | None:
     found = java_classes(error)
     if unknown := next((each for each in found if each.endswith(_UNKNOWN)), None):
         return _unknown(unknown, table)
+    if named := denial(error, table):
+        return named
     if silent := next((each for each in found if each.endswith(_NO_ANSWER)), None):
         return LakeUnavailable(f"The catalog did not answer: {silent}.", table=table)
     if any(each.endswith("CommitFailedException") for each in found):
         return PublishRefused("The table kept changing while it was committed to.", table=table)
     return None
+
+
+def denial(error: Exception, table: str | None = None) -> LakeDenied | None:
+    """Whether the catalog did not take the login or forbade what was asked; None: it was something else.
+
+    :param error: one of ``JAVA_ERRORS``.
+    """
+    found = next((each for each in java_classes(error) if each.endswith(_DENIED)), None)
+    return None if found is None else _denied(found, table)
 
 
 @contextmanager
@@ -81,6 +95,14 @@ def named_failures() -> Iterator[None]:
         if ours := failure(error):
             raise ours from error
         raise
+
+
+def _denied(java_class: str, table: str | None) -> LakeDenied:
+    return LakeDenied(
+        f"The catalog does not take the login, or forbids what was asked: {java_class}.",
+        table=table,
+        advice="check the credential of the iceberg connection and the rights that it has at the catalog.",
+    )
 
 
 def _unknown(java_class: str, table: str | None) -> CommitStateUnknown:

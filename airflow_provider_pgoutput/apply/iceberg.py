@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.apply.failures import commit_failure
+from airflow_provider_pgoutput.apply.failures import commit_failure, denial
 from airflow_provider_pgoutput.apply.java import (
     JAVA_ERRORS,
     activate,
@@ -69,6 +69,7 @@ class IcebergTable:
         """Load a table as the catalog has it now; None when there is none.
 
         :raises TableRefused: something of that name is there and is not an Iceberg table.
+        :raises LakeDenied: the catalog does not let this login have it.
         :raises LakeUnavailable: the catalog did not answer.
         """
         jvm: Any = spark._jvm
@@ -85,10 +86,18 @@ class IcebergTable:
                 raise TableRefused(
                     "This is not an Iceberg table.", table=name.target, advice="choose other names."
                 ) from error
+            reason = _of_catalog(spark, name.catalog) or error
+            if denied := denial(reason, name.target):
+                raise denied from error
             raise LakeUnavailable(
-                f"The catalog did not answer: {found}.", table=name.target
+                f"The catalog did not answer: {java_class(reason)}.", table=name.target
             ) from error
         return cls(spark, name, java)
+
+    @property
+    def format_version(self) -> int:
+        """The format version, https://iceberg.apache.org/spec/#format-versioning."""
+        return int(self.java.operations().current().formatVersion())
 
     @property
     def properties(self) -> dict[str, str]:
@@ -99,6 +108,12 @@ class IcebergTable:
     def head(self) -> int | None:
         """Snapshot id of main; None when nothing was ever committed to it."""
         return self.branch_head(MAIN)
+
+    @property
+    def head_ms(self) -> int | None:
+        """When main's head was committed, in ms since 1970, by its writer's clock; None: nothing ever was."""
+        snapshot = self.java.currentSnapshot()
+        return None if snapshot is None else int(snapshot.timestampMillis())
 
     def branch_head(self, branch: str) -> int | None:
         """Snapshot id of a branch; None when the branch does not exist."""
@@ -330,6 +345,16 @@ class IcebergTable:
         except JAVA_ERRORS as error:
             raise commit_failure(self._jvm, error, self.name.target) from error
         self.java.refresh()
+
+
+def _of_catalog(spark: SparkSession, name: str) -> Exception | None:
+    """Why a catalog cannot be opened; None: it can. Iceberg takes one that cannot for no catalog at all."""
+    java: Any = spark._jsparkSession
+    try:
+        java.sessionState().catalogManager().catalog(name)
+    except JAVA_ERRORS as error:
+        return error
+    return None
 
 
 def discard(spark: SparkSession, name: TableName, branch: str) -> None:

@@ -16,13 +16,14 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from airflow_provider_pgoutput.apply.evolve import format_version
+from airflow_provider_pgoutput.apply.failures import denial
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, java_classes
 from airflow_provider_pgoutput.apply.names import TableName, literal, quote
 from airflow_provider_pgoutput.apply.prepare import isolated
 from airflow_provider_pgoutput.batch import checkpoint as words
 from airflow_provider_pgoutput.errors import (
+    LakeDenied,
     LakeUnavailable,
     PgoutputError,
     TableRefused,
@@ -95,6 +96,7 @@ def maintain(spark: SparkSession, plan: Plan) -> MaintenanceResult:
 
     :raises TableRefused: a table that is named is none of the slot's, or must not lose files.
     :raises TableRolledBack: a table is older than what was published to it.
+    :raises LakeDenied: the catalog does not take the login, or forbids what was asked.
     :raises LakeUnavailable: the catalog or the file system did not answer.
     """
     assert plan.maintenance is not None
@@ -126,14 +128,18 @@ def _present(spark: SparkSession, plan: Plan) -> list[IcebergTable]:
     namespace = TableName(plan.catalog, plan.namespace, "").namespace_sql
     names = sorted(row["tableName"] for row in spark.sql(f"SHOW TABLES IN {namespace}").collect())
     found: list[IcebergTable] = []
+    denied: LakeDenied | None = None
     for name in names:
         try:
             table = IcebergTable.load(spark, TableName(plan.catalog, plan.namespace, name))
-        except (TableRefused, LakeUnavailable) as error:
+        except (TableRefused, LakeUnavailable, LakeDenied) as error:
+            denied = error if isinstance(error, LakeDenied) else denied
             logger.warning("%s.%s is passed over: %s", plan.namespace, name, error)
             continue
         found += [] if table is None else [table]
     if names and not found:
+        if denied is not None:
+            raise denied
         raise LakeUnavailable(f"No table of namespace {plan.namespace} can be loaded.")
     return found
 
@@ -217,7 +223,7 @@ class _TableMaintenance:
         options = {"remove-dangling-deletes": "true", **self._maintenance.compact_options}
         pairs = ", ".join(literal(text) for pair in options.items() for text in pair)
         self._step("rewrite_data_files", f"options => map({pairs})")
-        if format_version(self._table) < _FIRST_WITH_DELETION_VECTORS:
+        if self._table.format_version < _FIRST_WITH_DELETION_VECTORS:
             self._step("rewrite_position_delete_files")
         self._step("rewrite_manifests", "use_caching => false")
 
@@ -285,6 +291,8 @@ class _TableMaintenance:
             found = java_classes(error)
             # A rewrite wraps the conflict that it met.
             conflicts = _CONFLICTS.get(procedure, _CONFLICTS_OF_OTHERS)
+            if denied := denial(error, name.target):
+                raise denied from error
             if not any(each.endswith(conflicts) for each in found):
                 raise LakeUnavailable(
                     f"Iceberg's procedure {procedure} failed: {found[-1]}.",

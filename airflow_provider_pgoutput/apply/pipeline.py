@@ -68,6 +68,7 @@ def apply_batch(spark: SparkSession, plan: Plan, work: RowWork = SPARK) -> Apply
     :raises RowMissing: a partial update of a row that the target does not hold.
     :raises PublishRefused: a target kept moving; run the task again.
     :raises CommitStateUnknown: the catalog did not say what it committed; run the task again.
+    :raises LakeDenied: the catalog does not take the login, or forbids what was asked.
     :raises LakeUnavailable: the catalog or the staging area did not answer; run the task again.
     """
     with named_failures():

@@ -5,6 +5,7 @@ What is not here: writing (``prepare.py``), and the checks on the batch as a who
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, METADATA_COLUMNS, P
 from airflow_provider_pgoutput.errors import (
     BatchGap,
     ConfigurationError,
+    LakeUnavailable,
     TableRefused,
     TableRolledBack,
 )
@@ -40,6 +42,10 @@ _OF_LOGS = {
     UNCHANGED_COLUMN: "list<string>",
 }
 _MODE = "pgoutput.mode"
+#: https://iceberg.apache.org/spec/#version-2-row-level-deletes
+_FIRST_WITH_DELETES = 2
+#: What Iceberg lets clocks differ by, see ``TableMetadata``.
+_CLOCKS_DIFFER_MS = 60_000
 #: Iceberg keeps these names for itself: https://iceberg.apache.org/spec/#reserved-field-ids
 _RESERVED = frozenset(
     {
@@ -160,6 +166,7 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
     :raises TableRefused: the table is somebody else's, or of another table of the source.
     :raises TableRolledBack: it is older than the checkpoint says.
     :raises BatchGap: a batch before this one was never applied to it.
+    :raises LakeUnavailable: it was written by a clock that is ahead of this one.
     """
     table = IcebergTable.load(spark, target.name)
     copy_lsn = Lsn.parse(target.source.copy_lsn) if target.source.copy_lsn else None
@@ -191,10 +198,28 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
         )
     floor = max(applied or Lsn(0), copy_lsn or Lsn(0))
     done = applied is not None and applied >= manifest.end_lsn
+    if table is not None and not done:
+        _refuse_future(table)
     # The first batch goes past the load, see capture: what comes later overlaps no more. The checkpoint does
     # not tell which is the first: one that was rebuilt is there before it.
     overlaps = loaded and not copies and manifest.loaded_lsn == str(manifest.start_lsn)
     return Start(floor, copies, done, None if table is None else table.head, overlaps)
+
+
+def _refuse_future(table: IcebergTable) -> None:
+    """Refuse here what Iceberg would refuse at the first commit, in words that say nothing of clocks.
+
+    :raises LakeUnavailable: the table was last written at a time that is still to come.
+    """
+    ahead_ms = (table.head_ms or 0) - int(time.time() * 1000)
+    if ahead_ms > _CLOCKS_DIFFER_MS:
+        raise LakeUnavailable(
+            f"The table was last written {ahead_ms // 1000} seconds after what this machine's clock says, and"
+            " Iceberg takes no commit that is older.",
+            table=table.name.target,
+            advice="set the clocks of all machines that write to the lake; nothing is lost, and a try"
+            " succeeds as soon as this clock has caught up.",
+        )
 
 
 def _was_loaded(
@@ -234,6 +259,12 @@ def _refuse_foreign(
             f"The table was written in mode {found[_MODE]!r}, the plan says {target.mode!r}.",
             table=target.name.target,
             advice="name another target for the other mode, and copy the table again.",
+        )
+    if marker is None and not target.is_log and table.format_version < _FIRST_WITH_DELETES:
+        raise TableRefused(
+            "The table is of Iceberg's format version 1, in which no row can be deleted.",
+            table=target.name.target,
+            advice="ALTER TABLE <it> SET TBLPROPERTIES ('format-version' = '2').",
         )
     if marker and marker.system_identifier != manifest.system_identifier:
         raise TableRefused(

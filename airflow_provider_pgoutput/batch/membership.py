@@ -23,6 +23,8 @@ class PublicationMark:
     #: The transaction that wrote its row of ``pg_publication`` last; any ALTER PUBLICATION ... SET does.
     written_by: str
     via_partition_root: bool
+    #: Whether stored generated columns are published, from version 18 on; None: not recorded.
+    generated_columns: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.shape import Shape
-from airflow_provider_pgoutput.errors import LakeUnavailable, PgoutputError, TableRefused
+from airflow_provider_pgoutput.capture.lake_state import lake_failure
+from airflow_provider_pgoutput.errors import PgoutputError, TableRefused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,6 +50,7 @@ def read_checkpoint(
     """The slot's checkpoint, or None when no batch of it was ever applied.
 
     :param catalog_properties: what ``pyiceberg.catalog.load_catalog`` takes.
+    :raises LakeDenied: when the catalog does not let this login read it.
     :raises LakeUnavailable: when the catalog or the table cannot be read; never None for that.
     :raises TableRefused: when the table holds positions of two systems, or something else entirely.
     """
@@ -74,11 +76,8 @@ def read_checkpoint(
         raise
     except Exception as error:
         # pyiceberg has no common base class, and its messages may hold addresses with credentials.
-        raise LakeUnavailable(
-            f"The checkpoint table cannot be read ({type(error).__name__}).",
-            table=f"{namespace}.{CHECKPOINT_TABLE}",
-            advice="check the iceberg connection and the catalog; then try again.",
-        ) from None
+        table_name = f"{namespace}.{CHECKPOINT_TABLE}"
+        raise lake_failure(error, "The checkpoint table cannot be read", table_name) from None
     return checkpoint_of(rows, namespace, slot_name)
 
 

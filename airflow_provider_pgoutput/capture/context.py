@@ -34,6 +34,7 @@ from airflow_provider_pgoutput.capture.source.describe import Describer
 from airflow_provider_pgoutput.capture.source.keys import Keys
 from airflow_provider_pgoutput.capture.source.membership import (
     changes_of_membership,
+    refuse_other_names,
     warn_of_membership_changes,
 )
 from airflow_provider_pgoutput.capture.source.publication_marks import read_marks
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Session
     from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot, SlotFacts
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
+    from airflow_provider_pgoutput.capture.staging.cut import Limits
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +77,8 @@ class CaptureContext:
         self.describer = Describer(session, self.keys, request.types, request.policy)
         #: By what each table was published when the run began; see ``take_marks``.
         self.marks: PublishedSet | None = None
+        #: The same when the batch before was begun, where it is known.
+        self._marks_before: PublishedSet | None = None
         #: By OID: where the tables lay then.
         self.storage_at_start: Mapping[int, Storage] = {}
 
@@ -130,7 +134,9 @@ class CaptureContext:
 
     def check_may_copy(self, tables: Sequence[PublishedTable]) -> None:
         """Refuse to begin a copy that the role may not make."""
-        check_may_copy(self.session, tables, slot_name=self.request.slot_name)
+        check_may_copy(
+            self.session, self.publication_names, tables, slot_name=self.request.slot_name
+        )
 
     def warn_of_membership_changes(self) -> None:
         """Name what was published since the slot's position, when no batch tells what was before."""
@@ -139,8 +145,21 @@ class CaptureContext:
     def changes_of_membership(self, before: PublishedSet) -> frozenset[int]:
         """OIDs of the tables that were not published all the time since ``before``."""
         assert self.marks is not None, "they are taken when a run begins"
+        self._marks_before = before
         return changes_of_membership(
             self.session, before, self.marks, slot_name=self.request.slot_name
+        )
+
+    def check_partitions(self, batch: BatchInProgress) -> None:
+        """Refuse rows that were published under another table than before and after the batch."""
+        if self._marks_before is None or self.marks is None:
+            return
+        refuse_other_names(
+            self.session,
+            (self._marks_before, self.marks),
+            sent=batch.relation_oids,
+            copied=batch.copied_at,
+            slot_name=self.request.slot_name,
         )
 
     def copy(
@@ -153,9 +172,11 @@ class CaptureContext:
         """Stage tables as they were at points of their own; the greatest of those."""
         return copy_published(self, batch, start, tables, snapshot)
 
-    def open_slot(self, start: Lsn, target: Lsn, two_phase: TwoPhase | None) -> SlotReading:
+    def open_slot(
+        self, start: Lsn, target: Lsn, limits: Limits, two_phase: TwoPhase | None
+    ) -> SlotReading:
         """Begin to read the slot."""
-        return SlotReading(self, start, target, two_phase)
+        return SlotReading(self, start, target, limits, two_phase)
 
     def names(self, batch: BatchInProgress) -> dict[int, tuple[str, str]]:
         """Names of now, where those of the stream are not enough: tables that were dropped have none.

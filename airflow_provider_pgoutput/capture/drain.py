@@ -58,6 +58,8 @@ def drain(
             prepared.settle(min(cut.last_lsn, cut.end_lsn))
         if cut.finished:
             break
+    else:
+        cut.end_at(stream.end_lsn)
     if decoder.in_transaction:
         raise ProtocolError(
             "The stream ended inside a transaction.",

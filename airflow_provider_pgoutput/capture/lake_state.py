@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgoutput.batch import checkpoint as words
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.errors import LakeUnavailable, PgoutputError
+from airflow_provider_pgoutput.errors import LakeDenied, LakeUnavailable, PgoutputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -144,10 +144,27 @@ def lake_errors(action: str) -> Iterator[None]:
     except PgoutputError:
         raise
     except Exception as error:
-        raise LakeUnavailable(
-            f"The lake cannot be {action} ({type(error).__name__}).",
-            advice="check the iceberg connection and the catalog; then try again.",
-        ) from None
+        raise lake_failure(error, f"The lake cannot be {action}") from None
+
+
+def lake_failure(error: Exception, what: str, table: str | None = None) -> PgoutputError:
+    """What an exception of pyiceberg's means, in an error of ours.
+
+    :param what: what cannot be done, the beginning of a sentence.
+    """
+    from pyiceberg.exceptions import ForbiddenError, OAuthError, UnauthorizedError  # noqa: PLC0415
+
+    text = f"{what} ({type(error).__name__})."
+    if isinstance(error, (ForbiddenError, OAuthError, UnauthorizedError)):
+        return LakeDenied(
+            text,
+            table=table,
+            advice="check the credential of the iceberg connection and the rights that it has at the"
+            " catalog.",
+        )
+    return LakeUnavailable(
+        text, table=table, advice="check the iceberg connection and the catalog; then try again."
+    )
 
 
 def _table_names(catalog: Catalog, namespace: str) -> list[tuple[str, ...]]:

@@ -89,9 +89,9 @@ def _read(
     two_phase: TwoPhase | None,
 ) -> Found:
     """Read the slot from ``start`` until the batch is complete."""
-    with context.open_slot(start, target, two_phase) as reading:
+    with context.open_slot(start, target, limits, two_phase) as reading:
         _refuse_moved(context, start)
-        found = reading.into(batch, limits)
+        found = reading.into(batch)
     _refuse_moved(context, start)
     return found
 
@@ -106,7 +106,7 @@ def _read_beside_copy(
     """Read what came before a copy and is not in it: logical messages, and what was prepared."""
     if two_phase is None and not context.options.messages:
         return ()
-    with context.open_slot(start, end, two_phase) as reading:
+    with context.open_slot(start, end, Limits(), two_phase) as reading:
         return reading.beside_copy(batch)
 
 
@@ -116,6 +116,7 @@ def _seal(
     """Complete the batch: files, the publications once more, manifest."""
     batch.finish_files()
     context.check_publications()
+    context.check_partitions(batch)
     request = context.request
     if read.changes and context.server.major >= 18 and read.transport == SQL:
         check_publications_throughout(

@@ -29,7 +29,6 @@ from airflow_provider_pgoutput.errors import ConfigurationError
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.context import CaptureContext
-    from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.capture.source.stream import ChangeStream
     from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
     from airflow_provider_pgoutput.capture.staging.prepared import TwoPhase
@@ -57,22 +56,31 @@ class Found:
 
 
 class SlotReading:
-    """An open read of the slot, from ``start`` up to ``target``; to be closed in any case."""
+    """An open read of the slot, from ``start`` up to ``target``; to be closed in any case.
+
+    :param limits: when the batch may end before that.
+    """
 
     def __init__(
-        self, context: CaptureContext, start: Lsn, target: Lsn, two_phase: TwoPhase | None
+        self,
+        context: CaptureContext,
+        start: Lsn,
+        target: Lsn,
+        limits: Limits,
+        two_phase: TwoPhase | None,
     ) -> None:
         self._context = context
-        self._start, self._target = start, target
+        self._start, self._target, self._limits = start, target, limits
         self._prepared = None if two_phase is None else two_phase.transactions
         self._transport = _choose_transport(context, start, target, two_phase)
         self._stream = self._open_stream(two_phase)
 
-    def into(self, batch: BatchInProgress, limits: Limits) -> Found:
+    def into(self, batch: BatchInProgress) -> Found:
         """Read until the batch is complete: at the target, or at the first commit past a limit."""
-        cut = BatchCut(self._start, self._target, limits)
+        cut = BatchCut(self._start, self._target, self._limits)
         with no_garbage_collection(), located(self._context.request.slot_name, cut):
             decoder, progress = self._decoder(), Progress(self._start, self._target)
+            self._context.describer.announced = decoder.types
             drain(self._stream, cut, batch, decoder, progress, self._prepared)
         commit = decoder.last_commit if decoder.transactions else None
         return Found(
@@ -153,7 +161,7 @@ class SlotReading:
         return SqlStream(
             read,
             connections=request.decode_parallelism,
-            max_messages=_max_messages(request),
+            max_messages=_max_messages(self._limits, request.part_bytes, is_cut=two_phase is None),
             part_bytes=request.part_bytes,
         )
 
@@ -165,13 +173,7 @@ def _choose_transport(
     request = context.request
     if request.transport != AUTO:
         return request.transport
-    slot = context.read_slot()
-    open_bytes = (
-        0
-        if slot is None or slot.restart_lsn is None or slot.confirmed_flush_lsn is None
-        else slot.confirmed_flush_lsn - slot.restart_lsn
-    )
-    backlog = Backlog(target - start, open_bytes, request.part_bytes, is_cut=two_phase is None)
+    backlog = Backlog(target - start, request.part_bytes, is_cut=two_phase is None)
     reason = against_sql(read_room(context.session), backlog)
     if reason is None:
         return SQL
@@ -179,17 +181,17 @@ def _choose_transport(
     return WALSENDER
 
 
-def _max_messages(request: CaptureRequest) -> int | None:
+def _max_messages(limits: Limits, part_bytes: int, *, is_cut: bool) -> int | None:
     """Messages that the limits let through, roughly; None: no limit, or more than it pays to read in slices.
 
     A limit ends a read that is cut in parts at the same commit; what was decoded past it is dropped.
     """
     found = []
-    if request.max_changes is not None:
-        found.append(max(10_000, request.max_changes + request.max_changes // 4))
-    if request.max_bytes is not None and request.max_bytes < request.part_bytes:
+    if limits.max_changes is not None:
+        found.append(max(10_000, limits.max_changes + limits.max_changes // 4))
+    if limits.max_bytes is not None and (limits.max_bytes < part_bytes or not is_cut):
         found.append(_SOME_MESSAGES)
-    if request.max_seconds is not None and request.max_seconds < _LONG_SECONDS:
+    if limits.max_seconds is not None and (limits.max_seconds < _LONG_SECONDS or not is_cut):
         found.append(_SOME_MESSAGES)
-    most = min(found, default=SLICE_MESSAGES)
-    return most if most < SLICE_MESSAGES else None
+    most = min(found, default=None)
+    return None if most is None or (is_cut and most >= SLICE_MESSAGES) else most

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Asset
 
 from airflow_provider_pgoutput.batch.xcom import batch_xcom
-from airflow_provider_pgoutput.errors import LakeUnavailable
+from airflow_provider_pgoutput.errors import LakeDenied, LakeUnavailable
 from airflow_provider_pgoutput.operators import arguments
 from airflow_provider_pgoutput.operators.batches import ReceivedBatch, moves_checkpoint_only
 from airflow_provider_pgoutput.operators.outcome import airflow_outcome
@@ -104,7 +104,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
         """Move the checkpoint over a batch that changes no table; whether the worker may write it."""
         try:
             lake.record_empty_batch(plan, manifest)
-        except LakeUnavailable as error:
+        except (LakeUnavailable, LakeDenied) as error:
             # The worker may have no right to write. A second row for a batch changes nothing.
             self.log.warning("%s Spark writes the checkpoint.", error)
             return False

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_pgoutput.apply import checkpoint, pipeline, prepare
+from airflow_provider_pgoutput.apply.evolve import evolve
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 from airflow_provider_pgoutput.apply.names import TableName
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
@@ -391,13 +392,8 @@ def test_two_tables_with_one_target_are_refused(
         apply_batch(spark, plan)
 
 
-def test_drivers_that_race_leave_one_result(
-    spark: SparkSession, source: Source, table: Relation, lake_rows: Any
-) -> None:
-    apply_batch(spark, source.stage())
-    table.update(a_is(1), {"c": 1})
-    table.insert(9, "b9", 0)
-    plan = source.stage()
+def race(spark: SparkSession, plan: Plan) -> None:
+    """Apply a batch by two drivers at once."""
     refused: list[BaseException] = []
 
     def run() -> None:
@@ -413,4 +409,41 @@ def test_drivers_that_race_leave_one_result(
         driver.join()
     if len(refused) == 2:  # Each removed the other's branch; a retry settles it.
         apply_batch(spark, plan)
+
+
+def test_drivers_that_race_leave_one_result(
+    spark: SparkSession, source: Source, table: Relation, lake_rows: Any
+) -> None:
+    apply_batch(spark, source.stage())
+    table.update(a_is(1), {"c": 1})
+    table.insert(9, "b9", 0)
+    race(spark, source.stage())
+    assert lake_rows(table) == source_rows(table)
+
+
+def test_a_column_that_two_writers_add_is_added_once(
+    spark: SparkSession, source: Source, table: Relation, lake_rows: Any
+) -> None:
+    """The table that is evolved was loaded before somebody else added the column."""
+    plan = source.stage()
+    apply_batch(spark, plan)
+    name = TableName(plan.catalog, plan.namespace, "t")
+    stale = IcebergTable.load(spark, name)
+    assert stale is not None
+    spark.sql(f"ALTER TABLE {name.sql} ADD COLUMN d int")
+    evolve(spark, stale, [*table.version.columns, column("d")], ("a",), {}, {})
+    assert [field.name for field in spark.table(name.sql).schema.fields].count("d") == 1
+    table.alter(columns=(*table.version.columns, column("d")))
+    table.update(a_is(1), {"d": 5})
+    apply_batch(spark, source.stage())
+    assert lake_rows(table) == source_rows(table)
+
+
+def test_drivers_that_add_a_column_at_once_leave_one(
+    spark: SparkSession, source: Source, table: Relation, lake_rows: Any
+) -> None:
+    apply_batch(spark, source.stage())
+    table.alter(columns=(*table.version.columns, column("d")))
+    table.update(a_is(1), {"d": 5})
+    race(spark, source.stage())
     assert lake_rows(table) == source_rows(table)

@@ -44,6 +44,10 @@ def test_a_tiny_run_writes_figures_for_every_reader(tmp_path: Path) -> None:
             assert figures["peak_mib"] > 0
             assert figures["ratio_to_pg_recvlogical"] > 0
             assert figures["ratio_to_server"] > 0
+    for name in ("W1", "W2"):
+        assert written["decoder"][name]["rows_per_s"] > 0
+    for transport in ("sql", "walsender"):
+        assert written["large"][transport]["rows"] >= 9000
     for table, rows in (("trips", 40_000), ("mixed", 1000)):
         case = written["copy"][table]
         assert case["rows"] == rows
@@ -51,7 +55,7 @@ def test_a_tiny_run_writes_figures_for_every_reader(tmp_path: Path) -> None:
             assert case[reader]["rows_per_s"] > 0
             assert case[reader]["rows_per_cpu_s"] > 0
         assert case["copy"]["peak_mib_per_connection"] > 0
-    assert len(written["targets"]) == 2 * (2 + 1 + 2) + 4 + 3
+    assert len(written["targets"]) == 2 * (2 + 1 + 2) + 2 + 2 + 4 + 3
 
 
 def test_a_target_is_missed_by_the_figure_below_it() -> None:

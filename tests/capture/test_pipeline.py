@@ -204,6 +204,32 @@ def test_versions_are_numbered_as_the_stream_announces_them(source: Source) -> N
     assert [row.get("c") for row in source.changes(manifest, "public.t")] == [None, 7, 7, 7]
 
 
+def test_a_domain_that_is_gone_is_known_from_the_stream(source: Source) -> None:
+    """The Type message of a domain names the type under it; the catalog has nothing any more."""
+    source.execute(
+        "CREATE DOMAIN whole AS int CHECK (VALUE > 0)",
+        "CREATE DOMAIN smaller AS whole CHECK (VALUE < 10)",
+        "CREATE TYPE mood AS ENUM ('glad')",
+        "CREATE TABLE d(a int PRIMARY KEY, b smaller, c mood)",
+        "ALTER PUBLICATION p ADD TABLE d",
+    )
+    batch = source.stage()
+    source.execute(
+        "INSERT INTO d VALUES (1, 5, 'glad')",
+        "ALTER TABLE d ALTER b TYPE int, ALTER c TYPE text",
+        "DROP DOMAIN smaller",
+        "DROP TYPE mood",
+        "INSERT INTO d VALUES (2, 50, 'sad')",
+    )
+    batch = source.stage(checkpoint=checkpoint_of(batch))
+    (table,) = batch.tables
+    assert [[each.lake_type for each in version.columns] for version in table.versions] == [
+        ["int", "int", "string"]
+    ] * 2
+    rows = source.changes(batch, "public.d")
+    assert [(each["a"], each["b"], each["c"]) for each in rows] == [(1, 5, "glad"), (2, 50, "sad")]
+
+
 def test_the_initial_copy_is_exact_under_concurrent_writes(source: Source) -> None:
     source.execute("INSERT INTO t SELECT g, 'old' FROM generate_series(1, 20000) g")
     stop = threading.Event()

@@ -284,6 +284,23 @@ def test_a_limit_leaves_later_ends_to_the_next_batch(prepares: Source) -> None:
     assert found == [([2], ["g"]), ([1], []), ([3], [])]
 
 
+def test_a_limit_bounds_what_the_server_answers(prepares: Source) -> None:
+    """Of short transactions the answer may end before the limit is reached, and the batch with it."""
+    source = prepares
+    batch = source.stage(options=TWO_PHASE)
+    prepare(source, "g", "INSERT INTO t VALUES (0, 'g')")
+    short = "BEGIN FOR i IN 1..4000 LOOP INSERT INTO t VALUES (i, 'x'); COMMIT; END LOOP; END"
+    source.execute(f"DO $$ {short} $$", "COMMIT PREPARED 'g'")
+    found = []
+    for _ in range(2):
+        batch = source.stage(checkpoint=checkpoint_of(batch), max_changes=8000, options=TWO_PHASE)
+        found.append((keys(source, batch), [each.gid for each in batch.prepared]))
+    (first, waiting), (second, none) = found
+    assert 2000 < len(first) < 4000
+    assert [*first, *second] == [*range(1, 4001), 0]
+    assert (waiting, none) == (["g"], [])
+
+
 def test_rows_prepared_before_a_copy_are_not_lost(prepares: Source) -> None:
     """A slot that exists already, with a transaction prepared between its start and the copy."""
     source = prepares

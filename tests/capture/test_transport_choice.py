@@ -23,20 +23,17 @@ PART = 192 * MIB
 @pytest.mark.parametrize(
     ("room", "backlog", "words"),
     [
-        (NO_LIMIT, Backlog(10 * MIB, 0, PART, is_cut=True), None),
+        (NO_LIMIT, Backlog(10 * MIB, PART, is_cut=True), None),
         # Parts keep the answers small, however long the backlog.
-        (NO_LIMIT, Backlog(500 * GIB, 0, PART, is_cut=True), None),
-        (LIMITED, Backlog(500 * GIB, 0, PART, is_cut=True), None),
-        (NO_LIMIT, Backlog(GIB, 5 * GIB, PART, is_cut=True), "open for 5120 MiB of WAL"),
-        (LIMITED, Backlog(GIB, 300 * MIB, PART, is_cut=True), "300 MiB .* temp_file_limit of 500"),
+        (NO_LIMIT, Backlog(500 * GIB, PART, is_cut=True), None),
+        (LIMITED, Backlog(500 * GIB, PART, is_cut=True), None),
         # Nothing can be larger than the backlog.
-        (LIMITED, Backlog(200 * MIB, 300 * MIB, PART, is_cut=True), None),
-        (Room(MIB, makes_copies=True), Backlog(MIB, 0, PART, is_cut=True), "temp_file_limit of 1"),
-        (NO_COPIES, Backlog(GIB, 0, PART, is_cut=True), None),
-        (NO_COPIES, Backlog(5 * GIB, 0, PART, is_cut=True), "5120 MiB .* cannot be cut"),
+        (Room(MIB, makes_copies=True), Backlog(MIB, PART, is_cut=True), "temp_file_limit of 1"),
+        (NO_COPIES, Backlog(GIB, PART, is_cut=True), None),
+        (NO_COPIES, Backlog(5 * GIB, PART, is_cut=True), "5120 MiB .* cannot be cut"),
         # With two_phase the slot is read in one answer.
-        (NO_LIMIT, Backlog(5 * GIB, 0, PART, is_cut=False), "5120 MiB .* cannot be cut"),
-        (LIMITED, Backlog(GIB, 0, PART, is_cut=False), "1024 MiB .* temp_file_limit"),
+        (NO_LIMIT, Backlog(5 * GIB, PART, is_cut=False), "5120 MiB .* cannot be cut"),
+        (LIMITED, Backlog(GIB, PART, is_cut=False), "1024 MiB .* temp_file_limit"),
     ],
 )
 def test_what_speaks_against_sql(room: Room, backlog: Backlog, words: str | None) -> None:

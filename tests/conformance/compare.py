@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psycopg
 from psycopg import sql
+from pyiceberg.catalog import load_catalog
 from pyspark.sql import functions
 from pyspark.sql.types import (
     ArrayType,
@@ -25,12 +26,17 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from tests.capture.types.oracle import plain
+from tests.conformance.pipeline import CATALOG
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import pyarrow as pa
     from pyspark.sql import Column, SparkSession
     from pyspark.sql.types import StructField
 
+    from tests.conformance.pipeline import Pipeline
     from tests.conformance.scenario import Row
 
 PINNED = (
@@ -99,6 +105,19 @@ def read_lake(spark: SparkSession, identifier: str, fields: Sequence[StructField
         tuple(canonical(value, field.dataType) for value, field in zip(row, fields, strict=True))
         for row in frame.collect()
     )
+
+
+def read_with_pyiceberg(pipeline: Pipeline, table: str) -> Counter[Row]:
+    """All rows and columns of a table of the lake, without Spark."""
+    catalog = load_catalog(CATALOG, **pipeline.catalog_properties)
+    return read_arrow(catalog.load_table((pipeline.namespace, table)).scan().to_arrow())
+
+
+def read_arrow(table: pa.Table) -> Counter[Row]:
+    """The rows of an Arrow table; moments and floats by their bits."""
+    names = sorted(table.column_names)
+    columns = [plain(table.column(name).combine_chunks()) for name in names]
+    return Counter(tuple(map(repr, row)) for row in zip(*columns, strict=True))
 
 
 def quoted(*names: str) -> str:

@@ -1,8 +1,8 @@
 """Run a group of scenarios through one database, and keep what happened.
 
 A pipeline copies the tables before the scenarios' DML, takes all of the WAL afterwards in one batch, and
-applies every batch again. Beside it a second pipeline takes one batch for each transaction, except in
-groups of which that would take too long. The same WAL is staged in every way there is, see ``ways.py``.
+applies every batch again. Beside it a second pipeline takes one batch for each transaction, of some groups
+only among the ``exhaustive`` tests. The same WAL is staged in every way there is, see ``ways.py``.
 What is not here: any judgement; the tests look at the ``GroupRun``.
 """
 
@@ -34,11 +34,6 @@ if TYPE_CHECKING:
 ONE_BATCH = "one_batch"
 PER_TRANSACTION = "per_transaction"
 VARIANTS = {ONE_BATCH: {}, PER_TRANSACTION: {"max_changes": 1}}
-
-
-def variants_of(scenario: Scenario) -> list[str]:
-    """The pipelines that apply what they read of a scenario."""
-    return list(VARIANTS) if GROUPS[scenario.group].applies_each_transaction else [ONE_BATCH]
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.checkpoint import Checkpoint, read_checkpoint
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
+from tests.reader_role import reader_conninfo
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,6 +43,7 @@ class Batch:
 class Pipeline:
     """The tasks of one DAG run, without Airflow."""
 
+    #: Of a superuser, who changes what is to be captured; the tasks connect as ``reader``.
     conninfo: str
     slot_name: str
     publication_names: tuple[str, ...]
@@ -53,6 +55,11 @@ class Pipeline:
     capture_options: dict[str, Any] = field(default_factory=dict)
     plan_options: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def reader(self) -> str:
+        """What the tasks connect with: the documented role, which is no superuser."""
+        return reader_conninfo(self.conninfo)
+
     def checkpoint(self) -> Checkpoint | None:
         """How far the lake is."""
         return read_checkpoint(CATALOG, self.catalog_properties, self.namespace, self.slot_name)
@@ -60,7 +67,7 @@ class Pipeline:
     def stage(self, **options: Any) -> Batch:
         """Stage one batch."""
         arguments = {
-            "conninfo": self.conninfo,
+            "conninfo": self.reader,
             "slot_name": self.slot_name,
             "publication_names": self.publication_names,
             "staging_uri": self.staging.as_uri(),
@@ -88,7 +95,7 @@ class Pipeline:
         """Let the server recycle what the lake holds."""
         checkpoint = self.checkpoint()
         assert checkpoint is not None, "nothing was applied yet"
-        advance_slot(self.conninfo, self.slot_name, checkpoint.end_lsn)
+        advance_slot(self.reader, self.slot_name, checkpoint.end_lsn)
 
     def drain(self, target: Lsn, **options: Any) -> list[Batch]:
         """Stage and apply batch after batch until the lake is at ``target``."""

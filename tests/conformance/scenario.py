@@ -26,8 +26,7 @@ SHARED = "shared"
 class Group:
     """What the scenarios of one database have in common."""
 
-    #: Whether a second pipeline applies a batch for each transaction. Of the other groups a second
-    #: pipeline only stages, in several ways, and what it stages has to be the same.
+    #: Whether a second pipeline applies a batch for each transaction also where time counts.
     applies_each_transaction: bool = False
     #: Whether the server streams every transaction (version 15: every one past 64 kB).
     streams: bool = False

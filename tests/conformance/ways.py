@@ -124,7 +124,7 @@ def _stage(
             manifest = batches[-1].manifest
             position = Checkpoint(manifest.end_lsn, manifest.system_identifier)
             # Otherwise every batch is decoded from the WAL of the first.
-            advance_slot(pipeline.conninfo, slot_name, manifest.end_lsn)
+            advance_slot(pipeline.reader, slot_name, manifest.end_lsn)
     finally:
         with connect(pipeline.conninfo) as session:
             session.execute("SELECT pg_drop_replication_slot(%s)", (slot_name,))

@@ -5,6 +5,7 @@ A killed process leaves behind what ``kill -9`` leaves: nothing is closed, nothi
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -25,12 +26,14 @@ from airflow_provider_pgoutput.operators.spark_files import spark_files
 from airflow_provider_pgoutput.quickstart.spark import LocalLake, local_conf, spark_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from tests.conformance.pipeline import Batch, Pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
 _TIME_LIMIT_S = 180
+#: The class that an executor's process begins with.
+_EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 
 
 def stage_in_process(
@@ -53,10 +56,17 @@ def apply_in_process(pipeline: Pipeline, batch: Batch, crash_at: str, lake: Loca
 
 @contextmanager
 def stopped_driver(
-    pipeline: Pipeline, batch: Batch, stop_at: str, lake: LocalLake
+    pipeline: Pipeline,
+    batch: Batch,
+    stop_at: str,
+    lake: LocalLake,
+    conf: Mapping[str, str] | None = None,
 ) -> Iterator[StoppedApply]:
-    """An apply whose driver was stopped with SIGSTOP at a point, below a process that plays the worker."""
-    with _submit(pipeline, batch, f"{stop_at}:1:SIGSTOP", lake) as (command, environment):
+    """An apply whose driver was stopped with SIGSTOP at a point, below a process that plays the worker.
+
+    :param conf: Spark settings over those of a local session.
+    """
+    with _submit(pipeline, batch, f"{stop_at}:1:SIGSTOP", lake, conf) as (command, environment):
         # The shell waits for spark-submit, as the task's process does.
         shell = ["sh", "-c", '"$@" & wait', "worker", *command]
         with _stopped(shell, environment, "", pipeline.staging / "driver.log") as stopped:
@@ -82,9 +92,23 @@ class StoppedApply:
     python: psutil.Process
     log: Path
 
+    def executors(self) -> list[psutil.Process]:
+        """The executors of a driver whose master is ``local-cluster``, the oldest first."""
+        found = []
+        for each in psutil.Process(self.started.pid).children(recursive=True):
+            # One that ended meanwhile is no executor: those wait for their driver.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if _EXECUTOR in each.cmdline():
+                    found.append(each)
+        return sorted(found, key=lambda each: each.create_time())
+
+    def go_on(self) -> None:
+        """Let it go on."""
+        self.python.send_signal(signal.SIGCONT)
+
     def resume(self) -> str:
         """Let it go on to its end; return what it printed."""
-        self.python.send_signal(signal.SIGCONT)
+        self.go_on()
         self.started.wait(_TIME_LIMIT_S)
         self.python.wait(_TIME_LIMIT_S)
         return self.log.read_text(errors="replace")
@@ -130,15 +154,20 @@ def _wait_until_stopped(started: subprocess.Popen[str], log: Path) -> psutil.Pro
 
 @contextmanager
 def _submit(
-    pipeline: Pipeline, batch: Batch, crash_at: str, lake: LocalLake
+    pipeline: Pipeline,
+    batch: Batch,
+    crash_at: str,
+    lake: LocalLake,
+    conf: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[list[str], dict[str, str]]]:
     """Command and environment of a spark-submit that applies a batch as the operator does."""
     environment = {**os.environ, **spark_environment(), VARIABLE: crash_at}
     plan = pipeline.staging / f"plan-{crash_at.replace(':', '-')}.json"
     plan.write_text(pipeline.plan(batch).to_json(), encoding="utf-8")
     program = Path(environment["SPARK_HOME"]) / "bin" / "spark-submit"
-    command = [str(program), "--master", "local[2]"]
-    for name, value in {**local_conf(driver_memory="1g"), **lake.spark_conf()}.items():
+    command = [str(program)]
+    local = {"spark.master": "local[2]", **local_conf(driver_memory="1g"), **lake.spark_conf()}
+    for name, value in {**local, **(conf or {})}.items():
         command += ["--conf", f"{name}={value}"]
     with spark_files({}, None) as files:
         command += ["--py-files", files.package_zip, "--properties-file", files.properties_file]
@@ -185,7 +214,7 @@ def _run_capture(
     stream = options.pop("options", StreamOptions())
     body = {
         "task": task,
-        "conninfo": pipeline.conninfo,
+        "conninfo": pipeline.reader,
         "slot_name": pipeline.slot_name,
         "publication_names": pipeline.publication_names,
         "namespace": pipeline.namespace,

@@ -81,6 +81,8 @@ class RestCatalog:
         self._handlers = _Handlers(spark, lake)
         self._lock = threading.Lock()
         self._faults: tuple[Fault, ...] = ()
+        #: Answers every request with this status; None: none.
+        self.denies: int | None = None
         #: Every request to commit, the oldest first.
         self.commits: list[Commit] = []
         catalog = self
@@ -93,13 +95,18 @@ class RestCatalog:
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
 
+    @property
+    def properties(self) -> dict[str, str]:
+        """What pyiceberg takes to make this a catalog."""
+        return {"type": "rest", "uri": f"http://127.0.0.1:{self._server.server_port}"}
+
     def spark_conf(self, name: str) -> dict[str, str]:
         """The Spark settings that make this the catalog ``name``."""
         prefix = f"spark.sql.catalog.{name}"
         return {
             prefix: "org.apache.iceberg.spark.SparkCatalog",
             f"{prefix}.type": "rest",
-            f"{prefix}.uri": f"http://127.0.0.1:{self._server.server_port}",
+            f"{prefix}.uri": self.properties["uri"],
         }
 
     def fail(self, *faults: Fault) -> None:
@@ -131,6 +138,8 @@ class RestCatalog:
 
     def answer(self, method: str, path: str, text: str) -> tuple[int, str]:
         """Answer one request: status and text."""
+        if self.denies is not None:
+            return self.denies, _error(self.denies, "Denied", "this login may not")
         parts = [unquote(part) for part in path.partition("?")[0].strip("/").split("/")][1:]
         match method, parts:
             case "POST", ["namespaces", namespace, "tables", table]:

@@ -1,4 +1,4 @@
-"""F21, F22: the catalog does not say whether it committed, and did or did not, at each kind of commit.
+"""F21, F22: the catalog does not say whether it committed, and did or did not, at each kind; or it says no.
 
 A REST catalog drops connections and answers 5xx. What must come of it: the apply looks, decides, and asks
 again for what is not there; no file of the lake is removed.
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX, CHECKPOINT_TABLE
-from airflow_provider_pgoutput.errors import CommitStateUnknown
+from airflow_provider_pgoutput.capture.checkpoint import read_checkpoint
+from airflow_provider_pgoutput.errors import CommitStateUnknown, LakeDenied
 from tests.faults.rest_catalog import NO_ANSWER, Commit, Fault, RestCatalog
 from tests.faults.workload import LOG_TABLE, UPSERT_TABLES
 
@@ -107,6 +108,39 @@ def test_f21_f22_no_answer_to_a_commit(
     checkpoints = f"lake.{run.pipeline.namespace}.{CHECKPOINT_TABLE}"
     rows = run.pipeline.spark.table(checkpoints)
     assert rows.count() == rows.select("batch_id", "table_name").distinct().count()
+    run.finish()
+
+
+def test_a_catalog_that_does_not_let_us_in_is_not_asked_again(
+    subject: Callable[[int], Subject], rest_catalog: RestCatalog
+) -> None:
+    """Nobody knows whether a lost answer was a yes; a 401 or 403 is a no, whoever asks how often."""
+    run = subject(211)
+    run.pipeline.plan_options["catalog"] = _REST
+    run.run()
+    run.change_each()
+    batch = run.stage()
+    for status, chosen in ((403, writes_rows), (401, publishes), (403, writes_checkpoint)):
+        never = Fault(chosen, status, commits=False, times=1000)
+        rest_catalog.fail(never)
+        with pytest.raises(LakeDenied) as stop:
+            run.apply(batch)
+        assert stop.value.table is not None
+        assert 1 <= never.happened <= len(TABLES)
+        run.judge.after_any_run()
+    rest_catalog.fail()
+    for status in (401, 403):
+        rest_catalog.denies = status
+        with pytest.raises(LakeDenied):
+            run.apply(batch)
+        with pytest.raises(LakeDenied):
+            read_checkpoint(
+                _REST, rest_catalog.properties, run.pipeline.namespace, run.pipeline.slot_name
+            )
+    rest_catalog.denies = None
+    run.apply(batch)
+    run.advance()
+    assert not run.left_branches()
     run.finish()
 
 

@@ -115,7 +115,7 @@ def test_f19_a_repeated_advance_is_a_success(subject: Callable[[int], Subject]) 
     for _ in range(2):
         run.advance()
         assert run.pipeline.confirmed_flush_lsn() == end
-    advance_slot(run.pipeline.conninfo, run.pipeline.slot_name, first.manifest.end_lsn)
+    advance_slot(run.pipeline.reader, run.pipeline.slot_name, first.manifest.end_lsn)
     assert run.pipeline.confirmed_flush_lsn() == end
     run.work()
     run.finish()

@@ -170,6 +170,15 @@ class JavaTable:
             raise JavaError("org.apache.iceberg.exceptions.NoSuchTableException")
         self.metadata = found
 
+    def operations(self) -> JavaTable:
+        return self
+
+    def current(self) -> JavaTable:
+        return self
+
+    def formatVersion(self) -> int:  # noqa: N802 - Java's name
+        return 3
+
     def properties(self) -> Mapping[str, str]:
         return JavaMap(self.metadata.properties)
 

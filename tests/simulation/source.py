@@ -240,8 +240,9 @@ class ExportedRows:
 class Reading:
     """See ``SlotReading``."""
 
-    def __init__(self, source: Source, start: Lsn, target: Lsn) -> None:
+    def __init__(self, source: Source, start: Lsn, target: Lsn, limits: Limits) -> None:
         self._source, self._start, self._target = source, start, target
+        self._limits = limits
         source.world.step(f"read the slot from {start}")
         self._slot = source.use()
         self._slot.used_by = self
@@ -249,8 +250,9 @@ class Reading:
         # As the server does, without a word.
         self._from = max(int(start), self._slot.confirmed)
 
-    def into(self, batch: StagedBatch, limits: Limits) -> Found:
+    def into(self, batch: StagedBatch) -> Found:
         """See ``SlotReading``."""
+        limits = self._limits
         count, end, last = 0, self._target, None
         for each in list(self._source.transactions):
             if not self._from <= each.commit_lsn < self._target:
@@ -377,6 +379,9 @@ class Context(CaptureContext):
             for oid in self._source.published
         )
 
+    def check_partitions(self, batch: Any) -> None:
+        """See ``CaptureContext``: no table is partitioned here."""
+
     def check_publications(self) -> None:
         """See ``CaptureContext``."""
         self._world.step("look at the publication")
@@ -433,9 +438,9 @@ class Context(CaptureContext):
             batch.copies[table.relation_oid] = [list(each) for each in pairs]
         return snapshot.consistent_point
 
-    def open_slot(self, start: Lsn, target: Lsn, two_phase: Any) -> Any:
+    def open_slot(self, start: Lsn, target: Lsn, limits: Limits, two_phase: Any) -> Any:
         """See ``CaptureContext``."""
-        return Reading(self._source, start, target)
+        return Reading(self._source, start, target, limits)
 
     def names(self, batch: Any) -> dict[int, tuple[str, str]]:
         """See ``CaptureContext``."""

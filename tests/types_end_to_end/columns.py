@@ -6,6 +6,7 @@ that the pipeline carries; of a type that is text in the lake, the server's text
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import struct
@@ -21,6 +22,7 @@ from tests.capture.types.oracle import (
     stored_decimal,
     stored_hstore,
     stored_record,
+    stored_vector,
 )
 from tests.capture.types.special_values import VALUES
 from tests.capture.types.strategies import NASTY_TEXTS, SCALARS, TEXTS, UNBOUNDED
@@ -45,7 +47,7 @@ CREATE DOMAIN public.corner AS box;
 CREATE DOMAIN public.boxes AS box[];
 """
 BOXES = "{(3,4),(1,2);(1,1),(0,0)}"
-EXTENSIONS = ("hstore", "citext", "ltree")
+EXTENSIONS = ("hstore", "citext", "ltree", "vector")
 
 _UUIDS = st.uuids().map(str) | st.sampled_from([*VALUES["uuid"]])
 _TIMES = st.times().map(str) | st.just("24:00:00")
@@ -67,6 +69,15 @@ _INT4 = st.integers(-(2**31), 2**31 - 1)
 _COORDINATE = st.floats(-1e300, 1e300)
 
 
+_SMALL = st.floats(-1e6, 1e6).map(repr)
+_POINT = st.builds("({},{})".format, _SMALL, _SMALL)
+_POINTS = st.lists(_POINT, min_size=1, max_size=4).map(",".join)
+_LEXEMES = st.text("abZé' :&", min_size=1, max_size=6).map(lambda text: text.replace("'", "''"))
+_SNAPSHOTS = st.lists(st.integers(1, 2**40), min_size=2, max_size=5, unique=True).map(
+    lambda found: f"{min(found)}:{max(found)}:{','.join(map(str, sorted(found)[1:-1]))}"
+)
+
+
 def _range(values: st.SearchStrategy[Any]) -> st.SearchStrategy[str]:
     def spell(bounds: list[Any], brackets: str) -> str:
         low, high = sorted(bounds)
@@ -75,6 +86,14 @@ def _range(values: st.SearchStrategy[Any]) -> st.SearchStrategy[str]:
     pairs = st.lists(values, min_size=2, max_size=2)
     spelled = st.builds(spell, pairs, st.sampled_from(["[)", "()", "[]"]))
     return spelled | st.sampled_from(["empty", "(,)"])
+
+
+def _multirange(ranges: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.lists(ranges, max_size=3).map(lambda found: f"{{{','.join(found)}}}")
+
+
+def _spaced(numbers: list[int]) -> str:
+    return " ".join(map(str, numbers))
 
 
 #: Of the types that are text in the lake; the others are in ``SCALARS``.
@@ -99,7 +118,8 @@ _AS_TEXT: dict[str, st.SearchStrategy[str]] = {
     "point": st.builds("({},{})".format, _COORDINATE, _COORDINATE),
     "pg_lsn": st.builds("{:X}/{:X}".format, *(2 * [st.integers(0, 2**32 - 1)])),
     "name": st.text("ab\"é' ", max_size=20),
-    "tsvector": st.text("abcé' :1A", max_size=0) | st.sampled_from(["a:1A 'b c':2", "x"]),
+    "tsvector": st.lists(st.builds("'{}':{}{}".format, _LEXEMES, st.integers(1, 99),
+                                   st.sampled_from("ABCD")), max_size=4).map(" ".join),
     "int4range": _range(st.integers(-(2**31), 2**31 - 2)),
     "int8range": _range(st.integers(-(2**63), 2**63 - 2)),
     "numrange": _range(st.decimals(allow_nan=False, allow_infinity=False, places=3)),
@@ -107,12 +127,39 @@ _AS_TEXT: dict[str, st.SearchStrategy[str]] = {
     "tstzrange": _range(st.datetimes()),
     "daterange": _range(st.dates()),
     "public.floats": _range(st.floats(allow_nan=False, allow_infinity=False)),
-    "nummultirange": _range(st.integers(-99, 99)).map(lambda text: f"{{{text}}}"),
+    "int4multirange": _multirange(_range(st.integers(-(2**31), 2**31 - 2))),
+    "int8multirange": _multirange(_range(st.integers(-(2**63), 2**63 - 2))),
+    "nummultirange": _multirange(_range(st.integers(-99, 99))),
+    "tsmultirange": _multirange(_range(st.datetimes())),
+    "tstzmultirange": _multirange(_range(st.datetimes())),
+    "datemultirange": _multirange(_range(st.dates())),
+    "public.floats_multirange": _multirange(_range(st.floats(-1e9, 1e9))),
+    "lseg": st.builds("[{},{}]".format, _POINT, _POINT),
+    "path": st.builds("{0[0]}{1}{0[1]}".format, st.sampled_from(["()", "[]"]), _POINTS),
+    "box": st.builds("{},{}".format, _POINT, _POINT),
+    "polygon": _POINTS.map("({})".format),
+    "line": st.builds("{{{},1,{}}}".format, _SMALL, _SMALL),
+    "circle": st.builds("<{},{}>".format, _POINT, st.floats(0, 1e6).map(repr)),
+    "int2vector": st.lists(st.integers(-(2**15), 2**15 - 1), max_size=5).map(_spaced),
+    "oidvector": st.lists(st.integers(0, 2**32 - 1), max_size=5).map(_spaced),
+    "tid": st.builds("({},{})".format, st.integers(0, 2**32 - 1), st.integers(0, 2**16 - 1)),
+    "char": st.characters(min_codepoint=32, max_codepoint=126),
+    "bpchar": TEXTS,
+    "varchar": TEXTS,
+    "bit": st.sampled_from("01"),
+    "refcursor": TEXTS,
+    "xml": st.text("abé ", max_size=6).map("<a b='&quot;'>{}&lt;</a>".format),
+    "tsquery": st.lists(st.builds("'{}':{}".format, _LEXEMES, st.sampled_from(["*", "AB", "D"])),
+                        min_size=1, max_size=4).map(" & !".join),
+    "jsonpath": st.lists(st.sampled_from(['."k é"', "[*]", "[0 to 2]", "?(@ > 1)", ".size()"]),
+                         max_size=4).map(lambda steps: "$" + "".join(steps)),
+    "txid_snapshot": _SNAPSHOTS,
+    "pg_snapshot": _SNAPSHOTS,
     "public.mood": st.sampled_from(["sad", "ok", 'very "happy"']),
     "public.citext": TEXTS,
     "public.ltree": st.lists(st.text("abZ9_", min_size=1, max_size=5), max_size=4).map(".".join),
     "public.corner": st.sampled_from(VALUES["box"]),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -168,14 +215,16 @@ def _column(
     return OracleColumn(sql_type, expression or f"s::{sql_type}", inputs, stored, choice)
 
 
-#: An array from a JSON list: as it is, twice as the rows of a matrix, or with lower bound 0.
-_ARRAY = """(SELECT CASE WHEN s::jsonb ->> 0 = 'matrix' AND a <> '{{}}' THEN ARRAY[a, a]
-                    WHEN s::jsonb ->> 0 = 'bounds' AND a <> '{{}}'
+#: An array from a JSON list: as it is, twice as the rows of a matrix, that twice, or with lower bound 0.
+_ARRAY = """(SELECT CASE WHEN s::jsonb ->> 0 = 'matrix' AND cardinality(a) > 0 THEN ARRAY[a, a]
+                    WHEN s::jsonb ->> 0 = 'cube' AND cardinality(a) > 0
+                      THEN ARRAY[ARRAY[a, a], ARRAY[a, a], ARRAY[a, a]]
+                    WHEN s::jsonb ->> 0 = 'bounds' AND cardinality(a) > 0
                       THEN format('[0:%%s]=%%s', cardinality(a) - 1, a)::{0}[]
                     ELSE a END
    FROM (SELECT ARRAY(SELECT {1} FROM jsonb_array_elements_text(s::jsonb -> 1)
                         WITH ORDINALITY AS x(e, o) ORDER BY o)::{0}[] AS a) AS y)"""
-_SHAPES = st.sampled_from(["list", "list", "list", "matrix", "bounds"])
+_SHAPES = st.sampled_from(["list", "list", "list", "matrix", "cube", "bounds"])
 
 
 def _array(
@@ -229,6 +278,26 @@ def _box(payload: bytes) -> str:
     return "({:g},{:g}),({:g},{:g})".format(*struct.unpack("!4d", payload))
 
 
+def _int4range(payload: bytes) -> str:
+    """A range as PostgreSQL prints it, in its canonical form."""
+    flags, position, bounds = payload[0], 1, []
+    if flags & 1:
+        return "empty"
+    for unbounded in (flags & 8, flags & 16):
+        bounds.append(
+            ""
+            if unbounded
+            else str(int.from_bytes(payload[position + 4 : position + 8], signed=True))
+        )
+        position += 0 if unbounded else 8
+    return f"{'[' if flags & 2 else '('}{bounds[0]},{bounds[1]}{']' if flags & 4 else ')'}"
+
+
+def _inet(payload: bytes) -> str:
+    """A host's address as PostgreSQL prints it."""
+    return str(ipaddress.ip_address(payload[4:]))
+
+
 def _clock(micros: int) -> str:
     """A time as PostgreSQL prints it."""
     seconds, fraction = divmod(micros, 1_000_000)
@@ -258,6 +327,9 @@ def _defaults(extensions: Sequence[str]) -> list[OracleColumn]:
         _array("public.mood", _AS_TEXT["public.mood"], STORED["text"]),
         _array("public.price", SCALARS["public.price"][1], STORED["numeric"]),
         _array("uuid", _UUIDS, STORED["uuid"]),
+        _array("jsonb", _JSON, lambda payload: payload[1:].decode()),
+        _array("int4range", _AS_TEXT["int4range"], _int4range),
+        _array("inet", _AS_TEXT["inet"], _inet),
         _column("public.boxes", None, stored_array(_box), special=[BOXES, "{NULL}", "{}"]),
         _column("public.names", None, stored_array(STORED["text"]), special=["{a,NULL}", "{}"]),
         _column("public.pair", _PAIRS, None, expression=_PAIR),
@@ -267,6 +339,14 @@ def _defaults(extensions: Sequence[str]) -> list[OracleColumn]:
               for name in ("citext", "ltree") if name in extensions]  # fmt: skip
     if "hstore" in extensions:
         found.append(_column("public.hstore", _HSTORES, stored_hstore, expression=_HSTORE))
+    if "citext" in extensions:
+        found.append(_array("public.citext", NASTY_TEXTS, STORED["text"]))
+    if "vector" in extensions:
+        vectors = st.lists(
+            st.floats(-(2.0**60), 2.0**60, width=32).map(repr), min_size=3, max_size=3
+        )
+        made = vectors.map(lambda parts: f"[{','.join(parts)}]")
+        found.append(_column("public.vector(3)", made, stored_vector))
     return found
 
 

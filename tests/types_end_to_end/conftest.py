@@ -18,6 +18,8 @@ from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
 from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from airflow_provider_pgoutput.capture.types.binary import has_binary_form
+from airflow_provider_pgoutput.capture.types.mapping import CATALOG_QUERY, type_catalog
 from tests.capture.types.oracle import plain
 from tests.conformance.compare import connect
 from tests.conformance.pipeline import Batch, Pipeline
@@ -47,6 +49,15 @@ HOSTILE = {
     "xmloption": "document",
     "array_nulls": "off",
     "search_path": "nowhere",
+    "lc_monetary": "C.UTF-8",
+}
+#: The same of the role, which go before those of the database.
+HOSTILE_OF_ROLE = {
+    "DateStyle": "SQL, MDY",
+    "IntervalStyle": "iso_8601",
+    "TimeZone": "Asia/Kolkata",
+    "extra_float_digits": "0",
+    "bytea_output": "escape",
 }
 
 
@@ -64,6 +75,8 @@ class Staged:
     stored: list[list[bytes | None]]
     #: Staged by the copy and, after it, by the stream, by the way of reading.
     values: dict[str, list[list[Any]]]
+    #: Places of the columns that binary mode reads: those of its values.
+    binary: list[int]
     batches: list[Batch]
 
 
@@ -108,9 +121,11 @@ def staged(
         }
         copy = Batch(*stage_batch(CaptureRequest(**options)))
         options["checkpoint"] = Checkpoint(copy.manifest.end_lsn, copy.manifest.system_identifier)
-        session.execute(
-            "SELECT pg_copy_logical_replication_slot(%s, %s)", (_DATABASE, f"{_DATABASE}_2")
-        )
+        for number in (2, 3):
+            session.execute(
+                "SELECT pg_copy_logical_replication_slot(%s, %s)",
+                (_DATABASE, f"{_DATABASE}_{number}"),
+            )
         _insert(session, chosen, first=copied + 1)
         for statement in keys.STREAMED:
             session.execute(statement)
@@ -123,6 +138,20 @@ def staged(
             "options": StreamOptions(proto_version=1),
         }
         other = Batch(*stage_batch(CaptureRequest(**options)))
+        binary = _in_binary(session, chosen)
+        options |= {
+            "slot_name": f"{_DATABASE}_3",
+            "publication_names": ("b",),
+            "transport": "sql",
+            "staging_uri": (folder / "binary").as_uri(),
+            "options": StreamOptions(binary=True),
+            "column_types": {
+                name: choice
+                for name, choice in options["column_types"].items()
+                if name.rpartition(".c")[2] in {str(place) for place in binary}
+            },
+        }
+        third = stage_batch(CaptureRequest(**options))[0]
         texts, stored = _read_source(session, chosen)
         yield Staged(
             conninfo=conninfo,
@@ -135,10 +164,12 @@ def staged(
                 "copy": _read_staged(folder, copy.manifest, count),
                 "sql": _read_staged(folder, batch.manifest, count),
                 "walsender": _read_staged(folder / "walsender", other.manifest, count),
+                "binary": _read_staged(folder / "binary", third, len(binary)),
             },
+            binary=binary,
             batches=[copy, batch],
         )
-        for name in (_DATABASE, f"{_DATABASE}_2"):
+        for name in (_DATABASE, f"{_DATABASE}_2", f"{_DATABASE}_3"):
             session.execute("SELECT pg_drop_replication_slot(%s)", (name,))
     with psycopg.connect(postgres_server.conninfo(), autocommit=True) as administrator:
         administrator.execute(f"DROP DATABASE {_DATABASE} WITH (FORCE)")
@@ -201,7 +232,23 @@ def _make_table(session: psycopg.Connection[Any]) -> list[OracleColumn]:
         session.execute(statement)
     others = ", ".join(f"public.{name}" for name in keys.TABLES)
     session.execute(f'CREATE PUBLICATION p FOR TABLE public."values", {others}')
+    listed = ", ".join(f"c{place}" for place in _in_binary(session, found))
+    session.execute(f'CREATE PUBLICATION b FOR TABLE public."values" (id, {listed})')
     return found
+
+
+def _in_binary(session: psycopg.Connection[Any], chosen: Sequence[OracleColumn]) -> list[int]:
+    """Places of the columns that binary mode reads: the type has a form, and the lake no text of it."""
+    types = type_catalog(session.execute(CATALOG_QUERY).fetchall())
+    oids = session.execute(
+        "SELECT atttypid::int8 FROM pg_attribute"
+        """ WHERE attrelid = 'public."values"'::regclass AND attnum > 1 ORDER BY attnum"""
+    ).fetchall()
+    return [
+        place
+        for place, (each, (oid,)) in enumerate(zip(chosen, oids, strict=True))
+        if has_binary_form(oid, types) and each.choice is None
+    ]
 
 
 def _hostile(session: psycopg.Connection[Any]) -> None:
@@ -209,6 +256,12 @@ def _hostile(session: psycopg.Connection[Any]) -> None:
     for name, value in HOSTILE.items():
         session.execute(
             sql.SQL("ALTER DATABASE {} SET {} = {}").format(
+                sql.Identifier(_DATABASE), sql.Identifier(name), sql.Literal(value)
+            )
+        )
+    for name, value in HOSTILE_OF_ROLE.items():
+        session.execute(
+            sql.SQL("ALTER ROLE CURRENT_USER IN DATABASE {} SET {} = {}").format(
                 sql.Identifier(_DATABASE), sql.Identifier(name), sql.Literal(value)
             )
         )

@@ -12,6 +12,8 @@ from tests.capture.types.oracle import REJECTED
 from tests.types_end_to_end import keys
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import SparkSession
 
     from tests.types_end_to_end.conftest import Carried, Staged
@@ -27,11 +29,16 @@ def _expected(staged: Staged, place: int) -> list[Any]:
     return [None if each is None else column.stored(each) for each in staged.stored[place]]
 
 
-def _differences(staged: Staged, found: list[list[Any]], rows: slice) -> list[str]:
+def _differences(
+    staged: Staged, found: list[list[Any]], rows: slice, places: Sequence[int] | None = None
+) -> list[str]:
+    """Values that are not the server's; of some columns, or of all."""
     wrong = []
-    for place, column in enumerate(staged.columns):
+    places = range(len(staged.columns)) if places is None else places
+    for place, values in zip(places, found, strict=True):
+        column = staged.columns[place]
         wanted = [None if each == REJECTED else each for each in _expected(staged, place)][rows]
-        for number, (one, other) in enumerate(zip(found[place], wanted, strict=True)):
+        for number, (one, other) in enumerate(zip(values, wanted, strict=True)):
             if one != other or type(one) is not type(other):
                 wrong.append(f"{column.label} in row {number}: {one!r} in place of {other!r}")
     return wrong
@@ -41,6 +48,12 @@ def _differences(staged: Staged, found: list[list[Any]], rows: slice) -> list[st
 def test_staged_files_hold_what_the_server_stores(staged: Staged, way: str) -> None:
     rows = slice(0, staged.copied) if way == "copy" else slice(staged.copied, None)
     assert not _differences(staged, staged.values[way], rows)
+
+
+def test_binary_mode_stages_what_the_server_stores(staged: Staged) -> None:
+    assert len(staged.binary) > 40
+    rows = slice(staged.copied, None)
+    assert not _differences(staged, staged.values["binary"], rows, staged.binary)
 
 
 def test_every_column_has_values(staged: Staged) -> None:

@@ -58,23 +58,35 @@ class PreparedTransactions:
         self._waiting = {each.key: each for each in earlier}
         #: The first LSN past which a transaction is no longer open.
         self._ended: dict[_Key, int] = {}
+        #: Where transactions of this read were prepared and committed, and which of it comes once more.
+        self._seen: set[Lsn] = set()
+        self._again: set[Lsn] = set()
         #: ``COMMIT PREPARED`` of transactions that changed nothing.
         self.empty = 0
 
     def put(self, prepare: Prepare, spool: Spool) -> None:
         """Take a transaction that was prepared."""
         with self._lock:
+            if prepare.prepare_lsn in self._again:
+                spool.discard()
+                return
+            self._seen.add(prepare.prepare_lsn)
             one = Waiting(prepare, spool)
             self._ended.pop(one.key, None)
             self._waiting[one.key] = one
 
     def committed(self, message: CommitPrepared) -> Spool | None:
-        """The content of a transaction that commits; None: it is of an earlier batch, or has none.
+        """The content of a transaction that commits.
+
+        None: it is of an earlier batch, was given by this read already, or has none.
 
         :raises ProtocolError: when its content was never seen.
         """
         key = (message.xid, message.gid)
         with self._lock:
+            if message.commit.commit_lsn in self._again:
+                return None
+            self._seen.add(message.commit.commit_lsn)
             found = self._waiting.get(key)
             if found is not None:
                 self._ended[key] = message.commit.commit_lsn + 1
@@ -91,6 +103,11 @@ class PreparedTransactions:
             advice="the batch in which it was prepared was staged without two_phase, or its files are "
             "gone: copy the tables again.",
         )
+
+    def read_again(self) -> None:
+        """Expect all that this read had so far once more, to be passed over."""
+        with self._lock:
+            self._again = set(self._seen)
 
     def rolled_back(self, message: RollbackPrepared) -> None:
         """End a transaction, wherever the batch ends: it never commits. An unknown one changed nothing."""

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 PART_BYTES = 64 << 20
 
 # A partitioned table is stored in its leaves, a parent of inheritance in itself alone. Only a heap has blocks
-# that ctid ranges can be cut from. Asked while other sessions of a copy hold locks that a migration waits
-# for, so it must not wait behind that.
+# that ctid ranges can be cut from, and ctid is for a role that may read the whole table, not some columns.
+# Asked while other sessions of a copy hold locks that a migration waits for, so it must not wait behind that.
 _LEAF_QUERY = """
 WITH RECURSIVE tree AS (
     SELECT c.oid AS root, c.oid, c.relkind, c.relfilenode, c.relam
@@ -44,7 +44,7 @@ WITH RECURSIVE tree AS (
       JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
      WHERE t.relkind = 'p')
 SELECT t.root::pg_catalog.int8, t.oid::pg_catalog.int8, t.relfilenode::pg_catalog.int8,
-       COALESCE(a.amname = 'heap', false)
+       COALESCE(a.amname = 'heap' AND pg_catalog.has_table_privilege(t.root, 'SELECT'), false)
   FROM tree t LEFT JOIN pg_catalog.pg_am a ON a.oid = t.relam
  WHERE t.relkind <> 'p' ORDER BY 1, 2
 """
@@ -142,7 +142,7 @@ def read_storage(session: Session, relation_oids: Sequence[int]) -> dict[int, Ta
         oid: TableStorage(
             tuple(blocks[leaf.oid] for leaf in found),
             sum(sizes[leaf.oid] for leaf in found),
-            has_blocks=bool(found) and all(leaf.is_heap for leaf in found),
+            has_blocks=bool(found) and all(leaf.has_blocks for leaf in found),
         )
         for oid, found in leaves.items()
     }
@@ -161,7 +161,8 @@ def read_places(session: Session, tables: Sequence[PublishedTable]) -> dict[int,
 class _Leaf(NamedTuple):
     oid: int
     file: int
-    is_heap: bool
+    #: Whether ranges of its blocks can be read.
+    has_blocks: bool
 
 
 def _leaves(session: Session, relation_oids: Sequence[int]) -> dict[int, list[_Leaf]]:

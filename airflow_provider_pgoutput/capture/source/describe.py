@@ -17,12 +17,16 @@ from airflow_provider_pgoutput.capture.types.cast import column_caster
 from airflow_provider_pgoutput.capture.types.mapping import lake_type, type_name
 from airflow_provider_pgoutput.capture.types.missing import lake_text
 from airflow_provider_pgoutput.capture.types.options import TypeOptions
-from airflow_provider_pgoutput.capture.types.type_info import find_type
+from airflow_provider_pgoutput.capture.types.type_info import BUILTIN_TYPES, TypeInfo, find_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from airflow_provider_pgoutput.capture.pgoutput.messages import Relation, RelationColumn
+    from airflow_provider_pgoutput.capture.pgoutput.messages import (
+        Relation,
+        RelationColumn,
+        TypeMessage,
+    )
     from airflow_provider_pgoutput.capture.source.catalog import (
         PublishedColumn,
         PublishedTable,
@@ -30,7 +34,6 @@ if TYPE_CHECKING:
     )
     from airflow_provider_pgoutput.capture.source.keys import Keys
     from airflow_provider_pgoutput.capture.types.cast import ColumnCaster, ValuePolicy
-    from airflow_provider_pgoutput.capture.types.type_info import TypeInfo
 
 
 class Describer:
@@ -53,6 +56,8 @@ class Describer:
         self._type_options = type_options or TypeOptions()
         self._policy = policy
         self._types: dict[int, TypeInfo] | None = None
+        #: What the stream that is read said of types, by OID: all that is left of one that was dropped since.
+        self.announced: Mapping[int, TypeMessage] = {}
         #: What older rows show, so that a value that is left out is warned of once.
         self._shown: dict[tuple[str, Column, bool], str | None] = {}
 
@@ -150,9 +155,11 @@ class Describer:
         if self._types is None:
             self._types = {}
         if any(find_type(oid, self._types) is None for oid in wanted):
-            # A type that was dropped since stays unknown; its values are kept as text.
             wants = self._type_options.wants_attributes
             self._types = read_types(self._session, attributes=wants)
+            for oid in wanted:
+                if find_type(oid, self._types) is None and oid in self.announced:
+                    self._types |= _dropped_domain(self.announced[oid])
         return self._types
 
     def _column(
@@ -182,6 +189,19 @@ class Describer:
             policy = self._policy
             self._shown[same] = lake_text(column, types, table, policy, is_key=is_key)
         return dataclasses.replace(column, missing_value=self._shown[same])
+
+
+def _dropped_domain(message: TypeMessage) -> dict[int, TypeInfo]:
+    """A domain that is gone, if it was one over a type of the server; of another the values are kept as text.
+
+    A Type message has the domain's OID and the name of the type under it
+    (https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html).
+    """
+    for each in BUILTIN_TYPES.values():
+        if (each.schema_name, each.name) == (message.schema_name, message.name):
+            named = TypeInfo(message.oid, each.schema_name, each.name, "d", base_oid=each.oid)
+            return {message.oid: named}
+    return {}
 
 
 def copy_caster(

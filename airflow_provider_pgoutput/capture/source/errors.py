@@ -37,6 +37,7 @@ _REPLICATION = (
     "ALTER ROLE <role> REPLICATION; on a managed service the role that it has for that, such as "
     "GRANT rds_replication TO <role>."
 )
+_CREATE = "create the publication, or correct its name; the slot was not moved."
 _CONNECT = "check host, database, user, password, TLS and pg_hba.conf."
 _VERIFY = (
     "let sslrootcert in the connection's extras name the certificate of the authority that signed the "
@@ -79,16 +80,10 @@ _MEANINGS = (
     ),
     _Meaning("55000", "wal_level", errors.ConfigurationError, "set wal_level = logical; restart."),
     _Meaning(
-        "55000",
-        "skipped loading publication",
-        errors.PublicationMissing,
-        "create the publication; the slot was not moved.",
-    ),
-    _Meaning(
         "42704",
         r"^publication \"",
         errors.PublicationMissing,
-        "create the publication, or correct its name; the slot was not moved.",
+        _CREATE,
     ),
     _Meaning(
         "42704", r"^replication slot \"", errors.SlotNotFound, "check slot_name and the connection."
@@ -130,7 +125,6 @@ _MEANINGS = (
     _Meaning("28", "", errors.ConfigurationError, "check user, password, TLS and pg_hba.conf."),
     _Meaning("3D000", "", errors.ConfigurationError, "check the database of the connection."),
     _Meaning("53400", "temp_file_limit", errors.TemporaryFilesFull, _NO_ROOM),
-    _Meaning("53100", "pgsql_tmp", errors.TemporaryFilesFull, _NO_ROOM),
     _Meaning(
         "53400", "", errors.ConfigurationError, "raise max_replication_slots or max_wal_senders."
     ),
@@ -240,6 +234,22 @@ def of_adbc(
         if "PG_DIAG_MESSAGE_PRIMARY" in str(name):
             text = value.decode("utf-8", "replace")
     return meaning(error.sqlstate or None, text, slot=slot, table=table)
+
+
+def skipped_publication(
+    notice: psycopg.errors.Diagnostic, *, slot: str | None = None
+) -> errors.PublicationMissing | None:
+    """What version 18 on says when it leaves out the changes of a publication that it does not find.
+
+    Before, that was an error. The words are the server's language's (``lc_messages``), the SQLSTATE is not.
+    """
+    if (notice.severity_nonlocalized, notice.sqlstate) != ("WARNING", "55000"):
+        return None
+    return errors.PublicationMissing(
+        f"The server left changes out: {notice.message_primary} [SQLSTATE 55000]",
+        slot=slot,
+        advice=_CREATE,
+    )
 
 
 @contextmanager

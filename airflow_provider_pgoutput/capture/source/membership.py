@@ -17,11 +17,15 @@ from airflow_provider_pgoutput.batch.membership import FILTERED
 from airflow_provider_pgoutput.capture.request import ALWAYS
 from airflow_provider_pgoutput.capture.schema.policy import FAIL
 from airflow_provider_pgoutput.capture.source.errors import translated
-from airflow_provider_pgoutput.capture.source.publication_marks import attached_partitions
+from airflow_provider_pgoutput.capture.source.publication_marks import (
+    attached_partitions,
+    partitions_below,
+    with_generated_columns,
+)
 from airflow_provider_pgoutput.errors import ConfigurationError, PublicationChanged, TableRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.batch.membership import (
@@ -134,7 +138,8 @@ def tables_to_copy(
         or (unasked and (each.relation_oid not in seen or each.relation_oid in gaps))
     )
     for each in published:
-        if each.relation_oid in gaps and (tables is None or each.relation_oid in seen):
+        is_new = tables is not None and each.relation_oid not in seen and each in copied
+        if each.relation_oid in gaps and not is_new:
             log.warning(
                 "%s was not published all the time since the last batch, or with fewer rows or columns than"
                 " now: what was written to it meanwhile is not in the stream. %s",
@@ -154,6 +159,7 @@ def changes_of_membership(
     :raises PublicationChanged: when partitions are published under other names than before.
     """
     earlier = {each.oid: each for each in before.publications}
+    gaps = set(_newly_generated(session, before, now))
     for publication in now.publications:
         was = earlier.get(publication.oid)
         if was is None:
@@ -167,7 +173,6 @@ def changes_of_membership(
                 publication.name,
             )
     known = {each.relation_oid: each for each in before.tables}
-    gaps = set()
     for table in now.tables:
         was_table = known.get(table.relation_oid)
         if was_table is None or _has_gap(was_table, table):
@@ -175,6 +180,58 @@ def changes_of_membership(
         if was_table is not None:
             _warn_of_partitions(session, was_table, table)
     return frozenset(gaps)
+
+
+def _newly_generated(session: Session, before: PublishedSet, now: PublishedSet) -> frozenset[int]:
+    """Tables of which stored generated columns are published since: no older row was sent with them."""
+    earlier = {each.oid: each.generated_columns for each in before.publications}
+    if not any(
+        each.generated_columns and earlier.get(each.oid) is False for each in now.publications
+    ):
+        return frozenset()
+    return with_generated_columns(session, [each.relation_oid for each in now.tables])
+
+
+def refuse_other_names(
+    session: Session,
+    marks: tuple[PublishedSet, PublishedSet],
+    *,
+    sent: Sequence[int],
+    copied: Collection[int],
+    slot_name: str,
+) -> None:
+    """Refuse rows of partitions that came under another table's name than they are published by.
+
+    ``publish_via_partition_root`` may have been another for a while, though it is the same before and after.
+
+    :param marks: what was published when the batch before was begun, and now.
+    :param sent: OIDs of the tables that have rows in the batch.
+    :param copied: OIDs of the tables that are copied in it: they lack nothing.
+    :raises PublicationChanged: names the table whose rows they are.
+    """
+    before, now = marks
+    published = {each.relation_oid: each.name for each in now.tables}
+    known = published.keys() | {each.relation_oid for each in before.tables}
+    strangers = sorted(set(sent) - known)
+    if not strangers:
+        return
+    roots = {
+        int(mark.split(" ", maxsplit=1)[0]): each.relation_oid
+        for each in before.tables
+        for mark in each.partitions
+    }
+    wanted = {roots[oid] for oid in strangers if oid in roots} & published.keys()
+    for partitions in partitions_below(session, list(published), strangers).values():
+        wanted |= partitions
+    if lacking := sorted(published[oid] for oid in wanted - set(copied)):
+        raise PublicationChanged(
+            "publish_via_partition_root was another for a while since the last batch: rows of partitions came"
+            " under another table's name.",
+            slot=slot_name,
+            table=lacking[0],
+            advice=f"name {', '.join(lacking)} in copy_tables once; a table that the lake gets under the "
+            "other name can be dropped.",
+        )
 
 
 def _has_gap(before: TableMark, now: TableMark) -> bool:

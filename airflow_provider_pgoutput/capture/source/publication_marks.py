@@ -28,9 +28,11 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Session
 
+# The last column came with version 18.
 _PUBLICATION_QUERY = """
-SELECT pubname::pg_catalog.text, oid::pg_catalog.int8, xmin::pg_catalog.text, pubviaroot
-  FROM pg_catalog.pg_publication WHERE pubname = ANY (%s) ORDER BY pubname
+SELECT pubname::pg_catalog.text, oid::pg_catalog.int8, xmin::pg_catalog.text, pubviaroot,
+       COALESCE(pg_catalog.to_jsonb(p) ->> 'pubgencols' = 's', false)
+  FROM pg_catalog.pg_publication p WHERE pubname = ANY (%s) ORDER BY pubname
 """
 
 _MEMBERSHIP_QUERY = """
@@ -105,6 +107,19 @@ SELECT DISTINCT pg_catalog.format('%%s.%%s', n.nspname, c.relname)
 """
 
 
+_GENERATED_QUERY = """
+SELECT DISTINCT a.attrelid::pg_catalog.int8 FROM pg_catalog.pg_attribute a
+ WHERE a.attrelid = ANY (%s::pg_catalog.oid[]) AND a.attgenerated = 's' AND NOT a.attisdropped
+"""
+
+_ANCESTOR_QUERY = """
+SELECT a.relid::pg_catalog.oid::pg_catalog.int8, o.oid::pg_catalog.int8
+  FROM pg_catalog.unnest(%s::pg_catalog.oid[]) AS o(oid)
+ CROSS JOIN LATERAL pg_catalog.pg_partition_ancestors(o.oid) a
+ WHERE a.relid <> o.oid AND a.relid = ANY (%s::pg_catalog.oid[])
+"""
+
+
 def read_marks(
     session: Session, publication_names: Sequence[str], tables: Sequence[PublishedTable]
 ) -> PublishedSet:
@@ -156,3 +171,22 @@ def attached_partitions(session: Session, partitions: Sequence[str]) -> tuple[st
     with translated():
         rows = session.execute(_ATTACHED_QUERY, (oids,)).fetchall()
     return tuple(name for (name,) in rows)
+
+
+def with_generated_columns(session: Session, relation_oids: Sequence[int]) -> frozenset[int]:
+    """Which of the tables have stored generated columns now."""
+    with translated():
+        rows = session.execute(_GENERATED_QUERY, (list(relation_oids),)).fetchall()
+    return frozenset(oid for (oid,) in rows)
+
+
+def partitions_below(
+    session: Session, relation_oids: Sequence[int], ancestors: Sequence[int]
+) -> dict[int, set[int]]:
+    """Those of the tables that are partitions of one of ``ancestors`` now, by its OID."""
+    found: dict[int, set[int]] = {}
+    with translated():
+        rows = session.execute(_ANCESTOR_QUERY, (list(relation_oids), list(ancestors))).fetchall()
+    for ancestor, oid in rows:
+        found.setdefault(ancestor, set()).add(oid)
+    return found

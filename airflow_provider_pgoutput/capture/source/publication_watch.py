@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.capture.source.errors import meaning, translated
+from airflow_provider_pgoutput.capture.source.errors import skipped_publication, translated
 from airflow_provider_pgoutput.capture.source.plugin_options import publication_list
 
 if TYPE_CHECKING:
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.source.catalog import Session
-
-SKIPPED = "skipped loading publication"
+    from airflow_provider_pgoutput.errors import PublicationMissing
 
 # A publication's row is new after CREATE and after some forms of ALTER. What is older than catalog_xmin
 # was committed before anything that the slot still decodes. An xmin that was frozen long ago may seem
@@ -40,11 +39,11 @@ def check_publications_throughout(
     :param end: where the batch ends.
     :raises PublicationMissing: when the server left changes out.
     """
-    warned: list[str] = []
+    found: list[PublicationMissing] = []
 
-    def listen(diagnostic: psycopg.errors.Diagnostic) -> None:
-        if SKIPPED in (diagnostic.message_primary or ""):
-            warned.append(diagnostic.message_primary or "")
+    def listen(notice: psycopg.errors.Diagnostic) -> None:
+        if (missing := skipped_publication(notice, slot=slot_name)) is not None:
+            found.append(missing)
 
     session.add_notice_handler(listen)
     try:
@@ -58,5 +57,5 @@ def check_publications_throughout(
                 )
     finally:
         session.remove_notice_handler(listen)
-    if warned:
-        raise meaning("55000", warned[0], slot=slot_name)
+    if found:
+        raise found[0]

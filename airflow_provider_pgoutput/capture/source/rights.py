@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 #: Statements in one message; more are summed up.
 _SHOWN = 10
 
-# A table without the right may still be readable column by column.
+# A table without the right may still be readable column by column, those of its row filters included: they
+# are what the catalog says that the table's rows in the publications depend on.
 _RIGHTS_QUERY = """
 WITH wanted AS (
     SELECT w.oid, pg_catalog.array_agg(w.name::pg_catalog.text) AS names
@@ -34,7 +35,16 @@ SELECT pg_catalog.quote_ident(CURRENT_USER::pg_catalog.text), pg_catalog.quote_i
        pg_catalog.has_table_privilege(c.oid, 'SELECT')
        OR NOT EXISTS (
            SELECT FROM pg_catalog.pg_attribute a
-            WHERE a.attrelid = c.oid AND a.attname = ANY (w.names)
+            WHERE a.attrelid = c.oid
+              AND (a.attname = ANY (w.names)
+                   OR EXISTS (
+                       SELECT FROM pg_catalog.pg_publication_rel r
+                         JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid
+                         JOIN pg_catalog.pg_depend d
+                           ON d.classid = 'pg_catalog.pg_publication_rel'::pg_catalog.regclass
+                          AND d.objid = r.oid AND d.refobjid = c.oid AND d.refobjsubid = a.attnum
+                          AND d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
+                        WHERE r.prrelid = c.oid AND r.prqual IS NOT NULL AND p.pubname = ANY (%s)))
               AND NOT pg_catalog.has_column_privilege(c.oid, a.attnum, 'SELECT')),
        pg_catalog.row_security_active(c.oid)
   FROM wanted w
@@ -44,15 +54,23 @@ SELECT pg_catalog.quote_ident(CURRENT_USER::pg_catalog.text), pg_catalog.quote_i
 """
 
 
-def check_may_copy(session: Session, tables: Sequence[PublishedTable], *, slot_name: str) -> None:
+def check_may_copy(
+    session: Session,
+    publication_names: Sequence[str],
+    tables: Sequence[PublishedTable],
+    *,
+    slot_name: str,
+) -> None:
     """Refuse to begin a copy of tables that the role may not read, or not wholly.
 
+    :param publication_names: those that are read, for their row filters.
     :raises MissingPrivilege: with the statements that give what is missing.
     """
     columns = [(each.relation_oid, column.name) for each in tables for column in each.columns]
     oids, names = [oid for oid, _ in columns], [name for _, name in columns]
     with translated(slot=slot_name):
-        rows = session.execute(_RIGHTS_QUERY, (oids, names)).fetchall()
+        parameters = (oids, names, list(publication_names))
+        rows = session.execute(_RIGHTS_QUERY, parameters).fetchall()
     role = rows[0][0] if rows else ""
     schemas = dict.fromkeys(schema for _, schema, _, usable, _, _ in rows if not usable)
     unreadable = [table for _, _, table, _, readable, _ in rows if not readable]

@@ -59,10 +59,7 @@ class Backlog:
 
     #: From the checkpoint to the target.
     wal_bytes: int
-    #: From where the slot restarts to its own position: as far back the oldest transaction began that was
-    #: open there.
-    open_bytes: int
-    #: Of a part, unless an open transaction makes it more.
+    #: Of a part, unless a long transaction makes it more.
     part_bytes: int
     #: Whether it can be cut into parts at all.
     is_cut: bool
@@ -70,11 +67,9 @@ class Backlog:
 
 def against_sql(room: Room, backlog: Backlog) -> str | None:
     """What speaks against reading this backlog through SQL; None: nothing does."""
-    if backlog.open_bytes > _MOST_WAL_OF_AN_ANSWER:
-        return f"a transaction was open for {backlog.open_bytes >> 20} MiB of WAL before it"
     answer_bytes = backlog.wal_bytes
     if backlog.is_cut and room.makes_copies:
-        answer_bytes = min(answer_bytes, max(backlog.part_bytes, backlog.open_bytes))
+        answer_bytes = min(answer_bytes, backlog.part_bytes)
     if room.temp_file_limit is not None and answer_bytes * _FILE_PER_WAL > room.temp_file_limit:
         return (
             f"{answer_bytes >> 20} MiB of WAL in one answer may not fit the server's temp_file_limit of "

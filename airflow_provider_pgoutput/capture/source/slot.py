@@ -305,6 +305,7 @@ def create_slot(
         )
         with translated(slot=slot_name):
             _warn_of_prepared(session, slot_name)
+            _name_writers(session, slot_name)
             row = session.execute(statement).fetchone()
         assert row is not None, "CREATE_REPLICATION_SLOT answers with a row"
         return ExportedSnapshot(Lsn.parse(row[1]), row[2], session)
@@ -356,6 +357,24 @@ def _warn_of_prepared(session: Session, slot_name: str) -> None:
         log.warning(
             "Slot %s can be made only when the prepared transactions on the server have ended: %s, the"
             " oldest prepared at %s. pg_prepared_xacts names them; COMMIT or ROLLBACK PREPARED ends them.",
+            slot_name,
+            row[0],
+            row[1],
+        )
+
+
+def _name_writers(session: Session, slot_name: str) -> None:
+    """Say for whom the server waits before it makes a slot, for as long as they take."""
+    row = session.execute(
+        "SELECT pg_catalog.count(*), pg_catalog.string_agg(pid::pg_catalog.text, ', ' ORDER BY pid)"
+        "  FROM pg_catalog.pg_locks"
+        " WHERE locktype = 'transactionid' AND granted AND mode = 'ExclusiveLock'"
+        "   AND pid <> pg_catalog.pg_backend_pid()"
+    ).fetchone()
+    if row is not None and int(row[0]):
+        log.info(
+            "Slot %s is made when the transactions that write now have ended, of %s processes: %s. "
+            "pg_stat_activity says since when each is open.",
             slot_name,
             row[0],
             row[1],

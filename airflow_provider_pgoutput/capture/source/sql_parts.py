@@ -67,8 +67,8 @@ class PartedRead:
         self._cursor = Lsn(cutting.start)
         self._lock = threading.Lock()
         self._stopping = stopping
-        #: Parts in order. Each thread says when there are no more; the first that does is right.
-        self._parts: HandOver[_Part] = HandOver(0, stopping=self._stopping)
+        #: Parts in order, few enough that what they hold stays bounded. Each thread says when there are no more; the first that does is right.
+        self._parts: HandOver[_Part] = HandOver(2 * len(sessions), stopping=self._stopping)
         self._threads = [
             threading.Thread(target=self._work, args=(each,), name=f"part-{number}", daemon=True)
             for number, each in enumerate(sessions)
@@ -100,8 +100,12 @@ class PartedRead:
         Moving takes time, so connections do it side by side; the one that arrives first takes the part, and
         the others go on from there.
         """
-        low = self._cursor
-        while low < self._target and not self._stopping.is_set():
+        while True:
+            with self._lock:
+                low = self._cursor
+                if low >= self._target or self._stopping.is_set():
+                    self._parts.end()
+                    return None
             try:
                 restart = session.move_copy(low)
             except BaseException as error:
@@ -109,22 +113,20 @@ class PartedRead:
                 return None
             with self._lock:
                 if self._cursor == low:
-                    high = Lsn(self._cutting.end(low, restart))
-                    return self._add(low, high)
-                low = self._cursor
-        self._parts.end()
-        return None
+                    return self._add(Lsn(self._cutting.end(low, restart)))
 
-    def _add(self, low: Lsn, high: Lsn) -> _Part:
-        part = _Part(low, high, HandOver(self._queued_chunks, stopping=self._stopping))
-        self._cursor = high
+    def _add(self, high: Lsn) -> _Part:
+        """Put the next part behind the others; the lock is held, so nobody sees the end before it is there."""
+        part = _Part(self._cursor, high, HandOver(self._queued_chunks, stopping=self._stopping))
         self._parts.put(part)
+        self._cursor = high
         return part
 
     def _fail(self, error: BaseException) -> None:
-        """Let the reader raise the error when it has taken the parts before."""
+        """Let the reader raise the error when it has taken the parts before; none is left when all are."""
         with self._lock:
-            self._add(self._cursor, self._target).arrived.fail(error)
+            if self._cursor < self._target:
+                self._add(self._target).arrived.fail(error)
 
 
 def _chunks_of(part: _Part, session: SlotSession) -> Generator[MessageChunk, None, None]:

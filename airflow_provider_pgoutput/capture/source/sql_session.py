@@ -39,18 +39,19 @@ _FIRST_ROW_BYTES = 9000
 #: silent, and the driver waits for both without a limit.
 _CANCEL_SECONDS = 5.0
 
+#: WAL from a restart position to a part's start that is worth a second move of the copy.
+_FAR_BYTES = 16 << 20
+
 log = logging.getLogger(__name__)
 
 
 class SlotSession:
-    """An ADBC connection with, once asked for, a temporary copy of the slot.
+    """An ADBC connection with, once asked for, a temporary copy of the slot."""
 
-    :param readers: connections that read at the same time.
-    """
-
-    def __init__(self, read: SlotRead, readers: int = 1) -> None:
+    def __init__(self, read: SlotRead) -> None:
         self._read = read
-        self._readers = readers
+        #: Connections that read at the same time and share what is kept in memory.
+        self.readers = 1
         self._slot_name = read.slot_name
         self._copy_name: str | None = None
         #: Held while the driver works; nothing else may then be done with the connection but cancelling.
@@ -82,7 +83,7 @@ class SlotSession:
         )
         self.messages = 0
         skipped = 1
-        with self._read.reassembler(self._readers) as reassembler:
+        with self._read.reassembler(self.readers) as reassembler:
             record_batches = sessions.record_batches(
                 self._cursor, statement.as_string(), slot=self._slot_name
             )
@@ -135,15 +136,17 @@ class SlotSession:
         """
         assert self._copy_name is not None, "reading never moves the pipeline's slot"
         name = sql.Literal(self._copy_name)
+        advance = sql.SQL(
+            "SELECT end_lsn::pg_catalog.text FROM pg_catalog.pg_replication_slot_advance({}, {})"
+        ).format(name, sql.Literal(str(lsn)))
         confirmed, restart = self._positions(name)
         if confirmed < lsn:
-            self._scalar(
-                sql.SQL(
-                    "SELECT end_lsn::pg_catalog.text"
-                    " FROM pg_catalog.pg_replication_slot_advance({}, {})"
-                ).format(name, sql.Literal(str(lsn)))
-            )
-            _, restart = self._positions(name)
+            self._scalar(advance)
+            confirmed, restart = self._positions(name)
+            if lsn - restart > _FAR_BYTES:
+                # The restart position follows what was confirmed before: once more takes it near.
+                self._scalar(advance)
+                _, restart = self._positions(name)
         return restart
 
     def close(self) -> None:

@@ -4,7 +4,9 @@ Never ``get``, which would confirm changes that are not durable yet.
 
 The server writes a whole answer to a temporary file before the first row arrives, so a long range is read
 in parts, by several connections at once (``sql_parts.py``), or, when a limit will end the batch early or
-the server makes no copies of the slot, in slices of a number of messages.
+the server makes no copies of the slot, in slices of a number of messages. With ``two_phase`` there are no
+copies, which would not send what is prepared: the batch ends where an answer of about as many messages as
+wanted ends.
 """
 
 from __future__ import annotations
@@ -32,8 +34,10 @@ from airflow_provider_pgoutput.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
     from airflow_provider_pgoutput.capture.source.stream import SlotRead
+    from airflow_provider_pgoutput.capture.staging.prepared import TwoPhase
 
 log = logging.getLogger(__name__)
 
@@ -65,18 +69,22 @@ class SqlStream:
         self._parted: PartedRead | None = None
         self._closed = False
         self._stopping = threading.Event()
+        self.end_lsn = read.target
         self._sessions = [SlotSession(read)]
 
     def chunks(self) -> Iterator[MessageChunk]:
         """See ``ChangeStream``."""
-        target = self._read.target
-        if self._read.two_phase is not None:
-            # A copy of the slot would send prepared transactions at their commit.
-            return self._sessions[0].peek(target)
-        if self._max_messages is None and (connections := self._choose_connections()) > 1:
-            self._copy_slots(connections)
-        if len(self._sessions) > 1:
-            cutting = Cutting(self._read.start, target, len(self._sessions), self._part_bytes)
+        start, target = self._read.start, self._read.target
+        if (two_phase := self._read.two_phase) is not None:
+            if self._max_messages is None:
+                return self._sessions[0].peek(target)
+            return self._answer(self._max_messages, two_phase)
+        if self._max_messages is None:
+            connections = self._choose_connections()
+            if connections > 1 or target - start > self._part_bytes:
+                self._copy_slots(connections)
+        if self._sessions[0].has_copy:
+            cutting = Cutting(start, target, len(self._sessions), self._part_bytes)
             self._parted = PartedRead(self._sessions, cutting, self._stopping)
             return self._parted.chunks()
         return self._slices(min(self._max_messages or SLICE_MESSAGES, SLICE_MESSAGES))
@@ -111,7 +119,8 @@ class SqlStream:
         try:
             for number in range(connections):
                 if number:
-                    self._sessions.append(SlotSession(self._read, connections))
+                    self._sessions.append(SlotSession(self._read))
+                self._sessions[number].readers = connections
                 self._sessions[number].make_copy()
         except (ConfigurationError, MissingPrivilege, SourceUnavailable) as error:
             if self._stopping.is_set():
@@ -131,30 +140,61 @@ class SqlStream:
         log.info("Slot %s is decoded by %d connections.", self._read.slot_name, connections)
 
     def _slices(self, slice_messages: int) -> Iterator[MessageChunk]:
-        """The whole range by one connection; only what is longer than a slice takes a copy."""
+        """The whole range by one connection; only what is longer than a slice takes a copy.
+
+        Without one each answer begins where the slot stands, so it is twice as long as the one before.
+        """
         session, target = self._sessions[0], self._read.target
+        given: Lsn | None = None
         while not self._stopping.is_set():
             reached = None
-            for chunk in session.peek(target, slice_messages):
+            for chunk in self._peek_past(given, slice_messages):
                 reached = last_end(chunk) or reached
                 yield chunk
-            if session.messages < slice_messages:
+            if session.messages < slice_messages or (reached is not None and reached >= target):
                 return
+            slice_messages *= 2
             if reached is None:
-                # Nothing but parts of streamed transactions: only a longer slice reaches their end.
-                slice_messages *= 2
+                # Nothing but parts of streamed transactions, or what was given: only more reaches an end.
                 continue
-            if reached >= target:
+            if given is None and self._has_copy():
+                session.move_copy(reached)
+                slice_messages = min(slice_messages, SLICE_MESSAGES)
+            else:
+                given = reached
+
+    def _has_copy(self) -> bool:
+        """Whether the connection has a copy of the slot, or could make one now."""
+        session = self._sessions[0]
+        try:
+            if not session.has_copy:
+                session.make_copy()
+        except (ConfigurationError, MissingPrivilege) as error:
+            log.warning("Slot %s is read without a copy: %s", self._read.slot_name, error.message)
+        return session.has_copy
+
+    def _answer(self, messages: int, two_phase: TwoPhase) -> Iterator[MessageChunk]:
+        """A first part of the range, without a copy: an answer that is long enough to hold a commit.
+
+        A longer one begins where the slot stands, like the one before, and gives what that did not.
+        """
+        session, start, target = self._sessions[0], self._read.start, self._read.target
+        given: Lsn | None = None
+        while not self._stopping.is_set():
+            reached = given
+            for chunk in self._peek_past(given, messages):
+                reached = last_end(chunk) or reached
+                yield chunk
+            if session.messages < messages:
                 return
-            try:
-                if not session.has_copy:
-                    session.make_copy()
-            except (ConfigurationError, MissingPrivilege) as error:
-                # The slot itself stays where it is: one answer with all, from the beginning.
-                log.warning(
-                    "Slot %s is read in one answer: %s", self._read.slot_name, error.message
-                )
-                yield from past(reached, session.peek(target))
+            if reached is not None and reached > start:
+                self.end_lsn = min(reached, target)
                 return
-            session.move_copy(reached)
-            slice_messages = min(2 * slice_messages, SLICE_MESSAGES)
+            messages *= 2
+            two_phase.transactions.read_again()
+            given = reached
+
+    def _peek_past(self, given: Lsn | None, messages: int) -> Iterator[MessageChunk]:
+        """An answer from where slot or copy stands, without what ends at ``given`` or before."""
+        chunks = self._sessions[0].peek(self._read.target, messages)
+        return chunks if given is None else past(given, chunks)

@@ -70,10 +70,13 @@ class ChangeStream(Protocol):
     The slot is not moved by it. A stream is read once and closed in any case.
     """
 
+    #: How far the chunks reach, once they were read: the target, unless a limit was asked for.
+    end_lsn: Lsn
+
     def chunks(self) -> Iterator[MessageChunk]:
         """Whole messages in stream order.
 
-        Every transaction whose commit LSN lies in ``[checkpoint, target)`` is among them, completely.
+        Every transaction whose commit LSN lies in ``[checkpoint, end_lsn)`` is among them, completely.
         Transactions before and after may be too: the reader leaves them out.
 
         :raises SourceUnavailable: when the connection breaks.

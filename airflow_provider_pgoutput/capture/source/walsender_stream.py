@@ -25,8 +25,7 @@ from psycopg import sql
 from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
 from airflow_provider_pgoutput.capture.pgoutput.messages import POSTGRES_EPOCH_US
 from airflow_provider_pgoutput.capture.source import session as sessions
-from airflow_provider_pgoutput.capture.source.errors import meaning, translated
-from airflow_provider_pgoutput.capture.source.publication_watch import SKIPPED
+from airflow_provider_pgoutput.capture.source.errors import meaning, skipped_publication, translated
 from airflow_provider_pgoutput.capture.source.stream import CHUNK_BYTES
 from airflow_provider_pgoutput.errors import PgoutputError, ProtocolError, SourceUnavailable
 
@@ -74,7 +73,7 @@ class WalsenderStream:
     def __init__(self, read: SlotRead) -> None:
         self._read = read
         self._slot_name = read.slot_name
-        self._target = read.target
+        self._target = self.end_lsn = read.target
         self._queue: queue.Queue[MessageChunk | PgoutputError | None] = queue.Queue(_QUEUED_CHUNKS)
         self._stopping = threading.Event()
         self._received = int(read.start)
@@ -284,10 +283,8 @@ class WalsenderStream:
 
     def _notice(self, diagnostic: psycopg.errors.Diagnostic) -> None:
         """From version 18 on a missing publication is a warning, and its changes are left out."""
-        if SKIPPED in (diagnostic.message_primary or ""):
-            self._notices.append(
-                meaning(diagnostic.sqlstate, diagnostic.message_primary or "", slot=self._slot_name)
-            )
+        if (missing := skipped_publication(diagnostic, slot=self._slot_name)) is not None:
+            self._notices.append(missing)
 
 
 def _result(connection: PGconn, deadline: float) -> PGresult | None:

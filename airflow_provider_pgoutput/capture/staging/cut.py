@@ -28,6 +28,9 @@ _BEGIN, _COMMIT = ord("B"), ord("C")
 #: Row messages by tag: what ``max_changes`` counts.
 _IS_CHANGE = np.zeros(256, dtype=np.bool_)
 _IS_CHANGE[list(b"IUDT")] = True
+#: Messages by tag: what ``max_bytes`` counts.  Not the announcements, which each connection gets anew.
+_HAS_SIZE = _IS_CHANGE.copy()
+_HAS_SIZE[ord("M")] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,10 @@ class BatchCut:
             return chunk
         return self._up_to_limit(chunk, tags)
 
+    def end_at(self, lsn: Lsn) -> None:
+        """Let the batch end where its stream did, which is nowhere inside a transaction."""
+        self.end_lsn = min(self.end_lsn, lsn)
+
     @property
     def _limited(self) -> bool:
         limits = self._limits
@@ -98,7 +105,7 @@ class BatchCut:
         commits = np.flatnonzero(tags == _COMMIT)
         wanted = self._wanted(chunk, tags)
         changes = self.changes + np.cumsum(_IS_CHANGE[tags] & wanted)
-        sizes = self.size_bytes + np.cumsum(np.diff(chunk.offsets) * wanted)
+        sizes = self.size_bytes + np.cumsum(np.diff(chunk.offsets) * (_HAS_SIZE[tags] & wanted))
         reached = np.zeros(len(commits), dtype=np.bool_)
         if self._limits.max_changes is not None:
             reached |= changes[commits] >= self._limits.max_changes
@@ -132,7 +139,8 @@ class BatchCut:
     def _count(self, chunk: MessageChunk, tags: NDArray[np.uint8], messages: int) -> None:
         wanted = self._wanted(chunk, tags)[:messages]
         self.changes += int((_IS_CHANGE[tags[:messages]] & wanted).sum())
-        self.size_bytes += int((np.diff(chunk.offsets)[:messages] * wanted).sum())
+        sized = _HAS_SIZE[tags[:messages]] & wanted
+        self.size_bytes += int((np.diff(chunk.offsets)[:messages] * sized).sum())
         self._inside = self._inside or bool(wanted.any())
 
 

@@ -10,6 +10,7 @@ Source: https://www.postgresql.org/docs/current/logicaldecoding-two-phase-commit
 from __future__ import annotations
 
 import hashlib
+import logging
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
     from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
+
+log = logging.getLogger(__name__)
 
 _SCHEMA: Final = pa.schema([pa.field("message", pa.large_binary(), nullable=False)])
 _OPTIONS: Final = ipc.IpcWriteOptions(compression="zstd")
@@ -138,6 +141,10 @@ class TwoPhase:
 
     def write(self, batch: BatchInProgress, end: Lsn) -> list[PreparedTransaction]:
         """Make durable what waits at ``end``, for the manifest."""
+        if empty := self.transactions.empty:
+            log.info(
+                "%s transactions were prepared and committed that changed nothing.", f"{empty:,}"
+            )
         return write_waiting(self._area, batch, self.transactions.open_at(end))
 
 

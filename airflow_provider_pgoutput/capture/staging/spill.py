@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import tempfile
+import threading
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Final
 
@@ -43,7 +44,7 @@ class _Written:
 
 
 class SpillFolder:
-    """Makes spools that share one budget; a context manager.
+    """Makes spools that share one budget, for the thread that reads and the one that settles what ended.
 
     :param memory_bytes: what all spools together keep in memory, roughly.
     """
@@ -53,16 +54,19 @@ class SpillFolder:
         self._folder: ScratchFolder | None = None
         self._spools: dict[int, FileSpool] = {}
         self._made = 0
+        #: Held while any of the spools changes: one that is full makes another write.
+        self.lock = threading.RLock()
         self.held_bytes = 0
         #: Bytes written to files so far.
         self.written_bytes = 0
 
     def new(self) -> FileSpool:
         """Make an empty spool."""
-        spool = FileSpool(self, self._made)
-        self._spools[self._made] = spool
-        self._made += 1
-        return spool
+        with self.lock:
+            spool = FileSpool(self, self._made)
+            self._spools[self._made] = spool
+            self._made += 1
+            return spool
 
     def close(self) -> None:
         """Remove all files; no spool may be used any more."""
@@ -100,14 +104,16 @@ class FileSpool:
 
     def append(self, piece: Piece) -> None:
         """See ``Spool``."""
-        self._held.append(piece)
         size = _size(piece)
-        self.held_bytes += size
-        self._folder.held(size)
+        with self._folder.lock:
+            self._held.append(piece)
+            self.held_bytes += size
+            self._folder.held(size)
 
     def pieces(self) -> Iterator[Piece]:
         """See ``Spool``."""
-        written, held = tuple(self._written), tuple(self._held)
+        with self._folder.lock:
+            written, held = tuple(self._written), tuple(self._held)
         if written:
             with _disk_errors("read back"), self._folder.path(self._number).open("rb") as file:
                 for each in written:
@@ -116,11 +122,12 @@ class FileSpool:
 
     def discard(self) -> None:
         """See ``Spool``."""
-        if self._written:
-            self._folder.path(self._number).unlink(missing_ok=True)
-        self._folder.forget(self._number)
-        self._written, self._held = [], []
-        self._release()
+        with self._folder.lock:
+            if self._written:
+                self._folder.path(self._number).unlink(missing_ok=True)
+            self._folder.forget(self._number)
+            self._written, self._held = [], []
+            self._release()
 
     def write_out(self) -> None:
         """Move what is in memory to the file.

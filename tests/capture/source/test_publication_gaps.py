@@ -10,7 +10,8 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch.manifest import Manifest
-from airflow_provider_pgoutput.errors import PublicationChanged
+from airflow_provider_pgoutput.capture.source.errors import skipped_publication
+from airflow_provider_pgoutput.errors import PublicationChanged, PublicationMissing
 from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:
@@ -127,12 +128,20 @@ def test_more_rows_than_a_filter_let_through_are_copied(source: Source) -> None:
 def test_without_copies_a_gap_is_named(source: Source, caplog: pytest.LogCaptureFixture) -> None:
     source.execute(*SETUP)
     first = source.stage(initial_copy="never")
-    lake = dataclasses.replace(lake_with(first), tables=None)
-    source.execute("ALTER PUBLICATION p DROP TABLE u", "ALTER PUBLICATION p ADD TABLE u")
-    batch = source.stage(initial_copy="never", checkpoint=lake)
+    assert lake_with(first).tables == {}
+    source.execute(
+        "ALTER PUBLICATION p DROP TABLE u",
+        "ALTER PUBLICATION p ADD TABLE u",
+        "CREATE TABLE later(a int PRIMARY KEY)",
+        "INSERT INTO later VALUES (1)",
+        "ALTER PUBLICATION p ADD TABLE later",
+    )
+    batch = source.stage(initial_copy="never", checkpoint=lake_with(first))
     assert copied(batch) == set()
-    assert "public.u was not published all the time" in caplog.text
+    for name in ("public.u", "public.later"):
+        assert f"{name} was not published all the time" in caplog.text
     assert "copy_tables" in caplog.text
+    assert "public.t was not" not in caplog.text
 
 
 def test_partitions_published_under_another_name_stop_the_run(source: Source) -> None:
@@ -149,6 +158,71 @@ def test_partitions_published_under_another_name_stop_the_run(source: Source) ->
     source.execute("ALTER PUBLICATION p SET (publish_via_partition_root = false)")
     batch = source.stage(checkpoint=lake, copy_tables=["public.leaf"])
     assert [row["a"] for row in source.copied(batch, "public.leaf")] == [1]
+
+
+def test_rows_that_came_under_another_name_meanwhile_stop_the_run(source: Source) -> None:
+    """The setting is the same before and after; only the stream shows that it was not all the time."""
+    source.execute(*SETUP, "ALTER PUBLICATION p SET (publish_via_partition_root)")
+    lake = lake_with(source.stage())
+    there = "ALTER PUBLICATION p SET (publish_via_partition_root = {})"
+    source.execute(
+        there.format("false"),
+        "INSERT INTO root VALUES (1)",
+        there.format("true"),
+        "INSERT INTO root VALUES (2)",
+    )
+    confirmed = source.confirmed()
+    with pytest.raises(PublicationChanged, match="for a while") as refusal:
+        source.stage(checkpoint=lake)
+    assert refusal.value.table == "public.root"
+    assert source.confirmed() == confirmed
+    batch = source.stage(checkpoint=lake, copy_tables=["public.root"])
+    assert sorted(row["a"] for row in source.copied(batch, "public.root")) == [1, 2]
+    # Now the other way round.
+    source.execute(there.format("false"))
+    leaves = lake_with(source.stage(slot_name=f"{source.slot_name}_leaves"))
+    source.execute(
+        there.format("true"),
+        "INSERT INTO root VALUES (3)",
+        there.format("false"),
+        "INSERT INTO root VALUES (4)",
+    )
+    other = {"slot_name": f"{source.slot_name}_leaves", "checkpoint": leaves}
+    with pytest.raises(PublicationChanged, match="for a while") as refusal:
+        source.stage(**other)
+    assert refusal.value.table == "public.leaf"
+    batch = source.stage(**other, copy_tables=["public.leaf"])
+    assert sorted(row["a"] for row in source.copied(batch, "public.leaf")) == [1, 2, 3, 4]
+    source.execute(f"SELECT pg_drop_replication_slot('{source.slot_name}_leaves')")
+
+
+def test_generated_columns_that_are_published_later_are_copied(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No row that was sent before has them, and none is sent again."""
+    (version,) = source.execute("SELECT current_setting('server_version_num')::int / 10000")[0]
+    if version < 18:
+        pytest.skip("this is about PostgreSQL 18")
+    source.execute(
+        *SETUP,
+        "CREATE TABLE g(a int PRIMARY KEY, b int GENERATED ALWAYS AS (a * 2) STORED)",
+        "ALTER PUBLICATION p ADD TABLE g",
+        "INSERT INTO g VALUES (1)",
+    )
+    lake = lake_with(source.stage())
+    source.execute(
+        "ALTER PUBLICATION p SET (publish_generated_columns = stored)", "INSERT INTO g VALUES (2)"
+    )
+    batch = source.stage(checkpoint=lake)
+    assert copied(batch) == {"public.g"}
+    assert "public.g was not published all the time" in caplog.text
+    assert {row["a"]: row["b"] for row in source.copied(batch, "public.g")} == {1: 2, 2: 4}
+    known = {**(lake.tables or {}), **(lake_with(batch).tables or {})}
+    source.execute(
+        "ALTER TABLE g ADD c int GENERATED ALWAYS AS (a * 3) STORED", "INSERT INTO g VALUES (3)"
+    )
+    after = source.stage(checkpoint=dataclasses.replace(lake_with(batch), tables=known))
+    assert copied(after) == set()
 
 
 def test_partitions_that_come_and_go_are_named(
@@ -199,3 +273,18 @@ def test_a_batch_of_the_version_before_is_read_and_the_publication_watched(
     batch = source.stage(checkpoint=lake_with(first))
     assert copied(batch) == set()
     assert "took up public.t" in caplog.text
+
+
+def test_a_publication_that_the_server_skipped_is_known_in_any_language(source: Source) -> None:
+    """The words are those of ``lc_messages``, which a plain role cannot set."""
+    heard: list[PublicationMissing | None] = []
+    with psycopg.connect(source.conninfo, autocommit=True) as session:
+        session.add_notice_handler(lambda notice: heard.append(skipped_publication(notice)))
+        session.execute(
+            "DO $$ BEGIN"
+            " RAISE WARNING 'Laden der Publikation wird uebersprungen' USING ERRCODE = '55000';"
+            " RAISE WARNING 'something else'; RAISE NOTICE 'told' USING ERRCODE = '55000';"
+            " END $$"
+        )
+    assert [each is not None for each in heard] == [True, False, False]
+    assert "uebersprungen" in str(heard[0])

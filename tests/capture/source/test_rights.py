@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
+from airflow_provider_pgoutput.capture.source import copy_plan
 from airflow_provider_pgoutput.errors import MissingPrivilege
 from tests.capture.pipeline_support import checkpoint_of
 
@@ -93,6 +94,28 @@ def test_each_right_that_lacks_is_named_until_the_copy_goes_through(reader: Read
     reader.may("ALTER ROLE {role} REPLICATION")
     batch = reader.source.stage(conninfo=reader.conninfo)
     assert [row["a"] for row in reader.source.copied(batch, "s.1.u")] == [1]
+
+
+def test_a_role_that_reads_some_columns_copies_a_large_table_whole(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranges of blocks are for a role that may read the whole table, and a filter needs its columns."""
+    monkeypatch.setattr(copy_plan, "PART_BYTES", 1 << 16)
+    (database,) = reader.source.execute("SELECT quote_ident(current_database())")[0]
+    reader.may(
+        f"GRANT CONNECT ON DATABASE {database} TO {{role}}",
+        "ALTER ROLE {role} REPLICATION",
+        'GRANT USAGE ON SCHEMA "s.1" TO {role}',
+        "GRANT SELECT ON t TO {role}",
+        'GRANT SELECT (a, b) ON "s.1".u TO {role}',
+        "INSERT INTO \"s.1\".u SELECT g, repeat('x', 500), 'y' FROM generate_series(2, 2000) g",
+        "ALTER PUBLICATION p SET (publish = 'insert')",
+        'ALTER PUBLICATION p SET TABLE t, "s.1".u(a, b) WHERE (c IS NOT NULL)',
+    )
+    assert 'GRANT SELECT ON "s.1".u' in str(reader.refused())
+    reader.may('GRANT SELECT (c) ON "s.1".u TO {role}')
+    batch = reader.source.stage(conninfo=reader.conninfo)
+    assert len(reader.source.copied(batch, "s.1.u")) == 2000
 
 
 def test_row_security_refuses_the_copy_instead_of_leaving_rows_out(reader: Reader) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -146,3 +149,28 @@ def test_an_idle_timeout_of_the_server_is_compared_with_the_schedule(
             source.execute(
                 "ALTER SYSTEM RESET idle_replication_slot_timeout", "SELECT pg_reload_conf()"
             )
+
+
+@pytest.mark.postgres
+def test_who_holds_up_a_slot_that_is_made_is_named(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server waits for every transaction that writes, however long it is open."""
+    caplog.set_level(logging.INFO)
+    with psycopg.connect(source.conninfo) as writer:
+        writer.execute("INSERT INTO t VALUES (1, 'x')")
+        (pid,) = writer.execute("SELECT pg_backend_pid()").fetchone() or (0,)
+
+        def commit_when_named() -> None:
+            deadline = time.monotonic() + 60
+            while "is made when" not in caplog.text and time.monotonic() < deadline:
+                time.sleep(0.05)
+            writer.commit()
+
+        thread = threading.Thread(target=commit_when_named)
+        thread.start()
+        batch = source.stage()
+        thread.join()
+    (message,) = [each.getMessage() for each in caplog.records if "is made when" in each.msg]
+    assert f"{pid}" in message.split("processes: ")[1]
+    assert [row["a"] for row in source.copied(batch, "public.t")] == [1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -13,6 +14,8 @@ import pytest
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
 from airflow_provider_pgoutput.capture.source.sql_stream import SqlStream
+from airflow_provider_pgoutput.capture.staging.area import StagingArea
+from airflow_provider_pgoutput.capture.staging.prepared import TwoPhase
 from airflow_provider_pgoutput.errors import SlotNotFound, SourceUnavailable
 
 if TYPE_CHECKING:
@@ -154,6 +157,73 @@ def test_slices_join_without_gap_or_double(
     assert read(SqlStream(order, max_messages=max_messages), start, target) == whole
 
 
+@pytest.fixture
+def prepared_backlog(source: Source) -> tuple[Lsn, Lsn]:
+    """Prepared transactions that end in and out of turn, streamed and whole, with messages between."""
+    source.execute(
+        f"SELECT pg_create_logical_replication_slot('{source.slot_name}', 'pgoutput', false, true)"
+    )
+    start = Lsn.parse(str(source.confirmed()))
+    for number, rows in enumerate((3, 2000, 5, 40, 2000, 1)):
+        with psycopg.connect(source.conninfo, autocommit=True) as session:
+            session.execute("BEGIN")
+            session.execute(
+                f"INSERT INTO t SELECT {number}0000 + g, repeat('p', 100) FROM generate_series(1, {rows}) g"
+            )
+            session.execute(f"PREPARE TRANSACTION 'g{number}'")
+        source.execute(
+            f"SELECT pg_logical_emit_message(false, 'app', 'between {number}')",
+            f"INSERT INTO t VALUES (-{number} - 1, 'x')",
+        )
+        if number % 2:
+            source.execute(
+                f"COMMIT PREPARED 'g{number}'",
+                f"{'ROLLBACK' if number == 3 else 'COMMIT'} PREPARED 'g{number - 1}'",
+            )
+    source.execute("INSERT INTO t SELECT g, repeat('w', 100) FROM generate_series(-3000, -100) g")
+    return start, flush_lsn(source)
+
+
+Found = tuple[list[tuple[int, int, int, str]], list[tuple[int, bytes]]]
+
+
+def read_two_phase(
+    source: Source, start: Lsn, target: Lsn, max_messages: int | None
+) -> tuple[Found, list[str], Lsn]:
+    """What one read finds, which transactions wait then, and where it ends."""
+    options = {"messages": True, "two_phase": True, "proto_version": 3, "streaming": "on"}
+    area = StagingArea(str(source.staging))
+    with TwoPhase(area, start, None, lone_commits=True) as two_phase:
+        read = dataclasses.replace(source.read(start, target, **options), two_phase=two_phase)
+        stream = SqlStream(read, max_messages=max_messages)
+        found = read_with_messages(stream, start, target)
+        waiting = [each.prepare.gid for each in two_phase.transactions.open_at(stream.end_lsn)]
+        return found, waiting, stream.end_lsn
+
+
+@pytest.mark.parametrize("max_messages", [1, 7, 300, 2500])
+def test_a_limit_ends_a_two_phase_read_between_transactions(
+    source: Source, prepared_backlog: tuple[Lsn, Lsn], max_messages: int
+) -> None:
+    """The slot stays where it is, so each read also has what the ones before it had, and passes it over."""
+    start, target = prepared_backlog
+    whole, waiting, end = read_two_phase(source, start, target, None)
+    assert len(whole[0]) == 3 + 2000 + 40 + 2000 + 1 + 6 + 2901
+    assert len(whole[1]) == 6
+    assert (waiting, end) == ([], target)
+
+    changes, messages, ends = list(whole[0][:0]), list(whole[1][:0]), [start]
+    while ends[-1] < target:
+        found, waiting, end = read_two_phase(source, ends[-1], target, max_messages)
+        assert end > ends[-1]
+        changes += found[0]
+        messages += found[1]
+        ends.append(end)
+    assert (sorted(changes), messages) == whole
+    assert waiting == []
+    assert len(ends) > 2
+
+
 @contextlib.contextmanager
 def room_for(source: Source, copies: int) -> Iterator[None]:
     """A server that can make only so many slots more."""
@@ -189,7 +259,7 @@ def test_without_room_for_copies_fewer_connections_read(
 
 @pytest.mark.parametrize("messages", [False, True])
 def test_slices_need_no_copy(source: Source, emitted: tuple[Lsn, Lsn], messages: bool) -> None:
-    """Whoever may not copy a slot gets the rest of a range in one answer."""
+    """Whoever may not copy a slot gets longer answers, each from where the slot stands."""
     order = source.read(*emitted, messages=messages)
     whole = read_with_messages(SqlStream(order), *emitted)
     with room_for(source, 0):

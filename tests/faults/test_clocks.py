@@ -1,0 +1,81 @@
+"""F46: a clock that jumps: a table was written by a driver whose clock was an hour ahead.
+
+Iceberg takes no commit from a clock that is more than a minute behind the table's last one. The clock of a
+machine cannot be moved in a test, so the table's times are: what Iceberg compares is the same. What is not
+here: time zones, see ``tests/capture/test_surroundings.py``.
+
+Source: https://github.com/apache/iceberg/blob/main/core/src/main/java/org/apache/iceberg/TableMetadata.java
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from airflow_provider_pgoutput.errors import LakeUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from airflow_provider_pgoutput.quickstart.spark import LocalLake
+    from tests.faults.conftest import Subject
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+_HOUR_MS = 3_600_000
+_TABLE = "account"
+
+
+def shift(run: Subject, lake: LocalLake, milliseconds: int) -> None:
+    """Move all times in the metadata of a table, as if its writers' clocks had been another."""
+    namespace = run.pipeline.namespace
+    with sqlite3.connect(lake.catalog_file) as catalog:
+        where = "WHERE table_namespace = ? AND table_name = ?"
+        (location,) = catalog.execute(
+            f"SELECT metadata_location FROM iceberg_tables {where}", (namespace, _TABLE)
+        ).fetchone()
+        path = Path(urlsplit(location).path)
+        body: dict[str, Any] = json.loads(path.read_text())
+        body["last-updated-ms"] += milliseconds
+        for each in (*body["snapshots"], *body["snapshot-log"], *body["metadata-log"]):
+            each["timestamp-ms"] += milliseconds
+        number = int(path.name.partition("-")[0]) + 1
+        moved = path.with_name(f"{number:05}-{uuid.uuid4()}.metadata.json")
+        moved.write_text(json.dumps(body))
+        catalog.execute(
+            f"UPDATE iceberg_tables SET metadata_location = ? {where}",
+            (moved.as_uri(), namespace, _TABLE),
+        )
+
+
+def test_f46_a_clock_that_went_back_is_waited_for(
+    subject: Callable[[int], Subject], local_lake: LocalLake
+) -> None:
+    run = subject(46)
+    run.run()
+    run.change_each()
+    batch = run.stage()
+    shift(run, local_lake, _HOUR_MS)
+    before = run.table_snapshots()
+    with pytest.raises(LakeUnavailable, match="clock") as stop:
+        run.apply(batch)
+    assert stop.value.table == f"{run.pipeline.namespace}.{_TABLE}"
+    assert stop.value.advice
+    assert run.table_snapshots() == before
+    assert not run.left_branches()
+    run.judge.after_any_run()
+    # An hour later.
+    shift(run, local_lake, -_HOUR_MS)
+    run.apply(batch)
+    run.advance()
+    # A clock that went forward holds up nothing; nor do branches look dead for it.
+    shift(run, local_lake, -_HOUR_MS)
+    run.work(2)
+    run.run()
+    run.finish()
