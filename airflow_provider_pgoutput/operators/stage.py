@@ -59,7 +59,7 @@ class PgoutputStageOperator(CopyingOperator):
     :param message_prefixes: only logical messages with one of these prefixes; empty: all.
     :param origin: ``none`` leaves out what the source itself replicated from another server; ``any``.
     :param max_changes: end the batch at the first commit past so many row changes.
-    :param max_bytes: end the batch at the first commit past so many bytes of messages.
+    :param max_bytes: end the batch at the first commit past so many bytes of row and logical messages.
     :param max_seconds: end the batch at the first commit past so many seconds of reading.
     :param initial_copy: ``always``: the first run copies the tables, and a later one those that are published
         by then and new to the lake; ``never``: only changes.

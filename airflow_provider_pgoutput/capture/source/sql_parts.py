@@ -67,7 +67,8 @@ class PartedRead:
         self._cursor = Lsn(cutting.start)
         self._lock = threading.Lock()
         self._stopping = stopping
-        #: Parts in order, few enough that what they hold stays bounded. Each thread says when there are no more; the first that does is right.
+        #: Parts in order, few enough that what they hold stays bounded.  Each thread says when there are no
+        #: more; the first that does is right.
         self._parts: HandOver[_Part] = HandOver(2 * len(sessions), stopping=self._stopping)
         self._threads = [
             threading.Thread(target=self._work, args=(each,), name=f"part-{number}", daemon=True)
@@ -116,7 +117,7 @@ class PartedRead:
                     return self._add(Lsn(self._cutting.end(low, restart)))
 
     def _add(self, high: Lsn) -> _Part:
-        """Put the next part behind the others; the lock is held, so nobody sees the end before it is there."""
+        """Put the next part behind the others. The lock is held: nobody says the end before it is there."""
         part = _Part(self._cursor, high, HandOver(self._queued_chunks, stopping=self._stopping))
         self._parts.put(part)
         self._cursor = high

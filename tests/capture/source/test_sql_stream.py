@@ -6,13 +6,15 @@ import contextlib
 import dataclasses
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.hand_over import HandOver
 from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
+from airflow_provider_pgoutput.capture.source import sql_parts, sql_session
 from airflow_provider_pgoutput.capture.source.sql_stream import SqlStream
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.prepared import TwoPhase
@@ -108,6 +110,38 @@ def test_parts_join_without_gap_or_double(
     while source.execute("SELECT FROM pg_replication_slots WHERE temporary"):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_copy_that_is_moved_once_more_gives_the_same(
+    source: Source, backlog: tuple[Lsn, Lsn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a read does when a copy's restart position stays far behind."""
+    monkeypatch.setattr(sql_session, "_FAR_BYTES", -1)
+    start, target = backlog
+    order = source.read(start, target)
+    whole = read(SqlStream(order), start, target)
+    for connections in (1, 3):
+        stream = SqlStream(order, connections=connections, part_bytes=1 << 16)
+        assert read(stream, start, target) == whole
+
+
+def test_the_end_is_said_when_the_last_part_is_there(
+    source: Source, backlog: tuple[Lsn, Lsn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who finds nothing left must not end the read while another still hands the last part over."""
+
+    class SlowHandOver(HandOver[Any]):
+        def put(self, item: Any) -> bool:
+            time.sleep(0.05)
+            return super().put(item)
+
+    monkeypatch.setattr(sql_parts, "HandOver", SlowHandOver)
+    start, target = backlog
+    order = source.read(start, target)
+    whole = read(SqlStream(order), start, target)
+    for part_bytes in (1 << 18, 1 << 19, 1 << 20):
+        stream = SqlStream(order, connections=3, part_bytes=part_bytes)
+        assert read(stream, start, target) == whole
 
 
 @pytest.fixture
