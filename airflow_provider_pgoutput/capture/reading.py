@@ -107,7 +107,10 @@ def _read_beside_copy(
     if two_phase is None and not context.options.messages:
         return ()
     with context.open_slot(start, end, Limits(), two_phase) as reading:
-        return reading.beside_copy(batch)
+        _refuse_moved(context, start)
+        skipped = reading.beside_copy(batch)
+    _refuse_moved(context, start)
+    return skipped
 
 
 def _seal(

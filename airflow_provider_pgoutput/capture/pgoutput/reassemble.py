@@ -144,6 +144,15 @@ class Reassembler:
             yield from chunks_of(self._pieces(chunk, tags, steering), self._chunk_bytes)
         self._position += len(tags)
 
+    def drop(self) -> None:
+        """Forget what is unfinished; nothing may be taken afterwards."""
+        for streamed in self._streams.values():
+            streamed.spool.discard()
+        self._streams.clear()
+        if self._preparing is not None and self._open is not None:
+            self._open.spool.discard()
+        self._preparing = self._open = None
+
     def _pieces(
         self, chunk: MessageChunk, tags: NDArray[np.uint8], steering: NDArray[np.intp]
     ) -> Iterator[Piece]:

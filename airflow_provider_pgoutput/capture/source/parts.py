@@ -20,6 +20,8 @@ PART_BYTES: Final = 192 << 20
 _SMALLEST_PART_BYTES: Final = 16 << 20
 #: WAL for which another connection pays: a copy of the slot takes some hundredths of a second.
 _BYTES_PER_CONNECTION: Final = 32 << 20
+#: Pages of the WAL are multiples of it (``wal_block_size``), and their headers much shorter.
+_BLOCK_BYTES: Final = 1024
 #: Connections at most, when nobody says how many: our own decoder cannot take more than so many servers'
 #: cores make (docs/performance.md, the simulation).
 _MOST_UNASKED: Final = 4
@@ -66,8 +68,12 @@ class Cutting:
         """
         width = max(self._width, low - restart)
         rest = self.target - low - width
-        # To get to so small a rest would cost more than to read it.
-        return self.target if rest < width // 4 else low + width
+        if rest < width // 4:
+            # To get to so small a rest would cost more than to read it.
+            return self.target
+        # A cut inside the header of a WAL page would have the record behind it on both sides.
+        high = (low + width) // _BLOCK_BYTES * _BLOCK_BYTES
+        return high if high > low else low + width
 
     @property
     def _width(self) -> int:

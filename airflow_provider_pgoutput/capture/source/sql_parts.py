@@ -134,6 +134,8 @@ def _chunks_of(part: _Part, session: SlotSession) -> Generator[MessageChunk, Non
     """The part's transactions; the server may send one more, which the next part sends too."""
     cut = BatchCut(part.low, part.high, Limits())
     for chunk in session.peek(part.high):
+        # It may be longer than a chunk, so that the next one does not say whose it is.
+        was_finished = cut.finished
         wanted = cut.take(chunk)
-        if len(wanted.offsets) > 1:
+        if len(wanted.offsets) > 1 and not was_finished:
             yield wanted

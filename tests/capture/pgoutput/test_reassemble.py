@@ -269,6 +269,29 @@ def test_an_unfinished_transaction_gives_nothing() -> None:
     assert fast.open_streams == 1
 
 
+def test_what_is_unfinished_leaves_nothing_behind() -> None:
+    """Prepared content outlives an answer of the server; what was still open in it does not."""
+    spill = SpillFolder(memory_bytes=0)
+    prepared = PreparedTransactions(Lsn(0), [], lone_commits=False)
+    block = [encode.stream_start(800, first=True), encode.streamed(RELATION, 800)]
+    bodies = [
+        *(encode.begin_prepare(LSN, 900, "g"), RELATION, ROW, encode.prepare(LSN, 900, "g")),
+        *(*block, encode.streamed(ROW, 800), encode.stream_stop()),
+        *(encode.begin_prepare(LSN + 64, 901, "h"), ROW),
+    ]
+    try:
+        fast = Reassembler(4, new_spool=spill.new, prepared=prepared)
+        assert list(fast.take(chunk_of(bodies))) == []
+        (kept,) = prepared.open_at(Lsn(LSN + 1))
+        folder = spill.path(0).parent
+        assert len(list(folder.iterdir())) == 3
+        fast.drop()
+        assert len(list(folder.iterdir())) == 1
+        assert sum(map(len, kept.spool.pieces())) == 2
+    finally:
+        spill.close()
+
+
 def test_whole_transactions_pass_without_a_copy() -> None:
     chunk = chunk_of([encode.begin(LSN), RELATION, ROW, encode.commit(LSN)])
     (passed,) = Reassembler(4).take(chunk)

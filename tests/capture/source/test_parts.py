@@ -48,6 +48,17 @@ def test_small_parts_stay_small(part_bytes: int) -> None:
     assert 5_000 < end <= 5_000 + part_bytes
 
 
+@pytest.mark.parametrize("start", [0x1A000, 0x1A001, 0x1BFFF, 12_345_678])
+def test_no_cut_is_inside_the_header_of_a_wal_page(start: int) -> None:
+    """A record that ends where the page before does would leave the one behind the header to both parts."""
+    cutting, low, cuts = Cutting(start, start + 100 * _MIB + 77, 3, 5_000_000), start, []
+    while low < cutting.target:
+        low = cutting.end(low, low)
+        cuts.append(low)
+    assert len(cuts) > 20
+    assert all(cut % 1024 == 0 for cut in cuts[:-1])
+
+
 def test_the_number_of_connections_follows_backlog_cores_and_free_slots() -> None:
     assert sensible_connections(0, 16, 9) == 1
     assert sensible_connections(63 * _MIB, 16, 9) == 1
