@@ -1,0 +1,66 @@
+"""What the task log says of how far a read or a copy is; the clock is moved by hand."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture import progress
+from airflow_provider_pgoutput.capture.progress import CopyProgress, Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MIB = 1 << 20
+
+
+@pytest.fixture
+def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Let so many seconds pass."""
+    now = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+
+    def pass_by(seconds: float) -> None:
+        now[0] += seconds
+
+    return pass_by
+
+
+def test_a_read_says_where_it_is(
+    wait: Callable[[float], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    read = Progress(Lsn(0x100), Lsn(0x500))
+    wait(4)
+    read.report(10, _MIB, Lsn(0x200))
+    assert not caplog.messages
+    wait(6)
+    read.report(50_000, 3 * _MIB, Lsn(0x300))
+    assert caplog.messages == ["50,000 rows, 4.0 MiB, at 0/300 of 0/500, 5,000 rows/s"]
+
+
+def test_a_copy_says_what_is_done_and_how_long_the_rest_takes(
+    wait: Callable[[float], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    copy = CopyProgress({"public.large": 30 * _MIB, "public.small": 10 * _MIB})
+    wait(5)
+    copy.rows(100, 2 * _MIB)
+    copy.part("public.small", 1)
+    copy.part("public.large", 1 / 3)
+    wait(5)
+    copy.rows(1900, 8 * _MIB)
+    copy.part("public.large", 2 / 3)
+    wait(2)
+    copy.done()
+    assert caplog.messages == [
+        "0 of 2 tables, 0.0 of about 40.0 MiB copied; 100 rows, 20 rows/s, 0.4 MiB/s; "
+        "time left not known yet",
+        "1 of 2 tables, 20.0 of about 40.0 MiB copied; 2,000 rows, 200 rows/s, 1.0 MiB/s; "
+        "about 10 s left",
+        "2 of 2 tables, 40.0 of about 40.0 MiB copied; 2,000 rows, 167 rows/s, 0.8 MiB/s; "
+        "about 0 s left",
+    ]
