@@ -120,6 +120,11 @@ class SqlStream:
             for number in range(connections):
                 if number:
                     self._sessions.append(SlotSession(self._read))
+                if self._stopping.is_set():
+                    if number:
+                        # Whoever closes may be done with the sessions that there were.
+                        self._sessions.pop().close()
+                    return
                 self._sessions[number].readers = connections
                 self._sessions[number].make_copy()
         except (ConfigurationError, MissingPrivilege, SourceUnavailable) as error:
