@@ -5,7 +5,7 @@ walsender needs no such file and is slower. So SQL is read unless something know
 against it. An answer holds whole transactions, and how large the largest is nobody knows before it is
 decoded; so when an answer does not fit after all, the run goes over to the walsender.
 
-What is not here: that change in the middle (``pipeline.py``).
+What is not here: that change in the middle (``second_try.py``).
 Source: https://www.postgresql.org/docs/current/runtime-config-resource.html#GUC-TEMP-FILE-LIMIT
 """
 
