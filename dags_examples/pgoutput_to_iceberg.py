@@ -85,6 +85,18 @@ with DAG(
             minimum=1,
             description="End a batch at the first commit past so many seconds of reading.",
         ),
+        "initial_copy": Param(
+            "always",
+            type="string",
+            enum=["always", "never"],
+            description="never: only changes; the tables are loaded from outside.",
+        ),
+        "start_lsn": Param(
+            None,
+            type=["null", "string"],
+            pattern="^([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8})?$",
+            description="Read the slot again from this LSN on in this run; it still has to hold it.",
+        ),
         "copy_tables": Param(
             [],
             type="array",
@@ -134,6 +146,8 @@ with DAG(
             "decode_parallelism": "{{ params.decode_parallelism or '' }}",
             "max_changes": "{{ params.max_changes or '' }}",
             "max_seconds": "{{ params.max_seconds or '' }}",
+            "initial_copy": "{{ params.initial_copy }}",
+            "start_lsn": "{{ params.start_lsn or '' }}",
             "copy_tables": "{{ params.copy_tables | tojson }}",
             "copy_engine": "{{ params.copy_engine }}",
             "spark_copy_from_bytes": "{{ params.spark_copy_from_bytes }}",

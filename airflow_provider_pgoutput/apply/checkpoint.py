@@ -204,6 +204,7 @@ def _row(
         "schema_changes": _schema_changes(applied.table) if applied else None,
         "last_commit_time": manifest.last_commit_time,
         "skipped": None if applied else skipped_text(manifest),
+        "timeline": manifest.timeline,
     }
 
 

@@ -15,6 +15,7 @@ from airflow_provider_pgoutput.apply.java import (
     JAVA_ERRORS,
     activate,
     class_named,
+    elements,
     entries,
     java_class,
 )
@@ -142,12 +143,28 @@ class IcebergTable:
                 )
             if snapshot.parentId() is None:
                 return None  # The whole history is here, and we are not in it.
-        return None if self.head is None else self._marker_property(slot_name)
+        published = self._published(slot_name)
+        if published is None or self.head is None or self.lacks_published(slot_name):
+            return None
+        return published[0]
+
+    def lacks_published(self, slot_name: str) -> bool:
+        """Whether main was rolled back to a commit of somebody else whose ancestors of ours have expired."""
+        oldest = None
+        for snapshot in self._history():
+            if snapshot.summary().get(words.SUMMARY_SLOT) == slot_name:
+                return False
+            oldest = snapshot
+        published = self._published(slot_name)
+        if oldest is None or oldest.parentId() is None or published is None:
+            return False
+        # Newer than something that is left, and not there.
+        return published[1] > int(oldest.sequenceNumber())
 
     def was_rolled_back(self, slot_name: str) -> bool:
         """Whether main's history says something else of the slot's newest batch than the last publish did."""
-        published = self._marker_property(slot_name)
-        return published is not None and self.marker(slot_name) != published
+        published = self._published(slot_name)
+        return published is not None and self.marker(slot_name) != published[0]
 
     def keep_until_replaced(self, tag: str, snapshot_id: int) -> None:
         """Let a tag without an end name a snapshot, in the place of the one that it named before.
@@ -161,11 +178,15 @@ class IcebergTable:
         self._commit(change.commit)
 
     def head_at(self, moment_ms: int) -> int | None:
-        """What main's head was at a moment, in milliseconds since 1970; None: nothing that is left."""
-        for snapshot in self._history():
-            if int(snapshot.timestampMillis()) <= moment_ms:
-                return int(snapshot.snapshotId())
-        return None
+        """What main's head was at a moment, in milliseconds since 1970; None: nothing that is left.
+
+        A batch is several snapshots, made before it was published: those between were never main's head.
+        """
+        found = None
+        for entry in elements(self.java.history()):
+            if int(entry.timestampMillis()) <= moment_ms:
+                found = int(entry.snapshotId())
+        return found if found is not None and self.java.snapshot(found) is not None else None
 
     def snapshot_of(self, batch_id: str, since: int | None = None) -> int | None:
         """The newest snapshot in main's history that a batch left; None when none is there any more.
@@ -219,12 +240,13 @@ class IcebergTable:
         """
         self._commit(lambda: self.java.manageSnapshots().setCurrentSnapshot(snapshot_id).commit())
 
-    def _marker_property(self, slot_name: str) -> Marker | None:
+    def _published(self, slot_name: str) -> tuple[Marker, int] | None:
+        """What was published last, and the sequence number of its snapshot; 0: not known."""
         text = self.properties.get(words.PROPERTY_APPLIED + slot_name)
         if text is None:
             return None
-        system_identifier, batch_id, end_lsn = text.split(" ")
-        return Marker(system_identifier, batch_id, Lsn.parse(end_lsn))
+        system_identifier, batch_id, end_lsn, *number = text.split(" ")
+        return Marker(system_identifier, batch_id, Lsn.parse(end_lsn)), int(*number or (0,))
 
     def create_branch(self, branch: str, head: int | None) -> None:
         """Make a branch from snapshot ``head``; from an empty snapshot when main has none.
@@ -326,7 +348,8 @@ class IcebergTable:
             change = (change.replaceTag if exists else change.createTag)(tag, head)
             change = change.setMaxRefAgeMs(tag, tag_days * _DAY_MS)
         change.removeBranch(branch).commit()
-        applied = f"{manifest.system_identifier} {manifest.batch_id} {manifest.end_lsn}"
+        number = self.java.snapshot(head).sequenceNumber()
+        applied = f"{manifest.system_identifier} {manifest.batch_id} {manifest.end_lsn} {number}"
         properties = transaction.updateProperties()
         properties = properties.set(words.PROPERTY_APPLIED + manifest.slot_name, applied)
         for name in filled:

@@ -68,7 +68,9 @@ def _apply_net(
         if removed:
             images = [image(i) for i in segment.imaged]
             gone = netted.where(f"{COPIES} < 0").selectExpr(*images, f"-{COPIES} AS {COPIES}")
-            live = f"NOT ({OP_COLUMN} <=> 'D')" if preparation.soft_delete else "true"
+            # Rows that were marked while deleted ones were kept are no copies of anything.
+            marks = preparation.soft_delete or OP_COLUMN in preparation.layout.existing
+            live = f"NOT ({OP_COLUMN} <=> 'D')" if marks else "true"
             preparation.writer().delete_images(gone, COPIES, live)
             preparation.counted["deleted_keys"] += removed
             if preparation.soft_delete:

@@ -24,6 +24,7 @@ from airflow_provider_pgoutput.apply.recorded import (
     unsent_numbers,
 )
 from airflow_provider_pgoutput.batch import shape
+from airflow_provider_pgoutput.batch.plan import METADATA_COLUMNS
 from airflow_provider_pgoutput.errors import TableRefused
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def lay_out(
     table: Table,
     target: IcebergTable | None,
     *,
-    start_lsn: str,
+    starts: Sequence[str],
     copies: bool,
     type_changes: str,
     drop_columns: bool,
@@ -78,7 +79,7 @@ def lay_out(
 ) -> Layout:
     """Find the place of every column of the batch.
 
-    :param start_lsn: where the batch starts.
+    :param starts: where the batch starts, and before that the checkpoint, where that is past it.
     :param copies: the batch holds a copy that replaces all rows.
     :param type_changes: what is done about a type to which Iceberg cannot follow.
     :param drop_columns: whether what was dropped at the source is dropped here.
@@ -89,7 +90,7 @@ def lay_out(
     fields = fields_of(target)
     keys = frozenset(name for v in table.versions for name in v.key_columns if not is_log)
     places = Places(table.name, type_changes, copies, {each.name: each for each in fields}, keys)
-    known = places.know(target, table.relation_oid, start_lsn)
+    known = places.know(target, table.relation_oid, starts)
     if known:
         added = (each for each in table.schema_changes if each.kind == shape.ADDED)
         places.added = frozenset(each.attribute_number for each in added) - {None}
@@ -129,9 +130,9 @@ def lay_out(
             **{e.name: e.field.lake_type for e in places.every if e.field and not e.is_dropped},
         },
         numbered=(numbered := places.numbered()),
-        foreign=_foreign(places, at, unsent) - set(metadata) if known else frozenset(),
+        foreign=_foreign(places, at, unsent) - set(METADATA_COLUMNS) if known else frozenset(),
         unsent=unsent,
-        begun=begun(target, table.relation_oid, start_lsn, numbered),
+        begun=begun(target, table.relation_oid, starts, numbered),
     )
 
 

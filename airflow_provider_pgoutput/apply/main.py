@@ -47,6 +47,9 @@ def main(arguments: list[str] | None = None) -> int:
     from pyspark.sql import SparkSession  # noqa: PLC0415 - after the arguments were checked
 
     spark = SparkSession.builder.appName("airflow-provider-pgoutput apply").getOrCreate()
+    if not spark.conf.get("spark.log.level", None):
+        # At its level of INFO, Spark writes the filters of its plans, which hold keys of rows.
+        spark.sparkContext.setLogLevel("WARN")
     try:
         return _apply(spark, plan_uri)
     finally:

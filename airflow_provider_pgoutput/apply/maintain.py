@@ -102,12 +102,13 @@ def maintain(spark: SparkSession, plan: Plan) -> MaintenanceResult:
     assert plan.maintenance is not None
     began = time.monotonic()
     spark = isolated(spark)
-    present = _present(spark, plan)
+    present, is_all = _present(spark, plan)
     result: dict[str, dict[str, int]] = {}
     busy: list[str] = []
     failures: list[PgoutputError] = []
     for table in _chosen(present, plan, plan.maintenance):
-        job = _TableMaintenance(spark, table, plan.maintenance, _shares_folders(table, present))
+        shares = not is_all or _shares_folders(table, present)
+        job = _TableMaintenance(spark, table, plan.maintenance, shares)
         try:
             job.run()
         except PgoutputError as error:
@@ -123,17 +124,22 @@ def maintain(spark: SparkSession, plan: Plan) -> MaintenanceResult:
     return MaintenanceResult(result, tuple(busy), time.monotonic() - began)
 
 
-def _present(spark: SparkSession, plan: Plan) -> list[IcebergTable]:
-    """The tables of the namespace, whoever's they are, but for those that cannot be loaded."""
+def _present(spark: SparkSession, plan: Plan) -> tuple[list[IcebergTable], bool]:
+    """The tables of the namespace, whoever's they are, but for those that cannot be loaded.
+
+    :return: and whether these are all: of one that does not answer nobody knows where it lies.
+    """
     namespace = TableName(plan.catalog, plan.namespace, "").namespace_sql
     names = sorted(row["tableName"] for row in spark.sql(f"SHOW TABLES IN {namespace}").collect())
     found: list[IcebergTable] = []
     denied: LakeDenied | None = None
+    is_all = True
     for name in names:
         try:
             table = IcebergTable.load(spark, TableName(plan.catalog, plan.namespace, name))
         except (TableRefused, LakeUnavailable, LakeDenied) as error:
             denied = error if isinstance(error, LakeDenied) else denied
+            is_all = is_all and isinstance(error, TableRefused)
             logger.warning("%s.%s is passed over: %s", plan.namespace, name, error)
             continue
         found += [] if table is None else [table]
@@ -141,7 +147,7 @@ def _present(spark: SparkSession, plan: Plan) -> list[IcebergTable]:
         if denied is not None:
             raise denied
         raise LakeUnavailable(f"No table of namespace {plan.namespace} can be loaded.")
-    return found
+    return found, is_all
 
 
 def _chosen(
@@ -249,7 +255,7 @@ class _TableMaintenance:
         location = _location(self._table)
         if self._shares_folders:
             logger.warning(
-                "%s: another table lies in the same folders, so no orphan is looked for.",
+                "%s: another table lies in the same folders, or cannot be loaded: no orphan is looked for.",
                 self._table.name.target,
             )
             return

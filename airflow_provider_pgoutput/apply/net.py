@@ -90,8 +90,6 @@ def _signed(changes: DataFrame, segment: Segment) -> DataFrame:
     rows = changes.withColumn(_SIGN, F.expr(f"explode({signs})"))
     columns = {}
     for i in range(len(segment.columns)):
-        if i not in segment.old:
-            continue
         new = staged.new(i)
         if i in segment.unchanged:
             # The old tuple is the whole row, so it holds what the new one leaves out.

@@ -93,8 +93,8 @@ def _apply(spark: SparkSession, plan: Plan, work: RowWork) -> ApplyResult:
     skipped = [target for target in found if starts[target.name.target].done]
 
     result.published.update(write_tables(spark, batch, todo, starts, progress, work))
-    append_rejected(spark, batch)
-    append_messages(spark, batch)
+    append_rejected(spark, batch, progress.end_lsn)
+    append_messages(spark, batch, progress.end_lsn)
 
     reach("apply.before_checkpoint")
     applied = applied_tables(spark, manifest.batch_id, found, skipped, result.published)

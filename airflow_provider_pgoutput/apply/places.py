@@ -19,6 +19,8 @@ from airflow_provider_pgoutput.batch.widening import widens
 from airflow_provider_pgoutput.errors import TableRefused
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from airflow_provider_pgoutput.apply.iceberg import IcebergTable
     from airflow_provider_pgoutput.apply.recorded import Field
     from airflow_provider_pgoutput.batch.manifest import Column
@@ -61,15 +63,15 @@ class Places:
     #: Numbers of columns that are new at the source, where the target says which are not.
     added: frozenset[int | None] = frozenset()
 
-    def know(self, target: IcebergTable | None, relation_oid: int, start_lsn: str) -> bool:
+    def know(self, target: IcebergTable | None, relation_oid: int, starts: Collection[str]) -> bool:
         """Take the fields over that the target's property names; whether there are any.
 
-        What an attempt at the batch of this start made is taken over in the order in which that made it, so
+        What an attempt at a batch of these starts made is taken over in the order in which that made it, so
         that an attempt which follows puts every row where one alone would have.
         """
         by_id = {each.id: each for each in fields_of(target)}
         known, retired = known_fields(target, relation_oid), retired_fields(target, relation_oid)
-        begun = begun_counts(target, relation_oid, start_lsn)
+        begun = begun_counts(target, relation_oid, starts)
         # Those that made room first, so that whatever makes room next takes another name.
         for number, field_ids in retired.items():
             count = len(field_ids) if begun is None else begun.get(number, 0)

@@ -60,7 +60,7 @@ class TablePreparation(Preparation):
         self.layout = lay_out(
             self.target.source,
             self.table,
-            start_lsn=str(self.batch.manifest.start_lsn),
+            starts=self._starts,
             copies=self.start.copies and not self.target.is_log,
             is_log=self.target.is_log,
             type_changes=self.target.options.type_changes or plan.type_changes,
@@ -100,6 +100,12 @@ class TablePreparation(Preparation):
             if column.name in self.filled and not replaced:
                 writer.fill(column.name, versions.missing_value(column))
         return writer
+
+    @property
+    def _starts(self) -> tuple[str, ...]:
+        """Where attempts at what this batch brings may start; see ``recorded.begun_counts``."""
+        found = (self.start.lake_lsn, self.batch.manifest.start_lsn)
+        return tuple(str(each) for each in found if each is not None)
 
     @property
     def _key(self) -> tuple[str, ...]:
@@ -231,6 +237,12 @@ def isolated(spark: SparkSession) -> SparkSession:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.autoBroadcastJoinThreshold": str(_BROADCAST_BYTES),
         "spark.sql.iceberg.check-nullability": "false",
+        # Old defaults that some clusters keep: each gives other values, or none, without a word.
+        "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+        "spark.sql.timestampType": "TIMESTAMP_LTZ",
+        "spark.sql.ansi.enabled": "true",
+        "spark.sql.storeAssignmentPolicy": "ANSI",
+        "spark.sql.parser.escapedStringLiterals": "false",
         # Folded rows are kept for the three statements that read them: packing them costs more than folding.
         "spark.sql.inMemoryColumnarStorage.compressed": "false",
     }.items():

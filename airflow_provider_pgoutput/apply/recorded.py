@@ -14,14 +14,15 @@ from airflow_provider_pgoutput.apply.java import elements
 from airflow_provider_pgoutput.apply.types import lake_type_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 
 #: Table property: JSON with the relation's OID and, by ``attnum``, the id of the field, and the ids of
 #: those that made room for it (``retired``, oldest first; absent where there are none); and the ``attnum``
 #: of those that the source has but does not send any more (``unsent``, the same). ``begun`` has the start of
-#: the newest batch that made columns make room, and how many had before it, by ``attnum``.
+#: the newest batch that made columns make room (or the checkpoint, where that is past it), and how many had
+#: before it, by ``attnum``.
 COLUMNS_PROPERTY = "pgoutput.columns"
 
 
@@ -61,11 +62,15 @@ def retired_fields(target: IcebergTable | None, relation_oid: int) -> dict[int, 
 
 
 def begun_counts(
-    target: IcebergTable | None, relation_oid: int, start_lsn: str
+    target: IcebergTable | None, relation_oid: int, starts: Collection[str]
 ) -> dict[int, int] | None:
-    """By ``attnum``: how many fields had made room before an attempt at the batch; None: it made none."""
+    """By ``attnum``: how many fields had made room before an attempt at the batch; None: it made none.
+
+    :param starts: where attempts at what it brings may start: one that read the slot again starts before the
+        checkpoint, and others there.
+    """
     found = _recorded(target, relation_oid).get("begun")
-    if found is None or found[0] != start_lsn:
+    if found is None or found[0] not in starts:
         return None
     return {int(number): int(count) for number, count in found[1].items()}
 
@@ -73,11 +78,12 @@ def begun_counts(
 def begun(
     target: IcebergTable | None,
     relation_oid: int,
-    start_lsn: str,
+    starts: Sequence[str],
     fields: Mapping[tuple[int, int], object],
 ) -> Begun | None:
     """What the property shall say of batches that made columns make room.
 
+    :param starts: see ``begun_counts``; the first is recorded.
     :param fields: those of a batch that starts there, see ``Layout.numbered``.
     """
     before = {number: len(ids) for number, ids in retired_fields(target, relation_oid).items()}
@@ -85,10 +91,10 @@ def begun(
     known = _recorded(target, relation_oid).get("begun")
     if all(count <= before.get(number, 0) for number, count in after.items()):
         return None if known is None else (known[0], known[1])
-    counts = begun_counts(target, relation_oid, start_lsn)
+    counts = begun_counts(target, relation_oid, starts)
     if counts is None:
         counts = before
-    return start_lsn, {str(number): count for number, count in counts.items()}
+    return starts[0], {str(number): count for number, count in counts.items()}
 
 
 def unsent_numbers(target: IcebergTable | None, relation_oid: int) -> frozenset[int]:

@@ -57,9 +57,10 @@ class SideTable:
     comment: str
 
 
-def append_rejected(spark: SparkSession, batch: StagedBatch) -> None:
+def append_rejected(spark: SparkSession, batch: StagedBatch, floor: Lsn | None = None) -> None:
     """Append the rejected values, unless their table has them.
 
+    :param floor: the checkpoint: what was committed before it is not appended.
     :raises PublishRefused: other slots kept writing at the same time.
     """
     manifest = batch.manifest
@@ -67,12 +68,13 @@ def append_rejected(spark: SparkSession, batch: StagedBatch) -> None:
         rows = read_files(spark, batch, manifest.rejected_files, REJECTED)
         comment = "Values that their column could not hold, as PostgreSQL's text"
         table = SideTable(_name(batch, REJECTED_TABLE), REJECTED, comment)
-        _append(spark, batch, table, rows)
+        _append(spark, batch, table, rows, floor)
 
 
-def append_messages(spark: SparkSession, batch: StagedBatch) -> None:
+def append_messages(spark: SparkSession, batch: StagedBatch, floor: Lsn | None = None) -> None:
     """Append the logical messages, unless their table has them.
 
+    :param floor: the checkpoint: what was committed before it is not appended.
     :raises PublishRefused: other slots kept writing at the same time.
     """
     manifest = batch.manifest
@@ -82,14 +84,17 @@ def append_messages(spark: SparkSession, batch: StagedBatch) -> None:
         rows = rows.withColumn(_SLOT_NAME, F.lit(manifest.slot_name))
         columns = (*MESSAGES, (_SLOT_NAME, "string"))
         comment = "Logical messages of PostgreSQL, pg_logical_emit_message"
-        _append(spark, batch, SideTable(_name(batch, MESSAGES_TABLE), columns, comment), rows)
+        table = SideTable(_name(batch, MESSAGES_TABLE), columns, comment)
+        _append(spark, batch, table, rows, floor)
 
 
 def _name(batch: StagedBatch, table: str) -> TableName:
     return TableName(batch.plan.catalog, batch.plan.namespace, table)
 
 
-def _append(spark: SparkSession, batch: StagedBatch, side: SideTable, rows: DataFrame) -> None:
+def _append(
+    spark: SparkSession, batch: StagedBatch, side: SideTable, rows: DataFrame, floor: Lsn | None
+) -> None:
     manifest, name = batch.manifest, side.name
     table = IcebergTable.load(spark, name) or create_table(
         spark,
@@ -108,7 +113,7 @@ def _append(spark: SparkSession, batch: StagedBatch, side: SideTable, rows: Data
         try:
             with named_failures():
                 table.create_branch(branch, base)
-                writer = rows.where(_unwritten(side, manifest, marker)).writeTo(
+                writer = rows.where(_unwritten(side, manifest, marker, floor)).writeTo(
                     name.branch_sql(branch)
                 )
                 for key, text in marker_of(manifest).items():
@@ -128,15 +133,18 @@ def _append(spark: SparkSession, batch: StagedBatch, side: SideTable, rows: Data
             return
 
 
-def _unwritten(side: SideTable, manifest: Manifest, marker: Marker | None) -> str:
+def _unwritten(
+    side: SideTable, manifest: Manifest, marker: Marker | None, floor: Lsn | None
+) -> str:
     """SQL of the rows that the side table lacks: batches may overlap."""
-    if marker is None:
+    end = max(Lsn(0) if marker is None else marker.end_lsn, floor or Lsn(0))
+    if not end:
         return "true"
-    end = int(marker.end_lsn)
     if side.columns is REJECTED:
         copies = [Lsn.parse(table.copy_lsn) for table in manifest.tables if table.copy_lsn]
-        outside = "true" if any(each > marker.end_lsn for each in copies) else "false"
+        new = marker is None or any(each > marker.end_lsn for each in copies)
+        outside = "true" if new else "false"
     else:
         # A message's LSN is where its record ends, so one that ends where a batch does belongs to it.
-        outside = f"{LSN} > {end}"
-    return f"CASE WHEN {COMMIT_LSN} IS NULL THEN {outside} ELSE {COMMIT_LSN} >= {end} END"
+        outside = f"{LSN} > {int(end)}"
+    return f"CASE WHEN {COMMIT_LSN} IS NULL THEN {outside} ELSE {COMMIT_LSN} >= {int(end)} END"

@@ -87,6 +87,8 @@ class Start:
     head: int | None = None
     #: Whether the table was loaded from outside and may hold changes of this batch already.
     overlaps: bool = False
+    #: The checkpoint, where that is past the start of the batch: the slot was read again.
+    lake_lsn: Lsn | None = None
 
 
 def ignores_case(spark: SparkSession, catalog: str) -> bool:
@@ -170,18 +172,23 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
     """
     table = IcebergTable.load(spark, target.name)
     copy_lsn = Lsn.parse(target.source.copy_lsn) if target.source.copy_lsn else None
-    marker, loaded = None, False
+    marker, loaded, behind = None, False, False
     if table is not None:
         marker = table.marker(manifest.slot_name)
-        loaded = _was_loaded(table, marker, target, manifest, progress)
-        _refuse_foreign(table, marker, target, manifest, copy_lsn, loaded=loaded)
+        behind = marker is None and table.lacks_published(manifest.slot_name)
+        loaded = _was_loaded(table, marker, target, manifest, progress) and not behind
+        if not behind:
+            _refuse_foreign(table, marker, target, manifest, loaded=loaded)
     applied = marker.end_lsn if marker else None
     copies = copy_lsn is not None and (applied is None or applied <= copy_lsn)
-    _refuse_renamed(target, progress, copies)
+    if progress.end_lsn is None or progress.end_lsn < manifest.end_lsn:
+        # What the lake has may be of tables that were renamed or made again since.
+        _refuse_renamed(target, progress, copies)
+        _refuse_made_again(table, target, manifest)
     known = progress.tables.get(target.name.target)
-    if known is not None and not copies and (applied is None or applied < known):
+    if not copies and (behind or (known is not None and (applied is None or applied < known))):
         raise TableRolledBack(
-            f"The checkpoint says {known}, the table says {applied or 'nothing'}.",
+            f"The checkpoint says {known or 'nothing'}, the table says {applied or 'nothing'}.",
             slot=manifest.slot_name,
             table=target.name.target,
             lsn=known,
@@ -197,13 +204,18 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
             advice="apply the batches between, in order.",
         )
     floor = max(applied or Lsn(0), copy_lsn or Lsn(0))
+    if not copies and progress.end_lsn is not None:
+        # A batch that was read again: what was committed before the checkpoint is in the table, or was left
+        # out of it on request, also where no batch changed the table lately.
+        floor = max(floor, progress.end_lsn)
     done = applied is not None and applied >= manifest.end_lsn
     if table is not None and not done:
         _refuse_future(table)
     # The first batch goes past the load, see capture: what comes later overlaps no more. The checkpoint does
     # not tell which is the first: one that was rebuilt is there before it.
     overlaps = loaded and not copies and manifest.loaded_lsn == str(manifest.start_lsn)
-    return Start(floor, copies, done, None if table is None else table.head, overlaps)
+    lake = progress.end_lsn if (progress.end_lsn or 0) > manifest.start_lsn else None
+    return Start(floor, copies, done, None if table is None else table.head, overlaps, lake)
 
 
 def _refuse_future(table: IcebergTable) -> None:
@@ -239,7 +251,6 @@ def _refuse_foreign(
     marker: Marker | None,
     target: Target,
     manifest: Manifest,
-    copy_lsn: Lsn | None,
     *,
     loaded: bool,
 ) -> None:
@@ -279,16 +290,6 @@ def _refuse_foreign(
             advice="name another target, or drop this table if it is no longer needed; if the rows were "
             "loaded from this source, say so with start_lsn.",
         )
-    other_oid = (
-        found.get(words.PROPERTY_RELATION_OID, ours[words.PROPERTY_RELATION_OID])
-        != ours[words.PROPERTY_RELATION_OID]
-    )
-    if other_oid and copy_lsn is None:
-        raise TableRefused(
-            "The table of this name was dropped and created again at the source.",
-            table=target.name.target,
-            advice="copy the table again, or name another target for the new one.",
-        )
 
 
 def _refuse_renamed(target: Target, progress: Progress, copies: bool) -> None:
@@ -298,6 +299,17 @@ def _refuse_renamed(target: Target, progress: Progress, copies: bool) -> None:
             f"The table was renamed at the source: until now it was written to {earlier}.",
             table=target.source.name,
             advice="set its target option to the old table's name, or copy it again.",
+        )
+
+
+def _refuse_made_again(table: IcebergTable | None, target: Target, manifest: Manifest) -> None:
+    oid = properties(target, manifest)[words.PROPERTY_RELATION_OID]
+    found = oid if table is None else table.properties.get(words.PROPERTY_RELATION_OID, oid)
+    if found != oid and target.source.copy_lsn is None:
+        raise TableRefused(
+            "The table of this name was dropped and created again at the source.",
+            table=target.name.target,
+            advice="copy the table again, or name another target for the new one.",
         )
 
 

@@ -72,8 +72,11 @@ class Segment:
 
     @property
     def old(self) -> tuple[int, ...]:
-        """Positions of the columns of which old tuples hold values."""
-        return self._staged_as(staged.old)
+        """Positions of the columns that old tuples hold.
+
+        Whole rows hold all: of a column that is NULL in each of them nothing is staged, and NULL it was.
+        """
+        return tuple(range(len(self.columns))) if self.full else self._staged_as(staged.old)
 
     @property
     def has_origins(self) -> bool:
@@ -172,8 +175,8 @@ def read_changes(
 
     :param table: with all of its versions.
 
-    Columns: those of ``batch/changes.py``; ``o`` and ``u`` only of the positions that have any, the origin
-    only when some change has one.
+    Columns: those of ``batch/changes.py``; ``o`` and ``u`` only of the positions that have any, ``o`` of all
+    where old tuples are whole rows; the origin only when some change has one.
     """
     parts = []
     for version in segment.versions:

@@ -28,8 +28,11 @@ PROPERTY_SOURCE_TABLE = "pgoutput.source-table"
 PROPERTY_RELATION_OID = "pgoutput.relation-oid"
 PROPERTY_SLOT = "pgoutput.slot"
 PROPERTY_SYSTEM_IDENTIFIER = "pgoutput.system-identifier"
-#: Followed by a slot's name: system identifier, batch id and end LSN of the newest publish.
+#: Followed by a slot's name: system identifier, batch id and end LSN of the newest publish, and the sequence
+#: number of its snapshot.
 PROPERTY_APPLIED = "pgoutput.applied."
+#: In place of the batch's id in the row of a checkpoint that was rebuilt: no batch is known to end there.
+REBUILT = "rebuilt"
 #: Begins the names of the branches on which batches are prepared.
 BRANCH_PREFIX = "pgoutput_"
 
@@ -74,6 +77,8 @@ CHECKPOINT = (
     # JSON: commit LSN and row changes of each transaction that was left out on request; in the batch's
     # row alone.  Null: none.
     ("skipped", "string"),
+    # The source's timeline when the batch was staged.  Null: not known.
+    ("timeline", "long"),
 )
 #: Columns that a table made by an earlier version lacks, with their types; they are added to it.
 LATER_COLUMNS = {
@@ -81,6 +86,7 @@ LATER_COLUMNS = {
     "schema_changes": "string",
     "last_commit_time": "timestamptz",
     "skipped": "string",
+    "timeline": "long",
 }
 
 

@@ -304,7 +304,7 @@ class Manifest:
         return json.dumps(body, indent=1, ensure_ascii=True)
 
     @classmethod
-    def from_json(cls, text: str) -> Manifest:
+    def from_json(cls, text: str | bytes) -> Manifest:
         """Parse and check a manifest.
 
         :raises BatchRefused: when it is not a manifest, of a newer format, or altered.

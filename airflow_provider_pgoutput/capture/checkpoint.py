@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
-from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE
+from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, REBUILT
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.shape import Shape
@@ -22,11 +22,16 @@ if TYPE_CHECKING:
 _HEX_DIGITS = 16
 _SELECTED = (
     "system_identifier",
+    "start_lsn",
     "end_lsn",
     "table_name",
     "relation_oid",
     "batch_id",
     "columns",
+    "schema_changes",
+    "copied",
+    "skipped",
+    "timeline",
 )
 
 
@@ -42,6 +47,16 @@ class Checkpoint:
     batch_id: str | None = None
     #: Columns of the tables at the end of the last batch that changed them, by OID, as far as known.
     shapes: Mapping[int, Shape] = field(default_factory=dict)
+    #: Where the last batch ended that changed the columns or brought them first, by OID.
+    shaped_at: Mapping[int, Lsn] = field(default_factory=dict)
+    #: Where the first batch that is recorded starts; None: not known.
+    begun_at: Lsn | None = None
+    #: Where the last batch ends that copied rows; None: none is recorded.
+    copied_until: Lsn | None = None
+    #: The source's timeline when the last batch was staged; None: not known.
+    timeline: int | None = None
+    #: What batches left out on request, as the table has it: JSON with commit LSNs and numbers of changes.
+    skipped: tuple[str, ...] = ()
 
 
 def read_checkpoint(
@@ -110,24 +125,52 @@ def checkpoint_of(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint 
     known = dict(zip(of_tables.column("relation_oid").to_pylist(), names, strict=True))
     # The last row is that of the greatest position.
     batch_id = rows.column("batch_id").to_pylist()[-1]
+    if batch_id == REBUILT:
+        batch_id = None
+    starts = [text for text in _columns(rows, "start_lsn")[0] if text is not None]
+    shapes, shaped_at = _shapes(of_tables)
+    copied = [
+        end for end, count in zip(*_columns(of_tables, "end_lsn", "copied"), strict=True) if count
+    ]
+    skipped, timelines = _columns(rows, "skipped", "timeline")
     return Checkpoint(
         end_lsn=Lsn(int(max(found), 16)),
         system_identifier=str(systems.pop()),
         tables=known,
         batch_id=batch_id,
-        shapes=_shapes(of_tables),
+        shapes=shapes,
+        shaped_at=shaped_at,
+        begun_at=Lsn(int(min(starts), 16)) if starts else None,
+        copied_until=Lsn(int(max(copied), 16)) if copied else None,
+        timeline=timelines[-1],
+        skipped=tuple(text for text in skipped if text),
     )
 
 
-def _shapes(of_tables: pa.Table) -> dict[int, Shape]:
-    """The newest columns of each table."""
+def _columns(rows: pa.Table, *names: str) -> list[list[Any]]:
+    """Columns as lists; those that a table of an earlier version lacks are null."""
+    there = rows.column_names
+    return [rows.column(n).to_pylist() if n in there else [None] * rows.num_rows for n in names]
+
+
+def _shapes(of_tables: pa.Table) -> tuple[dict[int, Shape], dict[int, Lsn]]:
+    """The newest columns of each table, and where the batch ended that they are of, wherever rows lie."""
     if "columns" not in of_tables.column_names:
-        return {}
+        return {}, {}
     rows = of_tables.filter(pc.is_valid(of_tables.column("columns"))).sort_by("end_lsn")
-    found = {}
-    for relation_oid, text in zip(
-        rows.column("relation_oid").to_pylist(), rows.column("columns").to_pylist(), strict=True
-    ):
-        if (shape := Shape.from_json(text)) is not None:
-            found[relation_oid] = shape
-    return found
+    shapes: dict[int, Shape] = {}
+    shaped_at: dict[int, Lsn] = {}
+    for row in rows.select(["relation_oid", "columns", "end_lsn"]).to_pylist():
+        oid, shape = row["relation_oid"], Shape.from_json(row["columns"])
+        if shape is None:
+            continue
+        before = shapes.get(oid)
+        if before is None or replace(before, storage=None) != replace(shape, storage=None):
+            shaped_at[oid] = Lsn(int(row["end_lsn"], 16))
+        shapes[oid] = shape
+    changes = _columns(of_tables, "relation_oid", "schema_changes", "end_lsn")
+    for oid, changed, end in zip(*changes, strict=True):
+        # Also where one change undid another by the end of the batch.
+        if changed and oid in shaped_at:
+            shaped_at[oid] = max(shaped_at[oid], Lsn(int(end, 16)))
+    return shapes, shaped_at

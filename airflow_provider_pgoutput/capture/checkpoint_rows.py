@@ -88,6 +88,7 @@ def row_of_empty_batch(plan: Plan, manifest: Manifest) -> dict[str, Any]:
         "dag_id": plan.dag_id,
         "run_id": plan.run_id,
         "manifest_uri": plan.manifest_uri,
+        "timeline": manifest.timeline,
     }
     if manifest.last_commit_time is not None:
         row["last_commit_time"] = datetime.fromisoformat(manifest.last_commit_time)

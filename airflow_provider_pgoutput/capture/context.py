@@ -10,6 +10,7 @@ import functools
 import logging
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import SlotOnServer, move_slot
 from airflow_provider_pgoutput.capture.copying import copy_published
 from airflow_provider_pgoutput.capture.schema.full_keys import FullKeys
@@ -49,7 +50,6 @@ from airflow_provider_pgoutput.capture.staging.tables import Casters
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.membership import PublishedSet
     from airflow_provider_pgoutput.batch.shape import Storage
     from airflow_provider_pgoutput.capture.request import CaptureRequest
@@ -75,12 +75,24 @@ class CaptureContext:
         self.options = request.options.for_server(server, self.publication_names)
         self.keys = Keys(request.key_columns)
         self.describer = Describer(session, self.keys, request.types, request.policy)
+        #: Where tables were loaded from outside, and the first batch starts; None: they were not.
+        self.loaded_lsn = request.start_lsn
+        #: The checkpoint, where the slot is read again; None: this run begins at the checkpoint by itself.
+        self.lake_lsn: Lsn | None = None
+        #: Commits that earlier batches left out of what is read again.
+        self.left_out: frozenset[Lsn] = frozenset()
         #: By what each table was published when the run began; see ``take_marks``.
         self.marks: PublishedSet | None = None
         #: The same when the batch before was begun, where it is known.
         self._marks_before: PublishedSet | None = None
         #: By OID: where the tables lay then.
         self.storage_at_start: Mapping[int, Storage] = {}
+
+    @property
+    def skip_lsns(self) -> frozenset[Lsn]:
+        """Commits to leave out on request; one that the lake has cannot be meant."""
+        lake = self.lake_lsn or Lsn(0)
+        return frozenset(lsn for lsn in self.request.skip_lsns if lsn >= lake)
 
     def published(self) -> tuple[PublishedTable, ...]:
         """The tables of the publications, as the catalog has them now."""
@@ -182,9 +194,13 @@ class CaptureContext:
         """Names of now, where those of the stream are not enough: tables that were dropped have none.
 
         On version 15 a renamed schema is not announced again, and on none a table that is renamed and not
-        written to afterwards, while another takes its name.
+        written to afterwards, while another takes its name. A table that is no longer published keeps the
+        name that its rows came under: nobody could copy it under another.
         """
-        oids = batch.relation_oids if self.server.major == 15 else batch.ambiguous_oids
+        oids = set(batch.ambiguous_oids)
+        if self.server.major == 15:
+            published = {each.relation_oid for each in self.published()}
+            oids |= published & set(batch.relation_oids)
         return read_names(self.session, oids) if oids else {}
 
     def history(self, relation_oids: Sequence[int]) -> SchemaHistory:

@@ -114,7 +114,8 @@ def _adopt(
     seals = {
         each.relation_oid: each
         for each in sorted(batch.sealed_copies(), key=lambda each: each.copy_lsn)
-        if start <= each.copy_lsn <= context.server.flush_lsn
+        # What the lake has of a table since is not in an older copy.
+        if max(start, context.lake_lsn or start) <= each.copy_lsn <= context.server.flush_lsn
     }
     if not seals:
         return list(tables)

@@ -81,7 +81,7 @@ def _read_manifests(
         if area is None or layout.parse_manifest_name(name) is None:
             continue
         try:
-            manifest = Manifest.from_json(area.read(f"{folder}/{name}").decode("utf-8"))
+            manifest = Manifest.from_json(area.read(f"{folder}/{name}"))
         except (BatchRefused, UnicodeDecodeError) as error:
             findings.append(
                 Finding(

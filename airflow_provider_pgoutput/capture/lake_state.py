@@ -219,7 +219,7 @@ def _lake_table(table: Table, target: str, slot_name: str) -> LakeTable:
 
 def _marker(table: Table, slot_name: str) -> AppliedMarker | None:
     """The same walk as apply's ``IcebergTable.marker``."""
-    snapshot = table.current_snapshot()
+    snapshot, oldest = table.current_snapshot(), None
     while snapshot is not None:
         summary: dict[str, Any] = (
             {} if snapshot.summary is None else snapshot.summary.additional_properties
@@ -234,9 +234,12 @@ def _marker(table: Table, slot_name: str) -> AppliedMarker | None:
             )
         if snapshot.parent_snapshot_id is None:
             return None  # The whole history is here, and we are not in it.
+        oldest = snapshot
         snapshot = table.snapshot_by_id(snapshot.parent_snapshot_id)
     text = table.properties.get(words.PROPERTY_APPLIED + slot_name)
-    if text is None or table.current_snapshot() is None:
+    if text is None or oldest is None:
         return None
-    system_identifier, batch_id, end_lsn = text.split(" ")
+    system_identifier, batch_id, end_lsn, *number = text.split(" ")
+    if int(*number or (0,)) > (oldest.sequence_number or 0):
+        return None  # Newer than something that is left, and not there: main was rolled back.
     return AppliedMarker(system_identifier, batch_id, Lsn.parse(end_lsn), None, None)

@@ -13,6 +13,12 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.context import CaptureContext
+from airflow_provider_pgoutput.capture.positions import (
+    begin_again,
+    check_source,
+    is_of_the_load,
+    last_known,
+)
 from airflow_provider_pgoutput.capture.reading import stage_changes, stage_copies
 from airflow_provider_pgoutput.capture.request import AFTER_STAGE, ALWAYS, NEVER
 from airflow_provider_pgoutput.capture.schema.differences import unfollowable
@@ -42,6 +48,7 @@ from airflow_provider_pgoutput.capture.staging.seal import (
     find_ending,
     find_sealed,
     make_sure,
+    warn_of_skipped,
 )
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
@@ -49,7 +56,6 @@ from airflow_provider_pgoutput.errors import (
     SlotAheadOfCheckpoint,
     SlotLost,
     SlotNotFound,
-    SourceChanged,
     TemporaryFilesFull,
 )
 
@@ -206,7 +212,11 @@ class _Capture:
 
         :param confirmed: position of the slot; None: there is none that could be read.
         """
-        self._check_source(checkpoint)
+        check_source(self._context, checkpoint)
+        if self._request.start_lsn is not None:
+            last = last_known(self._context.area, self._request.slot_name, checkpoint)
+            if not is_of_the_load(self._request, checkpoint, last):
+                return self._read_again(checkpoint, slot, confirmed, last)
         if confirmed is not None and confirmed > checkpoint.end_lsn:
             found = self._bridge(checkpoint, confirmed)
             if found is not None:
@@ -234,10 +244,29 @@ class _Capture:
             and not self._waits_for_copy(found[0], checkpoint)
         ):
             return found
-        gaps = self._gaps(checkpoint)
-        tables = tables_to_copy(self._context.published(), checkpoint, self._request, gaps)
-        self._context.check_may_copy(tables)
+        gaps, context = self._gaps_since(self._last_batch(checkpoint)), self._context
+        tables = tables_to_copy(context.published(), checkpoint, self._request, gaps)
+        context.check_may_copy(tables)
         return self._stage_with_copies(checkpoint.end_lsn, tables)
+
+    def _read_again(
+        self,
+        checkpoint: Checkpoint,
+        slot: SlotFacts | None,
+        confirmed: Lsn | None,
+        last: Manifest | None,
+    ) -> tuple[Manifest, str]:
+        """Stage anew from ``start_lsn`` on, which the slot still holds and the lake may be past."""
+        context, request = self._context, self._request
+        if request.advance == AFTER_STAGE and confirmed and confirmed > checkpoint.end_lsn:
+            # An attempt that died may have sealed it and moved the slot.
+            found = self._bridge(checkpoint, confirmed)
+            if found is not None and found[0].start_lsn == request.start_lsn:
+                return found
+        start = begin_again(context, slot, confirmed, checkpoint, last)
+        tables = tables_to_copy(context.published(), checkpoint, request, self._gaps_since(last))
+        context.check_may_copy(tables)
+        return self._stage_with_copies(start, tables)
 
     def _bridge(self, checkpoint: Checkpoint, confirmed: Lsn) -> tuple[Manifest, str] | None:
         """The sealed batch with what the slot has passed and the lake lacks; None: there is none.
@@ -256,7 +285,7 @@ class _Capture:
         lacks = not (holds_copies(manifest, request.copy_tables) and manifest.skips(skip_lsns))
         if not lacks and not self._waits_for_copy(manifest, checkpoint):
             log.info("The slot has passed this batch, which is sealed and not applied yet: %s", uri)
-            _warn_of_skipped(manifest)
+            warn_of_skipped(manifest)
             return found
         raise SlotAheadOfCheckpoint(
             f"The batch {manifest.start_lsn} to {manifest.end_lsn} is sealed and not applied, and the slot"
@@ -337,20 +366,22 @@ class _Capture:
         """The tables that the first batch copies."""
         return self._context.published() if self._request.initial_copy == ALWAYS else ()
 
-    def _gaps(self, checkpoint: Checkpoint) -> frozenset[int]:
-        """OIDs of the tables that were not published all the time since the checkpoint."""
-        context, request = self._context, self._request
-        before = find_ending(
-            context.area,
-            request.slot_name,
-            context.server.system_identifier,
+    def _gaps_since(self, last: Manifest | None) -> frozenset[int]:
+        """OIDs of the tables that were not published all the time since the lake's last batch."""
+        if last is None or last.published is None:
+            self._context.warn_of_membership_changes()
+            return frozenset()
+        return self._context.changes_of_membership(last.published)
+
+    def _last_batch(self, checkpoint: Checkpoint) -> Manifest | None:
+        """The batch that the lake holds last; None: it is not in the staging area any more."""
+        return find_ending(
+            self._context.area,
+            self._request.slot_name,
+            checkpoint.system_identifier,
             checkpoint.end_lsn,
             checkpoint.batch_id,
         )
-        if before is None or before.published is None:
-            context.warn_of_membership_changes()
-            return frozenset()
-        return context.changes_of_membership(before.published)
 
     def _find_sealed(self, start: Lsn, past: Lsn | None = None) -> tuple[Manifest, str] | None:
         found = find_sealed(
@@ -364,34 +395,5 @@ class _Capture:
         )
         if found is not None:
             log.info("An earlier attempt sealed this batch already: %s", found[1])
-            _warn_of_skipped(found[0])
+            warn_of_skipped(found[0])
         return found
-
-    def _check_source(self, checkpoint: Checkpoint) -> None:
-        server, slot_name = self._context.server, self._request.slot_name
-        if server.system_identifier != checkpoint.system_identifier:
-            raise SourceChanged(
-                f"The source is system {server.system_identifier}, the lake was filled from "
-                f"{checkpoint.system_identifier}.",
-                slot=slot_name,
-                lsn=checkpoint.end_lsn,
-                advice="correct the connection; for a new source use a new slot name and namespace.",
-            )
-        if server.flush_lsn < checkpoint.end_lsn:
-            raise SourceChanged(
-                f"The lake is ahead of the source, which has written up to {server.flush_lsn} only.",
-                slot=slot_name,
-                lsn=checkpoint.end_lsn,
-                advice="the source was restored or promoted without the end of its WAL: copy the tables "
-                "again.",
-            )
-
-
-def _warn_of_skipped(manifest: Manifest) -> None:
-    """Whoever takes over a batch has to know what it was told to leave out."""
-    for each in manifest.skipped:
-        log.warning(
-            "It leaves out the transaction that committed at %s, on request: %s row changes.",
-            each.commit_lsn,
-            f"{each.changes:,}",
-        )

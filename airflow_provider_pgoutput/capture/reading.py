@@ -38,9 +38,12 @@ def stage_changes(
     """
     request, target = context.request, _target(context)
     limits = Limits(request.max_changes, request.max_bytes, request.max_seconds)
-    if request.start_lsn == start:
+    if context.loaded_lsn == start:
         # What a load from outside holds already lies in one batch with all that came by now: then the
         # last state of a row wins, whatever the load found of it.
+        limits = Limits()
+    if context.lake_lsn is not None:
+        # It goes past the lake, and past every batch that it stands for.
         limits = Limits()
     reach("stage.before_read")
     with context.batch(start) as batch, context.two_phase(start) as two_phase:
@@ -134,10 +137,11 @@ def _seal(
         transactions=read.transactions,
         last_commit_time=read.last_commit_time,
         prepared=() if two_phase is None else two_phase.write(batch, read.end),
-        loaded_lsn=context.request.start_lsn,
+        loaded_lsn=context.loaded_lsn,
         published=context.marks,
         skipped=read.skipped,
-        skip_lsns=request.skip_lsns,
+        skip_lsns=context.skip_lsns,
+        lake_lsn=context.lake_lsn,
     )
 
 

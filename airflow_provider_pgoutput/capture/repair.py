@@ -74,7 +74,7 @@ def rebuild_checkpoint(catalog: Catalog, namespace: str, observed: Observed) -> 
         {
             "slot_name": observed.slot_name,
             "system_identifier": systems.pop(),
-            "batch_id": "rebuilt",
+            "batch_id": words.REBUILT,
             "start_lsn": position.sortable,
             "end_lsn": position.sortable,
         }
@@ -97,7 +97,9 @@ def _position(observed: Observed, markers: list[AppliedMarker]) -> Lsn:
     batches = (each.start_lsn for each in observed.manifests if each.batch_id == named)
     # Up to here every table has everything: a batch starts at the checkpoint.
     start = newest.start_lsn or next(batches, None)
-    if start is not None and confirmed <= start:
+    # The end of a batch that is a point is its start, and says nothing about which tables have it.
+    is_point = start == newest.end_lsn
+    if start is not None and confirmed <= start and not is_point:
         return start
     if not observed.staging_read:
         raise BatchGap(
@@ -109,6 +111,9 @@ def _position(observed: Observed, markers: list[AppliedMarker]) -> Lsn:
         )
     for position in (newest.end_lsn, start or newest.end_lsn):
         waits = bridge(observed, position, confirmed)
+        if position == newest.end_lsn and not _all_have(observed, newest):
+            # Of two batches that overlap it may be the shorter one, and not all tables have it.
+            continue
         if waits is not None and not waits.is_empty:
             return position
     if not _all_have(observed, newest):
@@ -117,8 +122,8 @@ def _position(observed: Observed, markers: list[AppliedMarker]) -> Lsn:
             " them lack it.",
             slot=observed.slot_name,
             lsn=newest.end_lsn,
-            advice="give the pipeline's own --staging-uri, with the files brought back that are missing; or"
-            " copy the tables again (copy_tables).",
+            advice="run the apply task of that batch again, or give the pipeline's own --staging-uri with the"
+            " files brought back that are missing, or copy the tables again (copy_tables).",
         )
     return _passed_by_empty_batches(observed, newest, confirmed)
 

@@ -61,8 +61,8 @@ class CaptureRequest:
     #: ``always``: the first batch holds all rows of the published tables, and a later one those of a
     #: table that is published by then and that the lake never saw.  ``never``: only changes.
     initial_copy: str = ALWAYS
-    #: With ``never``: the tables were loaded from outside, and no change before it is missing in them.
-    #: The first batch starts there; once the lake has a checkpoint, that decides.
+    #: Before there is a checkpoint, and with ``never``: the tables were loaded from outside, and no change
+    #: before it is missing in them.  Later: read the slot again from there on, see ``positions.py``.
     start_lsn: Lsn | None = None
     #: A published table whose name the lake knows as that of another, which is gone: ``fail``, or ``copy``
     #: it, which replaces the rows of the other.
@@ -144,10 +144,16 @@ class CaptureRequest:
                 raise ConfigurationError(
                     f"Unknown {name} {value!r}.", advice=f"use {FAIL!r} or {COPY!r}."
                 )
-        if self.start_lsn is not None and (self.initial_copy != NEVER or not self.start_lsn):
+        if self.start_lsn is None:
+            return
+        if not self.start_lsn:
             raise ConfigurationError(
-                "start_lsn is the position of tables that were loaded from outside, so it is past 0/0 and "
-                "goes with initial_copy='never' only.",
+                "0/0 is not a start_lsn.", advice="give a position of the source, or leave it out."
+            )
+        if self.checkpoint is None and self.initial_copy != NEVER:
+            raise ConfigurationError(
+                "The lake has no checkpoint, so start_lsn is the position of tables that were loaded from"
+                " outside, and goes with initial_copy='never' only.",
                 advice="set initial_copy='never', or leave start_lsn out: a copy knows its own position.",
             )
 

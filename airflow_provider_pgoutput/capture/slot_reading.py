@@ -98,7 +98,7 @@ class SlotReading:
         :raises ConfigurationError: a position that was given is in the batch and no commit's.
         """
         slot_name, found = self._context.request.slot_name, decoder.skipped
-        for lsn in self._context.request.skip_lsns:
+        for lsn in sorted(self._context.skip_lsns):
             if self._start <= lsn < end and lsn not in found:
                 raise ConfigurationError(
                     "No transaction of the batch that is read commits at this LSN of skip_lsns.",
@@ -147,7 +147,7 @@ class SlotReading:
             self._start,
             self._target,
             skip_origins=options.skip_origins,
-            skip_lsns=self._context.request.skip_lsns,
+            skip_lsns=self._context.skip_lsns | self._context.left_out,
             binary=options.binary,
         )
 

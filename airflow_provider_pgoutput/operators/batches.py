@@ -109,7 +109,7 @@ class ReceivedBatch:
                 lsn=self.end_lsn,
                 advice="give the stage and apply tasks the same staging_uri, and clear the stage task.",
             )
-        manifest = Manifest.from_json(area.read(path).decode("utf-8"))
+        manifest = Manifest.from_json(area.read(path))
         if (manifest.slot_name, manifest.batch_id) != (self.slot_name, self.batch_id):
             raise BatchRefused(
                 "The manifest is of another batch than the stage task named.",

@@ -66,6 +66,10 @@ class LakeJobOperator(SparkSubmitOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(name=name, **kwargs)
+        if not kwargs.keys() & {"durable", "reconnect_on_retry"}:
+            # A job that is reconnected to, or counts as done, has the plan of another attempt. And a table
+            # takes nothing twice.
+            self.durable = False
         self.slot_name = slot_name
         self.staging_uri = staging_uri
         self.namespace = namespace
@@ -86,7 +90,7 @@ class LakeJobOperator(SparkSubmitOperator):
         area.write_whole(plan_path, plan.to_json().encode("utf-8"))
         try:
             self._submit(context, lake, area.uri(plan_path))
-        except AirflowException as error:
+        except (AirflowException, RuntimeError) as error:
             if failure := job_failure(area, plan_path):
                 raise failure from error
             raise

@@ -63,8 +63,9 @@ class PgoutputStageOperator(CopyingOperator):
     :param max_seconds: end the batch at the first commit past so many seconds of reading.
     :param initial_copy: ``always``: the first run copies the tables, and a later one those that are published
         by then and new to the lake; ``never``: only changes.
-    :param start_lsn: with ``never``: the LSN at which the lake's tables were loaded from outside; the first
-        run begins there, and later runs ignore it.
+    :param start_lsn: read the slot again from this LSN on, at or after its ``confirmed_flush_lsn`` and not
+        past the checkpoint; for one run. Before there is a checkpoint, with ``never``: the LSN at which the
+        lake's tables were loaded from outside, which later runs pass over.
     :param on_recreated_table: a table that was dropped and created again under its name: ``fail``, or
         ``copy`` it again in place of the rows of the former one.
     :param on_slot_lost: a slot that was invalidated, dropped or moved past the lake: ``fail``, or make a new

@@ -58,6 +58,12 @@ def test_it_applies_and_returns_what_was_done(workshop: Workshop, task_context: 
     }
 
 
+def test_a_retry_submits_a_job_of_its_own(workshop: Workshop) -> None:
+    """Airflow would reconnect to the job of another plan, or take a cleared task's for done."""
+    assert workshop.operator().durable is False
+    assert workshop.operator(durable=True).durable is True
+
+
 def test_the_job_gets_a_plan_the_package_and_the_catalog(
     workshop: Workshop, task_context: Any
 ) -> None:

@@ -41,8 +41,12 @@ def test_a_pipeline_from_its_first_run_to_a_cleared_old_one(pipeline: Pipeline) 
         session.execute("UPDATE orders SET price = price + 1 WHERE id % 7 = 0")
         session.execute("UPDATE orders SET id = id + 10000 WHERE id % 11 = 0")
         session.execute("DELETE FROM sales.lines WHERE a = 3")
+        # Nobody sends what is written meanwhile, so only the copy that is asked for brings it.
+        session.execute("ALTER TABLE customers SET UNLOGGED")
         session.execute("INSERT INTO customers VALUES ('new', 'epoch', NULL)")
-        second = pipeline.run()
+        session.execute("ALTER TABLE customers SET LOGGED")
+        second = pipeline.run(copy_tables=["public.customers"])
+        assert second["stage"]["tables"]["public.customers"]["copied"] == 11
         assert second["stage"]["start_lsn"] == first["stage"]["end_lsn"]
         assert second["apply"]["applied"] is True
         assert second["apply"]["changes"] == second["stage"]["changes"] > 0

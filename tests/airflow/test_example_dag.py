@@ -83,6 +83,7 @@ def test_parameters_reach_the_tasks_as_they_were_given(dag: Any) -> None:
         "staging_uri": "s3://bucket/staging",
         "max_changes": 10,
         "decode_parallelism": 2,
+        "start_lsn": "16/B374D848",
         "tables": {"public.orders": {"partitioned_by": ["days(made_at)"]}},
     }
     from airflow_provider_pgoutput.operators import arguments
@@ -95,6 +96,7 @@ def test_parameters_reach_the_tasks_as_they_were_given(dag: Any) -> None:
     assert arguments.whole_number(stage.max_changes, "max_changes") == 10
     assert arguments.whole_number(stage.max_seconds, "max_seconds") is None
     assert arguments.whole_number(stage.decode_parallelism, "decode_parallelism") == 2
+    assert arguments.lsn(stage.start_lsn, "start_lsn") == 0x16_B374D848
     assert arguments.optional_text(stage.catalog_name) is None
     assert arguments.mapping(apply.tables, "tables") == params["tables"]
     assert arguments.mapping(apply.conf, "conf") == {}

@@ -360,7 +360,8 @@ def _changes_table(version: TableVersion, rows: list[tuple[int, int, Change]]) -
         kind = _ARROW[each.lake_type]
         columns[staged.new(i)] = pa.array([(c.new or {}).get(each.name) for c in changes], kind)
         old = [(change.old or {}).get(each.name) for change in changes]
-        if any(change.old and each.name in change.old for change in changes):
+        # As capture stages them: nothing is written of a column that is NULL in every old tuple.
+        if any(value is not None for value in old):
             columns[staged.old(i)] = pa.array(old, kind)
         if any(each.name in change.unchanged for change in changes):
             columns[staged.unchanged(i)] = pa.array([each.name in c.unchanged for c in changes])

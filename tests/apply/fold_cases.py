@@ -171,6 +171,41 @@ def c18_full_after_a_column_was_added(source: Source) -> Iterator[Relation]:
     yield t
 
 
+def _only_null_becomes_a_value(
+    source: Source, name: str, key: tuple[str, ...]
+) -> Iterator[Relation]:
+    """Old tuples that are NULL in a column throughout: no value of it is staged."""
+    t = source.table(name, AB, key=key, identity="f")
+    t.insert(1, None)
+    t.insert(2, None)
+    yield t
+    t.update(a_is(1), {"b": "x"})
+    yield t
+    t.update(a_is(1), {"b": None})
+    t.update(a_is(2), {"b": "y", "a": 3})
+    yield t
+
+
+def null_becomes_a_value_with_a_key(source: Source) -> Iterator[Relation]:
+    yield from _only_null_becomes_a_value(source, "null_key", ("a",))
+
+
+def null_becomes_a_value_without_a_key(source: Source) -> Iterator[Relation]:
+    yield from _only_null_becomes_a_value(source, "null_bag", ())
+
+
+def full_rows_go_before_a_column_is_added(source: Source) -> Iterator[Relation]:
+    """Of the rows that go no value of the column was ever sent, and it has one."""
+    t = source.table("late", (column("a"),), identity="f")
+    t.insert(1)
+    t.insert(2)
+    yield t
+    t.delete(a_is(1))
+    t.alter(columns=(column("a"), column("c", missing="7")))
+    t.insert(1, None)
+    yield t
+
+
 def c19_full_after_a_column_was_dropped(source: Source) -> Iterator[Relation]:
     t = source.table("c19", (column("a"), column("b")), identity="f")
     t.insert(1, 1)

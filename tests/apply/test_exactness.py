@@ -120,6 +120,30 @@ def test_soft_delete_can_be_switched_on_for_a_table_that_exists(
     assert sorted(lake_rows(t, "a", "_pgoutput_op"), key=repr) == [(1, "D"), (2, None)]
 
 
+def test_soft_delete_can_be_switched_off(
+    spark: SparkSession, source: Source, lake_rows: Any
+) -> None:
+    """A row that comes back is live, and a marked one is no copy of a row without a key."""
+    t = source.table("t", ABC, key=("a",))
+    bag = source.table("bag", ABC, identity="f")
+    for table in (t, bag):
+        table.insert(1, "x", 0)
+        table.insert(2, "x", 0)
+    bag.insert(1, "x", 0)
+    apply_batch(spark, replace(source.stage(), soft_delete=True))
+    for table in (t, bag):
+        table.delete(a_is(1))
+    apply_batch(spark, replace(source.stage(), soft_delete=True))
+    t.insert(1, "again", 1)
+    t.update(a_is(2), {"c": 5})
+    bag.delete(a_is(1))
+    apply_batch(spark, source.stage())
+    assert sorted(lake_rows(t, "a", "_pgoutput_op")) == [(1, "I"), (2, "U")]
+    assert "D" in {op for a, op in lake_rows(bag, "a", "_pgoutput_op") if a == 1}
+    live = [a for a, op in lake_rows(bag, "a", "_pgoutput_op") if op != "D"]
+    assert sorted(live) == sorted(row[0] for row in source_rows(bag))
+
+
 def test_a_table_does_not_change_its_mode(
     spark: SparkSession, source: Source, lake_rows: Any
 ) -> None:

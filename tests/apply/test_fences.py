@@ -175,6 +175,28 @@ def test_a_table_that_was_rolled_back_is_refused_until_it_is_copied_again(
     assert lake_rows(table) == source_rows(table)
 
 
+def test_a_table_that_was_rolled_back_to_what_is_not_ours_is_refused(
+    spark: SparkSession, source: Source, table: Relation
+) -> None:
+    """Where our own snapshots before it have expired, only the property says what was published since."""
+    apply_batch(spark, source.stage())
+    spark.sql(f"INSERT INTO {name_of(table).sql} VALUES (99, 'theirs', 0)")
+    found = loaded(spark, table)
+    theirs = found.head
+    for tag in [each for each in found.java.refs() if each != "main"]:
+        found.java.manageSnapshots().removeTag(tag).commit()
+    found.java.expireSnapshots().expireSnapshotId(found.java.currentSnapshot().parentId()).commit()
+    table.insert(4, "b4", 0)
+    apply_batch(spark, source.stage())
+    assert not loaded(spark, table).was_rolled_back(source.slot_name)
+    loaded(spark, table).java.manageSnapshots().setCurrentSnapshot(theirs).commit()
+    assert loaded(spark, table).was_rolled_back(source.slot_name)
+    table.insert(5, "b5", 0)
+    with pytest.raises(TableRolledBack, match="copy the table again"):
+        apply_batch(spark, source.stage())
+    assert loaded(spark, table).head == theirs
+
+
 def test_a_batch_past_the_checkpoint_is_a_gap(
     spark: SparkSession, source: Source, table: Relation, lake_rows: Any
 ) -> None:

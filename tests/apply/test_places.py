@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -38,7 +39,7 @@ def test_a_type_that_changed_after_the_copy_does_not_drop_the_copied_values() ->
         found = lay_out(
             staged,
             None,
-            start_lsn="0/1",
+            starts=("0/1",),
             copies=True,
             type_changes="fail",
             drop_columns=False,
@@ -75,13 +76,11 @@ def target(recorded: dict[str, Any], **fields: tuple[int, str]) -> Any:
     )
 
 
-def as_new_column(
-    staged: Table, lake: Any, policy: str = "new_column", start_lsn: str = "0/1"
-) -> Layout:
+def as_new_column(staged: Table, lake: Any, policy: str = "new_column", *starts: str) -> Layout:
     return lay_out(
         staged,
         lake,
-        start_lsn=start_lsn,
+        starts=starts or ("0/1",),
         copies=False,
         type_changes=policy,
         drop_columns=False,
@@ -101,7 +100,7 @@ def test_a_target_that_has_the_new_column_already_gets_no_other() -> None:
     assert second.numbered == first.numbered
     assert second.table == first.table
     # A change back, in a later batch, is one of its own; the same batch, staged shorter, makes none.
-    back = as_new_column(table("int"), after, start_lsn="0/2")
+    back = as_new_column(table("int"), after, "new_column", "0/2")
     assert back.renamed == {3: "b__old_2_2"}
     assert back.foreign == {"b__old_2", "b__old_2_2"}
     assert as_new_column(table("int"), after).begun == first.begun
@@ -129,13 +128,26 @@ def test_a_type_that_changed_and_changed_back_is_where_one_attempt_alone_would_h
     if start_lsn == "0/2":
         # The batch that follows has the same types.
         before = evolved(first, **lake)
-        first = as_new_column(staged, before, start_lsn=start_lsn)
+        first = as_new_column(staged, before, "new_column", start_lsn)
         names = [each.columns[1].name for each in first.table.versions]
         assert names == ["b__old_2_3", "b__old_2_4", "b"]
         del lake["b"]
         lake |= {"b__old_2_3": (4, "int"), "b__old_2_4": (5, "string"), "b": (6, "int")}
     for _ in range(2):
-        again = as_new_column(staged, evolved(first, **lake), start_lsn=start_lsn)
+        again = as_new_column(staged, evolved(first, **lake), "new_column", start_lsn)
+        assert (again.table, again.numbered) == (first.table, first.numbered)
+        assert (again.begun, again.renamed) == (first.begun, {})
+
+
+def test_attempts_that_start_before_the_checkpoint_and_at_it_make_the_same_columns() -> None:
+    """One of them read the slot again, and the other goes on where it was killed."""
+    staged = table("int", "string")
+    before = target({"fields": {"1": 1, "2": 2}}, id=(1, "int"), b=(2, "int"))
+    lake: dict[str, tuple[int, str]] = {"id": (1, "int")}
+    lake |= {"b__old_2": (2, "int"), "b": (3, "string")}
+    for one, other in itertools.permutations([("0/2", "0/1"), ("0/2",)]):
+        first = as_new_column(staged, before, "new_column", *one)
+        again = as_new_column(staged, evolved(first, **lake), "new_column", *other)
         assert (again.table, again.numbered) == (first.table, first.numbered)
         assert (again.begun, again.renamed) == (first.begun, {})
 
@@ -162,7 +174,7 @@ def test_a_key_of_a_change_log_may_have_any_type() -> None:
     found = lay_out(
         staged,
         None,
-        start_lsn="0/1",
+        starts=("0/1",),
         copies=False,
         type_changes="new_column",
         drop_columns=False,

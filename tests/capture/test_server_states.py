@@ -289,14 +289,19 @@ def test_c104_a_slot_waits_for_transactions_that_began_before_it(source: Source)
 def test_a_table_that_a_prepared_transaction_holds_is_named(
     prepares: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The catalog's functions open the published tables: without a limit a run would wait for ever."""
+    """From version 16 on the catalog's functions open the published tables: it would wait for ever."""
     source = prepares
     monkeypatch.setattr(sessions, "LOCK_TIMEOUT_SECONDS", 1)
     checkpoint = checkpoint_of(source.stage())
     with psycopg.connect(source.conninfo, autocommit=True) as session:
         for statement in ("BEGIN", "ALTER TABLE t ADD c int", "PREPARE TRANSACTION 'ddl''s'"):
             session.execute(statement)
-    for _attempt in range(2):
+        opens_tables = session.info.server_version >= 160000
+    if not opens_tables:
+        empty = source.stage(checkpoint=checkpoint)
+        assert empty.is_empty
+        checkpoint = checkpoint_of(empty)
+    for _attempt in range(2 if opens_tables else 0):
         with pytest.raises(SourceLocked, match=r"public\.t by prepared transaction 'ddl''s'"):
             source.stage(checkpoint=checkpoint)
     source.execute("COMMIT PREPARED 'ddl''s'", "INSERT INTO t VALUES (1, 'x', 2)")

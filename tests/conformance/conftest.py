@@ -76,16 +76,17 @@ def group_run(
 
 
 @pytest.fixture
-def lake(
+def pipeline(
     postgres_database: str,
     spark: SparkSession,
     lake_catalog_properties: dict[str, str],
     tmp_path: Path,
     request: pytest.FixtureRequest,
-) -> Lake:
+) -> Pipeline:
+    """A pipeline of the test's own; its database is empty, and nothing is captured yet."""
     name = re.sub(r"\W+", "_", request.node.name).removeprefix("test_").strip("_")
     name = f"{name[:40]}_{next(_numbers)}"
-    pipeline = Pipeline(
+    return Pipeline(
         conninfo=postgres_database,
         slot_name=f"s_{name}",
         publication_names=("p",),
@@ -94,6 +95,10 @@ def lake(
         catalog_properties=lake_catalog_properties,
         spark=spark,
     )
+
+
+@pytest.fixture
+def lake(pipeline: Pipeline) -> Lake:
     lake = Lake(pipeline)
     lake.execute(
         "CREATE TABLE t(id int PRIMARY KEY, a int, b int)",

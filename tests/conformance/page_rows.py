@@ -7,6 +7,8 @@ from __future__ import annotations
 
 _REFUSED = "test_refusals.py::test_a_change_that_the_lake_cannot_follow_is_refused"
 _SCHEMA = "test_schema_changes.py::"
+_LIFE = "test_table_life.py::"
+_EVENTS = "test_source_events.py::"
 
 #: Id, what happens, what must hold, and the test: in tests/conformance, or with its whole path.
 OTHER_TESTS = (
@@ -176,6 +178,78 @@ OTHER_TESTS = (
             "tests/capture/test_server_states.py"
             "::test_c104_a_slot_waits_for_transactions_that_began_before_it"
         ),
+    ),
+    (
+        "C35",
+        "the same, from the server into the lake",
+        "nothing is published; one of the two publications reads on, and later both",
+        f"{_EVENTS}test_different_column_lists_stop_the_run[c35]",
+    ),
+    (
+        "C36",
+        "the same, from the server into the lake",
+        "nothing is published; one of the two publications reads on, and later both",
+        f"{_EVENTS}test_different_column_lists_stop_the_run[c36]",
+    ),
+    (
+        "C48",
+        "partitions are attached with rows, detached, dropped and made again, via the root",
+        "all other rows are the source's, a warning names what is not, `copy_tables` brings it",
+        "test_partition_life.py::test_partitions_published_via_their_root",
+    ),
+    (
+        "C48",
+        "the same, published as themselves",
+        "each is a table like any other; what was detached for a while is copied again",
+        "test_partition_life.py::test_partitions_published_as_themselves",
+    ),
+    (
+        "C52",
+        "tables move in and out of published schemas and from one to another, also as a change log",
+        "what was not published all the time is copied; what left stays as it was",
+        f"{_LIFE}test_tables_that_leave_a_publication_and_come_to_one",
+    ),
+    (
+        "C57",
+        "tables of any kind are dropped and created again, once and twice, with `on_recreated_table`",
+        "`TableRefused`; with `copy` exactly the new table's rows, also as a change log",
+        f"{_LIFE}test_a_table_that_was_made_again_replaces_the_former_one",
+    ),
+    (
+        "C58",
+        "tables are renamed, moved and swapped, and another takes the name",
+        "`TableRefused` for each; its `target` option or `copy_tables` goes on",
+        f"{_LIFE}test_a_renamed_or_moved_table_goes_on_as_it_is_told",
+    ),
+    (
+        "C84",
+        "the same, from the server into the lake",
+        "only the checkpoint moves, and the slot with it",
+        f"{_EVENTS}test_c84_a_silent_publication_moves_the_checkpoint_alone",
+    ),
+    (
+        "C97",
+        "the same, with `on_slot_lost`",
+        "the lake stays as it was; with `copy` it is the source again, and goes on",
+        f"{_EVENTS}test_c97_a_lost_slot_stops_the_run_until_it_may_copy",
+    ),
+    (
+        "C101",
+        "the same, from the server into the lake",
+        "after each run the lake is the source at an earlier moment",
+        f"{_EVENTS}test_c101_commits_that_are_not_flushed_yet_come_later",
+    ),
+    (
+        "C104",
+        "the same with nested, rolled back and locking transactions, into the lake",
+        "the lake is the source",
+        f"{_EVENTS}test_c104_transactions_that_are_open_when_the_slot_is_made",
+    ),
+    (
+        "C105",
+        "a commit is in WAL and commit log and has not ended while a slot is made",
+        "the slot waits for it; its row is in the lake, once",
+        f"{_EVENTS}test_c105_a_commit_that_is_in_the_wal_and_has_not_ended",
     ),
 )
 

@@ -19,6 +19,9 @@ NOTED = (
     "test_schema_changes.py::",
     "test_lake_refusals.py::",
     "test_messages_and_origins.py::",
+    "test_table_life.py::",
+    "test_partition_life.py::",
+    "test_source_events.py::",
     "test_server_states.py::",
     "test_positions.py::test_f20_",
 )

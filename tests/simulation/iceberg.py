@@ -39,6 +39,9 @@ class Snapshot:
     def parentId(self) -> int | None:  # noqa: N802 - Java's name
         return self.parent
 
+    def sequenceNumber(self) -> int:  # noqa: N802 - Java's name
+        return self.id
+
     def summary(self) -> Mapping[str, str]:
         return {**self.keys, "total-records": str(len(self.rows or ()))}
 

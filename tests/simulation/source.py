@@ -324,7 +324,7 @@ class StagedBatch:
         self, server: Server, publication_names: tuple[str, ...], end: Lsn, **found: Any
     ) -> tuple[Manifest, str]:
         """Write the manifest."""
-        for nothing in ("names", "history", "skip_lsns"):
+        for nothing in ("names", "history", "skip_lsns", "lake_lsn"):
             found.pop(nothing)
         manifest = Manifest(
             slot_name=SLOT,
@@ -368,7 +368,8 @@ class Context(CaptureContext):
         self.request, self.area, self.server = request, world.area, server
         self.publication_names = tuple(request.publication_names)
         self.options = request.options.for_server(server, self.publication_names)
-        self.marks = None
+        self.marks = self.loaded_lsn = self.lake_lsn = None
+        self.left_out = frozenset()
         self.session: Any = None
 
     def published(self) -> tuple[PublishedTable, ...]:

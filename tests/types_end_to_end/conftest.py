@@ -23,6 +23,7 @@ from airflow_provider_pgoutput.capture.types.mapping import CATALOG_QUERY, type_
 from tests.capture.types.oracle import plain
 from tests.conformance.compare import connect
 from tests.conformance.pipeline import Batch, Pipeline
+from tests.reader_role import ROLE, reader_conninfo
 from tests.types_end_to_end import keys
 from tests.types_end_to_end.columns import EXTENSIONS, TYPES, OracleColumn, columns
 
@@ -104,9 +105,8 @@ def staged(
         copied = _insert(session, chosen, first=1)
         for statement in keys.COPIED:
             session.execute(statement)
-        _hostile(session)
         options: dict[str, Any] = {
-            "conninfo": conninfo,
+            "conninfo": reader_conninfo(conninfo),
             "slot_name": _DATABASE,
             "publication_names": ("p",),
             "staging_uri": folder.as_uri(),
@@ -119,6 +119,7 @@ def staged(
                 **keys.COLUMN_TYPES,
             },
         }
+        _hostile(session)
         copy = Batch(*stage_batch(CaptureRequest(**options)))
         options["checkpoint"] = Checkpoint(copy.manifest.end_lsn, copy.manifest.system_identifier)
         for number in (2, 3):
@@ -252,7 +253,7 @@ def _in_binary(session: psycopg.Connection[Any], chosen: Sequence[OracleColumn])
 
 
 def _hostile(session: psycopg.Connection[Any]) -> None:
-    """Give the database and the role defaults that would change every value that they can."""
+    """Give the database and the role of the pipeline defaults that would change every value that they can."""
     for name, value in HOSTILE.items():
         session.execute(
             sql.SQL("ALTER DATABASE {} SET {} = {}").format(
@@ -261,8 +262,11 @@ def _hostile(session: psycopg.Connection[Any]) -> None:
         )
     for name, value in HOSTILE_OF_ROLE.items():
         session.execute(
-            sql.SQL("ALTER ROLE CURRENT_USER IN DATABASE {} SET {} = {}").format(
-                sql.Identifier(_DATABASE), sql.Identifier(name), sql.Literal(value)
+            sql.SQL("ALTER ROLE {} IN DATABASE {} SET {} = {}").format(
+                sql.Identifier(ROLE),
+                sql.Identifier(_DATABASE),
+                sql.Identifier(name),
+                sql.Literal(value),
             )
         )
 

@@ -5,7 +5,7 @@ numbers, also of dropped columns, but as they are now. Between the last batch, w
 and now lie the versions of this batch. A number is born in order, lives once and keeps its place. So the
 versions are given the numbers that need the fewest changes of the schema (added, dropped, renamed,
 retyped) from the last batch through every version to the catalog. Nothing is guessed silently: where another
-reading needs as few (the newer columns are taken), or one more, the columns are named.
+reading needs as few (the newer columns are taken), or up to two more, the columns are named.
 
 Columns that kept name and number throughout divide the rest into gaps, which are searched whole
 (``search.py``). What is not here: reading the catalog, and what is done about the changes (``history.py``).

@@ -21,8 +21,11 @@ _IMPOSSIBLE = math.inf
 #: Readings of one version that are followed, the cheapest; and how much dearer than the cheapest.
 _MOST_READINGS = 60
 _MOST_DETOUR = 4
-#: A reading that needs so many more changes than the cheapest is a doubt.
-_CLOSE = 1
+#: A reading that needs up to so many more changes than the cheapest is a doubt: two columns that take each
+#: other's names are two changes.
+_CLOSE = 2
+#: The same where nothing is known of the time before, and columns in doubt go by their names.
+_CLOSE_WITHOUT_PAST = 1
 #: Choices of columns beyond this are not searched whole: all columns of the gap are in doubt.
 _MOST_CHOICES = 1000
 #: Of numbers in a row that are gone by now, how many a new column is looked for among.
@@ -79,8 +82,9 @@ def search(gap: Gap) -> Found:
     # Which of several short-lived columns one was makes no difference to anybody.
     matters = set(gap.before or ()) | set(gap.now)
     unsure, tied = set() if is_whole else names, set[str]()
+    detour = _CLOSE_WITHOUT_PAST if gap.before is None else _CLOSE
     for place, each in enumerate(totals):
-        close = [reading.numbers for reading, total in each.items() if total <= best + _CLOSE]
+        close = [reading.numbers for reading, total in each.items() if total <= best + detour]
         equal = [reading.numbers for reading, total in each.items() if total == best]
         for i, (name, _) in enumerate(gap.versions[place]):
             numbers = {reading[i] for reading in close}

@@ -120,7 +120,13 @@ _MEANINGS = (
     ),
     _Meaning("42501", "", errors.MissingPrivilege, "GRANT what the message names to the role."),
     _Meaning("22023", "proto_version", errors.WrongSlot, "use a slot of the plugin pgoutput."),
-    _Meaning("0A000", "column lists", errors.ConfigurationError, "give both the same column list."),
+    _Meaning(
+        "0A000",
+        "column lists",
+        errors.ConfigurationError,
+        "give both the same column list; what was written before that can be read under one of them only:"
+        " leave the other out of publication_names for one run.",
+    ),
     _Meaning("42602", "", errors.ConfigurationError, "check publication_names."),
     _Meaning("28", "", errors.ConfigurationError, "check user, password, TLS and pg_hba.conf."),
     _Meaning("3D000", "", errors.ConfigurationError, "check the database of the connection."),

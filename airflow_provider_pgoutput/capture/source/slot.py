@@ -237,7 +237,8 @@ def check_start(slot: SlotFacts, start: Lsn, server: Server) -> None:
             slot=slot.name,
             lsn=start,
             advice="make the slot first and load the tables afterwards; if you know that nothing is missing, "
-            "give the slot's own position as start_lsn.",
+            "give the slot's own position as start_lsn. Staged batches of before are applied again by"
+            " PgoutputReplayOperator.",
         )
     if start > server.flush_lsn:
         raise SourceChanged(

@@ -112,7 +112,9 @@ class SqlStream:
         if self._wanted is not None:
             return min(self._wanted, useful_connections(backlog_bytes, self._part_bytes))
         free_slots = self._sessions[0].count_free_slots()
-        return sensible_connections(backlog_bytes, os.cpu_count() or 1, free_slots)
+        # What this process may use, which is not what the machine has.
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        return sensible_connections(backlog_bytes, cores or 1, free_slots)
 
     def _copy_slots(self, connections: int) -> None:
         """Open the connections, each with a copy of the slot, as far as the server lets us."""

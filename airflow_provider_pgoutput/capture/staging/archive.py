@@ -93,7 +93,7 @@ def _past(area: StagingArea, slot_name: str, lsn: Lsn) -> list[ArchivedBatch]:
     for entry in area.entries(layout.manifest_folder(slot_name)):
         ends = layout.parse_manifest_name(entry.name)
         if ends is not None and (ends[1] > lsn or ends == (lsn, lsn)):
-            manifest = Manifest.from_json(area.read(entry.path).decode("utf-8"))
+            manifest = Manifest.from_json(area.read(entry.path))
             found.append(
                 ArchivedBatch(
                     manifest.start_lsn,

@@ -15,6 +15,7 @@ import os
 import uuid
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyarrow import fs
@@ -103,6 +104,12 @@ class StagingArea:
 
     def __init__(self, staging_uri: str) -> None:
         self.staging_uri = staging_uri.rstrip("/")
+        if "@" in urlsplit(self.staging_uri).netloc:
+            raise ConfigurationError(
+                "staging_uri has a user or a password in it, and it is shown in logs and in XCom.",
+                advice="take it out, and give credentials to the worker and to Spark in their environment or"
+                " as an identity.",
+            )
         try:
             self._filesystem, self._root = fs.FileSystem.from_uri(self.staging_uri)
         except (pa.ArrowInvalid, ValueError, TypeError):

@@ -46,11 +46,16 @@ class Attempt:
         self._written = written
         self._sealing = False
 
-    def seal(self, manifest: Manifest, skip_lsns: Collection[Lsn] = ()) -> tuple[Manifest, str]:
+    def seal(
+        self,
+        manifest: Manifest,
+        skip_lsns: Collection[Lsn] = (),
+        lake_lsn: Lsn | None = None,
+    ) -> tuple[Manifest, str]:
         """Make the batch exist, or take the one that exists already; its manifest and URI."""
         # From here on the manifest may be in its place whatever is raised, even if its write failed.
         self._sealing = True
-        sealed = seal(self._area, manifest, skip_lsns)
+        sealed = seal(self._area, manifest, skip_lsns, lake_lsn)
         if sealed[0] is not manifest:
             self._delete_files()
         return sealed

@@ -248,11 +248,13 @@ class BatchInProgress:
         published: PublishedSet | None = None,
         skipped: tuple[SkippedTransaction, ...] = (),
         skip_lsns: Collection[Lsn] = (),
+        lake_lsn: Lsn | None = None,
     ) -> tuple[Manifest, str]:
         """Write the manifest; the files are complete.
 
         :param names: schema and name of tables by OID, where the catalog knows better than the stream.
         :param skip_lsns: what was asked to be left out; a batch of the same range that has it is another one.
+        :param lake_lsn: see ``seal`` of ``staging/seal.py``.
         :raises CopyNeeded: a table changed so that it has to be copied; nothing was sealed.
         """
         manifest = Manifest(
@@ -277,7 +279,7 @@ class BatchInProgress:
             skipped=skipped,
             created_by=f"airflow-provider-pgoutput {__version__}",
         )
-        sealed = self._attempt.seal(manifest, skip_lsns)
+        sealed = self._attempt.seal(manifest, skip_lsns, lake_lsn)
         if self.copied_at:
             delete_seals(self._area, self._slot_name, self._start)
         return sealed

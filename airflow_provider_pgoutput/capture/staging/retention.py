@@ -85,11 +85,11 @@ def prune(
 
 def _sealed(area: StagingArea, slot_name: str) -> list[_Sealed]:
     """All batches, in the order of their ends."""
-    found = []
-    for entry in area.entries(layout.manifest_folder(slot_name)):
-        if layout.parse_manifest_name(entry.name) is not None:
-            text = area.read(entry.path).decode("utf-8")
-            found.append(_Sealed(Manifest.from_json(text), entry))
+    found = [
+        _Sealed(Manifest.from_json(area.read(entry.path)), entry)
+        for entry in area.entries(layout.manifest_folder(slot_name))
+        if layout.parse_manifest_name(entry.name) is not None
+    ]
     return sorted(found, key=lambda each: (each.manifest.end_lsn, each.manifest.start_lsn))
 
 
@@ -124,7 +124,8 @@ def _unneeded_data(
 ) -> Iterator[Entry]:
     """Files of the batches that go, and old ones of attempts that never became a batch.
 
-    An attempt that is running starts at the checkpoint; its files are not looked at.
+    An attempt that is running starts at the checkpoint; its files are not looked at. Where it reads the slot
+    again, from before that, they are too young.
     """
     gone = {path for each in going for path in each.manifest.paths}
     folder = layout.data_folder(slot_name)

@@ -12,7 +12,7 @@ from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest
-from airflow_provider_pgoutput.errors import LakeUnavailable
+from airflow_provider_pgoutput.errors import BatchRefused, LakeUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -121,7 +121,7 @@ def _longest(
         if best is not None and end < best[0].end_lsn:
             break
         path = f"{folder}/{name}"
-        manifest = Manifest.from_json(area.read(path).decode("utf-8"))
+        manifest = Manifest.from_json(area.read(path))
         if not accepts(manifest):
             continue
         if best is not None and len(manifest.skipped) <= len(best[0].skipped):
@@ -147,7 +147,7 @@ def find_ending(
     for name in reversed(area.names(folder)):
         positions = layout.parse_manifest_name(name)
         if positions is not None and positions[1] == end:
-            manifest = Manifest.from_json(area.read(f"{folder}/{name}").decode("utf-8"))
+            manifest = Manifest.from_json(area.read(f"{folder}/{name}"))
             wanted = batch_id is None or manifest.batch_id == batch_id
             if manifest.system_identifier == system_identifier and wanted:
                 return manifest
@@ -172,14 +172,37 @@ def _has_files(area: StagingArea, manifest: Manifest, path: str) -> bool:
 
 
 def seal(
-    area: StagingArea, manifest: Manifest, skip_lsns: Collection[Lsn] = ()
+    area: StagingArea,
+    manifest: Manifest,
+    skip_lsns: Collection[Lsn] = (),
+    lake_lsn: Lsn | None = None,
 ) -> tuple[Manifest, str]:
     """Make the batch exist, unless one that covers it exists already; return the one that counts.
 
     :param skip_lsns: see ``find_sealed``.
+    :param lake_lsn: the slot was read again, with the lake at this checkpoint: no other batch stands for this
+        one, and it stands for those that wait and that nobody can read. None: it starts at the checkpoint.
     """
     reach("stage.after_files")
-    empty = manifest.start_lsn == manifest.end_lsn
+    if lake_lsn is None and (other := _covering(area, manifest, skip_lsns)) is not None:
+        return other
+    path = layout.manifest_path(
+        manifest.slot_name, manifest.start_lsn, manifest.end_lsn, manifest.batch_id
+    )
+    if manifest.skipped:
+        # Before: who dies in between leaves no batch, and not the one that was given up.
+        _remove_those_that_hold(area, manifest, lake_lsn or manifest.start_lsn)
+    area.write_whole(path, manifest.to_json().encode("ascii"))
+    reach("stage.after_manifest")
+    if lake_lsn is not None:
+        _remove_covered(area, manifest, lake_lsn)
+    return manifest, area.uri(path)
+
+
+def _covering(
+    area: StagingArea, manifest: Manifest, skip_lsns: Collection[Lsn]
+) -> tuple[Manifest, str] | None:
+    """A sealed batch with all that a new one holds."""
     other = find_sealed(
         area,
         manifest.slot_name,
@@ -188,33 +211,66 @@ def seal(
         skip_lsns=skip_lsns,
     )
     # One of a timeline that was left is why this was staged at all.
-    followed = other is not None and other[0].timeline == manifest.timeline
-    if other is not None and followed and other[0].end_lsn >= manifest.end_lsn and not empty:
-        return other
-    path = layout.manifest_path(
-        manifest.slot_name, manifest.start_lsn, manifest.end_lsn, manifest.batch_id
-    )
-    if manifest.skipped:
-        # Before: who dies in between leaves no batch, and not the one that was given up.
-        _remove_those_that_hold(area, manifest)
-    area.write_whole(path, manifest.to_json().encode("ascii"))
-    reach("stage.after_manifest")
-    return manifest, area.uri(path)
+    if other is None or other[0].timeline != manifest.timeline:
+        return None
+    empty = manifest.start_lsn == manifest.end_lsn
+    return other if other[0].end_lsn >= manifest.end_lsn and not empty else None
 
 
-def _remove_those_that_hold(area: StagingArea, skipping: Manifest) -> None:
+def warn_of_skipped(manifest: Manifest) -> None:
+    """Whoever takes over a batch has to know what it was told to leave out."""
+    for each in manifest.skipped:
+        log.warning(
+            "It leaves out the transaction that committed at %s, on request: %s row changes.",
+            each.commit_lsn,
+            f"{each.changes:,}",
+        )
+
+
+def _remove_those_that_hold(area: StagingArea, skipping: Manifest, lake_lsn: Lsn) -> None:
     """Remove the manifests of batches that hold a transaction which this one was asked to leave out.
 
-    None was applied as a whole, as the lake is where this one starts; a late task or a replay would bring
-    the transaction back.
+    None that ends past the checkpoint was applied as a whole; a late task or a replay would bring the
+    transaction back.
     """
     folder = layout.manifest_folder(skipping.slot_name)
     left_out = [Lsn.parse(each.commit_lsn) for each in skipping.skipped]
     for name in area.names(folder):
-        positions = layout.parse_manifest_name(name)
-        if positions is None or not any(positions[0] <= lsn < positions[1] for lsn in left_out):
+        ends = layout.parse_manifest_name(name)
+        if ends is None or ends[1] <= lake_lsn:
             continue
-        other = Manifest.from_json(area.read(f"{folder}/{name}").decode("utf-8"))
+        if not any(ends[0] <= lsn < ends[1] for lsn in left_out):
+            continue
+        try:
+            other = Manifest.from_json(area.read(f"{folder}/{name}"))
+        except BatchRefused:
+            # Nobody can apply it as it is.
+            continue
         if other.system_identifier == skipping.system_identifier and not other.skips(left_out):
             log.warning("The sealed batch %s is given up: it holds what is left out now.", name)
             area.delete_file(f"{folder}/{name}")
+
+
+def _remove_covered(area: StagingArea, again: Manifest, lake_lsn: Lsn) -> None:
+    """Remove the manifests of batches within one that was read again, but for what is applied or has copies.
+
+    That one is there already. Of batches that wait no run shall find any but the new one, and a manifest that
+    is damaged would end each replay and each prune.
+    """
+    folder = layout.manifest_folder(again.slot_name)
+    for name in area.names(folder):
+        ends = layout.parse_manifest_name(name)
+        if ends is None or ends[0] < again.start_lsn or ends[1] > again.end_lsn:
+            continue
+        try:
+            other = Manifest.from_json(area.read(f"{folder}/{name}"))
+        except BatchRefused:
+            why = "it is damaged"
+        else:
+            copies = any(table.copy_lsn is not None for table in other.tables)
+            ours = other.system_identifier == again.system_identifier
+            if ends[1] <= lake_lsn or copies or not ours or other.batch_id == again.batch_id:
+                continue
+            why = "it was not applied"
+        log.warning("The sealed batch %s gives way to what was read again: %s.", name, why)
+        area.delete_file(f"{folder}/{name}")

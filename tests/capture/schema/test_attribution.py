@@ -48,6 +48,11 @@ CASES = {
     "dropped and added again unseen": (
         *(ints(id=1, a=2), ["id a"], ints(id=1, a=3), (2,), [(1, 3)], "a"),
     ),
+    # What is taken needs two changes less than another added and dropped unseen, and two names swapped.
+    "swapped, or dropped and added again": (
+        *(ints(id=1), ["id a", "id a b", "id b a"], ints(id=1, b=3, a=4), (2,)),
+        *([(1, 2), (1, 2, 3), (1, 3, 4)], "a b"),
+    ),
     "dropped, another added and renamed unseen": (
         *(ints(id=1, a=2), ["id b"], ints(id=1, c=3), (2,), [(1, 3)], "b"),
     ),

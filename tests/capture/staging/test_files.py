@@ -36,6 +36,12 @@ def rows(first: int, count: int, *, old: bool = False) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
+def test_a_staging_uri_with_credentials_is_refused_and_not_shown() -> None:
+    with pytest.raises(ConfigurationError, match="a user or a password") as refused:
+        StagingArea("s3://key:secret@bucket/folder")
+    assert "secret" not in str(refused.value)
+
+
 def test_a_column_that_is_null_throughout_is_left_out_of_its_file(tmp_path: Path) -> None:
     pool = WriterPool(8 << 20)
     table = pool.add(writer(StagingArea(str(tmp_path))))

@@ -1,0 +1,70 @@
+"""What the rows of the checkpoint table say of a slot; how they are written, the tests of the lake show."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.shape import KnownColumn, Shape
+from airflow_provider_pgoutput.capture.checkpoint import checkpoint_of
+
+_INT = Shape((KnownColumn(1, "a", "integer", "int"),), (), "d")
+
+
+def row(start: int, end: int, table: str | None = None, **more: object) -> dict[str, object]:
+    return {
+        "system_identifier": "1",
+        "batch_id": f"batch {end}",
+        "table_name": table,
+        "relation_oid": None if table is None else 16384,
+        "start_lsn": Lsn(start).sortable,
+        "end_lsn": Lsn(end).sortable,
+        "columns": None,
+        "copied": None,
+        "schema_changes": None,
+        "skipped": None,
+        **more,
+    }
+
+
+ROWS = [
+    row(100, 200, skipped='{"0/96": 3}'),
+    row(100, 200, "public.t", copied=7, columns=_INT.to_json()),
+    row(200, 300, skipped='{"0/FA": 1, "0/FB": 0}'),
+    row(200, 300, "public.t", copied=0, columns=_INT.to_json()),
+    row(300, 400),
+]
+
+
+def test_what_a_run_that_reads_again_has_to_know() -> None:
+    found = checkpoint_of(pa.Table.from_pylist(ROWS[::-1]), "lake", "slot")
+    assert found is not None
+    assert (found.end_lsn, found.batch_id, found.begun_at) == (Lsn(400), "batch 400", Lsn(100))
+    assert found.copied_until == Lsn(200)
+    assert sorted(found.skipped) == ['{"0/96": 3}', '{"0/FA": 1, "0/FB": 0}']
+    # The second batch has the same columns.
+    assert found.shaped_at == {16384: Lsn(200)}
+
+
+def test_columns_that_change_are_of_the_batch_that_changed_them() -> None:
+    changed = Shape((KnownColumn(1, "a", "bigint", "long"),), (), "d")
+    rows = [*ROWS, row(400, 500), row(400, 500, "public.t", columns=changed.to_json())]
+    found = checkpoint_of(pa.Table.from_pylist(rows), "lake", "slot")
+    assert found is not None
+    assert found.shaped_at == {16384: Lsn(500)}
+    assert found.shapes == {16384: changed}
+
+
+def test_a_change_that_was_undone_in_its_batch_counts() -> None:
+    undone = row(300, 400, "public.t", schema_changes='["there and back"]')
+    found = checkpoint_of(pa.Table.from_pylist([*ROWS, undone]), "lake", "slot")
+    assert found is not None
+    assert found.shaped_at == {16384: Lsn(400)}
+
+
+def test_a_table_of_an_earlier_version_lacks_columns() -> None:
+    rows = pa.Table.from_pylist(ROWS).drop_columns(["start_lsn", "columns", "copied", "skipped"])
+    found = checkpoint_of(rows, "lake", "slot")
+    assert found is not None
+    assert (found.end_lsn, found.begun_at, found.copied_until) == (Lsn(400), None, None)
+    assert (found.skipped, found.shapes, found.shaped_at) == ((), {}, {})

@@ -1,0 +1,76 @@
+"""A source that was promoted: it goes on where it has all that the lake has, and else is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.source.timelines import end_of_timeline, parse_history
+from airflow_provider_pgoutput.errors import SourceChanged
+from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+from tests.capture.pipeline_support import Source, checkpoint_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture
+def server(postgres_server: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
+    """A server of the test's own, which may be promoted."""
+    home = Path(tempfile.mkdtemp(prefix="pgoutput-tests-promoted-"))
+    found = EmbeddedPostgres(home, installation=postgres_server.installation)
+    try:
+        yield found.start()
+    finally:
+        found.destroy()
+
+
+def promote(server: EmbeddedPostgres) -> None:
+    """Start the server as a standby of nobody, and make it a primary of the next timeline."""
+    server.stop()
+    signal = server.data_directory / "standby.signal"
+    signal.touch()
+    owner = server.data_directory.stat()
+    os.chown(signal, owner.st_uid, owner.st_gid)
+    server.start()
+    with psycopg.connect(server.conninfo(), autocommit=True) as session:
+        assert session.execute("SELECT pg_promote()").fetchone() == (True,)
+
+
+def test_a_source_that_left_the_lakes_history_is_refused(
+    server: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    source = Source(server.conninfo(), "promoted", tmp_path / "staging")
+    source.execute("CREATE TABLE t (a int PRIMARY KEY, b text)", "CREATE PUBLICATION p FOR TABLE t")
+    lake = dataclasses.replace(checkpoint_of(source.stage()), timeline=1)
+    promote(server)
+    source.execute("INSERT INTO t VALUES (1, 'x')")
+    ended = end_of_timeline(source.reader, 1, now=2, slot="promoted")
+    assert ended is not None
+    assert ended >= lake.end_lsn
+    batch = source.stage(checkpoint=lake)
+    assert batch.timeline == 2
+    assert [row["a"] for row in source.changes(batch, "public.t")] == [1]
+    # As if the lake had what the old primary wrote before it was lost; the new one is past that by now.
+    ahead = dataclasses.replace(lake, end_lsn=Lsn(ended + 1))
+    for other in (ahead, dataclasses.replace(lake, timeline=7)):
+        with pytest.raises(SourceChanged, match="timeline 2") as stop:
+            source.stage(checkpoint=other)
+        assert stop.value.lsn == str(other.end_lsn)
+    later = dataclasses.replace(checkpoint_of(batch), timeline=2)
+    assert source.stage(checkpoint=later).start_lsn == batch.end_lsn
+
+
+def test_a_history_file_names_where_each_timeline_ended() -> None:
+    text = "1\t0/5000000\tno recovery target specified\n\n2\t1/A\tbefore 2000-01-01\n"
+    assert parse_history(text) == {1: Lsn(0x5000000), 2: Lsn(0x1_0000_000A)}
+    assert parse_history("") == {}

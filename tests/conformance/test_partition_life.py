@@ -1,0 +1,140 @@
+"""Partitions that are attached, detached, dropped and made again, from the source into the lake.
+
+What PostgreSQL does not send is said in a warning and stays out of the lake until a copy, and nothing else
+differs. Moves of rows between partitions are in ``scenarios_partitions.py``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_pgoutput.errors import RowMissing, TableRefused
+from tests.conformance.groups import collected_warnings
+from tests.conformance.many_tables import Tables
+
+if TYPE_CHECKING:
+    from tests.conformance.pipeline import Pipeline
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+COLUMNS = "(a int PRIMARY KEY, b text)"
+
+
+def partitioned(root: str) -> tuple[str, ...]:
+    """Statements that make a table with three partitions of ten keys, the third one in two levels."""
+    return (
+        f"CREATE TABLE {root} {COLUMNS} PARTITION BY RANGE (a)",
+        f"CREATE TABLE {root}_0 PARTITION OF {root} FOR VALUES FROM (0) TO (10)",
+        f"CREATE TABLE {root}_1 PARTITION OF {root} FOR VALUES FROM (10) TO (20)",
+        f"CREATE TABLE {root}_2 PARTITION OF {root} FOR VALUES FROM (20) TO (30) PARTITION BY RANGE (a)",
+        f"CREATE TABLE {root}_20 PARTITION OF {root}_2 FOR VALUES FROM (20) TO (25)",
+        f"INSERT INTO {root} SELECT g, 'row ' || g FROM generate_series(1, 24) g WHERE g % 10 IN (1, 2, 3)",
+    )
+
+
+def brought(root: str) -> tuple[str, ...]:
+    """Statements that make a table with rows, one of them large, and attach it."""
+    return (
+        f"CREATE TABLE {root}_b {COLUMNS}",
+        f"ALTER TABLE {root}_b ALTER b SET STORAGE EXTERNAL",
+        f"INSERT INTO {root}_b VALUES (31, 'brought'), (32, 'brought'), (33, repeat('x', 9000))",
+        f"ALTER TABLE {root} ATTACH PARTITION {root}_b FOR VALUES FROM (30) TO (40)",
+    )
+
+
+def test_partitions_published_as_themselves(pipeline: Pipeline) -> None:
+    """Each is a table like any other: what it lacks is copied, and what left stays as it was."""
+    tables = Tables(pipeline, logs=("public.r_1",))
+    tables.run(*partitioned("r"), "CREATE PUBLICATION p FOR TABLE r")
+    tables.assert_equal("r_0", "r_1", "r_20")
+    tables.execute("UPDATE r SET b = 'last seen' WHERE a IN (1, 11, 21)")
+    kept = {name: tables.source_rows(name) for name in ("r_0", "r_20")}
+    with collected_warnings() as warnings:
+        tables.run(
+            *brought("r"),
+            "UPDATE r SET b = 'touched' WHERE a = 31",
+            "DELETE FROM r WHERE a = 32",
+            "ALTER TABLE r DETACH PARTITION r_1",
+            # Nobody sends these.
+            "UPDATE r_1 SET b = 'alone' WHERE a = 12",
+            "DELETE FROM r_1 WHERE a = 13",
+            "ALTER TABLE r ATTACH PARTITION r_1 FOR VALUES FROM (10) TO (20)",
+            "INSERT INTO r VALUES (15, 'seen')",
+            "ALTER TABLE r DETACH PARTITION r_2 CONCURRENTLY",
+            "INSERT INTO r_2 VALUES (20, 'alone')",
+            "DROP TABLE r_0",
+        )
+    tables.assert_equal("r_b", "r_1")
+    for name, rows in kept.items():
+        tables.assert_holds(name, rows)
+    assert "public.r_1 was not published all the time" in "\n".join(warnings)
+
+    # As rotating partitions do: another table under the name of one that was dropped.
+    tables.execute(
+        "CREATE TABLE r_0 PARTITION OF r FOR VALUES FROM (0) TO (10)",
+        "INSERT INTO r VALUES (2, 'made again')",
+        "UPDATE r SET a = 16 WHERE a = 31",
+    )
+    assert tables.refused(TableRefused, "created again") == "public.r_0"
+    tables.run(on_recreated_table="copy")
+    tables.assert_equal("r_0", "r_1", "r_b")
+    tables.run("UPDATE r SET b = 'all' WHERE a <> 33")
+    tables.assert_equal("r_0", "r_1", "r_b")
+    tables.assert_holds("r_20", kept["r_20"])
+    tables.assert_repeatable()
+
+
+def test_partitions_published_via_their_root(pipeline: Pipeline) -> None:
+    """Rows that come and go with a partition are in no stream; all others are right, and a copy mends it."""
+    tables = Tables(pipeline, logs=("public.l",))
+    tables.run(
+        *partitioned("r"),
+        *partitioned("l"),
+        "CREATE PUBLICATION p FOR TABLE r, l WITH (publish_via_partition_root)",
+    )
+    tables.assert_equal("r", "l")
+    left = tables.execute("SELECT a::text, b FROM r WHERE a >= 20 OR a < 10 AND a <> 1")
+    changes = (
+        "CREATE TABLE {0}_5 PARTITION OF {0} FOR VALUES FROM (50) TO (60)",
+        "INSERT INTO {0} VALUES (51, 'of a new partition')",
+        "ALTER TABLE {0} DETACH PARTITION {0}_2 CONCURRENTLY",
+        "DELETE FROM {0}_2 WHERE a = 22",
+        "DELETE FROM {0} WHERE a = 1",
+        "DROP TABLE {0}_0",
+        "UPDATE {0} SET a = 52 WHERE a = 11",
+        "INSERT INTO {0} VALUES (34, 'seen')",
+        # Of a row that the lake lacks: all of its values are sent.
+        "UPDATE {0} SET b = 'seen' WHERE a = 31",
+    )
+    with collected_warnings() as warnings:
+        tables.run(
+            *brought("r"), *brought("l"), *(each.format(root) for each in changes for root in "rl")
+        )
+    unseen = Counter(tables.execute("SELECT a::text, b FROM r_b WHERE a IN (32, 33)"))
+    for root in "rl":
+        tables.assert_holds(root, tables.source_rows(root) - unseen + Counter(left))
+    said = "\n".join(warnings)
+    for root in "rl":
+        assert f"{root} got partitions that were tables of their own: public.{root}_b" in said
+        assert f"2 partitions of public.{root} were detached or dropped" in said
+
+    # An update that leaves out what the lake never got is refused, and never a NULL.
+    tables.execute("UPDATE r SET a = 35 WHERE a = 33", "INSERT INTO l VALUES (36, 'later')")
+    assert tables.refused(RowMissing, "leaves") == "public.r"
+    tables.run(copy_tables=("public.r", "public.l"))
+    tables.assert_equal("r", "l")
+    tables.run(
+        "ALTER TABLE r ATTACH PARTITION r_2 FOR VALUES FROM (20) TO (30)",
+        "UPDATE r SET b = 'again' WHERE a IN (35, 36, 52)",
+        "TRUNCATE l",
+        "INSERT INTO l VALUES (12, 'new')",
+    )
+    back = Counter(tables.execute("SELECT a::text, b FROM r_2"))
+    tables.assert_holds("r", tables.source_rows("r") - back)
+    tables.assert_equal("l")
+    tables.run(copy_tables=("public.r",))
+    tables.assert_equal("r")
+    tables.assert_repeatable()

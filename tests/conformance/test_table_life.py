@@ -1,0 +1,211 @@
+"""Tables that are dropped, made again, renamed and moved, from the source into the lake.
+
+Scenarios C52, C57, C58, C91 and more. What is not here: partitions (``test_partition_life.py``), and that
+nothing is published of what is refused by default (``test_refusals.py``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_pgoutput.errors import TableRefused
+from tests.conformance.groups import collected_warnings
+from tests.conformance.many_tables import Tables
+
+if TYPE_CHECKING:
+    from tests.conformance.pipeline import Pipeline
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+#: By table: how it is made again, after rows 1 to 3 of the former one were copied.
+MADE_AGAIN = {
+    "same": (
+        "CREATE TABLE same(a int PRIMARY KEY, b text)",
+        "INSERT INTO same VALUES (1, 'new'), (7, 'new')",
+    ),
+    "reshaped": (
+        "CREATE TABLE reshaped(c numeric(9, 2), b int PRIMARY KEY, a text)",
+        "INSERT INTO reshaped VALUES (1.5, 2, 'new'), (2.5, 8, NULL)",
+    ),
+    "keyless": (
+        "CREATE TABLE keyless(a int, b text)",
+        "ALTER TABLE keyless REPLICA IDENTITY FULL",
+        "INSERT INTO keyless VALUES (1, 'twice'), (1, 'twice'), (2, NULL)",
+    ),
+    "logged": (
+        "CREATE TABLE logged(a int PRIMARY KEY, c int)",
+        "INSERT INTO logged VALUES (4, 4), (5, 5)",
+        "DROP TABLE logged",
+        "CREATE TABLE logged(a int PRIMARY KEY, b text)",
+        "INSERT INTO logged VALUES (5, 'third')",
+    ),
+    "emptied": ("CREATE TABLE emptied(a int PRIMARY KEY, b text)",),
+}
+
+
+def filled(*names: str) -> tuple[str, ...]:
+    """Statements that make tables with three rows."""
+    return tuple(
+        statement
+        for name in names
+        for statement in (
+            f"CREATE TABLE {name}(a int PRIMARY KEY, b text)",
+            f"INSERT INTO {name} SELECT g, '{name} ' || g FROM generate_series(1, 3) g",
+        )
+    )
+
+
+def test_a_table_that_was_made_again_replaces_the_former_one(pipeline: Pipeline) -> None:
+    """C57: refused by default; with ``copy`` exactly the new table's rows, while other tables flow."""
+    tables = Tables(pipeline, logs=("public.logged",))
+    tables.run(
+        *filled(*MADE_AGAIN, "beside", "dropped"),
+        "CREATE PUBLICATION p FOR TABLES IN SCHEMA public",
+    )
+    tables.assert_equal(*MADE_AGAIN, "beside", "dropped")
+    kept = tables.source_rows("dropped")
+    for name, statements in MADE_AGAIN.items():
+        tables.execute(
+            f"INSERT INTO {name} VALUES (9, 'of the former one')",
+            f"DELETE FROM {name} WHERE a = 2",
+            f"DROP TABLE {name}",
+            *statements,
+        )
+    tables.execute("UPDATE beside SET b = 'flows' WHERE a = 2", "DROP TABLE dropped")
+    names = {f"public.{name}" for name in MADE_AGAIN}
+    assert tables.refused(TableRefused, "dropped and created again") in names
+    batch = tables.run(on_recreated_table="copy")
+    assert {each.name for each in batch.tables if each.copy_lsn is not None} == names
+    tables.assert_equal(*MADE_AGAIN, "beside")
+    tables.assert_holds("dropped", kept)
+
+    # From now on they are tables like any other, whatever the policy.
+    tables.run(
+        *(f"INSERT INTO {name}(a, b) VALUES (11, '12')" for name in MADE_AGAIN),
+        "UPDATE reshaped SET c = 3 WHERE b = 2",
+        "DELETE FROM same WHERE a = 1",
+        "DELETE FROM keyless WHERE ctid = '(0,1)'",
+        "TRUNCATE logged",
+        "INSERT INTO logged VALUES (12, 'after')",
+    )
+    tables.assert_equal(*MADE_AGAIN, "beside")
+    tables.assert_repeatable()
+
+
+def test_a_renamed_or_moved_table_goes_on_as_it_is_told(pipeline: Pipeline) -> None:
+    """C58: each is refused by name; its ``target`` option or ``copy_tables`` goes on, for good."""
+    tables = Tables(pipeline, logs=("public.logged", "public.logged_now"))
+    old = ("renamed", "copied", "moved", "east", "west", "logged")
+    tables.run(*filled(*old), "CREATE SCHEMA s", f"CREATE PUBLICATION p FOR TABLE {', '.join(old)}")
+    former = tables.source_rows("copied")
+    tables.execute(
+        "UPDATE renamed SET b = 'before' WHERE a = 1",
+        "ALTER TABLE renamed RENAME TO renamed_now",
+        "UPDATE renamed_now SET b = 'after' WHERE a = 2",
+        "ALTER TABLE copied RENAME TO copied_now",
+        "DELETE FROM copied_now WHERE a = 3",
+        "ALTER TABLE moved SET SCHEMA s",
+        "UPDATE s.moved SET a = 4 WHERE a = 1",
+        "ALTER TABLE logged RENAME TO logged_now",
+        "DELETE FROM logged_now WHERE a = 1",
+        # Each takes the name of the other.
+        "ALTER TABLE east RENAME TO aside",
+        "ALTER TABLE west RENAME TO east",
+        "ALTER TABLE aside RENAME TO west",
+        "UPDATE east SET b = 'was west' WHERE a = 1",
+        "UPDATE west SET b = 'was east' WHERE a = 1",
+    )
+    told = [
+        {"public.renamed_now": "renamed"},
+        {"s.moved": "moved"},
+        {"public.logged_now": "logged"},
+        {"public.east": "west", "public.west": "east"},
+    ]
+    targets: dict[str, str] = {}
+    copies: tuple[str, ...] = ()
+    for _refusal in range(len(told) + 1):
+        name = tables.refused(TableRefused, "was renamed", attempts=1, copy_tables=copies)
+        if name == "public.copied_now":
+            copies = ("public.copied_now",)
+            continue
+        (new,) = (each for each in told if name in each)
+        targets |= new
+        tables.set_targets(targets)
+    tables.run(copy_tables=copies)
+    assert len(targets) == 5
+    for name, target in targets.items():
+        tables.assert_holds(name, tables.source_rows(name), target=target)
+    tables.assert_equal("copied_now")
+    tables.assert_holds("copied", former)
+
+    # Renamed again, and another table takes its name: the two policies together.
+    tables.execute(
+        "INSERT INTO copied_now VALUES (5, 'before')",
+        "ALTER TABLE copied_now RENAME TO archive",
+        "INSERT INTO archive VALUES (6, 'after')",
+        *filled("copied_now"),
+        "ALTER PUBLICATION p ADD TABLE copied_now",
+        "INSERT INTO copied_now VALUES (7, 'new')",
+        *(f"INSERT INTO {name} VALUES (8, 'later')" for name in targets),
+    )
+    assert tables.refused(TableRefused, "created again") == "public.copied_now"
+    policy = {"on_recreated_table": "copy"}
+    assert tables.refused(TableRefused, "was renamed", **policy) == "public.archive"
+    tables.run(copy_tables=("public.archive",), **policy)
+    tables.assert_equal("copied_now", "archive")
+    for name, target in targets.items():
+        tables.assert_holds(name, tables.source_rows(name), target=target)
+    tables.assert_repeatable()
+
+
+def test_tables_that_leave_a_publication_and_come_to_one(pipeline: Pipeline) -> None:
+    """C52, C91: what was not published all the time is copied, and what left stays as it was."""
+    tables = Tables(pipeline, logs=("public.logged",))
+    tables.run(
+        *(f"CREATE SCHEMA {name}" for name in ("s", "other", "outside")),
+        *filled("s.gone", "s.back", "s.across", "outside.came", "logged", "left_out"),
+        "CREATE PUBLICATION p FOR TABLES IN SCHEMA s, other, TABLE logged, left_out",
+    )
+    tables.assert_equal("s.gone", "s.back", "s.across", "logged", "left_out")
+    seen = ("s.gone", "s.back", "left_out")
+    tables.execute(*(f"UPDATE {name} SET b = 'in time' WHERE a = 1" for name in seen))
+    kept = {name: tables.source_rows(name) for name in ("s.gone", "left_out")}
+    outside = ("came", "gone", "back")
+    with collected_warnings() as warnings:
+        tables.run(
+            "ALTER TABLE s.gone SET SCHEMA outside",
+            "ALTER TABLE s.back SET SCHEMA outside",
+            "ALTER PUBLICATION p DROP TABLE logged, left_out",
+            # Nobody sends these.
+            *(f"DELETE FROM outside.{name} WHERE a = 1" for name in outside),
+            *(f"INSERT INTO outside.{name} VALUES (5, 'unseen')" for name in outside),
+            *(f"DELETE FROM {name} WHERE a = 2" for name in ("logged", "left_out")),
+            "ALTER TABLE outside.came SET SCHEMA s",
+            "ALTER TABLE outside.back SET SCHEMA s",
+            "ALTER PUBLICATION p ADD TABLE logged",
+            "INSERT INTO s.back VALUES (6, 'seen')",
+            "INSERT INTO logged VALUES (6, 'seen')",
+        )
+    tables.assert_equal("s.came", "s.back", "s.across", "logged")
+    for name, rows in kept.items():
+        tables.assert_holds(name, rows)
+    said = "\n".join(warnings)
+    for name in ("s.back", "public.logged"):
+        assert f"{name} was not published all the time" in said
+
+    # From one published schema to another: published since then only, so it is copied under its new name.
+    former = tables.source_rows("s.across")
+    with collected_warnings() as warnings:
+        tables.run(
+            "ALTER TABLE s.across SET SCHEMA other",
+            "UPDATE other.across SET b = 'across' WHERE a = 2",
+            "UPDATE s.came SET b = 'later' WHERE a = 5",
+            "DELETE FROM logged WHERE a = 3",
+            "TRUNCATE s.back",
+        )
+    assert "other.across was not published all the time" in "\n".join(warnings)
+    tables.assert_equal("other.across", "s.came", "logged", "s.back")
+    tables.assert_holds("s.across", former)
+    tables.assert_repeatable()
