@@ -39,6 +39,13 @@ DECODING = (
 )
 
 
+#: Ends a backend whose answer has begun: before that the driver ends the whole process (docs/capture.md).
+END_ONE = (
+    "SELECT pg_terminate_backend(max(pid)) FROM pg_stat_progress_copy"
+    " WHERE datname = current_database() AND tuples_processed > 0"
+)
+
+
 def wait_for_copies(source: Source, wanted: int) -> None:
     """Until there are so many temporary slots; the server looks every two seconds who is still there."""
     deadline = time.monotonic() + 15
@@ -225,10 +232,10 @@ def test_an_error_in_one_part_fails_the_batch(source: Source) -> None:
     """One of several backends is ended while it decodes: nothing is sealed, and a retry finds all."""
     checkpoint = checkpoint_of(source.stage())
     with decoding_in_a_process(source, checkpoint) as (process, session):
-        ended = session.execute(f"SELECT pg_terminate_backend(max(pid)) FROM {DECODING}").fetchone()
-        assert ended == (True,)
+        while session.execute(END_ONE).fetchone() != (True,):
+            assert process.poll() is None, "it ended before"
         _, said = process.communicate(timeout=60)
-        assert process.returncode == 1
+        assert process.returncode == 1, said
     assert said.splitlines()[-1].startswith("airflow_provider_pgoutput.errors.SourceUnavailable: ")
     expect_nothing_staged_and_all_of_it_next(source, checkpoint)
 
