@@ -51,7 +51,7 @@ class Places:
     #: Whether the batch's copy is of the version that is taken next, or of a later one.
     copies: bool
     free: dict[str, Field]
-    #: Names of key columns.
+    #: Names of the columns by which rows of the target are found.
     keys: frozenset[str]
     every: list[Place] = field(default_factory=list)
     #: The place of each column now, by number, or by name where there is none.
@@ -130,8 +130,8 @@ class Places:
                 column=column.name,
                 advice=f"one of three: copy the table again (copy_tables=[{self.table!r}], or"
                 " type_changes='copy' in the stage task); keep the old values beside in a column of"
-                " another name (type_changes='new_column' in the plan options; not of a key column); or"
-                " change the column back at the source.",
+                " another name (type_changes='new_column' in the plan options; not of a column that"
+                " identifies rows); or change the column back at the source.",
             )
         place.is_retired = True
         # A copy has all values of now, so the old ones would be NULL in every row.

@@ -21,6 +21,7 @@ from airflow_provider_pgoutput.apply.staged import StagedBatch, read_files
 from airflow_provider_pgoutput.apply.types import spark_type
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.batch import shape
+from airflow_provider_pgoutput.batch.manifest import FULL
 from airflow_provider_pgoutput.batch.widening import widens
 from airflow_provider_pgoutput.errors import TableRefused
 
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from airflow_provider_pgoutput.batch.manifest import Column, StagedFile, Table, TableVersion
-
-_FULL = "f"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +150,7 @@ def segments(table: Table, columns: tuple[Column, ...]) -> list[Segment]:
         if not _files(version, "changes"):
             continue
         key = tuple(position[name] for name in version.key_columns)
-        full = version.replica_identity == _FULL
+        full = version.replica_identity == FULL
         alike = (key, full, unsent)
         if found and (found[-1].key, found[-1].full, found[-1].unsent) == alike:
             versions = (*found[-1].versions, version)

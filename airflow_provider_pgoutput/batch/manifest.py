@@ -34,6 +34,9 @@ _LATER_FIELDS = {
 #: Fields that tell where something lies, and nothing of the content.
 _PLACES = frozenset({"path", "storage"})
 
+#: ``pg_class.relreplident`` of REPLICA IDENTITY FULL.
+FULL = "f"
+
 
 @dataclass(frozen=True, slots=True)
 class Column:

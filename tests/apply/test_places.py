@@ -164,6 +164,25 @@ def test_a_column_added_at_the_source_does_not_take_over_one_that_somebody_added
     assert again.numbered == {(1, 0): "id", (2, 0): "b"}
 
 
+@pytest.mark.parametrize("keys", [(), ("id",)])
+def test_a_row_that_all_of_its_values_identify_has_no_value_in_another_column(
+    keys: tuple[str, ...],
+) -> None:
+    """A delete of an older row brings its values of the new type, and the target has those of the old."""
+    staged = table("int", "string")
+    staged = dataclasses.replace(
+        staged,
+        versions=tuple(
+            dataclasses.replace(e, replica_identity="f", key_columns=keys) for e in staged.versions
+        ),
+    )
+    if keys:
+        assert as_new_column(staged, None).numbered[2, 1] == "b__old_2"
+    else:
+        with pytest.raises(TableRefused, match="one of three"):
+            as_new_column(staged, None)
+
+
 def test_a_key_of_a_change_log_may_have_any_type() -> None:
     """No row of a log is looked for, so older rows need no value in the new column."""
     staged = table("int", "string")

@@ -100,8 +100,8 @@ class Workload:
                 (
                     "bag",
                     (
-                        "UPDATE bag SET x = x + 1 WHERE ctid = (SELECT ctid FROM bag"
-                        " WHERE x = %s LIMIT 1)"
+                        "UPDATE bag SET x = x + (y IS NOT NULL)::int, y = coalesce(y, 'n')"
+                        " WHERE ctid = (SELECT ctid FROM bag WHERE x = %s LIMIT 1)"
                     ),
                     (key % 4,),
                 ),

@@ -13,6 +13,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.batch.manifest import FULL
 from airflow_provider_pgoutput.batch.shape import Shape
 from airflow_provider_pgoutput.capture.schema.policy import COPY, CopyNeeded
 from airflow_provider_pgoutput.errors import TableRefused
@@ -23,9 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_FULL = "f"
 #: The identities under which the key of a version is its primary key, and not another index or nothing.
-_BY_PRIMARY_KEY = ("d", _FULL)
+_BY_PRIMARY_KEY = ("d", FULL)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class FullKeys:
         copied = table.copy_lsn is not None
         last = None if copied or before is None or not _is_primary(before) else before
         for version in table.versions:
-            is_full = version.replica_identity == _FULL
+            is_full = version.replica_identity == FULL
             if is_full and not version.key_columns:
                 # Whole rows are compared. It may only be that the key had another name then.
                 continue
