@@ -222,6 +222,14 @@ def _tables(observed: Observed) -> Iterator[Finding]:
                 f"set main to its newest snapshot again, or copy it again: copy_tables=[{row.table_name!r}].",
             )
     for table in observed.lake.tables:
+        if table.went_back and table.target not in newest:
+            yield Finding(
+                PROBLEM,
+                table.target,
+                "The table does not hold the batch that was published last: it was rolled back.",
+                "set main to its newest snapshot again, or drop the table and copy it again: "
+                f"copy_tables=[{table.source_name!r}].",
+            )
         if table.marker and checkpoint and table.marker.end_lsn > checkpoint.end_lsn:
             yield Finding(
                 NOTE,

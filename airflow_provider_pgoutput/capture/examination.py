@@ -15,7 +15,8 @@ from airflow_provider_pgoutput.capture.lake_state import read_lake
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.source.slot import read_slot
-from airflow_provider_pgoutput.errors import BatchRefused, SourceUnavailable
+from airflow_provider_pgoutput.capture.source.timelines import check_timeline
+from airflow_provider_pgoutput.errors import BatchRefused, SourceChanged, SourceUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,6 +59,7 @@ def examine_pipeline(
         now=datetime.now(UTC),
         staging_read=area is not None,
     )
+    _check_timeline(conninfo, observed, findings)
     return observed, findings + examine(observed)
 
 
@@ -70,6 +72,27 @@ def _read_source(
     except SourceUnavailable as error:
         findings.append(Finding(PROBLEM, "source", error.message, error.advice or ""))
         return None, None
+
+
+def _check_timeline(
+    conninfo: str | Mapping[str, Any], observed: Observed, findings: list[Finding]
+) -> None:
+    """Find a source that was promoted or restored to before what the lake has."""
+    server, checkpoint = observed.server, observed.checkpoint
+    if (
+        server is None
+        or checkpoint is None
+        or observed.system_identifier != server.system_identifier
+    ):
+        return
+    then, slot_name = checkpoint.timeline, observed.slot_name
+    try:
+        with sessions.connect(conninfo, slot=slot_name) as session:
+            check_timeline(
+                session, conninfo, server, then=then, end_lsn=checkpoint.end_lsn, slot=slot_name
+            )
+    except (SourceChanged, SourceUnavailable) as error:
+        findings.append(Finding(PROBLEM, "source", error.message, error.advice or ""))
 
 
 def _read_manifests(

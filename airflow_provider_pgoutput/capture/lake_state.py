@@ -48,6 +48,8 @@ class Recorded:
     deletes: int | None = None
     truncates: int | None = None
     copied: int | None = None
+    #: The source's timeline when the batch was staged; None: not known.
+    timeline: int | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -82,6 +84,8 @@ class LakeTable:
     marker: AppliedMarker | None
     #: Branches of attempts to apply, with the time of their newest commit.
     branches: Mapping[str, datetime]
+    #: Whether main says something else than what was published last: somebody rolled it back.
+    went_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,13 +211,29 @@ def _lake_table(table: Table, target: str, slot_name: str) -> LakeTable:
         and name.startswith(words.BRANCH_PREFIX)
         and (snapshot := table.snapshot_by_id(reference.snapshot_id)) is not None
     }
+    marker = _marker(table, slot_name)
     return LakeTable(
         target=target,
         source_name=properties[words.PROPERTY_SOURCE_TABLE],
         relation_oid=int(properties[words.PROPERTY_RELATION_OID]),
         system_identifier=properties[words.PROPERTY_SYSTEM_IDENTIFIER],
-        marker=_marker(table, slot_name),
+        marker=marker,
         branches=branches,
+        went_back=_went_back(table, slot_name, marker),
+    )
+
+
+def _went_back(table: Table, slot_name: str, marker: AppliedMarker | None) -> bool:
+    """The same as apply's ``IcebergTable.was_rolled_back``."""
+    text = table.properties.get(words.PROPERTY_APPLIED + slot_name)
+    if text is None:
+        return False
+    system_identifier, batch_id, end_lsn, *_ = text.split(" ")
+    published = (system_identifier, batch_id, Lsn.parse(end_lsn))
+    return marker is None or published != (
+        marker.system_identifier,
+        marker.batch_id,
+        marker.end_lsn,
     )
 
 

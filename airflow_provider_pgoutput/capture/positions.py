@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.request import NEVER
 from airflow_provider_pgoutput.capture.source.slot import check_two_phase_start
-from airflow_provider_pgoutput.capture.source.timelines import end_of_timeline
+from airflow_provider_pgoutput.capture.source.timelines import check_timeline
 from airflow_provider_pgoutput.capture.staging.overlaps import find_overlaps, newest_readable
 from airflow_provider_pgoutput.capture.staging.seal import find_ending
 from airflow_provider_pgoutput.errors import (
@@ -63,36 +63,13 @@ def check_source(context: CaptureContext, checkpoint: Checkpoint) -> None:
             advice="the source was restored or promoted without the end of its WAL: copy the tables "
             "again.",
         )
-    _check_timeline(context, checkpoint)
-
-
-def _check_timeline(context: CaptureContext, checkpoint: Checkpoint) -> None:
-    """Refuse a source whose history left the lake's before the checkpoint, however far it has written since.
-
-    :raises SourceChanged: when it did.
-    """
-    then, now = checkpoint.timeline, context.server.timeline
-    if then is None or then == now:
-        return
-    if now < then:
-        row = context.session.execute("SELECT pg_catalog.pg_is_in_recovery()").fetchone()
-        if row is not None and row[0]:
-            return  # A standby learns of a new timeline later.
-    name, ended = context.request.slot_name, None
-    if now > then:
-        ended = end_of_timeline(context.request.conninfo, then, now=now, slot=name)
-    if ended is not None and ended >= checkpoint.end_lsn:
-        log.info(
-            "The source went from timeline %d to %d at %s, past the checkpoint.", then, now, ended
-        )
-        return
-    raise SourceChanged(
-        f"The source is on timeline {now}, and the lake was filled from timeline {then}, which "
-        + (f"ended at {ended}, before the checkpoint." if ended else "is not part of its history."),
-        slot=name,
-        lsn=checkpoint.end_lsn,
-        advice="the source was restored or promoted without the end of its WAL: the lake has what never"
-        " happened, and lacks what was written instead. Copy the tables again.",
+    check_timeline(
+        context.session,
+        context.request.conninfo,
+        server,
+        then=checkpoint.timeline,
+        end_lsn=checkpoint.end_lsn,
+        slot=slot_name,
     )
 
 

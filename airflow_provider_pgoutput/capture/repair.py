@@ -51,7 +51,8 @@ def rebuild_checkpoint(catalog: Catalog, namespace: str, observed: Observed) -> 
     The position is one from which everything can be had again, from the slot or from a sealed batch that it
     has passed. What a table holds already is passed over when it is applied again.
 
-    :raises TableRefused: when there is a checkpoint already, or the tables are of several systems.
+    :raises TableRefused: when there is a checkpoint already, the tables are of several systems, or one was
+        rolled back.
     :raises BatchGap: when the slot is past what the tables hold, and no staged batch explains that.
     """
     if observed.checkpoint is not None:
@@ -59,6 +60,14 @@ def rebuild_checkpoint(catalog: Catalog, namespace: str, observed: Observed) -> 
             "There is a checkpoint of the slot already.",
             slot=observed.slot_name,
             table=f"{namespace}.{words.CHECKPOINT_TABLE}",
+        )
+    went_back = [each.target for each in observed.lake.tables if each.went_back]
+    if went_back:
+        raise TableRefused(
+            "Tables were rolled back, and the checkpoint would say that they have what they lack: "
+            + ", ".join(went_back),
+            slot=observed.slot_name,
+            advice="set main of each to its newest snapshot again, or drop it and copy it again.",
         )
     applied = [(each, each.marker) for each in observed.lake.tables if each.marker is not None]
     systems = {marker.system_identifier for _, marker in applied}

@@ -128,6 +128,7 @@ class TestLake:
         tables: Mapping[str, int] | None = None,
         last_commit_time: datetime | None = None,
         copied: int = 0,
+        timeline: int | None = None,
     ) -> None:
         """Write the rows that an apply leaves: one for the batch, one for each table, by name and OID."""
         from pyiceberg.catalog import load_catalog
@@ -144,6 +145,7 @@ class TestLake:
             "start_lsn": Lsn(0).sortable,
             "end_lsn": Lsn.parse(end_lsn).sortable,
             "last_commit_time": last_commit_time,
+            "timeline": timeline,
             **dict.fromkeys(("inserts", "updates", "deletes", "truncates", "copied"), copied),
         }
         rows = [row]

@@ -212,6 +212,19 @@ def test_a_source_that_went_back_is_a_problem(
     assert "restored from a backup" in findings[0]["what"]
 
 
+def test_a_source_of_another_history_is_a_problem(
+    source: Session, healthy: Lsn, slot: str, lake: TestLake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has written past the lake since, so positions alone do not tell."""
+    published(lake, slot, healthy, later := write(source))
+    lake.record(slot, str(later), timeline=7)
+    write(source)
+    code, findings = doctor(capsys, slot)
+    (finding,) = (each for each in findings if each["severity"] == "problem")
+    assert (code, finding["where"]) == (1, "source")
+    assert "timeline 7, which is not part of its history" in finding["what"]
+
+
 def test_a_source_that_does_not_answer_is_a_problem(
     healthy: Lsn, slot: str, set_connection: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -270,6 +283,30 @@ def test_a_lost_checkpoint_is_rebuilt_from_the_tables(
     assert found is not None
     assert (found.end_lsn, found.system_identifier) == (healthy, lake.system_identifier)
     assert found.tables == {77: "public.t"}
+
+
+def test_no_checkpoint_is_made_of_tables_that_were_rolled_back(
+    source: Session, slot: str, lake: TestLake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would say that the table has what it lacks."""
+    start, between, end = write(source), write(source), write(source)
+    first = published(lake, slot, start, between).refresh().current_snapshot()
+    assert first is not None
+    newest = published(lake, slot, between, end).refresh().current_snapshot()
+    assert newest is not None
+    catalog = load_catalog(lake.catalog_name, **lake.properties)
+
+    def set_main(snapshot_id: int) -> None:
+        catalog.load_table(TARGET).manage_snapshots().set_current_snapshot(snapshot_id).commit()
+
+    set_main(first.snapshot_id)
+    assert doctor(capsys, slot, "--repair")[0] == 2
+    code, findings = doctor(capsys, slot)
+    problems = {each["where"]: each["what"] for each in findings}
+    assert (code, set(problems)) == (1, {"checkpoint", TARGET})
+    assert "rolled back" in problems[TARGET]
+    set_main(newest.snapshot_id)
+    assert doctor(capsys, slot, "--repair")[0] == 0
 
 
 def test_a_batch_that_some_tables_lack_is_before_them_again(

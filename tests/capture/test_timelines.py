@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import tempfile
 from pathlib import Path
@@ -12,7 +13,13 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture.source.timelines import end_of_timeline, parse_history
+from airflow_provider_pgoutput.capture.source import session as sessions
+from airflow_provider_pgoutput.capture.source.catalog import read_server
+from airflow_provider_pgoutput.capture.source.timelines import (
+    check_timeline,
+    end_of_timeline,
+    parse_history,
+)
 from airflow_provider_pgoutput.errors import SourceChanged
 from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
 from tests.capture.pipeline_support import Source, checkpoint_of
@@ -66,6 +73,14 @@ def test_a_source_that_left_the_lakes_history_is_refused(
         with pytest.raises(SourceChanged, match="timeline 2") as stop:
             source.stage(checkpoint=other)
         assert stop.value.lsn == str(other.end_lsn)
+    with sessions.connect(source.reader) as session:
+        check = functools.partial(
+            check_timeline, session, source.reader, read_server(session), slot="promoted"
+        )
+        check(then=1, end_lsn=lake.end_lsn)
+        check(then=None, end_lsn=ahead.end_lsn)
+        with pytest.raises(SourceChanged, match="ended at"):
+            check(then=1, end_lsn=ahead.end_lsn)
     later = dataclasses.replace(checkpoint_of(batch), timeline=2)
     assert source.stage(checkpoint=later).start_lsn == batch.end_lsn
 

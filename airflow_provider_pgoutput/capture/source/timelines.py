@@ -1,23 +1,70 @@
 """Where the history of the source left the one that the lake was filled from: after a promotion or a restore.
 
-Positions of two timelines can be compared only up to there. What is not here: what is done about it
-(``capture/positions.py``).
+Positions of two timelines can be compared only up to there. What is not here: whether the source is the same
+system at all, and has written so far (``capture/positions.py``).
 
 Source: https://www.postgresql.org/docs/current/protocol-replication.html (TIMELINE_HISTORY)
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.errors import translated
+from airflow_provider_pgoutput.errors import SourceChanged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import psycopg
+
+    from airflow_provider_pgoutput.capture.source.catalog import Server
+
+log = logging.getLogger(__name__)
+
+
+def check_timeline(
+    session: psycopg.Connection[Any],
+    conninfo: str | Mapping[str, object],
+    server: Server,
+    *,
+    then: int | None,
+    end_lsn: Lsn,
+    slot: str,
+) -> None:
+    """Refuse a source whose history left the lake's before the checkpoint, however far it has written since.
+
+    :param then: the timeline that the source had when the lake's last batch was staged; None: not known.
+    :param end_lsn: the checkpoint.
+    :raises SourceChanged: when it did.
+    :raises SourceUnavailable: when the source does not answer.
+    """
+    now = server.timeline
+    if then is None or then == now:
+        return
+    if now < then:
+        row = session.execute("SELECT pg_catalog.pg_is_in_recovery()").fetchone()
+        if row is not None and row[0]:
+            return  # A standby learns of a new timeline later.
+    ended = end_of_timeline(conninfo, then, now=now, slot=slot) if now > then else None
+    if ended is not None and ended >= end_lsn:
+        log.info(
+            "The source went from timeline %d to %d at %s, past the checkpoint.", then, now, ended
+        )
+        return
+    raise SourceChanged(
+        f"The source is on timeline {now}, and the lake was filled from timeline {then}, which "
+        + (f"ended at {ended}, before the checkpoint." if ended else "is not part of its history."),
+        slot=slot,
+        lsn=end_lsn,
+        advice="the source was restored or promoted without the end of its WAL: the lake has what never"
+        " happened, and lacks what was written instead. Copy the tables again.",
+    )
 
 
 def end_of_timeline(
