@@ -10,7 +10,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.apply.evolve import Evolved
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable
+from airflow_provider_pgoutput.apply.recorded import COLUMNS_PROPERTY
 from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX, marker_of
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.errors import PublishRefused
@@ -33,8 +35,8 @@ class Prepared:
     base: int | None
     #: The branch's own newest snapshot.
     head: int
-    #: Columns whose value was written into older rows.
-    filled: frozenset[str] = frozenset()
+    #: What was done about rows that are older than a new column.
+    evolved: Evolved = field(default_factory=Evolved)
     #: Rows appended and keys deleted, as far as they were counted.
     counted: dict[str, int] = field(default_factory=dict)
 
@@ -52,9 +54,11 @@ class Preparation(ABC):
         self.branch = f"{BRANCH_PREFIX}{batch.manifest.batch_id[:16]}_{uuid.uuid4().hex[:8]}"
         self.counted: dict[str, int] = {"appended": 0, "deleted_keys": 0}
         self.table: IcebergTable | None = None
-        self.filled: frozenset[str] = frozenset()
+        self.evolved = Evolved()
         self._writer: BranchWriter | None = None
         self._base: int | None = None
+        #: Which field is which column, as the table said when it was loaded.
+        self._fields: str | None = None
 
     @abstractmethod
     def write(self) -> None:
@@ -65,8 +69,8 @@ class Preparation(ABC):
         """Make the table."""
 
     @abstractmethod
-    def evolve(self, table: IcebergTable) -> frozenset[str]:
-        """Bring the table's columns to the batch's; names of those that older rows still lack."""
+    def evolve(self, table: IcebergTable) -> Evolved:
+        """Bring the table's columns to the batch's; what older rows still lack then."""
 
     @abstractmethod
     def open_branch(self, table: IcebergTable) -> BranchWriter:
@@ -76,6 +80,7 @@ class Preparation(ABC):
         """Do all steps; None when the batch changes nothing in the table."""
         self.table = IcebergTable.load(self.spark, self.target.name)
         self._refuse_moved(self.table)
+        self._fields = None if self.table is None else self.table.properties.get(COLUMNS_PROPERTY)
         self.write()
         if self._writer is None:
             return None
@@ -83,7 +88,7 @@ class Preparation(ABC):
         reach("apply.before_publish")
         head = self._writer.head
         assert head is not None, "the branch was marked"
-        return Prepared(self.target, self.branch, self._base, head, self.filled, self.counted)
+        return Prepared(self.target, self.branch, self._base, head, self.evolved, self.counted)
 
     @property
     def marker(self) -> dict[str, str]:
@@ -111,7 +116,12 @@ class Preparation(ABC):
             table = self.table
             table.java.refresh()
             self._refuse_moved(table)
-        self.filled = self.evolve(table)
+            if table.properties.get(COLUMNS_PROPERTY) != self._fields:
+                # Where each column belongs was decided by what there is no more.
+                raise PublishRefused(
+                    "The columns changed after the table was looked at.", table=table.name.target
+                )
+        self.evolved = self.evolve(table)
         table.create_branch(self.branch, self.start.head)
         # Whatever moved main until now moved it before the branch, so the fence would not see it.
         self._refuse_moved(table)

@@ -1,7 +1,8 @@
 """Creates target tables and brings their schema to the batch's columns, before rows are written.
 
 Columns are added, renamed and widened, and dropped only on request. A schema change is a commit of its own
-that moves no branch: a killed run leaves a wider table, and the next run finds it so.
+that moves no branch: a killed run leaves a wider table, and the next run finds it so. What older rows lack in
+a new column is noted in the same commit, by the field's id, until a batch that knows the column is published.
 Source: https://iceberg.apache.org/docs/latest/evolution/ and /spec/#default-values.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_provider_pgoutput.apply import uuids
 from airflow_provider_pgoutput.apply.iceberg import FILL_PREFIX, IcebergTable
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 5
+#: Notes of new columns: older rows lack the value; or Iceberg shows it in the rows that there were when
+#: main's head was the snapshot named behind it, and in no others.
+_LACKING, _SHOWN = "lacking", "shown "
 #: ``IF NOT EXISTS`` looks first and creates then: tables prepared at the same time would both create.
 _NAMESPACE_LOCK = threading.Lock()
 #: Types that the specification does not allow for identifier fields.
@@ -88,6 +92,15 @@ def _safe_location(spark: SparkSession, name: TableName) -> str | None:
     return f"{warehouse.rstrip('/')}/{name.namespace.replace('.', '/')}/table-{digest}"
 
 
+class Evolved(NamedTuple):
+    """What is to be done about the rows that are older than a new column."""
+
+    #: Names of the columns whose value these rows still lack.
+    lacking: frozenset[str] = frozenset()
+    #: Names of the properties that say so, which go when it is done.
+    notes: frozenset[str] = frozenset()
+
+
 def evolve(
     spark: SparkSession,
     table: IcebergTable,
@@ -96,18 +109,17 @@ def evolve(
     properties: Mapping[str, str],
     metadata: Mapping[str, str],
     layout: Layout | None = None,
-) -> frozenset[str]:
+) -> Evolved:
     """Rename, add and widen columns, set identifier fields and properties, as far as the table lacks them.
 
     :param columns: in the types that the target shall have.
     :param key: names of the key columns; other columns that are required become optional.
     :param metadata: lake types of the metadata columns that the target shall have, by name.
     :param layout: which fields have other names or go, and which belong to the source's columns.
-    :return: names of the columns whose value the older rows still lack.
-    :raises PublishRefused: main moved meanwhile, so the layout may be of another batch than the newest.
+    :raises PublishRefused: main or the columns changed meanwhile, so the layout may not be of what there is.
     :raises TableRefused: somebody else kept changing the schema at the same time.
     """
-    head = table.head
+    before = table.head, table.properties.get(COLUMNS_PROPERTY)
     wanted = [*columns, *(Column(name, 0, -1, "", kind) for name, kind in metadata.items())]
     for _ in range(_ATTEMPTS):
         try:
@@ -116,18 +128,33 @@ def evolve(
             if not java_class(error).endswith("CommitFailedException"):
                 raise
             table.java.refresh()
-            if layout is not None and table.head != head:
+            now = table.head, table.properties.get(COLUMNS_PROPERTY)
+            if layout is not None and now != before:
                 raise PublishRefused(
-                    "Main moved while the columns were changed.", table=table.name.target
+                    "Main moved, or its columns changed, while they were changed here.",
+                    table=table.name.target,
                 ) from error
         else:
-            found = table.properties
-            return frozenset(each.name for each in columns if FILL_PREFIX + each.name in found)
+            return _older_rows(table, columns)
     raise TableRefused(
         "The schema is being changed by somebody else.",
         table=table.name.target,
         advice="try again.",
     )
+
+
+def _older_rows(table: IcebergTable, columns: Sequence[Column]) -> Evolved:
+    """What the notes in the table say of these columns."""
+    properties, ours = table.properties, {each.name for each in columns}
+    lacking, notes = set(), set()
+    for each in elements(table.java.schema().columns()):
+        name, note = str(each.name()), f"{FILL_PREFIX}{each.fieldId()}"
+        if name in ours and note in properties:
+            notes.add(note)
+            # A batch that did not know the column may have written rows since.
+            if properties[note] != f"{_SHOWN}{table.head}":
+                lacking.add(name)
+    return Evolved(frozenset(lacking), frozenset(notes))
 
 
 def _evolve_once(
@@ -144,7 +171,7 @@ def _evolve_once(
     before = transaction.table().schema()
     change, changed = transaction.updateSchema().caseSensitive(True), renamed
     present = {str(field.name()): field for field in elements(before.columns())}
-    wanted_properties = dict(properties)
+    wanted_properties, noted = dict(properties), {}
     for column in columns:
         kind = _java_type(spark, column.lake_type)
         field = present.get(column.name)
@@ -152,9 +179,9 @@ def _evolve_once(
             default = _default(spark, table, column, kind)
             change, changed = change.addColumn(None, column.name, kind, None, default), True
             wanted_properties |= uuids.without_bounds(column.name, column.lake_type)
-            if column.missing_value is not None and default is None:
+            if column.missing_value is not None:
                 # In the same commit: a run that is killed now leaves the note for the next one.
-                wanted_properties[FILL_PREFIX + column.name] = "true"
+                noted[column.name] = _LACKING if default is None else f"{_SHOWN}{table.head}"
         elif not field.type().equals(kind) and field.type().isPrimitiveType():
             change, changed = change.updateColumn(column.name, kind), True
     for name, field in present.items():
@@ -167,8 +194,13 @@ def _evolve_once(
         change, changed = change.setIdentifierFields(names), True
     # Also when it changes nothing: a transaction takes no second operation before.
     change.commit()
+    ids = {
+        str(each.name()): int(each.fieldId())
+        for each in elements(transaction.table().schema().columns())
+    }
+    wanted_properties |= {f"{FILL_PREFIX}{ids[name]}": note for name, note in noted.items()}
     if layout is not None:
-        wanted_properties |= _numbers(transaction, table, layout)
+        wanted_properties |= _numbers(ids, layout)
     changed = _set_properties(table, transaction, wanted_properties) or changed
     if changed:
         transaction.commitTransaction()
@@ -196,10 +228,8 @@ def _rename(spark: SparkSession, transaction: Any, table: IcebergTable, layout: 
     return changed
 
 
-def _numbers(transaction: Any, table: IcebergTable, layout: Layout) -> dict[str, str]:
+def _numbers(ids: Mapping[str, int], layout: Layout) -> dict[str, str]:
     """The property that says which field is which column of the source."""
-    columns = elements(transaction.table().schema().columns())
-    ids = {str(each.name()): int(each.fieldId()) for each in columns}
     fields = {number: ids[name] for number, name in layout.numbered.items() if name in ids}
     if not fields:
         return {}

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 MAIN = "main"
 TAG_PREFIX = "pgoutput_"
-#: Table property that names a new column whose value older rows still lack, see ``evolve.py``.
+#: Table property that says by a field's id what older rows lack in a new column, see ``evolve.py``.
 FILL_PREFIX = "pgoutput.fill."
 _DAY_MS = 24 * 60 * 60 * 1000
 
@@ -314,20 +314,20 @@ class IcebergTable:
         head: int | None,
         manifest: Manifest,
         tag_days: int,
-        filled: frozenset[str] = frozenset(),
+        done: frozenset[str] = frozenset(),
     ) -> int:
         """Make ``branch`` the head of main, tag it and remove it: one metadata commit.
 
         :param base: main's head when the branch was made; the commit is refused when it moved.
         :param head: the branch's newest snapshot; the commit is refused when it is another now.
-        :param filled: columns whose value the branch has written into older rows.
+        :param done: properties that are notes of what the branch has in it now.
         :raises PublishRefused: main or the branch is not what it was.
         :raises CommitStateUnknown: the catalog did not say; look before trying again.
         """
         if head is None or self.branch_head(branch) != head or self.head != base:
             raise PublishRefused("Main moved since the branch was made.", table=self.name.target)
         try:
-            transaction = self._publication(branch, head, manifest, tag_days, filled)
+            transaction = self._publication(branch, head, manifest, tag_days, done)
         except JAVA_ERRORS as error:
             # Iceberg looked at the table again and found main or the branch elsewhere.
             raise PublishRefused(
@@ -337,7 +337,7 @@ class IcebergTable:
         return head
 
     def _publication(
-        self, branch: str, head: int, manifest: Manifest, tag_days: int, filled: frozenset[str]
+        self, branch: str, head: int, manifest: Manifest, tag_days: int, done: frozenset[str]
     ) -> Any:
         """The transaction that publishes, not yet committed."""
         transaction = self.java.newTransaction()
@@ -352,8 +352,8 @@ class IcebergTable:
         applied = f"{manifest.system_identifier} {manifest.batch_id} {manifest.end_lsn} {number}"
         properties = transaction.updateProperties()
         properties = properties.set(words.PROPERTY_APPLIED + manifest.slot_name, applied)
-        for name in filled:
-            properties = properties.remove(FILL_PREFIX + name)
+        for name in done:
+            properties = properties.remove(name)
         properties.commit()
         return transaction
 

@@ -84,7 +84,7 @@ class TablePreparation(Preparation):
             self.spark, self.batch, self.layout.table, segment, self.start.floor
         )
 
-    def evolve(self, table: IcebergTable) -> frozenset[str]:
+    def evolve(self, table: IcebergTable) -> evolve.Evolved:
         """See ``Preparation``."""
         ours = properties(self.target, self.batch.manifest)
         return evolve.evolve(
@@ -97,7 +97,7 @@ class TablePreparation(Preparation):
         # The rows of a copy have all their values, and replace those that would be filled in.
         replaced = self.start.copies and not self.target.is_log
         for column in self.columns:
-            if column.name in self.filled and not replaced:
+            if column.name in self.evolved.lacking and not replaced:
                 writer.fill(column.name, versions.missing_value(column))
         return writer
 

@@ -115,7 +115,7 @@ def _publish_once(spark: SparkSession, batch: StagedBatch, prepared: Prepared) -
                 prepared.head,
                 batch.manifest,
                 days,
-                prepared.filled,
+                prepared.evolved.notes,
             )
         except CommitStateUnknown:
             # The batch id in main's history says whether the lost answer was a yes. If not, the same

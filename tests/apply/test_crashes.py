@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_pgoutput.apply.iceberg import IcebergTable
+from airflow_provider_pgoutput.apply.iceberg import FILL_PREFIX, IcebergTable
 from airflow_provider_pgoutput.apply.names import TableName
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.batch import crash_points
@@ -20,6 +20,7 @@ from tests.apply.fold_cases import a_is
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from airflow_provider_pgoutput.batch.manifest import Column
     from airflow_provider_pgoutput.batch.plan import Plan
     from tests.apply.build import Relation
 
@@ -163,11 +164,7 @@ def test_a_type_that_got_a_new_column_gets_no_other_when_the_apply_is_run_again(
     second = dataclasses.replace(source.stage(), type_changes="new_column")
     apply_batch(spark, first)
 
-    def killed(name: str) -> None:
-        if name == "apply.before_publish":
-            raise Killed
-
-    with crash_points.watched(killed):
+    with crash_points.watched(_killed_before_publishing):
         for _ in range(2):
             with pytest.raises(Killed):
                 apply_batch(spark, second)
@@ -179,3 +176,40 @@ def test_a_type_that_got_a_new_column_gets_no_other_when_the_apply_is_run_again(
         (2, "two", 20),
         (3, None, 30),
     ]
+
+
+def _numbered(number: int, name: str, **more: Any) -> Column:
+    return dataclasses.replace(column(name, **more), attribute_number=number)
+
+
+@pytest.mark.parametrize("format_version", [2, 3])
+def test_what_older_rows_show_is_there_when_a_batch_without_the_column_comes_between(
+    spark: SparkSession, source: Source, lake_rows: Any, format_version: int
+) -> None:
+    """An attempt at a longer batch added the column, and was killed; the column is renamed later, too."""
+    ids = (_numbered(1, "a"), _numbered(2, "b"))
+    relation = source.table("t", ids, key=("a",))
+    relation.insert(1, 10)
+    apply_batch(spark, dataclasses.replace(source.stage(), format_version=format_version))
+    relation.insert(2, 20)
+    relation.update(a_is(1), {"b": 11})
+    relation.alter((*ids, _numbered(3, "c", missing="7")))
+    relation.insert(3, 30, 8)
+    waiting, start = list(source.pending), source.staged_to
+    longer = source.stage()
+    with crash_points.watched(_killed_before_publishing), pytest.raises(Killed):
+        apply_batch(spark, longer)
+    source.pending, source.staged_to = waiting, start
+    apply_batch(spark, source.stage(transactions=2))
+    relation.alter((*ids, _numbered(3, "d", missing="7")))
+    relation.rows[2]["d"] = 8
+    relation.update(a_is(3), {"b": 31})
+    apply_batch(spark, source.stage())
+    assert lake_rows(relation) == source_rows(relation) == [(1, 11, 7), (2, 20, 7), (3, 31, 8)]
+    properties = spark.sql(f"SHOW TBLPROPERTIES lake.{source.slot_name}.t").collect()
+    assert not [row["key"] for row in properties if row["key"].startswith(FILL_PREFIX)]
+
+
+def _killed_before_publishing(name: str) -> None:
+    if name == "apply.before_publish":
+        raise Killed

@@ -15,6 +15,7 @@ from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 from airflow_provider_pgoutput.apply.names import TableName
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.publish import publish
+from airflow_provider_pgoutput.apply.recorded import COLUMNS_PROPERTY
 from airflow_provider_pgoutput.apply.staged import StagedBatch, open_batch
 from airflow_provider_pgoutput.apply.target import start, targets
 from airflow_provider_pgoutput.batch.manifest import Manifest
@@ -459,6 +460,30 @@ def test_a_column_that_two_writers_add_is_added_once(
     table.update(a_is(1), {"d": 5})
     apply_batch(spark, source.stage())
     assert lake_rows(table) == source_rows(table)
+
+
+def test_columns_that_changed_after_they_were_looked_at_are_left_alone(
+    spark: SparkSession, source: Source, table: Relation
+) -> None:
+    """Another driver renamed a column, which moves no branch; to this one it is still the old name's."""
+    apply_batch(spark, source.stage())
+    table.update(a_is(1), {"c": 5})
+    plan = source.stage()
+    batch = open_batch(spark, plan)
+    (target,) = targets(plan, batch.manifest)
+    begin = start(spark, target, batch.manifest, checkpoint.read(spark, plan, batch.manifest))
+
+    class Overtaken(prepare.TablePreparation):
+        def write(self) -> None:
+            """See ``Preparation``; somebody else is faster."""
+            numbers = '{"relation_oid": 1, "fields": {}}'
+            sql = f"ALTER TABLE {target.name.sql} SET TBLPROPERTIES ('{COLUMNS_PROPERTY}' = '{numbers}')"
+            spark.sql(sql)
+            super().write()
+
+    with pytest.raises(PublishRefused, match="columns changed"):
+        Overtaken(spark, batch, target, begin).run()
+    assert not loaded(spark, table).branch_ages_ms()
 
 
 def test_drivers_that_add_a_column_at_once_leave_one(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.apply.branching import Preparation
 from airflow_provider_pgoutput.apply.checkpoint_rows import Newest
+from airflow_provider_pgoutput.apply.evolve import Evolved
 from airflow_provider_pgoutput.apply.iceberg import MAIN, IcebergTable
 from airflow_provider_pgoutput.apply.row_work import RowWork
 from airflow_provider_pgoutput.apply.target import properties
@@ -120,9 +121,9 @@ class Rows(Preparation):
         assert created is not None
         return created
 
-    def evolve(self, table: IcebergTable) -> frozenset[str]:
+    def evolve(self, table: IcebergTable) -> Evolved:
         """See ``Preparation``: columns do not change here."""
-        return frozenset()
+        return Evolved()
 
     def open_branch(self, table: IcebergTable) -> BranchWriter:
         """See ``Preparation``."""
