@@ -29,6 +29,7 @@ from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.source.errors import of_slot
 from airflow_provider_pgoutput.capture.source.locks import holders_named
 from airflow_provider_pgoutput.capture.source.membership import (
+    begins_a_lake,
     holds_copies,
     tables_to_copy,
 )
@@ -181,7 +182,7 @@ class _Capture:
         if request.advance == AFTER_STAGE:
             self._refuse_lost_checkpoint(confirmed)
         found = self._find_sealed(start)
-        if found and holds_copies(found[0], request.copy_tables):
+        if found and begins_a_lake(found[0], request):
             return found
         if request.initial_copy == NEVER:
             self._context.warn_of_membership_changes()

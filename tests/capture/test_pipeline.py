@@ -33,6 +33,23 @@ def test_first_batch_holds_all_rows_and_starts_the_slot_where_it_ends(source: So
     assert table.counts.copied == 1000
 
 
+def test_a_lake_that_was_emptied_is_not_begun_with_changes_that_waited_for_the_old_one(
+    source: Source,
+) -> None:
+    """Changes of a table that nobody copied would look like all of it."""
+    source.execute("INSERT INTO t VALUES (1, 'x')")
+    first = source.stage()
+    source.execute("INSERT INTO t VALUES (2, 'y')")
+    waiting = source.stage(checkpoint=checkpoint_of(first))
+    again = source.stage()
+    assert [row["a"] for row in source.copied(again, "public.t")] == [1, 2]
+    assert again.start_lsn == waiting.start_lsn
+    # It waits itself then, and an attempt that follows finds it.
+    assert source.stage().batch_id == again.batch_id
+    # To whoever loaded the lake from outside, changes are all that there is to bring.
+    assert source.stage(initial_copy="never").start_lsn == first.end_lsn
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_batch_holds_what_committed_since_the_checkpoint(source: Source, transport: str) -> None:
     first = source.stage()

@@ -271,6 +271,23 @@ def _warn_of_partitions(session: Session, before: TableMark, now: TableMark) -> 
         )
 
 
+def begins_a_lake(sealed: Manifest, request: CaptureRequest) -> bool:
+    """Whether a batch that waits may be the first of a lake, which has nothing to change yet.
+
+    One that was staged for another lake, or for this one before it was emptied, has changes of tables of
+    which it holds no copy.
+    """
+    lacking = sorted(table.name for table in sealed.tables if table.copy_lsn is None)
+    if lacking and request.initial_copy == ALWAYS:
+        log.warning(
+            "The lake has no checkpoint, so a sealed batch is passed over that changes tables without a"
+            " copy of them: %s. All tables are copied.",
+            ", ".join(lacking),
+        )
+        return False
+    return holds_copies(sealed, request.copy_tables)
+
+
 def holds_copies(sealed: Manifest, copy_tables: Sequence[str]) -> bool:
     """Whether a batch that waits to be applied holds the copies that are asked for.
 
