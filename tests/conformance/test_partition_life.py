@@ -138,3 +138,57 @@ def test_partitions_published_via_their_root(pipeline: Pipeline) -> None:
     tables.run(copy_tables=("public.r",))
     tables.assert_equal("r")
     tables.assert_repeatable()
+
+
+def test_partitions_that_send_their_key_alone_under_a_root_that_is_full(pipeline: Pipeline) -> None:
+    """ALTER TABLE ... REPLICA IDENTITY FULL of a root is not that of its partitions, old or new."""
+    tables = Tables(pipeline)
+    tables.run(
+        "CREATE TABLE r (a int PRIMARY KEY, b int, c text) PARTITION BY RANGE (a)",
+        "ALTER TABLE r ALTER c SET STORAGE EXTERNAL",
+        "CREATE TABLE r_0 PARTITION OF r FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE r_1 PARTITION OF r FOR VALUES FROM (10) TO (20)",
+        "ALTER TABLE r REPLICA IDENTITY FULL",
+        "ALTER TABLE r_1 REPLICA IDENTITY FULL",
+        "INSERT INTO r SELECT g, g, repeat('x', 9000) FROM generate_series(8, 12) g",
+        "CREATE PUBLICATION p FOR TABLE r WITH (publish_via_partition_root)",
+    )
+    tables.run(
+        # Sent without the large value, which no old row has.
+        "UPDATE r SET b = 0 WHERE a IN (8, 11)",
+        "UPDATE r SET a = a + 10 WHERE a = 9",
+        "DO $$ BEGIN INSERT INTO r VALUES (1, 1, 'gone'), (13, 1, 'gone');"
+        " UPDATE r SET b = 2 WHERE a IN (1, 13); DELETE FROM r WHERE a IN (1, 13); END $$",
+        "CREATE TABLE r_2 PARTITION OF r FOR VALUES FROM (20) TO (30)",
+        "INSERT INTO r VALUES (20, 1, 'new')",
+        "UPDATE r SET b = NULL, c = NULL WHERE a = 20",
+        "DELETE FROM r WHERE a = 12",
+    )
+    tables.assert_equal("r")
+    tables.run("ALTER TABLE r_0 REPLICA IDENTITY FULL", "ALTER TABLE r_2 REPLICA IDENTITY FULL")
+    tables.run("UPDATE r SET b = 7", "DELETE FROM r WHERE a = 8")
+    tables.assert_equal("r")
+    tables.assert_repeatable()
+
+
+def test_partitions_without_a_key_that_all_of_them_send_are_refused(pipeline: Pipeline) -> None:
+    """The root has none, so nothing says which row an update means that brings no old one."""
+    tables = Tables(pipeline)
+    tables.run(
+        "CREATE TABLE r (a int NOT NULL, b text) PARTITION BY RANGE (a)",
+        "CREATE TABLE r_0 PARTITION OF r FOR VALUES FROM (0) TO (10)",
+        "ALTER TABLE r_0 ADD PRIMARY KEY (a)",
+        "ALTER TABLE r REPLICA IDENTITY FULL",
+        "ALTER TABLE r_0 REPLICA IDENTITY FULL",
+        "INSERT INTO r VALUES (1, 'x'), (2, 'y')",
+        "CREATE PUBLICATION p FOR TABLE r WITH (publish_via_partition_root)",
+    )
+    tables.execute(
+        "ALTER TABLE r_0 REPLICA IDENTITY DEFAULT",
+        "UPDATE r SET b = 'z' WHERE a = 1",
+    )
+    assert tables.refused(TableRefused, "1 of its partitions do not.*r_0") == "public.r"
+    tables.execute("ALTER TABLE r_0 REPLICA IDENTITY FULL")
+    assert tables.refused(TableRefused, "did not have it then") == "public.r"
+    tables.run("UPDATE r SET b = 'w' WHERE a = 2", copy_tables=("public.r",))
+    tables.assert_equal("r")

@@ -19,7 +19,7 @@ from airflow_provider_pgoutput.capture.schema.policy import COPY, CopyNeeded
 from airflow_provider_pgoutput.errors import TableRefused
 
 if TYPE_CHECKING:
-    from airflow_provider_pgoutput.batch.manifest import Table
+    from airflow_provider_pgoutput.batch.manifest import Table, TableVersion
     from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class FullKeys:
         copied = table.copy_lsn is not None
         last = None if copied or before is None or not _is_primary(before) else before
         for version in table.versions:
-            is_full = version.replica_identity == FULL
+            is_full = _sends_whole_rows(version)
             if is_full and not version.key_columns:
                 # Whole rows are compared. It may only be that the key had another name then.
                 continue
@@ -74,6 +74,17 @@ class FullKeys:
             table.name,
             table.name,
         )
+
+
+def _sends_whole_rows(version: TableVersion) -> bool:
+    """Whether the stream announces all columns as the identity, so that another key is not announced.
+
+    That of a partitioned table may be applied by its key all the same, see ``partition_identity.py``.
+    """
+    return version.replica_identity == FULL or (
+        len(version.key_columns) < len(version.columns)
+        and all(each.identity for each in version.columns)
+    )
 
 
 def _is_primary(shape: Shape) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.batch.manifest import Column, TableVersion
 from airflow_provider_pgoutput.capture.source.catalog import read_missing_values, read_types
 from airflow_provider_pgoutput.capture.source.fetched_form import is_sent
+from airflow_provider_pgoutput.capture.source.partition_identity import as_partitions_send
 from airflow_provider_pgoutput.capture.types.binary import binary_caster
 from airflow_provider_pgoutput.capture.types.cast import column_caster
 from airflow_provider_pgoutput.capture.types.mapping import lake_type, type_name
@@ -73,9 +74,10 @@ class Describer:
             names,
             [each.name for each in relation.columns if each.is_identity],
         )
-        return self._version(
+        version = self._version(
             relation, key_columns, {each: missing.get((relation.oid, each)) for each in names}
         )
+        return as_partitions_send(self._session, self._keys, relation.oid, version)
 
     def published(self, table: PublishedTable) -> TableVersion:
         """Describe a table that is about to be copied."""
@@ -85,7 +87,8 @@ class Describer:
             dataclasses.replace(column, attribute_number=published.attribute_number)
             for column, published in zip(version.columns, table.columns, strict=True)
         )
-        return dataclasses.replace(version, columns=columns)
+        version = dataclasses.replace(version, columns=columns)
+        return as_partitions_send(self._session, self._keys, table.relation_oid, version)
 
     def type_name(self, type_oid: int, type_modifier: int) -> str:
         """Spell a type as the columns of a version do."""
