@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import SlotOnServer, move_slot
 from airflow_provider_pgoutput.capture.copying import copy_published
+from airflow_provider_pgoutput.capture.request import ALWAYS
 from airflow_provider_pgoutput.capture.schema.full_keys import FullKeys
 from airflow_provider_pgoutput.capture.schema.history import SchemaHistory
 from airflow_provider_pgoutput.capture.schema.older_rows import seen_from
@@ -119,6 +120,16 @@ class CaptureContext:
         self.storage_at_start = read_storage(
             self.session, (each.relation_oid for each in self.published())
         )
+
+    def published_since_begin(self) -> frozenset[int]:
+        """OIDs of tables that were published since the marks were taken, which the next run copies.
+
+        A batch that waited for copies may reach past that, and hold the changes of a table alone.
+        """
+        if self.request.initial_copy != ALWAYS or self.marks is None:
+            return frozenset()
+        begun = {each.relation_oid for each in self.marks.tables}
+        return frozenset(each.relation_oid for each in self.published()) - begun
 
     def read_slot(self) -> SlotFacts | None:
         """The slot as it is now; None: there is none."""

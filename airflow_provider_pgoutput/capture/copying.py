@@ -22,6 +22,7 @@ from airflow_provider_pgoutput.capture.copying_elsewhere import (
     ranges,
 )
 from airflow_provider_pgoutput.capture.progress import CopyProgress
+from airflow_provider_pgoutput.capture.source.catalog import read_names
 from airflow_provider_pgoutput.capture.source.copy import CopiedRows, CopyOrder, copy_tables
 from airflow_provider_pgoutput.capture.source.copy_plan import (
     read_numbers,
@@ -161,6 +162,10 @@ def _fingerprint(
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
+def _numbers(table: PublishedTable) -> dict[str, int]:
+    return {each.name: each.attribute_number for each in table.columns}
+
+
 class _Round:
     """Tables that are read in one snapshot."""
 
@@ -200,7 +205,8 @@ class _Round:
         context, batch, point = self._context, self._batch, self._snapshot.consistent_point
         # The largest first: what is read last should be small, so that all connections end together.
         tables = sorted(
-            self._unsealed.values(), key=lambda each: -plan.storage[each.relation_oid].size_bytes
+            (each for each in self._unsealed.values() if self._is_of_the_point(each, plan)),
+            key=lambda each: -plan.storage[each.relation_oid].size_bytes,
         )
         request, storage = context.request, plan.storage
         self._orders = [
@@ -227,6 +233,22 @@ class _Round:
                 progress.part(order.table.name, 1)
                 self._seal(order, plan)
         progress.done()
+
+    def _is_of_the_point(self, table: PublishedTable, plan: CopyPlan) -> bool:
+        """Whether the table had at the snapshot's point the columns that it has now.
+
+        What was written between the point and a change of the columns is streamed in the old ones, and
+        would come after a copy in the new ones.
+        """
+        state = plan.states.get(table.relation_oid)
+        if state is not None and state.numbers == _numbers(table):
+            return True
+        log.warning(
+            "Table %s changed right after %s: it is copied at a new point.",
+            table.name,
+            self._snapshot.consistent_point,
+        )
+        return False
 
     def _read_here(
         self, orders: Sequence[CopyOrder], plan: CopyPlan, progress: CopyProgress
@@ -255,15 +277,15 @@ class _Round:
         table, context = order.table, self._context
         oid = table.relation_oid
         state = plan.states[oid]
-        numbers = {each.name: each.attribute_number for each in table.columns}
         if (
             read_places(context.session, [table])[oid] != state.place
-            # The server finds columns by the names that they have when it begins to read.
-            or read_numbers(context.session, [table])[oid] != numbers
+            # The server finds tables and columns by the names that they have when it begins to read.
+            or read_numbers(context.session, [table])[oid] != _numbers(table)
+            or read_names(context.session, [oid]).get(oid) != (table.schema_name, table.table_name)
         ):
             log.warning(
-                "Table %s was rewritten, truncated, given other partitions or other columns since %s: it is"
-                " copied again at a new point.",
+                "Table %s was rewritten, truncated, renamed, given other partitions or columns since %s:"
+                " it is copied again at a new point.",
                 table.name,
                 self._snapshot.consistent_point,
             )

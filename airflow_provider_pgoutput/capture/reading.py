@@ -51,6 +51,7 @@ def stage_changes(
             # The batch has to reach the copies: what comes between is in them already.
             target = max(target, context.copy(batch, start, copied))
             limits = Limits()
+            batch.left_out = context.published_since_begin()
         read = _read(context, batch, start, target, limits, two_phase)
         return _seal(context, batch, read, two_phase)
 

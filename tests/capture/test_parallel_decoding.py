@@ -49,7 +49,7 @@ END_ONE = (
 def wait_for_copies(source: Source, wanted: int) -> None:
     """Until there are so many temporary slots; the server looks every two seconds who is still there."""
     deadline = time.monotonic() + 15
-    while len(source.execute(f"SELECT FROM {COPIES}")) != wanted:
+    while len(source.execute(f"SELECT 1 FROM {COPIES}")) != wanted:
         assert time.monotonic() < deadline, f"there are not {wanted} copies"
         time.sleep(0.01)
 

@@ -103,6 +103,13 @@ class OlderRows:
         """Whether older rows may show another value in an added column than NULL or the one that is kept."""
         if found.missing_value is not None or found.is_dropped:
             return False
+        if (
+            before is not None
+            and before.storage is not None
+            and found.number <= before.storage.columns
+        ):
+            # The table had it, and did not publish it: it was generated, or in no column list.
+            return True
         now = self.storage.get(relation_oid)
         if now is None or found.has_several_values:
             return found.may_have_filled or found.has_several_values

@@ -25,7 +25,7 @@ from airflow_provider_pgoutput.capture.source.publication_marks import (
 from airflow_provider_pgoutput.errors import ConfigurationError, PublicationChanged, TableRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.batch.membership import (
@@ -122,15 +122,21 @@ def tables_to_copy(
         and each.name in known
         and each.name not in request.copy_tables
     ]
+    renamed = _replaced(published, seen)
     if recreated and request.on_recreated_table == FAIL:
+        former = next((new for old, new in renamed.items() if old == recreated[0].name), None)
         raise TableRefused(
-            "The table was dropped and created again, and the lake holds the rows of the former one.",
+            "The table was dropped and created again, and the lake holds the rows of the former one."
+            if former is None
+            else f"The table was renamed to {former}, and another made under its name that the lake has not.",
             slot=request.slot_name,
             table=recreated[0].name,
             advice="name it in copy_tables, which replaces them in this run; on_recreated_table='copy' does "
             "so whenever it happens.",
         )
     wanted = {*request.copy_tables, *(each.name for each in recreated)}
+    # The copy takes the place of what the lake has of a table that is called otherwise now.
+    wanted |= {now for name, now in renamed.items() if name in wanted}
     copied = tuple(
         each
         for each in published
@@ -251,6 +257,18 @@ def _refuse_other_root(publication: PublicationMark, slot_name: str) -> None:
         advice=f"set it to {before} again and name the partitioned tables in copy_tables once; or read the "
         "publication with a new slot into another namespace.",
     )
+
+
+def _replaced(published: Sequence[PublishedTable], seen: Mapping[int, str]) -> dict[str, str]:
+    """Tables that were renamed while another took their name: the name in the lake, and that of now."""
+    names = {each.name: each.relation_oid for each in published}
+    return {
+        seen[each.relation_oid]: each.name
+        for each in published
+        if each.relation_oid in seen
+        and seen[each.relation_oid] != each.name
+        and names.get(seen[each.relation_oid], each.relation_oid) != each.relation_oid
+    }
 
 
 def _warn_of_partitions(session: Session, before: TableMark, now: TableMark) -> None:

@@ -89,6 +89,8 @@ class BatchInProgress:
         self.copied_at: dict[int, Lsn] = {}
         #: Whether changes of tables that are not copied are left out.
         self.only_copied = False
+        #: Tables that were published while others were copied, by OID: the next batch copies them.
+        self.left_out: frozenset[int] = frozenset()
         #: Writers of values that the columns of a table that is copied could not hold, by OID.
         self._copy_rejected: dict[int, TableWriter] = {}
         self._copy_rejected_files: list[StagedFile] = []
@@ -99,8 +101,9 @@ class BatchInProgress:
 
         :raises ValueRefused: when a value does not fit and the policy says ``fail``.
         """
-        copied_at = self.copied_at.get(block.relation.oid)
-        if copied_at is None and self.only_copied:
+        oid = block.relation.oid
+        copied_at = self.copied_at.get(oid)
+        if copied_at is None and (self.only_copied or oid in self.left_out):
             return
         if copied_at is not None:
             block = block.since(copied_at)

@@ -12,7 +12,7 @@ from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest
-from airflow_provider_pgoutput.errors import BatchRefused, LakeUnavailable
+from airflow_provider_pgoutput.errors import BatchRefused, LakeUnavailable, SlotBusy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -202,7 +202,10 @@ def seal(
 def _covering(
     area: StagingArea, manifest: Manifest, skip_lsns: Collection[Lsn]
 ) -> tuple[Manifest, str] | None:
-    """A sealed batch with all that a new one holds."""
+    """A sealed batch with all that a new one holds.
+
+    :raises SlotBusy: it has all but the copies.
+    """
     other = find_sealed(
         area,
         manifest.slot_name,
@@ -213,8 +216,25 @@ def _covering(
     # One of a timeline that was left is why this was staged at all.
     if other is None or other[0].timeline != manifest.timeline:
         return None
-    empty = manifest.start_lsn == manifest.end_lsn
-    return other if other[0].end_lsn >= manifest.end_lsn and not empty else None
+    if other[0].end_lsn < manifest.end_lsn or manifest.start_lsn == manifest.end_lsn:
+        return None
+    lacking = sorted(_copied(manifest) - _copied(other[0]))
+    if not lacking:
+        return other
+    if other[0].end_lsn == manifest.end_lsn:
+        return None
+    raise SlotBusy(
+        "Another run sealed a longer batch meanwhile, which lacks the copies that were made here: "
+        + ", ".join(lacking),
+        slot=manifest.slot_name,
+        lsn=other[0].end_lsn,
+        advice="run the task again, which takes them over; let one run at a time use the slot"
+        " (max_active_runs=1).",
+    )
+
+
+def _copied(manifest: Manifest) -> set[str]:
+    return {each.name for each in manifest.tables if each.copy_lsn is not None}
 
 
 def warn_of_skipped(manifest: Manifest) -> None:

@@ -89,6 +89,26 @@ def test_of_older_rows_that_is_staged_which_the_server_holds_or_it_is_warned_of(
     assert not warnings(caplog)
 
 
+def test_a_generated_column_that_becomes_an_ordinary_one_has_values_that_nobody_sent(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is written anew for that, and the table had the column all the time."""
+    source.execute(
+        "CREATE TABLE g(a int PRIMARY KEY, c int GENERATED ALWAYS AS (a * 2) STORED)",
+        "INSERT INTO g VALUES (1)",
+        "ALTER PUBLICATION p ADD TABLE g",
+    )
+    first = checkpoint_with_shapes(source.stage())
+    source.execute("ALTER TABLE g ALTER c DROP EXPRESSION", "INSERT INTO g VALUES (2, 9)")
+    again = source.stage(checkpoint=first, schema_policy=SchemaPolicy(older_rows="copy"))
+    assert source.copied(again, "public.g") == [{"a": 1, "c": 2}, {"a": 2, "c": 9}]
+    assert not warnings(caplog)
+    other = str(source.staging / "other")
+    source.stage(checkpoint=first, staging_uri=other)
+    (said,) = warnings(caplog)
+    assert "public.g" in said
+
+
 def test_a_default_of_now_is_taken_where_the_table_was_written_anew(source: Source) -> None:
     source.execute("INSERT INTO t VALUES (1, 'x')")
     first = checkpoint_with_shapes(source.stage())

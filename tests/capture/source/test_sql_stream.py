@@ -107,7 +107,7 @@ def test_parts_join_without_gap_or_double(
     assert source.confirmed() == str(start)
     # A copy goes when the server has noticed that its connection ended.
     deadline = time.monotonic() + 10
-    while source.execute("SELECT FROM pg_replication_slots WHERE temporary"):
+    while source.execute("SELECT 1 FROM pg_replication_slots WHERE temporary"):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 

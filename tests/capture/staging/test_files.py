@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import stat
@@ -12,12 +13,17 @@ import pytest
 from pyarrow import parquet
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.manifest import Manifest
+from airflow_provider_pgoutput.batch.manifest import Manifest, Table
 from airflow_provider_pgoutput.capture.staging import writers
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.seal import find_sealed, seal
 from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
-from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError, LakeUnavailable
+from airflow_provider_pgoutput.errors import (
+    BatchRefused,
+    ConfigurationError,
+    LakeUnavailable,
+    SlotBusy,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -149,3 +155,14 @@ def test_a_batch_that_is_covered_already_is_not_sealed_again(tmp_path: Path) -> 
     assert seal(area, manifest(1, 8)) == (first, uri)
     longer, _ = seal(area, manifest(1, 0x11))
     assert longer == manifest(1, 0x11)
+
+
+def test_a_batch_covers_none_whose_copies_it_lacks(tmp_path: Path) -> None:
+    """Whoever asked for a copy would be told that all is done."""
+    area = StagingArea(str(tmp_path))
+    seal(area, manifest(1, 0x10))
+    table = Table(9, "public", "t", (), copy_lsn="0/8")
+    with pytest.raises(SlotBusy, match=r"lacks the copies.*public\.t"):
+        seal(area, dataclasses.replace(manifest(1, 0xF), tables=(table,)))
+    copied = dataclasses.replace(manifest(1, 0x10), tables=(table,))
+    assert seal(area, copied)[0] == copied
