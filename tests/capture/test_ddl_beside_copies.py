@@ -77,6 +77,58 @@ def test_tables_that_swap_their_names_while_they_wait_to_be_copied(source: Sourc
     assert {each.name for each in batch.tables} == {"public.t", "public.former"}
 
 
+@pytest.mark.parametrize(
+    "statement",
+    ["DROP TABLE late", "ALTER TABLE late RENAME TO later", "ALTER TABLE late RENAME b TO c"],
+)
+def test_a_table_that_is_altered_while_it_waits_to_be_copied(
+    source: Source, statement: str
+) -> None:
+    """The others go on, and it is copied as it is then."""
+    source.execute(
+        "INSERT INTO t SELECT g, repeat('x', 100) FROM generate_series(1, 400000) g",
+        "CREATE TABLE late(a int PRIMARY KEY, b text)",
+        "INSERT INTO late VALUES (1, 'x')",
+        "ALTER PUBLICATION p ADD TABLE late",
+    )
+    with crash_points.watched(once_at("stage.during_copy", source, statement)):
+        batch = source.stage(copy_connections=1)
+    copied = [
+        list(row.values())
+        for each in batch.tables
+        if each.name != "public.t"
+        for row in source.copied(batch, each.name)
+    ]
+    assert copied == ([] if statement.startswith("DROP") else [[1, "x"]])
+    assert len(source.copied(batch, "public.t")) == 400_000
+
+
+def test_a_table_that_was_read_is_locked_no_longer(source: Source) -> None:
+    """A migration would wait for all other tables, and who reads the table behind it."""
+    source.execute(
+        "INSERT INTO t SELECT g, repeat('x', 100) FROM generate_series(1, 400000) g",
+        "CREATE TABLE more AS SELECT * FROM t",
+        "ALTER TABLE more ADD PRIMARY KEY (a)",
+        "ALTER PUBLICATION p ADD TABLE more",
+    )
+    held: set[frozenset[str]] = set()
+    query = (
+        "SELECT relation::regclass::text FROM pg_locks WHERE locktype = 'relation' AND granted"
+        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        " AND relation::regclass::text IN ('t', 'more') AND pid <> pg_backend_pid()"
+    )
+
+    def look(name: str) -> None:
+        if name == "stage.during_copy":
+            held.add(frozenset(row[0] for row in source.execute(query)))
+
+    with crash_points.watched(look):
+        source.stage(copy_connections=1)
+    assert frozenset({"t"}) in held
+    assert frozenset({"more"}) in held
+    assert frozenset({"t", "more"}) not in held
+
+
 def test_a_table_that_is_published_while_others_wait_to_be_copied(source: Source) -> None:
     """Its changes alone would look like all of it; the next run copies it."""
     first = source.stage()

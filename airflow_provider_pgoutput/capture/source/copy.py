@@ -129,13 +129,17 @@ def _copy_waiting(
     conninfo: str | Mapping[str, Any], snapshot_name: str, waiting: queue.SimpleQueue[_Part]
 ) -> Generator[CopiedRows | CopiedPart, None, None]:
     """Copy one waiting part after the other over one connection, until none waits."""
-    with contextlib.closing(_snapshot_session(conninfo, snapshot_name)) as connection:
+    with contextlib.closing(sessions.connect_adbc(conninfo)) as connection:
         while True:
             try:
                 part = waiting.get_nowait()
             except queue.Empty:
                 return
+            _enter_snapshot(connection, snapshot_name)
             yield from _copy_part(connection, part)
+            # Who wants to alter or truncate the table need not wait for all others to be copied.
+            with translated():
+                connection.adbc_connection.set_autocommit(True)
             yield CopiedPart(part.order)
 
 
@@ -174,21 +178,17 @@ def _block_conditions(blocks: BlockRange | None) -> list[sql.Composable]:
     ]
 
 
-def _snapshot_session(conninfo: str | Mapping[str, Any], snapshot_name: str) -> AdbcConnection:
-    """A session that sees the database as the exported snapshot does."""
-    connection = sessions.connect_adbc(conninfo)
-    try:
-        with translated():
-            connection.adbc_connection.set_autocommit(False)
-            with connection.cursor() as cursor:
-                cursor.adbc_statement.set_options(**{"adbc.postgresql.use_copy": "false"})
-                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-                snapshot = sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot_name))
-                cursor.execute(snapshot.as_string())
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+def _enter_snapshot(connection: AdbcConnection, snapshot_name: str) -> None:
+    """Begin a transaction that sees the database as the exported snapshot does.
+
+    :raises SnapshotLost: the session that exported it is gone.
+    """
+    with translated(), connection.cursor() as cursor:
+        connection.adbc_connection.set_autocommit(False)
+        cursor.adbc_statement.set_options(**{"adbc.postgresql.use_copy": "false"})
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        snapshot = sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot_name))
+        cursor.execute(snapshot.as_string())
 
 
 def _copy_part(connection: AdbcConnection, part: _Part) -> Iterator[CopiedRows]:

@@ -143,6 +143,10 @@ _MEANINGS = (
     _Meaning("40", "", errors.SourceUnavailable, _LATER),
     _Meaning("25P", "", errors.SourceUnavailable, _LATER),
 )
+#: Of a statement that reads a user's table: a schema, the table or a column is gone, or called otherwise.
+_GONE = tuple(
+    _Meaning(each, "", errors.SnapshotLost, _NEW_SNAPSHOT) for each in ("3F000", "42P01", "42703")
+)
 
 _REPLICATION_NEEDED = ("permission denied to start WAL sender", "replication role")
 
@@ -201,7 +205,7 @@ def meaning(
         return errors.SourceUnavailable(
             f"The source did not answer: {message}", slot=slot, advice=_LATER
         )
-    for each in _MEANINGS:
+    for each in _MEANINGS if table is None else (*_MEANINGS, *_GONE):
         if sqlstate.startswith(each.sqlstate) and re.search(each.pattern, message):
             return each.error(
                 f"{message} [SQLSTATE {sqlstate}]", slot=slot, table=table, advice=each.advice
