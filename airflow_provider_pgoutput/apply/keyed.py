@@ -21,6 +21,8 @@ from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.errors import BatchRefused, RowMissing, ValueRefused
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import DataFrame
 
     from airflow_provider_pgoutput.apply.prepare import TablePreparation
@@ -129,14 +131,31 @@ def _prove(folded: DataFrame, segment: Segment, missing: tuple[int, ...]) -> Fac
         )
     for i in segment.key:
         if facts[f"null{i}"]:
-            raise ValueRefused(
-                "A key column holds a value that its type in the lake cannot hold.",
-                table=segment.table,
-                column=segment.columns[i].name,
-                advice="choose another type for the column.",
-            )
+            raise _null_key(segment.table, segment.columns[i].name)
     bounds = tuple(_bounds(segment, i, facts[f"least{i}"], facts[f"greatest{i}"]) for i in ranged)
     return Facts(facts["keys"], facts["live"], facts["incomplete"], bounds)
+
+
+def refuse_null_keys(rows: DataFrame, table: str, key: Mapping[str, str]) -> None:
+    """Refuse rows of a copy whose key has no value; only what a column could not hold becomes NULL.
+
+    :param key: the names of the key columns of the source, by name in ``rows``.
+    :raises ValueRefused: there are such rows.
+    """
+    counts = rows.agg(*(F.expr(f"count_if({each} IS NULL)").alias(each) for each in key))
+    for each, count in counts.collect()[0].asDict().items():
+        if count:
+            raise _null_key(table, key[each])
+
+
+def _null_key(table: str, column: str) -> ValueRefused:
+    return ValueRefused(
+        "A key column holds a value that its type in the lake cannot hold.",
+        table=table,
+        column=column,
+        advice="choose a type that holds it (types of the stage task) or another key (key_columns), or change"
+        " the rows at the source; then remove the manifest of this batch, so that it is staged again.",
+    )
 
 
 def _bounds(segment: Segment, i: int, least: str, greatest: str) -> Bounds:

@@ -140,6 +140,10 @@ class TablePreparation(Preparation):
         self.empty = not self.target.is_log
         rows = versions.read_copy(self.spark, self.batch, self.layout.table, self.columns)
         if rows is not None:
+            if self.counts.rejected and self._key:
+                at = {each.name: staged.new(i) for i, each in enumerate(self.columns)}
+                key = {at[name]: name for name in self._key}
+                keyed.refuse_null_keys(rows, self.target.source.name, key)
             writer.append(rows, log.of_copy(self.start.floor, numbered=self.target.is_log))
             self.counted["appended"] += self.counts.copied
             self.empty = False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_pgoutput.errors import TableRefused, TableRolledBack
+from airflow_provider_pgoutput.errors import TableRefused, TableRolledBack, ValueRefused
 from tests.conformance.compare import quoted
 from tests.conformance.pipeline import CATALOG
 
@@ -78,6 +78,24 @@ def test_a_key_is_not_put_into_a_new_column(lake: Lake) -> None:
         lake.run()
     lake.run(copy_tables=("public.t",))
     assert lake.agrees()
+
+
+def test_a_copied_key_that_its_type_cannot_hold_is_refused(lake: Lake) -> None:
+    """Both rows would be found under no key, or under one."""
+    lake.execute(
+        "CREATE TABLE h (id int, until timestamptz, PRIMARY KEY (id, until))",
+        "INSERT INTO h VALUES (1, 'infinity'), (1, '-infinity'), (1, '2024-01-01 UTC')",
+        "ALTER PUBLICATION p ADD TABLE h",
+    )
+    for _ in range(2):
+        with pytest.raises(ValueRefused, match="A key column holds") as refused:
+            lake.run()
+        assert (refused.value.table, refused.value.column) == ("public.h", "until")
+    lake.execute("DELETE FROM h WHERE until <> '2024-01-01 UTC'")
+    max(lake.pipeline.staging.rglob("manifests/*.json")).unlink()
+    lake.run(copy_tables=("public.h",))
+    name = quoted(CATALOG, lake.pipeline.namespace, "h")
+    assert lake.pipeline.spark.table(name).count() == 1
 
 
 @pytest.mark.parametrize("column", ["id", "b"])
