@@ -12,11 +12,11 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_pgoutput.batch import layout
-from airflow_provider_pgoutput.batch.plan import UPSERT, Plan, TableOptions
-from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.batch.plan import UPSERT, Plan
 from airflow_provider_pgoutput.hooks.connections import get_connection
 from airflow_provider_pgoutput.operators import arguments
 from airflow_provider_pgoutput.operators.job_result import job_failure, job_result
+from airflow_provider_pgoutput.operators.plan_options import plan_fields, table_options
 from airflow_provider_pgoutput.operators.runs import new_attempt
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class SparkApplyOperator(LakeJobOperator):
     :param metadata_columns: metadata columns that tables in upsert mode carry. (templated)
     :param soft_delete: keep deleted rows, marked. (templated)
     :param plan_options: further fields of ``Plan``: ``format_version``, ``write_mode``,
-        ``tag_retention_days``, ``parallel_tables``. (templated)
+        ``tag_retention_days``, ``parallel_tables``, ``type_changes``, ``drop_columns``. (templated)
     """
 
     template_fields: Sequence[str] = (
@@ -173,38 +173,29 @@ class SparkApplyOperator(LakeJobOperator):
         self,
         context: Context,
         lake: Lake,
-        table_options: Mapping[str, Mapping[str, Any]],
+        tables: Mapping[str, Any],
         **fields: Any,
     ) -> Plan:
         """The plan of one job, out of the shared options and what an operator adds.
 
+        :param tables: options of single tables.
         :param fields: further fields of ``Plan``.
         :raises ConfigurationError: when an option does not exist, or options do not go together.
         """
         dag_run = context["dag_run"]
-        try:
-            plan = Plan(
-                catalog=lake.catalog.name,
-                namespace=lake.namespace,
-                mode=arguments.required_text(self.mode, "mode"),
-                tables={
-                    table: TableOptions(
-                        **{**options, "partitioned_by": tuple(options.get("partitioned_by", ()))}
-                    )
-                    for table, options in table_options.items()
-                },
-                metadata_columns=arguments.optional_text_list(
-                    self.metadata_columns, "metadata_columns"
-                ),
-                soft_delete=arguments.flag(self.soft_delete, "soft_delete"),
-                dag_id=dag_run.dag_id,
-                run_id=dag_run.run_id,
-                **fields,
-                **arguments.mapping(self.plan_options, "plan_options"),
-            )
-        except TypeError as error:
-            raise ConfigurationError(
-                "tables or plan_options has an option that does not exist."
-            ) from error
+        plan = Plan(
+            catalog=lake.catalog.name,
+            namespace=lake.namespace,
+            mode=arguments.required_text(self.mode, "mode"),
+            tables=table_options(tables),
+            metadata_columns=arguments.optional_text_list(
+                self.metadata_columns, "metadata_columns"
+            ),
+            soft_delete=arguments.flag(self.soft_delete, "soft_delete"),
+            dag_id=dag_run.dag_id,
+            run_id=dag_run.run_id,
+            **fields,
+            **plan_fields(self.plan_options),
+        )
         plan.check()
         return plan

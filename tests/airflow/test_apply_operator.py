@@ -71,7 +71,7 @@ def test_the_job_gets_a_plan_the_package_and_the_catalog(
         mode="change_log",
         tables='{"public.orders": {"partitioned_by": ["days(made_at)"]}}',
         metadata_columns=["_pgoutput_op"],
-        plan_options={"parallel_tables": 2},
+        plan_options='{"parallel_tables": "2", "drop_columns": "False"}',
         conf={"spark.mine": "1"},
         py_files="/mine.zip",
     )
@@ -85,6 +85,7 @@ def test_the_job_gets_a_plan_the_package_and_the_catalog(
     assert (plan.catalog, plan.namespace, plan.mode) == ("iceberg_default", "shop", "change_log")
     assert plan.tables["public.orders"].partitioned_by == ("days(made_at)",)
     assert (plan.metadata_columns, plan.parallel_tables) == (("_pgoutput_op",), 2)
+    assert plan.drop_columns is False
     assert (plan.dag_id, plan.run_id) == ("tests", "manual__1")
     conf = [
         seen["arguments"][at + 1] for at, each in enumerate(seen["arguments"]) if each == "--conf"
@@ -257,6 +258,7 @@ def test_a_job_that_died_without_a_word_is_retried(
         ({"metadata_columns": ["secret"]}, "Unknown metadata columns"),
         ({"tables": {"public.orders": {"no_such": 1}}}, "does not exist"),
         ({"plan_options": {"no_such": 1}}, "does not exist"),
+        ({"plan_options": {"parallel_tables": "0"}}, "parallel_tables is below 1"),
         ({"conn_id": "no_such_spark"}, "connection 'no_such_spark' does not exist"),
         ({"iceberg_conn_id": "no_such_lake"}, "connection 'no_such_lake' does not exist"),
     ],
