@@ -14,7 +14,7 @@ from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from airflow_provider_pgoutput.capture.source import liveness
-from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.errors import ConfigurationError, ConnectionNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,14 +38,16 @@ _SECRETS = (
 def get_connection(conn_id: str) -> Connection:
     """Return the Airflow connection ``conn_id``.
 
-    :raises ConfigurationError: when nobody defined it.
+    :raises ConnectionNotFound: when nobody defined it, or a secrets backend or the API server did not answer;
+        Airflow does not tell these apart.
     """
     try:
         return BaseHook.get_connection(conn_id)
     except AirflowNotFoundException as error:
-        raise ConfigurationError(
-            f"The Airflow connection {conn_id!r} does not exist.",
-            advice="create it (Admin > Connections) or name another one.",
+        raise ConnectionNotFound(
+            f"The Airflow connection {conn_id!r} was not found.",
+            advice="nothing, if the API server or a secrets backend did not answer; else create it (Admin >"
+            " Connections) or name another one.",
         ) from error
 
 

@@ -24,7 +24,8 @@ _SECRET_KEY = re.compile(
 def resolve_lake_catalog(iceberg_conn_id: str, catalog_name: str | None = None) -> LakeCatalog:
     """Return the catalog of the connection ``iceberg_conn_id``, its secrets masked in logs from now on.
 
-    :raises ConfigurationError: when the connection does not exist or Spark could not use it.
+    :raises ConnectionNotFound: when Airflow does not give the connection.
+    :raises ConfigurationError: when Spark could not use it.
     """
     connection = get_connection(iceberg_conn_id)
     catalog = lake_catalog(connection, connection.extra_dejson, catalog_name)

@@ -80,7 +80,8 @@ class PgoutputHook(BaseHook):
     def conninfo(self) -> str:
         """Connection parameters as one libpq string, for psycopg and ADBC alike; it is a secret.
 
-        :raises ConfigurationError: when the connection does not exist or has another type.
+        :raises ConnectionNotFound: when Airflow does not give the connection.
+        :raises ConfigurationError: when it has another type.
 
         Source: https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING
         """
@@ -106,7 +107,7 @@ class PgoutputHook(BaseHook):
 
         :param replication: open a walsender session, which takes ``START_REPLICATION``.
         :raises SourceUnavailable: when the source does not answer.
-        :raises ConfigurationError: when it refuses the login, or the connection does not exist.
+        :raises ConfigurationError: when it refuses the login.
         """
         from airflow_provider_pgoutput.capture.source.session import connect
 

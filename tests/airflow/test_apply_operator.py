@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_pgoutput.batch.manifest import SkippedTransaction
 from airflow_provider_pgoutput.batch.plan import Plan
-from airflow_provider_pgoutput.errors import LakeUnavailable, PublishRefused
+from airflow_provider_pgoutput.errors import ConnectionNotFound, LakeUnavailable, PublishRefused
 from tests.airflow.spark_submit_double import SLOT, Workshop
 
 if TYPE_CHECKING:
@@ -259,8 +259,6 @@ def test_a_job_that_died_without_a_word_is_retried(
         ({"tables": {"public.orders": {"no_such": 1}}}, "does not exist"),
         ({"plan_options": {"no_such": 1}}, "does not exist"),
         ({"plan_options": {"parallel_tables": "0"}}, "parallel_tables is below 1"),
-        ({"conn_id": "no_such_spark"}, "connection 'no_such_spark' does not exist"),
-        ({"iceberg_conn_id": "no_such_lake"}, "connection 'no_such_lake' does not exist"),
     ],
 )
 def test_what_cannot_work_fails_at_once_and_starts_nothing(
@@ -268,6 +266,16 @@ def test_what_cannot_work_fails_at_once_and_starts_nothing(
 ) -> None:
     with pytest.raises(AirflowFailException, match=message):
         workshop.operator(**changed).execute(task_context)
+    assert not workshop.was_started
+
+
+@pytest.mark.parametrize("argument", ["conn_id", "iceberg_conn_id"])
+def test_a_connection_that_airflow_does_not_give_is_asked_for_again(
+    workshop: Workshop, task_context: Any, argument: str
+) -> None:
+    """Airflow says the same of one that nobody defined and of a secrets backend that is silent."""
+    with pytest.raises(ConnectionNotFound, match="'no_such' was not found"):
+        workshop.operator(**{argument: "no_such"}).execute(task_context)
     assert not workshop.was_started
 
 
