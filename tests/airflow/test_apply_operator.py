@@ -127,9 +127,24 @@ def test_a_batch_that_the_lake_has_already_is_not_given_to_spark(
     """F16: the task of an old run is cleared; its staged files may be gone by then."""
     workshop.lake.record(SLOT, "0/30")
     workshop.manifest_path.unlink()
-    result = workshop.operator().execute(task_context)
-    assert result["applied"] is False
+    outlet = Asset("orders")
+    result = workshop.operator(outlets=[outlet]).execute(task_context)
+    assert (result["applied"], result["end_lsn"], result["changes"]) == (False, "0/20", 4)
+    assert result["tables"] == workshop.batch["tables"]
+    # Which snapshots it made only the try knew that applied it.
+    assert result["snapshots"] is None
     assert not workshop.was_started
+    # That one may have ended before Airflow knew of its event.
+    extra = {"slot_name": SLOT, "end_lsn": "0/20", "changes": 4}
+    assert task_context["outlet_events"][outlet].extra == extra
+
+
+def test_counts_that_did_not_arrive_are_left_open(workshop: Workshop, task_context: Any) -> None:
+    workshop.lake.record(SLOT, "0/30")
+    del workshop.batch["changes"]
+    workshop.batch["tables"] = "many"
+    result = workshop.operator().execute(task_context)
+    assert (result["applied"], result["changes"], result["tables"]) == (False, None, None)
 
 
 def test_a_batch_without_changes_moves_the_checkpoint_without_spark(
