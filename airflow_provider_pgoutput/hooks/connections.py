@@ -89,6 +89,24 @@ def libpq_parameters(connection: Connection, extra: dict[str, Any]) -> dict[str,
     return _with_tls(given, str(connection.conn_id))
 
 
+def libpq_string(parameters: Mapping[str, str], conn_id: str) -> str:
+    """The parameters as one string for libpq; it is a secret.
+
+    :raises ConfigurationError: when libpq does not know one of them, which came from the extras.
+    """
+    from psycopg import pq
+    from psycopg.conninfo import make_conninfo
+
+    known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
+    if unknown := sorted(parameters.keys() - known):
+        raise ConfigurationError(
+            f"The extras of the connection {conn_id!r} hold what libpq does not know: {', '.join(unknown)}.",
+            advice="correct or remove it; each extra is a connection parameter of libpq, of the version that"
+            " psycopg brings.",
+        )
+    return make_conninfo("", **parameters)
+
+
 def secret_values(parameters: Mapping[str, str]) -> list[str]:
     """What must not be seen of parameters of libpq."""
     return [parameters[name] for name in _SECRETS if parameters.get(name)]

@@ -160,6 +160,19 @@ def test_a_connection_that_is_missing_or_of_another_type_is_refused(set_connecti
         PgoutputHook("source").conninfo()
 
 
+@pytest.mark.parametrize("name", ["sslmod", "we ird'"])
+def test_an_extra_that_libpq_does_not_know_is_named_without_its_value(
+    set_connection: Define, name: str
+) -> None:
+    body = {"conn_type": "postgres", "host": "localhost", "extra": {name: CANARY, "sslmode": "x"}}
+    set_connection("source", body)
+    with pytest.raises(ConfigurationError, match=f"libpq does not know: {name}\\.") as caught:
+        PgoutputHook("source").conninfo()
+    assert CANARY not in str(caught.value)
+    ok, message = PgoutputHook("source").test_connection()
+    assert (ok, message) == (False, str(caught.value))
+
+
 @pytest.mark.postgres
 def test_a_slot_is_described_as_the_server_sees_it(source: Session, slot: str) -> None:
     before = PgoutputHook().slot(slot)
