@@ -104,7 +104,9 @@ class LakeJobOperator(SparkSubmitOperator):
         given = self.conf, self.env_vars, self.application, self.py_files, self.properties_file
         try:
             conf = arguments.mapping(self.conf, "conf")
-            with job.files(lake.catalog.spark_secrets, self.properties_file, conf) as files:
+            with job.files(
+                lake.catalog.spark_secrets, self.properties_file, conf, self.env_vars
+            ) as files:
                 self.conf = job.merged_conf(lake.catalog.spark_conf, conf)
                 self.env_vars = job.environment(lake.catalog.environment, self.env_vars)
                 self.application = self.application or files.application
