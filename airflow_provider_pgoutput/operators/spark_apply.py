@@ -33,6 +33,7 @@ class LakeJobOperator(SparkSubmitOperator):
 
     All of ``SparkSubmitOperator``'s arguments work as they do there. ``conf`` is laid over the catalog's
     configuration; ``application`` and ``py_files`` default to this package's own, made for each job.
+    ``application_args`` alone are this package's in any case: what is given there is replaced.
 
     :param slot_name: the slot of the pipeline. (templated)
     :param staging_uri: folder of the staging area. (templated)
@@ -40,7 +41,7 @@ class LakeJobOperator(SparkSubmitOperator):
     :param iceberg_conn_id: the lake's catalog, a connection of type ``iceberg``; its secrets reach Spark
         by a private properties file. (templated)
     :param catalog_name: name of the catalog, when it is not named like its connection. (templated)
-    :param conn_id: the Spark cluster, a connection of type ``spark``.
+    :param conn_id: the Spark cluster, a connection of type ``spark``. (templated)
     """
 
     template_fields: Sequence[str] = (
@@ -50,6 +51,7 @@ class LakeJobOperator(SparkSubmitOperator):
         "namespace",
         "iceberg_conn_id",
         "catalog_name",
+        "conn_id",
     )
     template_fields_renderers = {"conf": "json"}  # noqa: RUF012
     ui_color = "#ffe3c9"
@@ -62,10 +64,11 @@ class LakeJobOperator(SparkSubmitOperator):
         namespace: str,
         iceberg_conn_id: str = "iceberg_default",
         catalog_name: str | None = None,
+        conn_id: str = "spark_default",
         name: str = "airflow-{{ dag.dag_id }}-{{ task.task_id }}",
         **kwargs: Any,
     ) -> None:
-        super().__init__(name=name, **kwargs)
+        super().__init__(name=name, conn_id=conn_id, **kwargs)
         if not kwargs.keys() & {"durable", "reconnect_on_retry"}:
             # A job that is reconnected to, or counts as done, has the plan of another attempt. And a table
             # takes nothing twice.
@@ -75,6 +78,7 @@ class LakeJobOperator(SparkSubmitOperator):
         self.namespace = namespace
         self.iceberg_conn_id = iceberg_conn_id
         self.catalog_name = catalog_name
+        self.conn_id = conn_id
 
     def run_job(
         self, context: Context, area: StagingArea, lake: Lake, plan: Plan, job_id: str
@@ -99,6 +103,7 @@ class LakeJobOperator(SparkSubmitOperator):
     def _submit(self, context: Context, lake: Lake, plan_uri: str) -> None:
         from airflow_provider_pgoutput.operators.spark_job import SparkJob
 
+        self._conn_id = arguments.required_text(self.conn_id, "conn_id")
         # An unknown connection would silently become the master "yarn".
         job = SparkJob.prepare(get_connection(self._conn_id), self._deploy_mode, self._spark_binary)
         given = self.conf, self.env_vars, self.application, self.py_files, self.properties_file

@@ -121,6 +121,13 @@ def test_secrets_are_in_a_private_file_and_nowhere_else(
     assert CANARY not in repr(rendered)
 
 
+def test_the_spark_connection_may_be_a_template(workshop: Workshop, task_context: Any) -> None:
+    operator = workshop.operator(conn_id="{{ params.cluster }}")
+    operator.render_template_fields({"params": {"cluster": "spark_default"}})
+    operator.execute(task_context)
+    assert "local[2]" in workshop.seen()["arguments"]
+
+
 def test_a_batch_that_the_lake_has_already_is_not_given_to_spark(
     workshop: Workshop, task_context: Any
 ) -> None:
