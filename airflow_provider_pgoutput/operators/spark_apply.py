@@ -106,6 +106,13 @@ class LakeJobOperator(SparkSubmitOperator):
         self._conn_id = arguments.required_text(self.conn_id, "conn_id")
         # An unknown connection would silently become the master "yarn".
         job = SparkJob.prepare(get_connection(self._conn_id), self._deploy_mode, self._spark_binary)
+        if job.has_config_map and lake.catalog.spark_secrets:
+            self.log.warning(
+                "In deploy mode cluster Spark puts its configuration into a ConfigMap of the driver: what the"
+                " connection %s gives in secret can be read there. Use deploy mode client, or give the driver"
+                " an identity or a Kubernetes secret.",
+                self.iceberg_conn_id,
+            )
         given = self.conf, self.env_vars, self.application, self.py_files, self.properties_file
         try:
             conf = arguments.mapping(self.conf, "conf")

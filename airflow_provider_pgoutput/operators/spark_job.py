@@ -41,6 +41,8 @@ class SparkJob:
     submit: str
     #: There ``env_vars`` are the driver's, and not spark-submit's.
     on_kubernetes: bool
+    #: The driver gets its configuration, secrets included, by a ConfigMap of the cluster.
+    has_config_map: bool
     #: The driver is a child of this process, so the environment is not written on a command line.
     driver_is_here: bool
     #: The spark-submit of Airflow's own environment is used.
@@ -61,12 +63,14 @@ class SparkJob:
         master = (
             (connection.host or "") if connection.conn_type == "spark" else connection.conn_type
         )
-        remote = str(master).startswith(("yarn", "k8s"))
+        on_kubernetes = str(master).startswith("k8s")
+        remote = on_kubernetes or str(master).startswith("yarn")
         mode = deploy_mode or extra.get("deploy-mode") or "client"
         return cls(
             spark_binary=spark_binary or own,
             submit=spark_binary or own or extra.get("spark-binary") or "spark-submit",
-            on_kubernetes=str(master).startswith("k8s"),
+            on_kubernetes=on_kubernetes,
+            has_config_map=on_kubernetes and mode == "cluster",
             driver_is_here=not remote and mode == "client",
             uses_own_spark=own is not None,
         )

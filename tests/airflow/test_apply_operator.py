@@ -4,7 +4,9 @@ operator makes of its end. The real one is in ``test_end_to_end.py``.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import stat
 from pathlib import Path
@@ -126,6 +128,37 @@ def test_the_spark_connection_may_be_a_template(workshop: Workshop, task_context
     operator.render_template_fields({"params": {"cluster": "spark_default"}})
     operator.execute(task_context)
     assert "local[2]" in workshop.seen()["arguments"]
+
+
+@pytest.mark.parametrize(
+    ("host", "mode", "warned"),
+    [
+        ("k8s://https://127.0.0.1:1", "cluster", True),
+        ("k8s://https://127.0.0.1:1", "client", False),
+        ("local[2]", None, False),
+    ],
+)
+def test_secrets_in_a_config_map_are_warned_of(
+    workshop: Workshop,
+    task_context: Any,
+    set_connection: Any,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    host: str,
+    mode: str | None,
+    warned: bool,
+) -> None:
+    set_connection("spark_default", {"conn_type": "spark", "host": host})
+    extra = {name: value for name, value in workshop.lake.properties.items() if name != "uri"}
+    uri, extra = workshop.lake.properties["uri"], {**extra, "s3.secret-access-key": CANARY}
+    set_connection("iceberg_default", {"conn_type": "iceberg", "host": uri, "extra": extra})
+    # Where Airflow lacks its provider of Kubernetes, the job is not started.
+    with caplog.at_level(logging.WARNING), contextlib.suppress(RuntimeError, NameError):
+        workshop.operator(deploy_mode=mode).execute(task_context)
+    # A task's logger writes to one of the two, by what ran before in this process.
+    said = caplog.text + capsys.readouterr().out
+    assert ("ConfigMap of the driver" in said) is warned
+    assert CANARY not in said
 
 
 def test_a_batch_that_the_lake_has_already_is_not_given_to_spark(
