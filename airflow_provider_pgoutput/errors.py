@@ -2,6 +2,7 @@
 
 PgoutputError
 |__ RetryableError              trying again can help                       -> Airflow retries
+|   |__ ConnectionNotFound        Airflow has no such connection, or whoever keeps it did not answer
 |   |__ SourceUnavailable         the source did not answer or closed the connection
 |   |__ SnapshotLost              the snapshot of a copy is gone, or a table was rewritten since
 |   |__ SlotBusy                  somebody else reads the slot now
@@ -90,6 +91,10 @@ class PgoutputError(Exception):
 
 class RetryableError(PgoutputError):
     """Trying again, unchanged and later, can succeed."""
+
+
+class ConnectionNotFound(RetryableError):
+    """Airflow gave no such connection; it says the same when an API server or a secrets backend is silent."""
 
 
 class SourceUnavailable(RetryableError):

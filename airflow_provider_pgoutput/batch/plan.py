@@ -21,6 +21,11 @@ NEW_COLUMN = "new_column"
 UPSERT = "upsert"
 CHANGE_LOG = "change_log"
 
+MERGE_ON_READ = "merge-on-read"
+COPY_ON_WRITE = "copy-on-write"
+#: Older ones know no row-level deletes.
+_FORMAT_VERSIONS = (2, 3)
+
 #: Metadata columns that a target table can carry, with their lake types; all start alike so that no
 #: source column is hidden by them unnoticed.
 METADATA_COLUMNS = {
@@ -30,6 +35,20 @@ METADATA_COLUMNS = {
     "_pgoutput_xid": "long",
     "_pgoutput_commit_ts": "timestamptz",
 }
+
+_TEXTS = (
+    "manifest_uri",
+    "staging_uri",
+    "catalog",
+    "namespace",
+    "mode",
+    "write_mode",
+    "type_changes",
+    "dag_id",
+    "run_id",
+)
+_NUMBERS = ("format_version", "tag_retention_days", "parallel_tables")
+_FLAGS = ("soft_delete", "drop_columns")
 
 _COLUMN = r"(?:[^\W\d]\w*|`(?:[^`]|``)+`)(?:\.(?:[^\W\d]\w*|`(?:[^`]|``)+`))*"
 #: What stands in a statement as it was given, so nothing else may.
@@ -88,7 +107,7 @@ class Plan:
     #: Iceberg format version of new tables; 3 brings deletion vectors.
     format_version: int = 3
     #: ``merge-on-read`` or ``copy-on-write``, for new tables.
-    write_mode: str = "merge-on-read"
+    write_mode: str = MERGE_ON_READ
     #: How long the tag of a batch is kept, in days; 0: no tags.
     tag_retention_days: int = 7
     #: Tables prepared, and staged files verified (four at most), at the same time.
@@ -134,7 +153,9 @@ class Plan:
         return plan
 
     def check(self) -> None:
-        """Raise ConfigurationError when the options do not go together."""
+        """Raise ConfigurationError when an option is no option, or the options do not go together."""
+        _check_types(self)
+        self._check_ranges()
         modes = {self.mode, *(each.mode for each in self.tables.values() if each.mode)}
         if unknown := modes - {UPSERT, CHANGE_LOG}:
             raise ConfigurationError(
@@ -164,6 +185,23 @@ class Plan:
         if self.maintenance is not None:
             self.maintenance.check()
 
+    def _check_ranges(self) -> None:
+        if self.write_mode not in (MERGE_ON_READ, COPY_ON_WRITE):
+            raise ConfigurationError(
+                f"Unknown write_mode {self.write_mode!r}.",
+                advice=f"use {MERGE_ON_READ!r} or {COPY_ON_WRITE!r}.",
+            )
+        if self.format_version not in _FORMAT_VERSIONS:
+            raise ConfigurationError(
+                f"Unknown format_version {self.format_version}.", advice="use 2 or 3."
+            )
+        if self.tag_retention_days < 0:
+            raise ConfigurationError("tag_retention_days is negative.", advice="0 makes no tags.")
+        if self.parallel_tables < 1:
+            raise ConfigurationError(
+                "parallel_tables is below 1.", advice="1 prepares one table after the other."
+            )
+
     def target_name(self, schema_name: str, table_name: str) -> str:
         """Name of the Iceberg table for a source table, without the namespace.
 
@@ -174,6 +212,43 @@ class Plan:
         if options and options.target:
             return options.target
         return table_name if schema_name == "public" else f"{schema_name}__{table_name}"
+
+
+def _check_types(plan: Plan) -> None:
+    """Refuse what templates and JSON can put in the place of a value: ``"False"`` would be true.
+
+    :raises ConfigurationError: it names the field.
+    """
+    for name in _TEXTS:
+        _demand(isinstance(getattr(plan, name), str), name, "a text")
+    for name in _NUMBERS:
+        # Python's booleans are numbers, too.
+        _demand(type(getattr(plan, name)) is int, name, "a whole number")
+    for name in _FLAGS:
+        _demand(isinstance(getattr(plan, name), bool), name, "true or false")
+    _demand(_is_texts(plan.metadata_columns), "metadata_columns", "a list of texts")
+    for table, options in plan.tables.items():
+        where = f"tables[{table}]"
+        for name in ("target", "mode", "type_changes"):
+            value = getattr(options, name)
+            _demand(value is None or isinstance(value, str), f"{where}.{name}", "a text")
+        _demand(
+            isinstance(options.properties, dict)
+            and _is_texts((*options.properties, *options.properties.values())),
+            f"{where}.properties",
+            "a mapping of texts to texts",
+        )
+        partitioned_by = f"{where}.partitioned_by"
+        _demand(_is_texts(options.partitioned_by), partitioned_by, "a list of texts")
+
+
+def _demand(holds: bool, name: str, kind: str) -> None:
+    if not holds:
+        raise ConfigurationError(f"The option {name} is not {kind}.", advice=f"give {kind}.")
+
+
+def _is_texts(values: object) -> bool:
+    return isinstance(values, tuple) and all(isinstance(each, str) for each in values)
 
 
 def _replay(body: dict[str, Any] | None) -> Replay | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -29,11 +30,13 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.doctor import Finding
     from airflow_provider_pgoutput.capture.lake_state import Recorded
 
+_PROCESS_CONTEXT = "_AIRFLOW_PROCESS_CONTEXT"
+
 
 @providers_configuration_loaded
 def status(args: Namespace) -> None:
     """Print the newest batch of each table, and of the pipeline as a whole."""
-    with _clean_exit():
+    with _server_side(), _clean_exit():
         recorded = read_recorded(_catalog(args), args.namespace, args.slot_name)
     newest: dict[str, Recorded] = {}
     for row in recorded:
@@ -51,7 +54,7 @@ def lsn_at(args: Namespace) -> None:
     except ValueError:
         sys.exit(f"{args.time!r} is not a time; write it like 2026-01-31T12:00:00+01:00.")
     time = time if time.tzinfo else time.replace(tzinfo=UTC)
-    with _clean_exit():
+    with _server_side(), _clean_exit():
         around = batches_around(read_recorded(_catalog(args), args.namespace, args.slot_name), time)
     if around.before is None and around.after is None:
         sys.exit("No batch of this slot is recorded in this namespace.")
@@ -75,7 +78,7 @@ def lsn_at(args: Namespace) -> None:
 @providers_configuration_loaded
 def doctor(args: Namespace) -> None:
     """Print what does not agree; the exit code is 1 when a problem is among it."""
-    with _clean_exit():
+    with _server_side(), _clean_exit():
         catalog = _catalog(args)
         findings = _examined(args, catalog)
         if args.repair and any(each.repairable for each in findings):
@@ -124,6 +127,23 @@ def _status_row(target: str, row: Recorded) -> dict[str, Any]:
 def _catalog(args: Namespace) -> Catalog:
     lake = resolve_lake_catalog(args.iceberg_conn_id, args.catalog_name)
     return open_catalog(lake.name, lake.pyiceberg_properties)
+
+
+@contextmanager
+def _server_side() -> Iterator[None]:
+    """Find connections where Airflow's own commands do: without it the metadata database is left out.
+
+    ``airflow connections get`` sets the same.
+    """
+    before = os.environ.get(_PROCESS_CONTEXT)
+    os.environ[_PROCESS_CONTEXT] = "server"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_PROCESS_CONTEXT]
+        else:
+            os.environ[_PROCESS_CONTEXT] = before
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from airflow_provider_pgoutput.capture.source import liveness
-from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.errors import ConfigurationError, ConnectionNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,14 +38,16 @@ _SECRETS = (
 def get_connection(conn_id: str) -> Connection:
     """Return the Airflow connection ``conn_id``.
 
-    :raises ConfigurationError: when nobody defined it.
+    :raises ConnectionNotFound: when nobody defined it, or a secrets backend or the API server did not answer;
+        Airflow does not tell these apart.
     """
     try:
         return BaseHook.get_connection(conn_id)
     except AirflowNotFoundException as error:
-        raise ConfigurationError(
-            f"The Airflow connection {conn_id!r} does not exist.",
-            advice="create it (Admin > Connections) or name another one.",
+        raise ConnectionNotFound(
+            f"The Airflow connection {conn_id!r} was not found.",
+            advice="nothing, if the API server or a secrets backend did not answer; else create it (Admin >"
+            " Connections) or name another one.",
         ) from error
 
 
@@ -85,6 +87,24 @@ def libpq_parameters(connection: Connection, extra: dict[str, Any]) -> dict[str,
     }
     given = {name: _text(value) for name, value in parameters.items() if value not in (None, "")}
     return _with_tls(given, str(connection.conn_id))
+
+
+def libpq_string(parameters: Mapping[str, str], conn_id: str) -> str:
+    """The parameters as one string for libpq; it is a secret.
+
+    :raises ConfigurationError: when libpq does not know one of them, which came from the extras.
+    """
+    from psycopg import pq
+    from psycopg.conninfo import make_conninfo
+
+    known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
+    if unknown := sorted(parameters.keys() - known):
+        raise ConfigurationError(
+            f"The extras of the connection {conn_id!r} hold what libpq does not know: {', '.join(unknown)}.",
+            advice="correct or remove it; each extra is a connection parameter of libpq, of the version that"
+            " psycopg brings.",
+        )
+    return make_conninfo("", **parameters)
 
 
 def secret_values(parameters: Mapping[str, str]) -> list[str]:

@@ -17,6 +17,7 @@ from airflow_provider_pgoutput.errors import PgoutputError, PublicationMissing
 from airflow_provider_pgoutput.hooks.connections import (
     get_connection,
     libpq_parameters,
+    libpq_string,
     secret_values,
 )
 from airflow_provider_pgoutput.hooks.slot_status import SLOT_STATUS_SQL, SlotStatus
@@ -80,12 +81,12 @@ class PgoutputHook(BaseHook):
     def conninfo(self) -> str:
         """Connection parameters as one libpq string, for psycopg and ADBC alike; it is a secret.
 
-        :raises ConfigurationError: when the connection does not exist or has another type.
+        :raises ConnectionNotFound: when Airflow does not give the connection.
+        :raises ConfigurationError: when it has another type, or an extra that libpq does not know.
 
         Source: https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING
         """
         from airflow.providers.postgres.hooks.postgres import PostgresHook
-        from psycopg.conninfo import make_conninfo
 
         connection = get_connection(self.postgres_conn_id)
         extra = connection.extra_dejson
@@ -97,7 +98,7 @@ class PgoutputHook(BaseHook):
             parameters["dbname"] = self.database
         for secret in secret_values(parameters):
             mask_secret(secret)
-        conninfo = make_conninfo("", **parameters)
+        conninfo = libpq_string(parameters, self.postgres_conn_id)
         mask_secret(conninfo)
         return conninfo
 
@@ -106,7 +107,7 @@ class PgoutputHook(BaseHook):
 
         :param replication: open a walsender session, which takes ``START_REPLICATION``.
         :raises SourceUnavailable: when the source does not answer.
-        :raises ConfigurationError: when it refuses the login, or the connection does not exist.
+        :raises ConfigurationError: when it refuses the login.
         """
         from airflow_provider_pgoutput.capture.source.session import connect
 

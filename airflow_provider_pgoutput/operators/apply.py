@@ -70,7 +70,9 @@ class PgoutputApplyOperator(SparkApplyOperator):
                     batch.end_lsn,
                     before.end_lsn,
                 )
-                return _result(batch, applied=False)
+                # The try that applied it may have ended before Airflow knew of its event.
+                self._describe_outlets(context, batch, batch.changes)
+                return _result(batch, batch.changes, batch.tables, applied=False)
             from airflow_provider_pgoutput.capture.staging.area import StagingArea
 
             area = StagingArea(arguments.required_text(self.staging_uri, "staging_uri"))
@@ -93,12 +95,9 @@ class PgoutputApplyOperator(SparkApplyOperator):
             batch.demand_applied(lake.checkpoint(slot_name))
         counts = batch_xcom(manifest, batch.manifest_uri)["tables"]
         log_tables(counts)
-        self._describe_outlets(context, manifest)
-        return _result(batch, applied=True) | {
-            "changes": manifest.changes,
-            "tables": counts,
-            "snapshots": result.get("published", {}),
-        }
+        self._describe_outlets(context, batch, manifest.changes)
+        snapshots = result.get("published", {})
+        return _result(batch, manifest.changes, counts, snapshots, applied=True)
 
     def _recorded(self, lake: Lake, plan: Plan, manifest: Manifest) -> bool:
         """Move the checkpoint over a batch that changes no table; whether the worker may write it."""
@@ -111,18 +110,28 @@ class PgoutputApplyOperator(SparkApplyOperator):
         self.log.info("The batch changes no table: only the checkpoint was written, without Spark.")
         return True
 
-    def _describe_outlets(self, context: Context, manifest: Manifest) -> None:
-        """Say in the events of the task's assets up to where the lake is now."""
+    def _describe_outlets(
+        self, context: Context, batch: ReceivedBatch, changes: int | None
+    ) -> None:
+        """Say in the events of the task's assets which batch the lake holds now."""
         for outlet in self.outlets:
             if isinstance(outlet, Asset):
                 context["outlet_events"][outlet].extra = {
-                    "slot_name": manifest.slot_name,
-                    "end_lsn": str(manifest.end_lsn),
-                    "changes": manifest.changes,
+                    "slot_name": batch.slot_name,
+                    "end_lsn": str(batch.end_lsn),
+                    "changes": changes,
                 }
 
 
-def _result(batch: ReceivedBatch, *, applied: bool) -> dict[str, Any]:
+def _result(
+    batch: ReceivedBatch,
+    changes: int | None,
+    tables: Mapping[str, Any] | None,
+    snapshots: Mapping[str, int] | None = None,
+    *,
+    applied: bool,
+) -> dict[str, Any]:
+    """What the task returns; None stands for what an earlier try knew."""
     return {
         "schema_version": 1,
         "slot_name": batch.slot_name,
@@ -130,4 +139,7 @@ def _result(batch: ReceivedBatch, *, applied: bool) -> dict[str, Any]:
         "start_lsn": str(batch.start_lsn),
         "end_lsn": str(batch.end_lsn),
         "applied": applied,
+        "changes": changes,
+        "tables": tables,
+        "snapshots": snapshots,
     }

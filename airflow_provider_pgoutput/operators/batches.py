@@ -22,13 +22,17 @@ _ADVICE = "clear the stage task of this run, so that it stages the batch again."
 
 @dataclass(frozen=True, slots=True)
 class ReceivedBatch:
-    """The fields of ``BatchXCom`` that name a batch, consistent with each other."""
+    """The fields of ``BatchXCom`` that name a batch, consistent with each other, and its counts."""
 
     slot_name: str
     batch_id: str
     start_lsn: Lsn
     end_lsn: Lsn
     manifest_uri: str
+    #: For people only, so not checked beyond its type; None: it did not arrive.
+    changes: int | None = None
+    #: The same, by ``schema.table``.
+    tables: dict[str, Any] | None = None
 
     @classmethod
     def optional(cls, value: Any, slot_name: str) -> ReceivedBatch | None:
@@ -61,6 +65,7 @@ class ReceivedBatch:
                 slot=slot_name,
                 advice=_ADVICE,
             )
+        changes, tables = body.get("changes"), body.get("tables")
         try:
             batch = cls(
                 slot_name=body["slot_name"],
@@ -68,6 +73,8 @@ class ReceivedBatch:
                 start_lsn=Lsn.parse(body["start_lsn"]),
                 end_lsn=Lsn.parse(body["end_lsn"]),
                 manifest_uri=body["manifest_uri"],
+                changes=changes if isinstance(changes, int) else None,
+                tables=tables if isinstance(tables, dict) else None,
             )
             folder, _, name = batch.manifest_uri.rpartition("/")
         except (KeyError, AttributeError, ConfigurationError) as error:

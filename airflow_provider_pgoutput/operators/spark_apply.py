@@ -12,11 +12,11 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_pgoutput.batch import layout
-from airflow_provider_pgoutput.batch.plan import UPSERT, Plan, TableOptions
-from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.batch.plan import UPSERT, Plan
 from airflow_provider_pgoutput.hooks.connections import get_connection
 from airflow_provider_pgoutput.operators import arguments
 from airflow_provider_pgoutput.operators.job_result import job_failure, job_result
+from airflow_provider_pgoutput.operators.plan_options import plan_fields, table_options
 from airflow_provider_pgoutput.operators.runs import new_attempt
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class LakeJobOperator(SparkSubmitOperator):
 
     All of ``SparkSubmitOperator``'s arguments work as they do there. ``conf`` is laid over the catalog's
     configuration; ``application`` and ``py_files`` default to this package's own, made for each job.
+    ``application_args`` alone are this package's in any case: what is given there is replaced.
 
     :param slot_name: the slot of the pipeline. (templated)
     :param staging_uri: folder of the staging area. (templated)
@@ -40,7 +41,7 @@ class LakeJobOperator(SparkSubmitOperator):
     :param iceberg_conn_id: the lake's catalog, a connection of type ``iceberg``; its secrets reach Spark
         by a private properties file. (templated)
     :param catalog_name: name of the catalog, when it is not named like its connection. (templated)
-    :param conn_id: the Spark cluster, a connection of type ``spark``.
+    :param conn_id: the Spark cluster, a connection of type ``spark``. (templated)
     """
 
     template_fields: Sequence[str] = (
@@ -50,6 +51,7 @@ class LakeJobOperator(SparkSubmitOperator):
         "namespace",
         "iceberg_conn_id",
         "catalog_name",
+        "conn_id",
     )
     template_fields_renderers = {"conf": "json"}  # noqa: RUF012
     ui_color = "#ffe3c9"
@@ -62,10 +64,11 @@ class LakeJobOperator(SparkSubmitOperator):
         namespace: str,
         iceberg_conn_id: str = "iceberg_default",
         catalog_name: str | None = None,
+        conn_id: str = "spark_default",
         name: str = "airflow-{{ dag.dag_id }}-{{ task.task_id }}",
         **kwargs: Any,
     ) -> None:
-        super().__init__(name=name, **kwargs)
+        super().__init__(name=name, conn_id=conn_id, **kwargs)
         if not kwargs.keys() & {"durable", "reconnect_on_retry"}:
             # A job that is reconnected to, or counts as done, has the plan of another attempt. And a table
             # takes nothing twice.
@@ -75,6 +78,7 @@ class LakeJobOperator(SparkSubmitOperator):
         self.namespace = namespace
         self.iceberg_conn_id = iceberg_conn_id
         self.catalog_name = catalog_name
+        self.conn_id = conn_id
 
     def run_job(
         self, context: Context, area: StagingArea, lake: Lake, plan: Plan, job_id: str
@@ -99,12 +103,22 @@ class LakeJobOperator(SparkSubmitOperator):
     def _submit(self, context: Context, lake: Lake, plan_uri: str) -> None:
         from airflow_provider_pgoutput.operators.spark_job import SparkJob
 
+        self._conn_id = arguments.required_text(self.conn_id, "conn_id")
         # An unknown connection would silently become the master "yarn".
         job = SparkJob.prepare(get_connection(self._conn_id), self._deploy_mode, self._spark_binary)
+        if job.has_config_map and lake.catalog.spark_secrets:
+            self.log.warning(
+                "In deploy mode cluster Spark puts its configuration into a ConfigMap of the driver: what the"
+                " connection %s gives in secret can be read there. Use deploy mode client, or give the driver"
+                " an identity or a Kubernetes secret.",
+                self.iceberg_conn_id,
+            )
         given = self.conf, self.env_vars, self.application, self.py_files, self.properties_file
         try:
             conf = arguments.mapping(self.conf, "conf")
-            with job.files(lake.catalog.spark_secrets, self.properties_file, conf) as files:
+            with job.files(
+                lake.catalog.spark_secrets, self.properties_file, conf, self.env_vars
+            ) as files:
                 self.conf = job.merged_conf(lake.catalog.spark_conf, conf)
                 self.env_vars = job.environment(lake.catalog.environment, self.env_vars)
                 self.application = self.application or files.application
@@ -139,7 +153,7 @@ class SparkApplyOperator(LakeJobOperator):
     :param metadata_columns: metadata columns that tables in upsert mode carry. (templated)
     :param soft_delete: keep deleted rows, marked. (templated)
     :param plan_options: further fields of ``Plan``: ``format_version``, ``write_mode``,
-        ``tag_retention_days``, ``parallel_tables``. (templated)
+        ``tag_retention_days``, ``parallel_tables``, ``type_changes``, ``drop_columns``. (templated)
     """
 
     template_fields: Sequence[str] = (
@@ -173,38 +187,29 @@ class SparkApplyOperator(LakeJobOperator):
         self,
         context: Context,
         lake: Lake,
-        table_options: Mapping[str, Mapping[str, Any]],
+        tables: Mapping[str, Any],
         **fields: Any,
     ) -> Plan:
         """The plan of one job, out of the shared options and what an operator adds.
 
+        :param tables: options of single tables.
         :param fields: further fields of ``Plan``.
         :raises ConfigurationError: when an option does not exist, or options do not go together.
         """
         dag_run = context["dag_run"]
-        try:
-            plan = Plan(
-                catalog=lake.catalog.name,
-                namespace=lake.namespace,
-                mode=arguments.required_text(self.mode, "mode"),
-                tables={
-                    table: TableOptions(
-                        **{**options, "partitioned_by": tuple(options.get("partitioned_by", ()))}
-                    )
-                    for table, options in table_options.items()
-                },
-                metadata_columns=arguments.optional_text_list(
-                    self.metadata_columns, "metadata_columns"
-                ),
-                soft_delete=arguments.flag(self.soft_delete, "soft_delete"),
-                dag_id=dag_run.dag_id,
-                run_id=dag_run.run_id,
-                **fields,
-                **arguments.mapping(self.plan_options, "plan_options"),
-            )
-        except TypeError as error:
-            raise ConfigurationError(
-                "tables or plan_options has an option that does not exist."
-            ) from error
+        plan = Plan(
+            catalog=lake.catalog.name,
+            namespace=lake.namespace,
+            mode=arguments.required_text(self.mode, "mode"),
+            tables=table_options(tables),
+            metadata_columns=arguments.optional_text_list(
+                self.metadata_columns, "metadata_columns"
+            ),
+            soft_delete=arguments.flag(self.soft_delete, "soft_delete"),
+            dag_id=dag_run.dag_id,
+            run_id=dag_run.run_id,
+            **fields,
+            **plan_fields(self.plan_options),
+        )
         plan.check()
         return plan

@@ -16,7 +16,7 @@ import zipfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import airflow_provider_pgoutput
 from airflow_provider_pgoutput.errors import ConfigurationError
@@ -81,8 +81,7 @@ def spark_files(
     """Write the files of one job and remove them when it is over.
 
     :param secrets: Spark configuration that must not be seen.
-    :param properties_file: a file whose properties the new one starts with; None: ``spark-defaults.conf``,
-        which spark-submit no longer reads once it is given a properties file.
+    :param properties_file: a file whose properties the new one starts with, if any.
     :param redaction: the user's ``spark.redaction.regex``; None: that of the properties file, if any.
     :raises ConfigurationError: when ``properties_file`` cannot be read.
     """
@@ -122,11 +121,13 @@ def _properties_text(
     secrets: Mapping[str, str], properties_file: str | None, redaction: str | None
 ) -> str:
     lines = []
-    if base := properties_file or _spark_defaults():
+    if properties_file:
         try:
-            lines.append(Path(base).read_text(encoding="utf-8").rstrip("\n"))
+            lines.append(Path(properties_file).read_text(encoding="utf-8").rstrip("\n"))
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"The properties file {base} cannot be read.") from error
+            raise ConfigurationError(
+                f"The properties file {properties_file} cannot be read."
+            ) from error
     # Of two lines with one key the last counts.
     own = _USERS_REDACTION.findall("\n".join(lines))[-1:]
     if redaction:
@@ -161,14 +162,18 @@ def _utf16(character: str) -> list[int]:
     return [int.from_bytes(encoded[at : at + 2], "big") for at in range(0, len(encoded), 2)]
 
 
-def _spark_defaults() -> str | None:
-    folder = os.environ.get("SPARK_CONF_DIR")
-    if folder is None and (home := os.environ.get("SPARK_HOME")):
-        folder = f"{home}/conf"
-    if folder is None:
-        return None
-    path = Path(folder) / "spark-defaults.conf"
-    return str(path) if path.is_file() else None
+def spark_defaults(spark_binary: str, env_vars: Mapping[str, Any]) -> str | None:
+    """Path of the ``spark-defaults.conf`` that this spark-submit reads, until it is given a properties file.
+
+    :param spark_binary: the spark-submit, by its path or as ``PATH`` finds it. It knows its home.
+    :param env_vars: its environment, beyond that of this process.
+    """
+    environment = {**os.environ, **{name: str(value) for name, value in env_vars.items()}}
+    found = shutil.which(spark_binary, path=environment.get("PATH"))
+    home = environment.get("SPARK_HOME") or (found and Path(found).parent.parent)
+    folder = environment.get("SPARK_CONF_DIR") or (home and Path(home) / "conf")
+    path = Path(folder or "") / "spark-defaults.conf"
+    return str(path) if folder and path.is_file() else None
 
 
 def own_spark_submit() -> str | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgoutput.operators.spark_files import (
     REDACTION_KEY,
     own_spark_submit,
+    spark_defaults,
     spark_files,
 )
 
@@ -36,6 +37,12 @@ class SparkJob:
 
     #: None: what ``SparkSubmitHook`` chooses.
     spark_binary: str | None
+    #: It, or what that chooses.
+    submit: str
+    #: There ``env_vars`` are the driver's, and not spark-submit's.
+    on_kubernetes: bool
+    #: The driver gets its configuration, secrets included, by a ConfigMap of the cluster.
+    has_config_map: bool
     #: The driver is a child of this process, so the environment is not written on a command line.
     driver_is_here: bool
     #: The spark-submit of Airflow's own environment is used.
@@ -56,24 +63,37 @@ class SparkJob:
         master = (
             (connection.host or "") if connection.conn_type == "spark" else connection.conn_type
         )
-        remote = str(master).startswith(("yarn", "k8s"))
+        on_kubernetes = str(master).startswith("k8s")
+        remote = on_kubernetes or str(master).startswith("yarn")
         mode = deploy_mode or extra.get("deploy-mode") or "client"
         return cls(
             spark_binary=spark_binary or own,
+            submit=spark_binary or own or extra.get("spark-binary") or "spark-submit",
+            on_kubernetes=on_kubernetes,
+            has_config_map=on_kubernetes and mode == "cluster",
             driver_is_here=not remote and mode == "client",
             uses_own_spark=own is not None,
         )
 
     def files(
-        self, secrets: Mapping[str, str], properties_file: str | None, given: Mapping[str, Any]
+        self,
+        secrets: Mapping[str, str],
+        properties_file: str | None,
+        given: Mapping[str, Any],
+        env_vars: Mapping[str, Any] | None = None,
     ) -> AbstractContextManager[SparkFiles]:
         """Write the files of the job, see ``spark_files``.
 
+        :param properties_file: the user's; None: the ``spark-defaults.conf`` that it would be without.
         :param given: the user's configuration.
+        :param env_vars: the user's environment.
         """
         redaction = given.get(REDACTION_KEY)
+        of_submit = {} if self.on_kubernetes else env_vars or {}
         return spark_files(
-            secrets, properties_file, redaction=None if redaction is None else str(redaction)
+            secrets,
+            properties_file or spark_defaults(self.submit, of_submit),
+            redaction=None if redaction is None else str(redaction),
         )
 
     def merged_conf(self, catalog: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:

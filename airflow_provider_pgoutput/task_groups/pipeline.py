@@ -47,9 +47,9 @@ def pgoutput_to_iceberg(
     :param staging_uri: folder of the staging area. (templated)
     :param namespace: namespace of the Iceberg tables. (templated)
     :param group_id: name of the task group.
-    :param postgres_conn_id: the source, a connection of type ``postgres``.
-    :param iceberg_conn_id: the lake's catalog, a connection of type ``iceberg``.
-    :param conn_id: the Spark cluster, a connection of type ``spark``.
+    :param postgres_conn_id: the source, a connection of type ``postgres``. (templated)
+    :param iceberg_conn_id: the lake's catalog, a connection of type ``iceberg``. (templated)
+    :param conn_id: the Spark cluster, a connection of type ``spark``. (templated)
     :param catalog_name: name of the catalog, when it is not named like its connection. (templated)
     :param wait_for_changes: begin with a ``PgoutputChangesSensor``.
     :param staging_retention: end with a ``PgoutputPruneStagingOperator`` that keeps applied batches for

@@ -4,7 +4,9 @@ operator makes of its end. The real one is in ``test_end_to_end.py``.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import stat
 from pathlib import Path
@@ -16,7 +18,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_pgoutput.batch.manifest import SkippedTransaction
 from airflow_provider_pgoutput.batch.plan import Plan
-from airflow_provider_pgoutput.errors import LakeUnavailable, PublishRefused
+from airflow_provider_pgoutput.errors import ConnectionNotFound, LakeUnavailable, PublishRefused
 from tests.airflow.spark_submit_double import SLOT, Workshop
 
 if TYPE_CHECKING:
@@ -71,7 +73,7 @@ def test_the_job_gets_a_plan_the_package_and_the_catalog(
         mode="change_log",
         tables='{"public.orders": {"partitioned_by": ["days(made_at)"]}}',
         metadata_columns=["_pgoutput_op"],
-        plan_options={"parallel_tables": 2},
+        plan_options='{"parallel_tables": "2", "drop_columns": "False"}',
         conf={"spark.mine": "1"},
         py_files="/mine.zip",
     )
@@ -85,6 +87,7 @@ def test_the_job_gets_a_plan_the_package_and_the_catalog(
     assert (plan.catalog, plan.namespace, plan.mode) == ("iceberg_default", "shop", "change_log")
     assert plan.tables["public.orders"].partitioned_by == ("days(made_at)",)
     assert (plan.metadata_columns, plan.parallel_tables) == (("_pgoutput_op",), 2)
+    assert plan.drop_columns is False
     assert (plan.dag_id, plan.run_id) == ("tests", "manual__1")
     conf = [
         seen["arguments"][at + 1] for at, each in enumerate(seen["arguments"]) if each == "--conf"
@@ -120,15 +123,68 @@ def test_secrets_are_in_a_private_file_and_nowhere_else(
     assert CANARY not in repr(rendered)
 
 
+def test_the_spark_connection_may_be_a_template(workshop: Workshop, task_context: Any) -> None:
+    operator = workshop.operator(conn_id="{{ params.cluster }}")
+    operator.render_template_fields({"params": {"cluster": "spark_default"}})
+    operator.execute(task_context)
+    assert "local[2]" in workshop.seen()["arguments"]
+
+
+@pytest.mark.parametrize(
+    ("host", "mode", "warned"),
+    [
+        ("k8s://https://127.0.0.1:1", "cluster", True),
+        ("k8s://https://127.0.0.1:1", "client", False),
+        ("local[2]", None, False),
+    ],
+)
+def test_secrets_in_a_config_map_are_warned_of(
+    workshop: Workshop,
+    task_context: Any,
+    set_connection: Any,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    host: str,
+    mode: str | None,
+    warned: bool,
+) -> None:
+    set_connection("spark_default", {"conn_type": "spark", "host": host})
+    extra = {name: value for name, value in workshop.lake.properties.items() if name != "uri"}
+    uri, extra = workshop.lake.properties["uri"], {**extra, "s3.secret-access-key": CANARY}
+    set_connection("iceberg_default", {"conn_type": "iceberg", "host": uri, "extra": extra})
+    # Where Airflow lacks its provider of Kubernetes, the job is not started.
+    with caplog.at_level(logging.WARNING), contextlib.suppress(RuntimeError, NameError):
+        workshop.operator(deploy_mode=mode).execute(task_context)
+    # A task's logger writes to one of the two, by what ran before in this process.
+    said = caplog.text + capsys.readouterr().out
+    assert ("ConfigMap of the driver" in said) is warned
+    assert CANARY not in said
+
+
 def test_a_batch_that_the_lake_has_already_is_not_given_to_spark(
     workshop: Workshop, task_context: Any
 ) -> None:
     """F16: the task of an old run is cleared; its staged files may be gone by then."""
     workshop.lake.record(SLOT, "0/30")
     workshop.manifest_path.unlink()
-    result = workshop.operator().execute(task_context)
-    assert result["applied"] is False
+    outlet = Asset("orders")
+    result = workshop.operator(outlets=[outlet]).execute(task_context)
+    assert (result["applied"], result["end_lsn"], result["changes"]) == (False, "0/20", 4)
+    assert result["tables"] == workshop.batch["tables"]
+    # Which snapshots it made only the try knew that applied it.
+    assert result["snapshots"] is None
     assert not workshop.was_started
+    # That one may have ended before Airflow knew of its event.
+    extra = {"slot_name": SLOT, "end_lsn": "0/20", "changes": 4}
+    assert task_context["outlet_events"][outlet].extra == extra
+
+
+def test_counts_that_did_not_arrive_are_left_open(workshop: Workshop, task_context: Any) -> None:
+    workshop.lake.record(SLOT, "0/30")
+    del workshop.batch["changes"]
+    workshop.batch["tables"] = "many"
+    result = workshop.operator().execute(task_context)
+    assert (result["applied"], result["changes"], result["tables"]) == (False, None, None)
 
 
 def test_a_batch_without_changes_moves_the_checkpoint_without_spark(
@@ -257,8 +313,7 @@ def test_a_job_that_died_without_a_word_is_retried(
         ({"metadata_columns": ["secret"]}, "Unknown metadata columns"),
         ({"tables": {"public.orders": {"no_such": 1}}}, "does not exist"),
         ({"plan_options": {"no_such": 1}}, "does not exist"),
-        ({"conn_id": "no_such_spark"}, "connection 'no_such_spark' does not exist"),
-        ({"iceberg_conn_id": "no_such_lake"}, "connection 'no_such_lake' does not exist"),
+        ({"plan_options": {"parallel_tables": "0"}}, "parallel_tables is below 1"),
     ],
 )
 def test_what_cannot_work_fails_at_once_and_starts_nothing(
@@ -266,6 +321,16 @@ def test_what_cannot_work_fails_at_once_and_starts_nothing(
 ) -> None:
     with pytest.raises(AirflowFailException, match=message):
         workshop.operator(**changed).execute(task_context)
+    assert not workshop.was_started
+
+
+@pytest.mark.parametrize("argument", ["conn_id", "iceberg_conn_id"])
+def test_a_connection_that_airflow_does_not_give_is_asked_for_again(
+    workshop: Workshop, task_context: Any, argument: str
+) -> None:
+    """Airflow says the same of one that nobody defined and of a secrets backend that is silent."""
+    with pytest.raises(ConnectionNotFound, match="'no_such' was not found"):
+        workshop.operator(**{argument: "no_such"}).execute(task_context)
     assert not workshop.was_started
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 from airflow.cli import cli_parser
+from airflow.models.connection import Connection
+from airflow.utils.session import create_session
 from pyiceberg.catalog import load_catalog
+from sqlalchemy import delete
 
 from airflow_provider_pgoutput.batch import checkpoint as words
 from airflow_provider_pgoutput.batch.lsn import Lsn
@@ -137,6 +141,32 @@ def test_status_shows_each_table(
         ("(all)", str(healthy)),
         ("public.t", str(healthy)),
     ]
+
+
+def test_connections_of_the_metadata_database_are_found(
+    healthy: Lsn,
+    slot: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Most are kept there, and outside of a task Airflow looks there only when it is told to."""
+    stored = []
+    for conn_id in ("postgres_default", "iceberg_default"):
+        body = os.environ[f"AIRFLOW_CONN_{conn_id.upper()}"]
+        monkeypatch.delenv(f"AIRFLOW_CONN_{conn_id.upper()}")
+        stored.append(Connection.from_json(body, conn_id=f"kept_{conn_id}"))
+    with create_session() as session:
+        session.add_all(stored)
+    lake = ("--iceberg-conn-id", "kept_iceberg_default", "--catalog-name", "iceberg_default")
+    at = ("--slot-name", slot, "--namespace", "shop", *lake)
+    try:
+        assert run(capsys, "doctor", "--postgres-conn-id", "kept_postgres_default", *at) == (0, [])
+        assert run(capsys, "status", *at)[0] == 0
+        assert run(capsys, "lsn-at", "2026-02-01", *at)[0] == 0
+    finally:
+        with create_session() as session:
+            session.execute(delete(Connection).where(Connection.conn_id.like("kept_%")))
+    assert "_AIRFLOW_PROCESS_CONTEXT" not in os.environ
 
 
 def test_the_batches_around_a_time(lake: TestLake, capsys: pytest.CaptureFixture[str]) -> None:

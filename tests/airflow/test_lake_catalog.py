@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from airflow.sdk import Connection
+from airflow.sdk.log import redact
 
 from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.hooks.iceberg import resolve_lake_catalog
 from airflow_provider_pgoutput.hooks.lake_catalog import LakeCatalog, lake_catalog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CANARY = "canary-0xC0FFEE"
 
@@ -217,3 +222,25 @@ def test_the_catalog_is_named_by_argument_then_extra_then_connection() -> None:
 def test_what_spark_could_not_use_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         catalog_of(**fields)
+
+
+@pytest.mark.parametrize(
+    ("host", "extra", "secret"),
+    [
+        ("http://c", {"adls.connection-string": "Key=canary-one"}, "Key=canary-one"),
+        ("http://c", {"rest.Authorization": "Basic canary-two"}, "Basic canary-two"),
+        ("https://me:canary-three@c:8181/api", {}, "canary-three"),
+        ("http://c", {"s3.proxy-uri": "http://me:canary-four@proxy"}, "canary-four"),
+        ("postgresql://airflow:canary%2Ffive@db/x", {"type": "sql"}, "canary%2Ffive"),
+        ("postgresql://airflow:canary%40six@db/x", {"type": "sql"}, "canary@six"),
+    ],
+)
+def test_secrets_are_masked_in_logs_and_plain_words_are_not(
+    set_connection: Callable[[str, dict[str, Any]], None],
+    host: str,
+    extra: dict[str, str],
+    secret: str,
+) -> None:
+    set_connection("masked", {"conn_type": "iceberg", "host": host, "extra": extra})
+    resolve_lake_catalog("masked")
+    assert redact(f"airflow said {secret} to the proxy") == "airflow said *** to the proxy"

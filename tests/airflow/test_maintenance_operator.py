@@ -80,7 +80,6 @@ def test_the_job_gets_what_was_asked_for(workshop: Workshop, task_context: Any) 
         ({"orphan_retention": timedelta(hours=1)}, "orphan_retention"),
         ({"keep_snapshots": 0}, "keep_snapshots"),
         ({"compact_options": {"min-input-files": 2}}, "compact_options"),
-        ({"iceberg_conn_id": "no_such_lake"}, "no_such_lake"),
     ],
 )
 def test_what_cannot_work_fails_at_once_and_starts_nothing(

@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_provider_pgoutput.errors import ConfigurationError, PublicationMissing
+from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
+    ConnectionNotFound,
+    PublicationMissing,
+)
 from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 
 if TYPE_CHECKING:
@@ -149,11 +153,24 @@ def test_where_else_a_server_and_its_verification_may_be_named(
 
 
 def test_a_connection_that_is_missing_or_of_another_type_is_refused(set_connection: Define) -> None:
-    with pytest.raises(ConfigurationError, match="does not exist"):
+    with pytest.raises(ConnectionNotFound, match="backend did not answer; else create it"):
         PgoutputHook("nobody_defined_this").conninfo()
     set_connection("source", {"conn_type": "mysql", "host": "localhost"})
     with pytest.raises(ConfigurationError, match="type postgres"):
         PgoutputHook("source").conninfo()
+
+
+@pytest.mark.parametrize("name", ["sslmod", "we ird'"])
+def test_an_extra_that_libpq_does_not_know_is_named_without_its_value(
+    set_connection: Define, name: str
+) -> None:
+    body = {"conn_type": "postgres", "host": "localhost", "extra": {name: CANARY, "sslmode": "x"}}
+    set_connection("source", body)
+    with pytest.raises(ConfigurationError, match=f"libpq does not know: {name}\\.") as caught:
+        PgoutputHook("source").conninfo()
+    assert CANARY not in str(caught.value)
+    ok, message = PgoutputHook("source").test_connection()
+    assert (ok, message) == (False, str(caught.value))
 
 
 @pytest.mark.postgres

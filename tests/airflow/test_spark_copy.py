@@ -20,6 +20,7 @@ from pyarrow import parquet
 
 from airflow_provider_pgoutput.batch.manifest import Manifest
 from airflow_provider_pgoutput.capture import copying_elsewhere
+from airflow_provider_pgoutput.errors import ConnectionNotFound
 from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
 from airflow_provider_pgoutput.quickstart.spark import spark_environment
 from tests.airflow.conftest import connection_json
@@ -371,12 +372,15 @@ def test_wrong_arguments_fail_before_anything_is_made(
     }
     wrong = {
         "Unknown copy_engine 'quick'": {"copy_engine": "quick"},
-        "connection 'nobody' does not exist": {"copy_engine": "spark", "spark_conn_id": "nobody"},
         "spark_copy_from_bytes": {"copy_engine": "spark", "spark_copy_from_bytes": "many"},
     }
     for message, changed in wrong.items():
         with pytest.raises(AirflowFailException, match=message):
             PgoutputStageOperator(**common, **changed).execute(task_context)
+    with pytest.raises(ConnectionNotFound, match="'nobody' was not found"):
+        PgoutputStageOperator(**common, copy_engine="spark", spark_conn_id="nobody").execute(
+            task_context
+        )
     monkeypatch.setenv(
         "AIRFLOW_CONN_POSTGRES_DEFAULT", connection_json(source.info.dsn, iam="true")
     )

@@ -137,14 +137,56 @@ def test_spark_hides_what_it_was_given_in_secret(tmp_path: Path, own: str | None
     assert not own or expression.search("own" if "own" in own else "mine")
 
 
-def test_sparks_own_defaults_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "spark-defaults.conf").write_text("spark.eventLog.enabled true\n")
-    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    with spark_files({}, None) as files:
+def spark_home(folder: Path) -> Path:
+    """A Spark with a spark-submit, and defaults that have its folder's name."""
+    for part in ("bin", "conf"):
+        (folder / part).mkdir(parents=True)
+    binary = folder / "bin" / "spark-submit"
+    binary.touch(0o755)
+    (folder / "conf" / "spark-defaults.conf").write_text(f"spark.of {folder.name}\n")
+    return binary
+
+
+def defaults_of(host: str, binary: str | None, env_vars: dict[str, str] | None = None) -> str:
+    job = SparkJob.prepare(spark_connection(host), None, binary)
+    with job.files({}, None, {}, env_vars) as files:
         lines = Path(files.properties_file).read_text().splitlines()
-    assert lines[0] == "spark.eventLog.enabled true"
-    assert lines[1].startswith("spark.redaction.regex=")
-    assert "credential" in lines[1]
+    assert lines[-1].startswith("spark.redaction.regex=")
+    assert "credential" in lines[-1]
+    return " ".join(lines[:-1]).removeprefix("spark.of ")
+
+
+def test_sparks_own_defaults_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order in which spark-submit looks for them, which reads only one properties file."""
+    binary = str(spark_home(tmp_path / "binary"))
+    for name in ("home", "given", "worker"):
+        spark_home(tmp_path / name)
+    (tmp_path / "empty").mkdir()
+    assert defaults_of("local", binary) == "binary"
+    monkeypatch.setenv("PATH", str(tmp_path / "binary" / "bin"))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "empty"))
+    assert defaults_of("local", None) == "binary"
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path / "home"))
+    assert defaults_of("local", binary) == "home"
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path / "worker" / "conf"))
+    assert defaults_of("local", binary) == "worker"
+    given = {"SPARK_CONF_DIR": str(tmp_path / "given" / "conf")}
+    assert defaults_of("local", binary, given) == "given"
+    assert defaults_of("yarn", binary, given) == "given"
+    # There they are the driver's environment.
+    assert defaults_of("k8s://https://host:443", binary, given) == "worker"
+    assert defaults_of("local", binary, {"SPARK_CONF_DIR": str(tmp_path / "empty")}) == ""
+
+
+def test_the_users_properties_are_in_the_place_of_the_defaults(tmp_path: Path) -> None:
+    binary = spark_home(tmp_path / "binary")
+    given = tmp_path / "mine.properties"
+    given.write_text("spark.mine 1")
+    job = SparkJob.prepare(spark_connection("local"), None, str(binary))
+    with job.files({}, str(given), {}) as files:
+        text = Path(files.properties_file).read_text()
+    assert text.startswith("spark.mine 1\n")
+    assert "spark.of" not in text
 
 
 def test_properties_that_cannot_be_read_are_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_pgoutput.batch.manifest import Manifest
+from airflow_provider_pgoutput.errors import ConnectionNotFound
 from airflow_provider_pgoutput.operators.batches import ReceivedBatch
 from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
 
@@ -135,7 +136,6 @@ def test_what_cannot_work_fails_at_once(tmp_path: Path, task_context: Any) -> No
         "max_changes": {"max_changes": "many"},
         "decode_parallelism is 1 to 8": {"decode_parallelism": "0"},
         "slot name": {"slot_name": "Not A Slot"},
-        "connection 'nobody' does not exist": {"postgres_conn_id": "nobody"},
         "staging_uri": {"staging_uri": "relative/folder"},
         "pyiceberg": {"type_options": '{"json": "variant"}'},
         "'double'": {"type_options": {"numeric": "double"}},
@@ -148,6 +148,13 @@ def test_what_cannot_work_fails_at_once(tmp_path: Path, task_context: Any) -> No
     for message, changed in wrong.items():
         with pytest.raises(AirflowFailException, match=message):
             stage(tmp_path, **changed).execute(task_context)
+
+
+def test_a_connection_that_airflow_does_not_give_is_asked_for_again(
+    tmp_path: Path, task_context: Any
+) -> None:
+    with pytest.raises(ConnectionNotFound, match="'nobody' was not found"):
+        stage(tmp_path, postgres_conn_id="nobody").execute(task_context)
 
 
 def test_options_that_do_not_go_together_fail_before_any_connection(

@@ -131,10 +131,50 @@ def test_a_plan_survives_its_json() -> None:
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [({"mode": "merge"}, "Unknown mode"), ({"metadata_columns": ["_x"]}, "metadata columns")],
+    [
+        ({"mode": "merge"}, "Unknown mode"),
+        ({"mode": None}, "option mode is not a text"),
+        ({"metadata_columns": ["_x"]}, "metadata columns"),
+        ({"metadata_columns": [1]}, "metadata_columns is not a list of texts"),
+        ({"type_changes": 1}, "type_changes is not a text"),
+        ({"drop_columns": "False"}, "drop_columns is not true or false"),
+        ({"soft_delete": 0}, "soft_delete is not true or false"),
+        ({"parallel_tables": "4"}, "parallel_tables is not a whole number"),
+        ({"parallel_tables": True}, "parallel_tables is not a whole number"),
+        ({"parallel_tables": 0}, "parallel_tables is below 1"),
+        ({"tag_retention_days": "30"}, "tag_retention_days is not a whole number"),
+        ({"tag_retention_days": 1.5}, "tag_retention_days is not a whole number"),
+        ({"tag_retention_days": -1}, "tag_retention_days is negative"),
+        ({"format_version": 1}, "Unknown format_version 1"),
+        ({"write_mode": "fast"}, "Unknown write_mode 'fast'"),
+        ({"dag_id": None}, "dag_id is not a text"),
+    ],
 )
 def test_a_plan_with_unknown_options_is_refused(change: dict[str, Any], said: str) -> None:
     body = json.loads(Plan("m", "s", "lake", "ns").to_json()) | change
+    with pytest.raises(ConfigurationError, match=said):
+        Plan.from_json(json.dumps(body))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"target": 1}, r"tables\[a\.t\]\.target is not a text"),
+        ({"mode": ["upsert"]}, r"tables\[a\.t\]\.mode is not a text"),
+        ({"type_changes": False}, r"tables\[a\.t\]\.type_changes is not a text"),
+        (
+            {"properties": {"a": 1}},
+            r"tables\[a\.t\]\.properties is not a mapping of texts to texts",
+        ),
+        ({"properties": ["a"]}, r"tables\[a\.t\]\.properties is not a mapping of texts to texts"),
+        ({"partitioned_by": [1]}, r"tables\[a\.t\]\.partitioned_by is not a list of texts"),
+    ],
+)
+def test_a_plan_with_unknown_options_of_a_table_is_refused(
+    change: dict[str, Any], said: str
+) -> None:
+    body = json.loads(Plan("m", "s", "lake", "ns", tables={"a.t": TableOptions()}).to_json())
+    body["tables"]["a.t"] |= change
     with pytest.raises(ConfigurationError, match=said):
         Plan.from_json(json.dumps(body))
 
