@@ -32,6 +32,8 @@ ROW_GROUP_BYTES = 16 << 20
 #: A file is closed when it has grown to this size.
 FILE_BYTES = 192 << 20
 
+#: Rows that keep so many times their own bytes in memory are copied.
+_MOST_HELD = 2
 #: The encoder may hold at most so many row groups that wait for it.
 _WAITING_GROUPS = 2
 
@@ -64,8 +66,11 @@ class TableWriter:
 
     def append(self, rows: pa.RecordBatch) -> None:
         """Keep rows for the next row group; they may lack columns that are not required."""
+        size = rows.nbytes
+        if rows.get_total_buffer_size() > _MOST_HELD * size:
+            rows = _owning(rows, _MOST_HELD * size)
         self._buffer.append(rows)
-        self.buffered_bytes += rows.nbytes
+        self.buffered_bytes += size
 
     def take(self) -> Callable[[], None]:
         """Give the buffered rows away, as a call that writes them."""
@@ -257,6 +262,19 @@ class WriterPool:
 def _each(calls: Iterable[Callable[[], None]]) -> None:
     for call in calls:
         call()
+
+
+def _owning(rows: pa.RecordBatch, most: int) -> pa.RecordBatch:
+    """``rows``, which keep no more than ``most`` bytes of what they are slices of in memory.
+
+    The columns of a block are slices of those of all tables of a chunk.
+    """
+    share = most // rows.num_columns
+    columns = [
+        pa.concat_arrays([each]) if each.get_total_buffer_size() > share else each
+        for each in rows.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
 
 def _completed(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

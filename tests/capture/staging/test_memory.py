@@ -1,0 +1,90 @@
+"""What buffered rows keep in memory, against what is counted of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+
+from airflow_provider_pgoutput.batch.manifest import Column, TableVersion
+from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
+from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
+from airflow_provider_pgoutput.capture.staging.area import StagingArea
+from airflow_provider_pgoutput.capture.staging.tables import Casters, StagedVersion, stage_block
+from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
+from airflow_provider_pgoutput.capture.types.cast import ValuePolicy
+from tests.capture.pgoutput import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock
+
+HOT, COLD = 1, 2
+COLUMNS = (Column("a", 20, -1, "bigint", "long"), Column("b", 25, -1, "text", "string"))
+VERSION = TableVersion(1, "public", "t", "d", COLUMNS, ("a",))
+
+
+def blocks(chunks: int, hot_rows: int) -> Iterator[ChangeBlock]:
+    """Chunks of many rows of one table and one of another."""
+    decoder = Decoder()
+    announced = [encode.relation(oid, [("a", 20), ("b", 25)]) for oid in (HOT, COLD)]
+    for number in range(chunks):
+        lsn = 1000 * (number + 1)
+        hot = [encode.insert(HOT, [b"%d" % row, b"x" * 100]) for row in range(hot_rows)]
+        cold = encode.insert(COLD, [b"%d" % number, b"cold"])
+        bodies = [encode.begin(lsn), *announced, *hot, cold, encode.commit(lsn)]
+        offsets = np.cumsum([0, *map(len, bodies)], dtype=np.int64)
+        yield from decoder.decode(
+            MessageChunk(np.frombuffer(b"".join(bodies), dtype=np.uint8), offsets)
+        )
+
+
+def version(oid: int) -> StagedVersion:
+    return StagedVersion.of(oid, VERSION, ValuePolicy(), Casters())
+
+
+def test_few_rows_of_a_table_do_not_keep_the_chunks_of_another(tmp_path: Path) -> None:
+    staged = version(COLD)
+    pool = WriterPool(64 << 20)
+    writer = pool.add(
+        TableWriter(
+            StagingArea(str(tmp_path)),
+            "f",
+            "changes",
+            staged.changes_schema,
+            staged.changes_required,
+        )
+    )
+    before, hot_bytes = pa.total_allocated_bytes(), 0
+    for block in blocks(chunks=30, hot_rows=1000):
+        assert block.seq.base is None, "a view of the numbers of all tables"
+        rows = stage_block(staged, block).rows
+        if block.relation.oid == COLD:
+            pool.append(writer, rows)
+        else:
+            hot_bytes += rows.nbytes
+    del block, rows
+    held = pa.total_allocated_bytes() - before
+    assert hot_bytes > 3_000_000
+    assert held < 100_000
+    pool.finish()
+    read = parquet.read_table(tmp_path / writer.files[0].path)
+    assert read.column("n0").to_pylist() == list(range(30))
+    assert read.column("n1").to_pylist() == ["cold"] * 30
+
+
+def test_rows_that_are_most_of_their_chunk_are_not_copied(tmp_path: Path) -> None:
+    staged = version(HOT)
+    writer = TableWriter(
+        StagingArea(str(tmp_path)), "f", "changes", staged.changes_schema, staged.changes_required
+    )
+    hot = next(each for each in blocks(chunks=1, hot_rows=1000) if each.relation.oid == HOT)
+    rows = stage_block(staged, hot).rows
+    writer.append(rows)
+    before = pa.total_allocated_bytes()
+    writer.append(rows)
+    assert pa.total_allocated_bytes() == before
