@@ -34,6 +34,11 @@ FILE_BYTES = 192 << 20
 
 #: Rows that keep so many times their own bytes in memory are copied.
 _MOST_HELD = 2
+#: What a column of a block takes in memory beside its values; measured.
+_COLUMN_BYTES = 1000
+#: Blocks smaller than that are joined, so many at a time.
+_SMALL_BYTES = 32 << 10
+_JOINED_BLOCKS = 16
 #: The encoder may hold at most so many row groups that wait for it.
 _WAITING_GROUPS = 2
 
@@ -59,8 +64,12 @@ class TableWriter:
     #: Columns that every file has.
     required: frozenset[str]
     files: list[StagedFile] = field(default_factory=list)
+    #: What the buffered rows take in memory.
     buffered_bytes: int = 0
     _buffer: list[pa.RecordBatch] = field(default_factory=list)
+    #: How many blocks at the end of the buffer are small, and what they take.
+    _small_blocks: int = 0
+    _small_bytes: int = 0
     _open: _OpenFile | None = None
     _columns: frozenset[str] = frozenset()
 
@@ -69,12 +78,40 @@ class TableWriter:
         size = rows.nbytes
         if rows.get_total_buffer_size() > _MOST_HELD * size:
             rows = _owning(rows, _MOST_HELD * size)
+        self._keep(rows, size)
+        if self._small_blocks >= _JOINED_BLOCKS:
+            self.join_small_blocks()
+
+    def join_small_blocks(self) -> None:
+        """Make one block of the small ones at the end, which take far more than their values.
+
+        Columns that only some of them have are null in the others, as they would be in the file.
+        """
+        if self._small_blocks < 2:
+            return
+        small = self._buffer[-self._small_blocks :]
+        del self._buffer[-self._small_blocks :]
+        self.buffered_bytes -= self._small_bytes
+        self._small_blocks = self._small_bytes = 0
+        names: set[str] = set().union(*(each.schema.names for each in small))
+        schema = pa.schema([each for each in self.schema if each.name in names])
+        joined = pa.concat_batches([_completed(each, schema) for each in small])
+        self._keep(joined, joined.nbytes)
+
+    def _keep(self, rows: pa.RecordBatch, size: int) -> None:
+        taken = size + _COLUMN_BYTES * rows.num_columns
         self._buffer.append(rows)
-        self.buffered_bytes += size
+        self.buffered_bytes += taken
+        if size < _SMALL_BYTES:
+            self._small_blocks += 1
+            self._small_bytes += taken
+        else:
+            self._small_blocks = self._small_bytes = 0
 
     def take(self) -> Callable[[], None]:
         """Give the buffered rows away, as a call that writes them."""
         buffer, self._buffer, self.buffered_bytes = self._buffer, [], 0
+        self._small_blocks = self._small_bytes = 0
 
         def write() -> None:
             self._write(buffer)
@@ -189,6 +226,8 @@ class WriterPool:
         self.writers: list[TableWriter] = []
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parquet")
         self._waiting: list[tuple[Future[None], int]] = []
+        #: The sum of what the writers have buffered: summing up anew takes long with many of them.
+        self._buffered = 0
 
     def add(self, writer: TableWriter) -> TableWriter:
         """Take a writer into the budget."""
@@ -197,15 +236,32 @@ class WriterPool:
 
     def append(self, writer: TableWriter, rows: pa.RecordBatch) -> None:
         """Buffer rows; write what is due."""
+        before = writer.buffered_bytes
         writer.append(rows)
+        self._buffered += writer.buffered_bytes - before
         if writer.buffered_bytes >= self._group_bytes:
             self._submit(writer)
-        while self._buffered + self._in_flight > self._budget:
-            largest = max(self.writers, key=lambda each: each.buffered_bytes)
-            if not largest.buffered_bytes:
-                self._wait(0)
-                return
-            self._submit(largest)
+        if self._buffered + self._in_flight > self._budget:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Join small blocks, then write the largest buffers, until there is room for a while.
+
+        Each step looks at all writers, so there are few of them.
+        """
+        enough = self._budget * 7 // 8
+        for step in (self._join, self._submit):
+            for writer in sorted(self.writers, key=lambda each: -each.buffered_bytes):
+                if self._buffered + self._in_flight <= enough or not writer.buffered_bytes:
+                    break
+                step(writer)
+        if self._buffered + self._in_flight > self._budget:
+            self._wait(0)
+
+    def _join(self, writer: TableWriter) -> None:
+        before = writer.buffered_bytes
+        writer.join_small_blocks()
+        self._buffered += writer.buffered_bytes - before
 
     def finish_some(self, writers: Sequence[TableWriter]) -> None:
         """Write what these have buffered, complete their files and let go of them."""
@@ -219,6 +275,7 @@ class WriterPool:
     def drop(self, writers: Sequence[TableWriter]) -> None:
         """Forget what these were given; their files are not completed."""
         for writer in writers:
+            self._buffered -= writer.buffered_bytes
             writer.take()
         self._wait(0)
         self._executor.submit(_each, [writer.abandon for writer in writers]).result()
@@ -240,15 +297,12 @@ class WriterPool:
             writer.abandon()
 
     @property
-    def _buffered(self) -> int:
-        return sum(writer.buffered_bytes for writer in self.writers)
-
-    @property
     def _in_flight(self) -> int:
         return sum(size for future, size in self._waiting if not future.done())
 
     def _submit(self, writer: TableWriter) -> None:
         size = writer.buffered_bytes
+        self._buffered -= size
         self._wait(_WAITING_GROUPS - 1)
         self._waiting.append((self._executor.submit(writer.take()), size))
 

@@ -88,3 +88,51 @@ def test_rows_that_are_most_of_their_chunk_are_not_copied(tmp_path: Path) -> Non
     before = pa.total_allocated_bytes()
     writer.append(rows)
     assert pa.total_allocated_bytes() == before
+
+
+SCHEMA = pa.schema([("commit_lsn", pa.int64()), ("n0", pa.string()), ("o0", pa.string())])
+
+
+def one_row(number: int, *, old: bool = False) -> pa.RecordBatch:
+    columns: dict[str, list[int | str]] = {"commit_lsn": [number], "n0": ["x"]}
+    if old:
+        columns["o0"] = ["y"]
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def test_small_blocks_are_joined_in_order(tmp_path: Path) -> None:
+    pool = WriterPool(64 << 20)
+    area, required = StagingArea(str(tmp_path)), frozenset({"commit_lsn", "n0"})
+    writer = pool.add(TableWriter(area, "f", "changes", SCHEMA, required))
+    plain = pool.add(TableWriter(area, "g", "changes", SCHEMA, required))
+    for number in range(1000):
+        pool.append(writer, one_row(number, old=number % 100 == 7))
+        pool.append(plain, one_row(number))
+    alone = 2000 * (one_row(0).nbytes + 2000)
+    assert writer.buffered_bytes + plain.buffered_bytes < alone / 10
+    pool.finish()
+    read = parquet.ParquetFile(tmp_path / writer.files[0].path)
+    assert read.num_row_groups == 1
+    assert read.read().column("commit_lsn").to_pylist() == list(range(1000))
+    old = ["y" if number % 100 == 7 else None for number in range(1000)]
+    assert read.read().column("o0").to_pylist() == old
+    assert plain.files[0].columns == ("commit_lsn", "n0")
+
+
+def test_the_budget_counts_what_small_blocks_take_beside_their_values(tmp_path: Path) -> None:
+    budget, area = 1 << 20, StagingArea(str(tmp_path))
+    pool = WriterPool(budget)
+    writers = [
+        pool.add(TableWriter(area, f"f{number}", "changes", SCHEMA, frozenset(SCHEMA.names)))
+        for number in range(300)
+    ]
+    values = 0
+    for number in range(3000):
+        rows = one_row(number, old=True)
+        values += rows.nbytes
+        pool.append(writers[number % 300], rows)
+        assert sum(each.buffered_bytes for each in writers) <= budget
+    assert values < budget / 4
+    assert any(tmp_path.iterdir()), "nothing was written"
+    pool.finish()
+    assert [sum(file.rows for file in each.files) for each in writers] == [10] * 300
