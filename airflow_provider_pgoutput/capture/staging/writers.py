@@ -23,7 +23,7 @@ from airflow_provider_pgoutput.batch.manifest import StagedFile
 from airflow_provider_pgoutput.capture.staging.area import storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from airflow_provider_pgoutput.capture.staging.area import StagedOutput, StagingArea
 
@@ -39,6 +39,8 @@ _COLUMN_BYTES = 1000
 #: Blocks smaller than that are joined, so many at a time.
 _SMALL_BYTES = 32 << 10
 _JOINED_BLOCKS = 16
+#: So many files may be open; each takes a descriptor, of which a process often has 1024.
+_OPEN_FILES = 100
 #: The encoder may hold at most so many row groups that wait for it.
 _WAITING_GROUPS = 2
 
@@ -121,9 +123,7 @@ class TableWriter:
     def close(self) -> None:
         """Complete the last file; nothing may be buffered any more."""
         assert not self._buffer, "rows are written before their file is closed"
-        if self._open is not None:
-            self.files.append(self._open.close())
-            self._open = None
+        self.close_file()
 
     def abandon(self) -> None:
         """Close without completing, after an error."""
@@ -144,8 +144,13 @@ class TableWriter:
         if self._open.size_bytes >= FILE_BYTES:
             self.close_file()
 
+    @property
+    def has_open_file(self) -> bool:
+        """Whether a file takes more rows."""
+        return self._open is not None
+
     def close_file(self) -> None:
-        """Complete the file that is open, if one is."""
+        """Complete the file that is open, if one is; rows that follow go into another."""
         if self._open is not None:
             self.files.append(self._open.close())
             self._open = None
@@ -228,6 +233,8 @@ class WriterPool:
         self._waiting: list[tuple[Future[None], int]] = []
         #: The sum of what the writers have buffered: summing up anew takes long with many of them.
         self._buffered = 0
+        #: Writers with an open file, those that were written last at the end. For the encoder.
+        self._open: dict[TableWriter, None] = {}
 
     def add(self, writer: TableWriter) -> TableWriter:
         """Take a writer into the budget."""
@@ -266,10 +273,9 @@ class WriterPool:
     def finish_some(self, writers: Sequence[TableWriter]) -> None:
         """Write what these have buffered, complete their files and let go of them."""
         for writer in writers:
-            if writer.buffered_bytes:
-                self._submit(writer)
+            # Closed at once, so that not all of them are open.
+            self._submit(writer, last=True)
         self._wait(0)
-        self._executor.submit(_each, [writer.close for writer in writers]).result()
         self.writers = [each for each in self.writers if each not in writers]
 
     def drop(self, writers: Sequence[TableWriter]) -> None:
@@ -278,16 +284,14 @@ class WriterPool:
             self._buffered -= writer.buffered_bytes
             writer.take()
         self._wait(0)
-        self._executor.submit(_each, [writer.abandon for writer in writers]).result()
+        self._executor.submit(self._abandon, writers).result()
         self.writers = [each for each in self.writers if each not in writers]
 
     def finish(self) -> None:
         """Write all that is buffered and complete all files."""
         for writer in self.writers:
-            if writer.buffered_bytes:
-                self._submit(writer)
+            self._submit(writer, last=True)
         self._wait(0)
-        self._executor.submit(_each, [writer.close for writer in self.writers]).result()
         self._executor.shutdown()
 
     def abandon(self) -> None:
@@ -300,22 +304,38 @@ class WriterPool:
     def _in_flight(self) -> int:
         return sum(size for future, size in self._waiting if not future.done())
 
-    def _submit(self, writer: TableWriter) -> None:
+    def _submit(self, writer: TableWriter, *, last: bool = False) -> None:
+        """Let the encoder write what a writer has buffered, and complete its file when it is the last."""
         size = writer.buffered_bytes
         self._buffered -= size
         self._wait(_WAITING_GROUPS - 1)
-        self._waiting.append((self._executor.submit(writer.take()), size))
+        write = writer.take() if size else None
+        self._waiting.append((self._executor.submit(self._encode, writer, write, last), size))
+
+    def _encode(self, writer: TableWriter, write: Callable[[], None] | None, last: bool) -> None:
+        """Runs in the encoder, which alone opens and closes files."""
+        self._open.pop(writer, None)
+        if len(self._open) >= _OPEN_FILES:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.close_file()
+        if write is not None:
+            write()
+        if last:
+            writer.close()
+        elif writer.has_open_file:
+            self._open[writer] = None
+
+    def _abandon(self, writers: Sequence[TableWriter]) -> None:
+        for writer in writers:
+            self._open.pop(writer, None)
+            writer.abandon()
 
     def _wait(self, most: int) -> None:
         """Wait until at most so many row groups are in the encoder's hands; raise its error."""
         while self._waiting and (len(self._waiting) > most or self._waiting[0][0].done()):
             future, _ = self._waiting.pop(0)
             future.result()
-
-
-def _each(calls: Iterable[Callable[[], None]]) -> None:
-    for call in calls:
-        call()
 
 
 def _owning(rows: pa.RecordBatch, most: int) -> pa.RecordBatch:

@@ -1,11 +1,15 @@
-"""What buffered rows keep in memory, against what is counted of them."""
+"""What buffered rows keep in memory, against what is counted of them; and how many files are open."""
 
 from __future__ import annotations
 
+import os
+import resource
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from pyarrow import parquet
 
 from airflow_provider_pgoutput.batch.manifest import Column, TableVersion
@@ -136,3 +140,50 @@ def test_the_budget_counts_what_small_blocks_take_beside_their_values(tmp_path: 
     assert any(tmp_path.iterdir()), "nothing was written"
     pool.finish()
     assert [sum(file.rows for file in each.files) for each in writers] == [10] * 300
+
+
+@contextmanager
+def few_descriptors(more: int) -> Iterator[None]:
+    """This process may open so many files more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(each) for each in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("budget", [64 << 20, 1 << 20], ids=["written at the end", "written often"])
+def test_a_batch_of_many_tables_needs_few_descriptors(tmp_path: Path, budget: int) -> None:
+    area, tables = StagingArea(str(tmp_path)), 400
+    pool = WriterPool(budget)
+    writers = [
+        pool.add(TableWriter(area, f"f{number}", "changes", SCHEMA, frozenset(SCHEMA.names)))
+        for number in range(tables)
+    ]
+    with few_descriptors(130):
+        for number in range(3 * tables):
+            pool.append(writers[number % tables], one_row(number, old=True))
+        pool.finish()
+    for number, writer in enumerate(writers):
+        read = [parquet.read_table(tmp_path / each.path) for each in writer.files]
+        found = [lsn for each in read for lsn in each.column("commit_lsn").to_pylist()]
+        assert found == [number, number + tables, number + 2 * tables]
+
+
+def test_tables_that_are_sealed_by_themselves_need_few_descriptors(tmp_path: Path) -> None:
+    area = StagingArea(str(tmp_path))
+    pool = WriterPool(64 << 20)
+    writers = [
+        pool.add(TableWriter(area, f"f{number}", "copy", SCHEMA, frozenset(SCHEMA.names)))
+        for number in range(200)
+    ]
+    with few_descriptors(130):
+        for number, writer in enumerate(writers):
+            pool.append(writer, one_row(number, old=True))
+        pool.drop(writers[:10])
+        pool.finish_some(writers[10:])
+    assert pool.writers == []
+    assert [len(each.files) for each in writers] == [0] * 10 + [1] * 190
+    pool.finish()
