@@ -2,7 +2,8 @@
 
 Rows of all relations with the same number of columns are walked together, because the cost of a walk
 is that of its steps as long as it has few rows: a chunk of rows of a hundred partitions costs little more
-than one of a single table. The blocks are slices of the columns that come out.
+than one of a single table. The blocks are slices of the columns that come out; whoever keeps a small one for
+long copies it (``staging/writers.py``).
 """
 
 from __future__ import annotations
@@ -73,17 +74,21 @@ def _of_width(
     old_kind = np.where(no_old, np.uint8(0), rows.kind)
 
     def block(first: int, last: int) -> ChangeBlock:
+        def own(values: NDArray[np.int64]) -> NDArray[np.int64]:
+            # A view would keep the numbers of all blocks, and Arrow does not tell so.
+            return values if len(bounds) == 1 else values[first:last].copy()
+
         tag = rows.tag[first:last]
         has_new = bool(((tag == INSERT) | (tag == UPDATE)).any())
         has_old = bool(old_kind[first:last].any())
         found = None if origins is None else origins.of(transaction[first:last])
         return ChangeBlock(
             relation=rows.chunk.relations.versions[int(rows.version[first])],
-            commit_lsn=commit_lsn[first:last],
-            seq=seq[first:last],
+            commit_lsn=own(commit_lsn),
+            seq=own(seq),
             op=tag,
-            xid=xid[first:last],
-            commit_ts_us=commit_ts_us[first:last],
+            xid=own(xid),
+            commit_ts_us=own(commit_ts_us),
             old_kind=old_kind[first:last],
             new=_slices(new_columns, first, last, has_new),
             old=_slices(old_columns, first, last, has_old),

@@ -23,7 +23,7 @@ from airflow_provider_pgoutput.batch.manifest import StagedFile
 from airflow_provider_pgoutput.capture.staging.area import storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from airflow_provider_pgoutput.capture.staging.area import StagedOutput, StagingArea
 
@@ -32,6 +32,15 @@ ROW_GROUP_BYTES = 16 << 20
 #: A file is closed when it has grown to this size.
 FILE_BYTES = 192 << 20
 
+#: Rows that keep so many times their own bytes in memory are copied.
+_MOST_HELD = 2
+#: What a column of a block takes in memory beside its values; measured.
+_COLUMN_BYTES = 1000
+#: Blocks smaller than that are joined, so many at a time.
+_SMALL_BYTES = 32 << 10
+_JOINED_BLOCKS = 16
+#: So many files may be open; each takes a descriptor, of which a process often has 1024.
+_OPEN_FILES = 100
 #: The encoder may hold at most so many row groups that wait for it.
 _WAITING_GROUPS = 2
 
@@ -57,19 +66,54 @@ class TableWriter:
     #: Columns that every file has.
     required: frozenset[str]
     files: list[StagedFile] = field(default_factory=list)
+    #: What the buffered rows take in memory.
     buffered_bytes: int = 0
     _buffer: list[pa.RecordBatch] = field(default_factory=list)
+    #: How many blocks at the end of the buffer are small, and what they take.
+    _small_blocks: int = 0
+    _small_bytes: int = 0
     _open: _OpenFile | None = None
     _columns: frozenset[str] = frozenset()
 
     def append(self, rows: pa.RecordBatch) -> None:
         """Keep rows for the next row group; they may lack columns that are not required."""
+        size = rows.nbytes
+        if rows.get_total_buffer_size() > _MOST_HELD * size:
+            rows = _owning(rows, _MOST_HELD * size)
+        self._keep(rows, size)
+        if self._small_blocks >= _JOINED_BLOCKS:
+            self.join_small_blocks()
+
+    def join_small_blocks(self) -> None:
+        """Make one block of the small ones at the end, which take far more than their values.
+
+        Columns that only some of them have are null in the others, as they would be in the file.
+        """
+        if self._small_blocks < 2:
+            return
+        small = self._buffer[-self._small_blocks :]
+        del self._buffer[-self._small_blocks :]
+        self.buffered_bytes -= self._small_bytes
+        self._small_blocks = self._small_bytes = 0
+        names: set[str] = set().union(*(each.schema.names for each in small))
+        schema = pa.schema([each for each in self.schema if each.name in names])
+        joined = pa.concat_batches([_completed(each, schema) for each in small])
+        self._keep(joined, joined.nbytes)
+
+    def _keep(self, rows: pa.RecordBatch, size: int) -> None:
+        taken = size + _COLUMN_BYTES * rows.num_columns
         self._buffer.append(rows)
-        self.buffered_bytes += rows.nbytes
+        self.buffered_bytes += taken
+        if size < _SMALL_BYTES:
+            self._small_blocks += 1
+            self._small_bytes += taken
+        else:
+            self._small_blocks = self._small_bytes = 0
 
     def take(self) -> Callable[[], None]:
         """Give the buffered rows away, as a call that writes them."""
         buffer, self._buffer, self.buffered_bytes = self._buffer, [], 0
+        self._small_blocks = self._small_bytes = 0
 
         def write() -> None:
             self._write(buffer)
@@ -79,9 +123,7 @@ class TableWriter:
     def close(self) -> None:
         """Complete the last file; nothing may be buffered any more."""
         assert not self._buffer, "rows are written before their file is closed"
-        if self._open is not None:
-            self.files.append(self._open.close())
-            self._open = None
+        self.close_file()
 
     def abandon(self) -> None:
         """Close without completing, after an error."""
@@ -102,8 +144,13 @@ class TableWriter:
         if self._open.size_bytes >= FILE_BYTES:
             self.close_file()
 
+    @property
+    def has_open_file(self) -> bool:
+        """Whether a file takes more rows."""
+        return self._open is not None
+
     def close_file(self) -> None:
-        """Complete the file that is open, if one is."""
+        """Complete the file that is open, if one is; rows that follow go into another."""
         if self._open is not None:
             self.files.append(self._open.close())
             self._open = None
@@ -184,6 +231,10 @@ class WriterPool:
         self.writers: list[TableWriter] = []
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parquet")
         self._waiting: list[tuple[Future[None], int]] = []
+        #: The sum of what the writers have buffered: summing up anew takes long with many of them.
+        self._buffered = 0
+        #: Writers with an open file, those that were written last at the end. For the encoder.
+        self._open: dict[TableWriter, None] = {}
 
     def add(self, writer: TableWriter) -> TableWriter:
         """Take a writer into the budget."""
@@ -192,40 +243,55 @@ class WriterPool:
 
     def append(self, writer: TableWriter, rows: pa.RecordBatch) -> None:
         """Buffer rows; write what is due."""
+        before = writer.buffered_bytes
         writer.append(rows)
+        self._buffered += writer.buffered_bytes - before
         if writer.buffered_bytes >= self._group_bytes:
             self._submit(writer)
-        while self._buffered + self._in_flight > self._budget:
-            largest = max(self.writers, key=lambda each: each.buffered_bytes)
-            if not largest.buffered_bytes:
-                self._wait(0)
-                return
-            self._submit(largest)
+        if self._buffered + self._in_flight > self._budget:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Join small blocks, then write the largest buffers, until there is room for a while.
+
+        Each step looks at all writers, so there are few of them.
+        """
+        enough = self._budget * 7 // 8
+        for step in (self._join, self._submit):
+            for writer in sorted(self.writers, key=lambda each: -each.buffered_bytes):
+                if self._buffered + self._in_flight <= enough or not writer.buffered_bytes:
+                    break
+                step(writer)
+        if self._buffered + self._in_flight > self._budget:
+            self._wait(0)
+
+    def _join(self, writer: TableWriter) -> None:
+        before = writer.buffered_bytes
+        writer.join_small_blocks()
+        self._buffered += writer.buffered_bytes - before
 
     def finish_some(self, writers: Sequence[TableWriter]) -> None:
         """Write what these have buffered, complete their files and let go of them."""
         for writer in writers:
-            if writer.buffered_bytes:
-                self._submit(writer)
+            # Closed at once, so that not all of them are open.
+            self._submit(writer, last=True)
         self._wait(0)
-        self._executor.submit(_each, [writer.close for writer in writers]).result()
         self.writers = [each for each in self.writers if each not in writers]
 
     def drop(self, writers: Sequence[TableWriter]) -> None:
         """Forget what these were given; their files are not completed."""
         for writer in writers:
+            self._buffered -= writer.buffered_bytes
             writer.take()
         self._wait(0)
-        self._executor.submit(_each, [writer.abandon for writer in writers]).result()
+        self._executor.submit(self._abandon, writers).result()
         self.writers = [each for each in self.writers if each not in writers]
 
     def finish(self) -> None:
         """Write all that is buffered and complete all files."""
         for writer in self.writers:
-            if writer.buffered_bytes:
-                self._submit(writer)
+            self._submit(writer, last=True)
         self._wait(0)
-        self._executor.submit(_each, [writer.close for writer in self.writers]).result()
         self._executor.shutdown()
 
     def abandon(self) -> None:
@@ -235,17 +301,35 @@ class WriterPool:
             writer.abandon()
 
     @property
-    def _buffered(self) -> int:
-        return sum(writer.buffered_bytes for writer in self.writers)
-
-    @property
     def _in_flight(self) -> int:
         return sum(size for future, size in self._waiting if not future.done())
 
-    def _submit(self, writer: TableWriter) -> None:
+    def _submit(self, writer: TableWriter, *, last: bool = False) -> None:
+        """Let the encoder write what a writer has buffered, and complete its file when it is the last."""
         size = writer.buffered_bytes
+        self._buffered -= size
         self._wait(_WAITING_GROUPS - 1)
-        self._waiting.append((self._executor.submit(writer.take()), size))
+        write = writer.take() if size else None
+        self._waiting.append((self._executor.submit(self._encode, writer, write, last), size))
+
+    def _encode(self, writer: TableWriter, write: Callable[[], None] | None, last: bool) -> None:
+        """Runs in the encoder, which alone opens and closes files."""
+        self._open.pop(writer, None)
+        if len(self._open) >= _OPEN_FILES:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.close_file()
+        if write is not None:
+            write()
+        if last:
+            writer.close()
+        elif writer.has_open_file:
+            self._open[writer] = None
+
+    def _abandon(self, writers: Sequence[TableWriter]) -> None:
+        for writer in writers:
+            self._open.pop(writer, None)
+            writer.abandon()
 
     def _wait(self, most: int) -> None:
         """Wait until at most so many row groups are in the encoder's hands; raise its error."""
@@ -254,9 +338,17 @@ class WriterPool:
             future.result()
 
 
-def _each(calls: Iterable[Callable[[], None]]) -> None:
-    for call in calls:
-        call()
+def _owning(rows: pa.RecordBatch, most: int) -> pa.RecordBatch:
+    """``rows``, which keep no more than ``most`` bytes of what they are slices of in memory.
+
+    The columns of a block are slices of those of all tables of a chunk.
+    """
+    share = most // rows.num_columns
+    columns = [
+        pa.concat_arrays([each]) if each.get_total_buffer_size() > share else each
+        for each in rows.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
 
 def _completed(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

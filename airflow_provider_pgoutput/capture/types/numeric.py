@@ -17,6 +17,8 @@ from airflow_provider_pgoutput.capture.types.values import (
     accepted,
     cast_mostly,
     cast_text,
+    cut,
+    null_mask,
     valid_rows,
     without,
 )
@@ -58,9 +60,12 @@ def decimal_caster(target: pa.DataType) -> Caster:
         try:
             return cast_mostly(raw, target, _is_special)
         except MalformedText:
-            return cast_mostly(raw, target, unholdable)
+            return cast_mostly(_without_last_zeros(raw), target, unholdable)
 
     def cast(raw: pa.Array) -> CastResult:
+        if len(_longer_than_any_decimal(raw)) == 0:
+            return cast_short(raw)
+        raw = _without_last_zeros(raw)
         long = _longer_than_any_decimal(raw)
         if len(long) == 0:
             return cast_short(raw)
@@ -78,6 +83,29 @@ def _longer_than_any_decimal(raw: pa.Array) -> NDArray[np.int64]:
     return rows[np.isin(rows, valid_rows(raw))] if len(rows) else rows
 
 
+def _without_last_zeros(raw: pa.Array) -> pa.Array:
+    """Numbers without the zeros at the end of their fractions, which can be more than Arrow parses.
+
+    As many are printed as the display scale says; they are not part of the value.
+    """
+    runs = ByteRuns.of(raw)
+    if len(runs.data) == 0:
+        return raw
+    positions = np.arange(len(runs.data), dtype=np.int64)
+    is_digit = (runs.data >= _ZERO) & (runs.data <= _NINE)
+    # Position of the newest byte of a kind at or before each byte; before the first there is none.
+    newest_other = np.maximum.accumulate(np.where(is_digit, -1, positions))
+    newest_kept = np.maximum.accumulate(np.where(runs.data == _ZERO, -1, positions))
+    last = np.maximum(runs.ends - 1, 0)
+    points, kept = newest_other[last], newest_kept[last]
+    digits_start = runs.starts + (runs.byte(np.arange(len(raw)), 0) == _MINUS)
+    has_fraction = (points > digits_start) & (points < runs.ends) & (runs.data[points] == _POINT)
+    # Digits only: what is no number stays what it is.
+    has_fraction &= newest_other[np.maximum(points - 1, 0)] < digits_start
+    ends = np.where(has_fraction, kept + (kept > points), runs.ends)
+    return raw if (ends == runs.ends).all() else cut(runs.data, runs.starts, ends, null_mask(raw))
+
+
 def _is_special(runs: ByteRuns, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
     special = runs.equal(rows, b"NaN")
     return special | runs.equal(rows, b"Infinity") | runs.equal(rows, b"-Infinity")
@@ -88,8 +116,7 @@ def _too_large(
 ) -> NDArray[np.bool_]:
     """Whether a plain number has more digits before or after the point than the type.
 
-    Zeros at the end of a fraction count only where they make the text longer than Arrow parses. What is
-    no number is not too large.
+    Zeros at the end of a fraction do not count. What is no number is not too large.
     """
     if len(runs.data) == 0:
         return np.zeros(len(rows), dtype=np.bool_)
@@ -109,9 +136,5 @@ def _too_large(
     fraction = np.maximum(newest_nonzero[last] - points, 0)
     digits = digits_before[ends] - digits_before[starts]
     is_number = (ends > starts) & (digits == ends - starts - has_point)
-    found: NDArray[np.bool_] = is_number & (
-        (whole > precision - scale)
-        | (fraction > scale)
-        | (whole + np.maximum(ends - points - 1, 0) > _MOST_DIGITS)
-    )
+    found: NDArray[np.bool_] = is_number & ((whole > precision - scale) | (fraction > scale))
     return found

@@ -6,9 +6,11 @@ and what is kept of it the same text.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import struct
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -92,6 +94,23 @@ def test_odd_values_are_the_same(session: psycopg.Connection[Any], name: str) ->
     inputs = [None, *ODD_VALUES[name], None]
     assert_forms_agree(session, render(session, type_sql, inputs))
     assert_forms_agree(session, render(session, type_sql, ODD_VALUES[name]))
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("lake_type", ["decimal(38, 9)", "decimal(18, 3)", "list<decimal(38, 9)>"])
+def test_zeros_at_the_end_of_a_fraction_are_no_digits(
+    session: psycopg.Connection[Any], lake_type: str
+) -> None:
+    type_sql, inputs = "numeric(90,40)", ["0.125", "-0.125", "0", "-1234567890123456789", "1e29"]
+    inputs += ["0.0000000001", "12345678901234.5", "NaN", "100"]
+    expression = None
+    if lake_type.startswith("list"):
+        type_sql, expression = f"{type_sql}[]", f"ARRAY[s::{type_sql}, NULL]"
+    rendered = render(session, type_sql, inputs, expression)
+    column = dataclasses.replace(rendered.column, lake_type=lake_type)
+    assert_forms_agree(session, dataclasses.replace(rendered, column=column))
+    found = column_caster(column, ValuePolicy()).cast(rendered.raw).values[0].as_py()
+    assert (found if expression is None else found[0]) == Decimal("0.125")
 
 
 @pytest.mark.postgres
