@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.source_code import parsed
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "airflow_provider_pgoutput"
 PACKAGE_FILES = sorted((ROOT / PACKAGE).rglob("*.py"))
@@ -52,7 +54,7 @@ def _room(path: Path) -> str:
 def _imports(path: Path) -> set[str]:
     """Every module that a file imports, at whatever depth, in absolute form."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -163,7 +165,7 @@ def test_the_package_itself_imports_nothing() -> None:
 
 @source_files
 def test_a_module_says_what_it_is(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), "no docstring"
+    assert ast.get_docstring(parsed(path.read_text(encoding="utf-8"))), "no docstring"
 
 
 @source_files
@@ -172,7 +174,7 @@ def test_files_and_functions_are_short(path: Path) -> None:
     assert text.count("\n") <= MOST_LINES_OF_A_FILE
     too_long = [
         f"{node.name} has {node.end_lineno - node.lineno + 1} lines"
-        for node in ast.walk(ast.parse(text))
+        for node in ast.walk(parsed(text))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.end_lineno is not None
         and node.end_lineno - node.lineno + 1 > MOST_LINES_OF_A_FUNCTION
@@ -198,7 +200,7 @@ def _statements_made_of_values(source: str) -> list[int]:
     """The lines where a text made of values is run as SQL, or is declared to be safe SQL."""
     return [
         node.lineno
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parsed(source))
         if isinstance(node, ast.Call)
         and node.args
         and isinstance(node.func, ast.Attribute | ast.Name)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.source_code import parsed
 from tests.test_architecture import PACKAGE_FILES, SOURCE_FILES, _name, _room
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ _FOR_PEOPLE = frozenset({"advice", "info", "warning", "error", "comment"})
 def _code_from_data(source: str) -> list[int]:
     """The lines that could run code which came as data."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             bad = any(alias.name.split(".")[0] in CODE_READERS for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -88,7 +89,7 @@ def test_the_rule_about_data_sees_each_way_to_break_it() -> None:
 
 def _unquoted(source: str) -> list[int]:
     """The lines where SQL for Spark holds a name that did not pass through the function that quotes."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     for_people = {id(inner) for node in _not_sql(tree) for inner in ast.walk(node)}
     found = []
     for node in ast.walk(tree):

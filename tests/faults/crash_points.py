@@ -8,6 +8,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from tests.source_code import parsed
+
 PACKAGE = Path(__file__).resolve().parents[2] / "airflow_provider_pgoutput"
 
 
@@ -15,7 +17,7 @@ def crash_points(room: str) -> list[str]:
     """Names of the crash points of one room of the package, ``capture`` or ``apply``."""
     names: dict[str, None] = {}
     for path in sorted((PACKAGE / room).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and _called(node) == "reach":
                 (argument,) = node.args
                 assert isinstance(argument, ast.Constant), f"{path}:{node.lineno}: no literal name"
