@@ -234,6 +234,7 @@ def stage_block(version: StagedVersion, block: ChangeBlock) -> StagedRows:
     """Cast a block into the rows of a changes file.
 
     :raises ValueRefused: when a value does not fit its column and the policy says ``fail``.
+    :raises TooMuchText: see ``in_parts``.
     """
     columns: list[pa.Array] = [
         pa.array(block.commit_lsn),
