@@ -65,16 +65,20 @@ class ChangeBlock:
     def since(self, lsn: Lsn) -> ChangeBlock:
         """The changes of transactions that committed at ``lsn`` or later; they come last."""
         first = int(np.searchsorted(self.commit_lsn, int(lsn)))
+        return self if first == 0 else self[first:]
+
+    def __getitem__(self, rows: slice) -> ChangeBlock:
+        """Some of the changes; nothing is copied."""
 
         def cut(value: Any) -> Any:
             if value is None or value is self.relation:
                 return value
             if isinstance(value, tuple):
                 return tuple(cut(each) for each in value)
-            return value[first:]
+            return value[rows]
 
         fields = (each.name for each in dataclasses.fields(self))
-        return self if first == 0 else ChangeBlock(**{n: cut(getattr(self, n)) for n in fields})
+        return ChangeBlock(**{n: cut(getattr(self, n)) for n in fields})
 
 
 @dataclass(frozen=True, slots=True)

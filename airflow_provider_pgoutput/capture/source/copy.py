@@ -13,6 +13,7 @@ Source: https://www.postgresql.org/docs/current/logical-replication-row-filter.h
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import threading
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.source.fetched_form import expression, is_binary, is_sent
 from airflow_provider_pgoutput.capture.staging.rejected import NEW_TUPLE, Rejection, rejected_rows
 from airflow_provider_pgoutput.capture.types.fetched import MOMENT_OIDS, moment_caster
+from airflow_provider_pgoutput.capture.types.values import in_parts
 from airflow_provider_pgoutput.errors import ConfigurationError, SnapshotLost
 
 if TYPE_CHECKING:
@@ -200,7 +202,7 @@ def _copy_part(connection: AdbcConnection, part: _Part) -> Iterator[CopiedRows]:
         )
         for fetched in sessions.record_batches(cursor, statement, table=order.table.name):
             if fetched.num_rows:
-                yield _cast(order, version, fetched)
+                yield from in_parts(functools.partial(_cast, order, version), fetched)
 
 
 def _cast(order: CopyOrder, version: StagedVersion, fetched: pa.RecordBatch) -> CopiedRows:

@@ -6,6 +6,7 @@ source, and what remains of an attempt (``attempt.py``).
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ from airflow_provider_pgoutput.capture.staging.sealed_copies import (
 )
 from airflow_provider_pgoutput.capture.staging.tables import Casters, StagedTables, stage_block
 from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
+from airflow_provider_pgoutput.capture.types.values import in_parts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -114,11 +116,11 @@ class BatchInProgress:
             version.changes_writer = self._writer(
                 version, "changes", version.changes_schema, version.changes_required
             )
-        staged = stage_block(version, block)
-        self._pool.append(version.changes_writer, staged.rows)
-        for rejected in staged.rejected:
-            self.reject(rejected)
-        table.counts += staged.counts
+        for staged in in_parts(functools.partial(stage_block, version), block):
+            self._pool.append(version.changes_writer, staged.rows)
+            for rejected in staged.rejected:
+                self.reject(rejected)
+            table.counts += staged.counts
         self.rows += len(block)
 
     def add_copy(self, relation_oid: int, version: TableVersion, copy_lsn: Lsn) -> StagedTable:

@@ -235,6 +235,7 @@ def stage_block(version: StagedVersion, block: ChangeBlock) -> StagedRows:
 
     :raises ValueRefused: when a value does not fit its column and the policy says ``fail``.
     :raises TableRefused: when an old row is missing that is the only one to say which row is meant.
+    :raises TooMuchText: see ``in_parts``.
     """
     _refuse_partial_rows(version.version, block)
     columns: list[pa.Array] = [

@@ -19,6 +19,7 @@ from airflow_provider_pgoutput.capture.types.values import (
     Caster,
     CastResult,
     MalformedText,
+    TooMuchText,
     at_rows_of,
     cut,
     overlapping,
@@ -36,7 +37,8 @@ _SPECIALS = {0xC000: b"NaN", 0xD000: b"Infinity", 0xF000: b"-Infinity"}
 _MAX_SCALE = 0x3FFF
 #: Digits that always fit a signed 64-bit number.
 _NARROW_PRECISION = 18
-_MAX_TEXT_BYTES = 2**31 - 1
+#: More than PostgreSQL itself prints of a row, and less than an Arrow array holds.
+_MAX_TEXT_BYTES = 1 << 30
 _LOW_HALF = np.uint64(0xFFFFFFFF)
 _HALF_BITS = np.uint64(32)
 
@@ -287,7 +289,8 @@ def _decimals(
 def numeric_texts(raw: pa.Array) -> pa.Array:
     """Numerics as PostgreSQL prints them: all digits of the display scale, ``NaN``, ``-Infinity``.
 
-    :raises MalformedText: also when the texts together are longer than an Arrow array can be.
+    :raises MalformedText: when a value is none.
+    :raises TooMuchText: 1e131071 has ten bytes, and 131,072 characters.
     """
     heads = _Heads.of(raw.drop_null() if raw.null_count else raw)
     texts = _plain_texts(heads)
@@ -314,7 +317,7 @@ def _plain_texts(heads: _Heads) -> pa.Array:
     sizes = 8 + 4 * (whole + fraction)
     points = np.cumsum(sizes) - sizes + 7 + 4 * whole
     if int(sizes.sum()) > _MAX_TEXT_BYTES:
-        raise MalformedText
+        raise TooMuchText
     data = np.full(int(sizes.sum()), ord("0"), dtype=np.uint8)
     groups = _Groups.of(heads)
     exponents, digits = groups.exponents, groups.digits

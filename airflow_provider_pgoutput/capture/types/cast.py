@@ -30,6 +30,7 @@ from airflow_provider_pgoutput.capture.types.values import (
     CastResult,
     InvalidEncoding,
     MalformedText,
+    TooMuchText,
 )
 from airflow_provider_pgoutput.errors import ConfigurationError, ProtocolError, ValueRefused
 
@@ -116,8 +117,9 @@ class ColumnCaster:
 
         :raises ValueRefused: when a value does not fit and the policy says fail, or is not UTF-8.
         :raises ProtocolError: when a value is not what the type's output or send function makes.
+        :raises TooMuchText: see ``in_parts``.
         """
-        with self._explained():
+        with self._explained(raw):
             result = self._cast(raw)
         if len(result.rejected) and self.policy.fails(self.column.lake_type):
             raise ValueRefused(
@@ -138,11 +140,11 @@ class ColumnCaster:
         """
         if self._texts is None:
             return raw
-        with self._explained():
+        with self._explained(raw):
             return self._texts(raw)
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explained(self, raw: pa.Array) -> Iterator[None]:
         """Turn what a caster raises into an error that names the column."""
         try:
             yield
@@ -153,6 +155,15 @@ class ColumnCaster:
                 column=self.column.name,
                 advice="the database's encoding is probably SQL_ASCII, which checks nothing: repair the "
                 "value at the source, or leave the column out with a column list of the publication.",
+            ) from None
+        except TooMuchText:
+            if len(raw) > 1:
+                raise
+            raise ValueRefused(
+                f"A value of type {self.column.type_name} is longer than 1 GiB as text.",
+                table=self.table,
+                column=self.column.name,
+                advice="change it at the source, or leave the column out with a column list.",
             ) from None
         except MalformedText:
             form, advice = (

@@ -8,9 +8,9 @@ does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,18 @@ import pyarrow.compute as pc
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_Rows = TypeVar("_Rows", bound="_Sliceable")
+_Made = TypeVar("_Made")
+
 _NOTHING: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+
+class _Sliceable(Protocol):
+    """Rows of any kind."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, key: slice, /) -> Self: ...
 
 
 class MalformedText(Exception):
@@ -33,6 +44,10 @@ class InvalidEncoding(Exception):
     """Bytes that are not UTF-8; ``cast.py`` turns it into a ``ValueRefused``."""
 
 
+class TooMuchText(Exception):
+    """Values whose texts are longer together than is made at once; fewer rows at a time can be cast."""
+
+
 @dataclass(frozen=True, slots=True)
 class CastResult:
     """A raw column as typed values."""
@@ -44,6 +59,24 @@ class CastResult:
 
 
 Caster = Callable[[pa.Array], CastResult]
+
+
+def in_parts(make: Callable[[_Rows], _Made], rows: _Rows) -> Iterator[_Made]:
+    """What ``make`` gives for all rows, or for some after the other where their texts are too long.
+
+    :raises TooMuchText: by the iterator, when those of one row are.
+    """
+    try:
+        made = make(rows)
+    except TooMuchText:
+        if len(rows) == 1:
+            raise
+    else:
+        yield made
+        return
+    middle = len(rows) // 2
+    for part in (rows[:middle], rows[middle:]):
+        yield from in_parts(make, part)
 
 
 def accepted(values: pa.Array) -> CastResult:

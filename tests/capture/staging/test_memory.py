@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
+import struct
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,7 +20,11 @@ from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.tables import Casters, StagedVersion, stage_block
 from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
+from airflow_provider_pgoutput.capture.types import binary_numeric
+from airflow_provider_pgoutput.capture.types.binary import binary_caster
 from airflow_provider_pgoutput.capture.types.cast import ValuePolicy
+from airflow_provider_pgoutput.capture.types.values import in_parts
+from airflow_provider_pgoutput.errors import ValueRefused
 from tests.capture.pgoutput import encode
 
 if TYPE_CHECKING:
@@ -187,3 +193,46 @@ def test_tables_that_are_sealed_by_themselves_need_few_descriptors(tmp_path: Pat
     assert pool.writers == []
     assert [len(each.files) for each in writers] == [0] * 10 + [1] * 190
     pool.finish()
+
+
+def numerics(count: int) -> ChangeBlock:
+    """Inserts of 1e1000 in binary form."""
+    value = struct.pack("!hhHHh", 1, 250, 0, 0, 1)
+    bodies = [encode.begin(1000), encode.relation(HOT, [("a", 1700)])]
+    for _ in range(count):
+        row = encode.insert(HOT, [value])
+        bodies.append(row.replace(b"t" + struct.pack("!i", 10), b"b" + struct.pack("!i", 10)))
+    bodies.append(encode.commit(1000))
+    offsets = np.cumsum([0, *map(len, bodies)], dtype=np.int64)
+    chunk = MessageChunk(np.frombuffer(b"".join(bodies), dtype=np.uint8), offsets)
+    return Decoder(binary=True).decode(chunk)[0]
+
+
+@pytest.mark.parametrize("lake_type", ["string", "decimal(38, 9)"])
+def test_numbers_that_are_long_as_text_are_staged_in_parts(
+    monkeypatch: pytest.MonkeyPatch, lake_type: str
+) -> None:
+    monkeypatch.setattr(binary_numeric, "_MAX_TEXT_BYTES", 20_000)
+    column = Column("a", 1700, -1, "numeric", lake_type)
+    table = TableVersion(1, "public", "t", "d", (column,), ())
+    casters = Casters(changed=functools.partial(binary_caster, types={}))
+    staged = StagedVersion.of(HOT, table, ValuePolicy(), casters)
+    parts = list(in_parts(functools.partial(stage_block, staged), numerics(100)))
+    assert len(parts) > 5
+    seqs = [seq for part in parts for seq in part.rows.column("seq").to_pylist()]
+    assert seqs == list(range(100))
+    wanted = "1" + "0" * 1000
+    if lake_type == "string":
+        found = [text for part in parts for text in part.rows.column("n0").to_pylist()]
+    else:
+        found = [
+            text
+            for part in parts
+            for each in part.rejected
+            for text in each["raw_value"].to_pylist()
+        ]
+        assert sum(part.counts.rejected for part in parts) == 100
+    assert found == [wanted] * 100
+    monkeypatch.setattr(binary_numeric, "_MAX_TEXT_BYTES", 1000)
+    with pytest.raises(ValueRefused, match="longer than 1 GiB"):
+        list(in_parts(functools.partial(stage_block, staged), numerics(2)))
