@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     PgoutputError,
@@ -14,6 +15,7 @@ from airflow_provider_pgoutput.errors import (
     TableRefused,
 )
 from tests.conformance.compare import connect, quoted
+from tests.conformance.many_tables import Tables
 from tests.conformance.pipeline import CATALOG, Pipeline
 
 if TYPE_CHECKING:
@@ -248,3 +250,32 @@ def test_a_change_that_the_lake_cannot_follow_is_refused(
     after = pipeline.snapshot_ids()
     assert {name: after[name] for name in before} == before
     assert pipeline.checkpoint() == checkpoint
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_a_row_that_comes_into_the_filter_without_its_large_values_is_refused(
+    pipeline: Pipeline, binary: bool
+) -> None:
+    """What the lake held of the row before it left is no substitute: it changed outside the filter."""
+    pipeline.capture_options["options"] = StreamOptions(binary=binary)
+    tables = Tables(pipeline)
+    tables.run(
+        "CREATE TABLE f (a int PRIMARY KEY, b int, c text)",
+        "ALTER TABLE f ALTER c SET STORAGE EXTERNAL",
+        "INSERT INTO f SELECT g, g, repeat('x', 9000) FROM generate_series(4, 7) g",
+        "CREATE PUBLICATION p FOR TABLE f WHERE (a > 5)",
+    )
+    tables.execute(
+        "UPDATE f SET a = 1 WHERE a = 7",
+        "UPDATE f SET c = repeat('y', 9000) WHERE a = 1",
+        "UPDATE f SET a = 7 WHERE a = 1",
+    )
+    refused = "a large value that the update did not change"
+    assert tables.refused(TableRefused, refused) == "public.f"
+    tables.execute("UPDATE f SET b = 70 WHERE a = 7")
+    tables.run("UPDATE f SET b = 60 WHERE a = 6", copy_tables=("public.f",))
+    rows = tables.lake_rows("f")
+    assert rows == {("6", "60", "x" * 9000): 1, ("7", "70", "y" * 9000): 1}
+    tables.execute("ALTER TABLE f REPLICA IDENTITY FULL", "UPDATE f SET a = 5 + 3 WHERE a = 4")
+    tables.run()
+    assert ("8", "4", "x" * 9000) in tables.lake_rows("f")

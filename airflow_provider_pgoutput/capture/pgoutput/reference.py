@@ -272,8 +272,9 @@ def parse_row(
 ) -> tuple[str | None, Tuple | None, Tuple | None]:
     """Parse an Insert, Update or Delete into the kind of its old tuple, the old and the new tuple.
 
-    An old tuple is ``K`` or, with REPLICA IDENTITY FULL and only then, ``O``. An Update may lack it. Only
-    the new tuple of an Update can hold unchanged TOAST: the server reads it in before it sends others.
+    An old tuple is ``K`` or, with REPLICA IDENTITY FULL and only then, ``O``. An Update may lack it.
+    Only a new tuple can hold unchanged TOAST; that of an Insert does when an update brought the row into
+    the row filter.
 
     :raises ProtocolError: when the bytes are not exactly one such message of ``relation``.
     """
@@ -296,7 +297,7 @@ def parse_row(
             if kind != "N":
                 raise reader.fault("no tuple of this kind may follow", back=1)
     if operation != "D":
-        new = _tuple(reader, relation, value_kind, may_be_unchanged=operation == "U")
+        new = _tuple(reader, relation, value_kind, may_be_unchanged=True)
     reader.finish()
     return old_kind, old, new
 

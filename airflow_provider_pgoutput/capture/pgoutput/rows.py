@@ -171,8 +171,6 @@ def find_tuples(rows: Rows, width: int) -> tuple[Tuples | None, Tuples | None]:
     if len(with_new):
         found = _walk(rows, with_new, starts[with_new], width)
         wrong = found.final != messages.ends[rows.message[with_new]]
-        if any(kind is not None for kind in found.kinds):
-            wrong |= found.any_unchanged() & (rows.tag[with_new] == INSERT)
         if wrong.any():
             rows.refuse(int(with_new[np.argmax(wrong)]))
         new = Tuples(found, _slots(with_new, len(rows)))

@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgoutput.batch import changes
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.manifest import FULL, Counts, Table, TableVersion
+from airflow_provider_pgoutput.batch.manifest import Counts, Table, TableVersion
+from airflow_provider_pgoutput.capture.staging.incomplete import refuse_incomplete
 from airflow_provider_pgoutput.capture.staging.rejected import (
     NEW_TUPLE,
     OLD_TUPLE,
@@ -26,7 +27,7 @@ from airflow_provider_pgoutput.capture.staging.rejected import (
 )
 from airflow_provider_pgoutput.capture.types.arrow import arrow_type
 from airflow_provider_pgoutput.capture.types.cast import ColumnCaster, ValuePolicy, column_caster
-from airflow_provider_pgoutput.errors import ProtocolError, TableRefused, ValueRefused
+from airflow_provider_pgoutput.errors import ProtocolError, ValueRefused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -234,10 +235,11 @@ def stage_block(version: StagedVersion, block: ChangeBlock) -> StagedRows:
     """Cast a block into the rows of a changes file.
 
     :raises ValueRefused: when a value does not fit its column and the policy says ``fail``.
-    :raises TableRefused: when an old row is missing that is the only one to say which row is meant.
+    :raises TableRefused: when the server left out what nothing else tells: an old row that says which row
+        is meant, or a value of a row that comes into the row filter.
     :raises TooMuchText: see ``in_parts``.
     """
-    _refuse_partial_rows(version.version, block)
+    refuse_incomplete(version.version, block)
     columns: list[pa.Array] = [
         pa.array(block.commit_lsn),
         pa.array(block.seq),
@@ -276,23 +278,6 @@ def stage_block(version: StagedVersion, block: ChangeBlock) -> StagedRows:
             columns.append(pa.array(flags))
     rows = pa.RecordBatch.from_arrays(columns, names=names)
     return StagedRows(rows, _counts(block, unchanged_toast, rejected), rejected)
-
-
-def _refuse_partial_rows(version: TableVersion, block: ChangeBlock) -> None:
-    """With REPLICA IDENTITY FULL every update has its old row, but those of a partition that is not FULL."""
-    if version.replica_identity != FULL:
-        return
-    partial = (block.op == _UPDATE) & (block.old_kind == 0)
-    if not partial.any():
-        return
-    table = f"{version.schema_name}.{version.table_name}"
-    raise TableRefused(
-        "An update came without its old row, although the table has REPLICA IDENTITY FULL: a partition of it"
-        " did not have it then.",
-        table=table,
-        lsn=Lsn(int(block.commit_lsn[int(np.argmax(partial))])),
-        advice=f"ALTER TABLE ... REPLICA IDENTITY FULL for all partitions, then copy_tables=[{table!r}].",
-    )
 
 
 def _cast(caster: ColumnCaster, raw: pa.Array, block: ChangeBlock) -> CastResult:

@@ -96,7 +96,7 @@ def changes(draw: st.DrawFn, known: dict[int, Version], oid: int) -> bytes:
     new = st.lists(values | st.just(UNCHANGED), min_size=width, max_size=width)
     event = draw(st.sampled_from("IIIUUUDDTMY"))
     if event == "I":
-        return encode.insert(oid, draw(old))
+        return encode.insert(oid, draw(new))
     if event == "U":
         before: Sequence[Value] | None = draw(st.none() | old)
         return encode.update(oid, draw(new), before, kind)

@@ -86,10 +86,6 @@ REFUSED: dict[str, tuple[list[bytes], str]] = {
         [*OPEN, encode.update(T, [b"1"], [b"1", None])],
         "1 columns instead of 2",
     ),
-    "unchanged in an insert": (
-        [*OPEN, encode.insert(T, [b"1", UNCHANGED])],
-        "a value of this kind may not stand here, at byte 14",
-    ),
     "unchanged in an old key": (
         [*OPEN, encode.delete(T, [UNCHANGED, None])],
         "a value of this kind may not stand here",
