@@ -68,6 +68,7 @@ with DAG(
             enum=["upsert", "change_log"],
             description="In place as in the pipeline; in another namespace either.",
         ),
+        "soft_delete": Param(False, type="boolean", description="In place as in the pipeline."),
         "tables": Param({}, type="object", description="Options by table, as of the pipeline."),
         "spark_conf": Param({}, type="object", description="Spark configuration of the job."),
     },
@@ -84,6 +85,7 @@ with DAG(
         tables="{{ params.only_tables | tojson }}",
         target_namespace="{{ params.target_namespace or '' }}",
         mode="{{ params.mode }}",
+        soft_delete="{{ params.soft_delete }}",
         table_options="{{ params.tables | tojson }}",
         conf="{{ params.spark_conf | tojson }}",
     )

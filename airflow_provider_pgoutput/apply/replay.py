@@ -29,6 +29,7 @@ from airflow_provider_pgoutput.apply.target import (
     Start,
     Target,
     ignores_case,
+    refuse_other_deletes,
     refuse_unordered,
     start,
     targets,
@@ -262,10 +263,10 @@ def _go_back(
         snapshot_id = None
         if table is not None:
             end_lsn, snapshots = known.get(name, (None, ()))
-            left = [each for each in snapshots if table.end_of(each) == end_lsn]
-            snapshot_id = left[0] if left else None
+            snapshot_id = next((s for s in snapshots if table.end_of(s) == end_lsn), None)
             # Foreign tables are refused here; how far it is does not matter.
             start(spark, target, manifest, checkpoint.Progress(from_lsn))
+            refuse_other_deletes(target, table)
         _refuse_other_columns(steps, target, table, snapshot_id)
         if table is not None and snapshot_id is not None:
             ways.append((table, snapshot_id))

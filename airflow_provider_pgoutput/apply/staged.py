@@ -1,6 +1,7 @@
 """Reads the plan, the manifest and the staged files; refuses what is missing, damaged or foreign.
 
-Every file is hashed as a stream before Spark reads one row of it. What is not here: what the rows
+Every file is hashed as a stream, and its footer compared with the manifest, before Spark reads one row
+of it: Spark takes a column that a file lacks for NULL. What is not here: what the rows
 mean (``versions.py``, ``fold.py``).
 """
 
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 _MAX_TEXT_BYTES = 256 << 20
 #: Files that are hashed at the same time, unless ``Plan.parallel_tables`` is less.
 _MOST_VERIFIERS = 4
+#: A column in the text form of a Parquet schema; its parts stand deeper.
+_COLUMN = re.compile(r"^  \w+ \S+ (\w+)", re.MULTILINE)
 _GLOB = re.compile(r"([\\{}\[\]*?])")
 
 
@@ -92,19 +95,21 @@ def _verify_files(spark: SparkSession, batch: StagedBatch) -> None:
     files = [each for table in tables for version in table.versions for each in version.files]
     files += batch.manifest.rejected_files
     files += batch.manifest.message_files
+    # Made once: they are most of what it takes to read a footer.
+    options = class_named(_jvm(spark), "org.apache.parquet.ParquetReadOptions").builder().build()
     workers = min(_MOST_VERIFIERS, batch.plan.parallel_tables)
     if workers <= 1:
         for file in files:
-            _verify_file(spark, batch, file)
+            _verify_file(spark, batch, file, options)
     else:
         with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="verify") as pool:
             # list() raises the first refusal.
-            list(pool.map(lambda file: _verify_file(spark, batch, file), files))
+            list(pool.map(lambda file: _verify_file(spark, batch, file, options), files))
     size_bytes = sum(file.size_bytes for file in files)
     logger.info("Verified %d staged files of %d bytes.", len(files), size_bytes)
 
 
-def _verify_file(spark: SparkSession, batch: StagedBatch, file: StagedFile) -> None:
+def _verify_file(spark: SparkSession, batch: StagedBatch, file: StagedFile, options: Any) -> None:
     path, file_system = _open(spark, batch.path(file))
 
     def refuse(what: str) -> BatchRefused:
@@ -132,6 +137,34 @@ def _verify_file(spark: SparkSession, batch: StagedBatch, file: StagedFile) -> N
         raise _unavailable(error) from error
     if found != file.sha256:
         raise refuse("is damaged: its SHA-256 is not the one in the manifest")
+    footer = _footer(spark, path, file_system, options)
+    if footer is None:
+        raise refuse("is no Parquet file")
+    rows, columns = footer
+    if rows != file.rows:
+        raise refuse(f"has {rows} rows in place of {file.rows}")
+    if columns != file.columns:
+        raise refuse("has other columns than the manifest says")
+
+
+def _footer(
+    spark: SparkSession, path: Any, file_system: Any, options: Any
+) -> tuple[int, tuple[str, ...]] | None:
+    """Rows of a Parquet file and the names of its columns; None: it is no Parquet file."""
+    jvm = _jvm(spark)
+    inputs = class_named(jvm, "org.apache.parquet.hadoop.util.HadoopInputFile")
+    readers = class_named(jvm, "org.apache.parquet.hadoop.ParquetFileReader")
+    try:
+        reader = readers.open(inputs.fromPath(path, file_system.getConf()), options)
+        try:
+            schema = str(reader.getFileMetaData().getSchema().toString())
+            return int(reader.getRecordCount()), tuple(_COLUMN.findall(schema))
+        finally:
+            reader.close()
+    except JAVA_ERRORS as error:
+        if java_class(error) == "java.lang.RuntimeException":
+            return None
+        raise _unavailable(error) from error
 
 
 def read_files(

@@ -41,7 +41,7 @@ _OF_LOGS = {
     ORIGIN_LSN_COLUMN: "long",
     UNCHANGED_COLUMN: "list<string>",
 }
-_MODE = "pgoutput.mode"
+_MODE, _SOFT_DELETE = "pgoutput.mode", "pgoutput.soft-delete"
 #: https://iceberg.apache.org/spec/#version-2-row-level-deletes
 _FIRST_WITH_DELETES = 2
 #: What Iceberg lets clocks differ by, see ``TableMetadata``.
@@ -66,6 +66,8 @@ class Target:
     mode: str
     #: Lake types of the metadata columns that the table carries, by name.
     metadata: dict[str, str]
+    #: Whether rows that are gone are kept, marked.
+    soft_delete: bool = False
 
     @property
     def is_log(self) -> bool:
@@ -148,7 +150,7 @@ def _target(plan: Plan, table: Table) -> Target:
             advice="set its target option to another name, or leave it out of the publication.",
         )
     name = TableName(plan.catalog, plan.namespace, target_name)
-    return Target(table, name, options, mode, metadata)
+    return Target(table, name, options, mode, metadata, plan.soft_delete and mode != CHANGE_LOG)
 
 
 def properties(target: Target, manifest: Manifest) -> dict[str, str]:
@@ -159,7 +161,22 @@ def properties(target: Target, manifest: Manifest) -> dict[str, str]:
         words.PROPERTY_SLOT: manifest.slot_name,
         words.PROPERTY_SYSTEM_IDENTIFIER: manifest.system_identifier,
         _MODE: target.mode,
+        _SOFT_DELETE: str(target.soft_delete).lower(),
     }
+
+
+def refuse_other_deletes(target: Target, table: IcebergTable) -> None:
+    """Refuse to rebuild a table with soft deletes as the pipeline has none, or the other way round.
+
+    :raises TableRefused: rows that are kept, marked, would be gone for good.
+    """
+    wanted = str(target.soft_delete).lower()
+    if table.properties.get(_SOFT_DELETE, wanted) != wanted:
+        raise TableRefused(
+            f"The pipeline writes the table with soft_delete={not target.soft_delete}.",
+            table=target.name.target,
+            advice="give soft_delete as the pipeline has it.",
+        )
 
 
 def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Progress) -> Start:

@@ -16,6 +16,7 @@ from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.source.errors import of_slot, translated
 from airflow_provider_pgoutput.capture.source.slot import check_slot, read_slot
+from airflow_provider_pgoutput.capture.source.timelines import check_timeline
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     SlotNotFound,
@@ -92,6 +93,7 @@ def advance_slot(
     slot_name: str,
     checkpoint_lsn: Lsn,
     system_identifier: str | None = None,
+    timeline: int | None = None,
 ) -> Lsn:
     """Move the slot's ``confirmed_flush_lsn`` to the checkpoint.
 
@@ -100,17 +102,25 @@ def advance_slot(
 
     :param checkpoint_lsn: how far the lake is, from the checkpoint table and nowhere else.
     :param system_identifier: the system that the checkpoint is of; None: not checked.
+    :param timeline: the one on which the lake's last batch was staged; None: not checked.
     :returns: where the slot is now.
     :raises SlotNotFound: when there is no such slot.
     :raises SlotLost: when the server removed WAL that the slot needed.
     :raises SlotBusy: when another session reads it.
-    :raises SourceChanged: when the source has not written that far: it is another one, or went back.
+    :raises SourceChanged: when the source has not written that far, or its history left the lake's before the
+        checkpoint: it is another one, or went back.
     """
     check_slot_name(slot_name)
     if checkpoint_lsn <= 0:
         raise ConfigurationError("0/0 is not a checkpoint.", slot=slot_name)
     with of_slot(slot_name), sessions.connect(conninfo, slot=slot_name) as session:
-        return move_slot(SlotOnServer(session, slot_name), checkpoint_lsn, system_identifier)
+        slot = SlotOnServer(session, slot_name)
+        server = slot.server()
+        _refuse_other_system(server, system_identifier, slot_name, checkpoint_lsn)
+        check_timeline(
+            session, conninfo, server, then=timeline, end_lsn=checkpoint_lsn, slot=slot_name
+        )
+        return move_slot(slot, checkpoint_lsn, system_identifier)
 
 
 def move_slot(slot: MovableSlot, checkpoint_lsn: Lsn, system_identifier: str | None) -> Lsn:

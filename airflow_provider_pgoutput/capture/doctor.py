@@ -274,6 +274,13 @@ def _staging(observed: Observed) -> Iterator[Finding]:
                 if _is_passed(manifest, observed)
                 else "run the stage task: it stages the batch again, as the slot still holds its changes.",
             )
+        elif _is_passed_over(manifest, observed):
+            yield Finding(
+                NOTE,
+                "staging",
+                f"The batch {_range(manifest)} was sealed before the source was promoted and not applied.",
+                "run the stage task: it stages anew what the source has; do not apply this batch.",
+            )
         elif checkpoint is not None and manifest.start_lsn > position:
             yield Finding(
                 PROBLEM,
@@ -297,6 +304,14 @@ def _is_passed(manifest: Manifest, observed: Observed) -> bool:
     """Whether the slot cannot give the changes of a batch any more."""
     confirmed = None if observed.slot is None else observed.slot.confirmed_flush_lsn
     return confirmed is None or confirmed > manifest.start_lsn
+
+
+def _is_passed_over(manifest: Manifest, observed: Observed) -> bool:
+    """Whether no run takes a batch: it may end with what never happened."""
+    server, slot = observed.server, observed.slot
+    if server is None or manifest.timeline >= server.timeline:
+        return False
+    return slot is None or manifest.end_lsn != slot.confirmed_flush_lsn
 
 
 def is_ours(manifest: Manifest, observed: Observed) -> bool:

@@ -91,7 +91,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
                 and self._recorded(lake, plan, manifest)
             ):
                 with log_group(f"Apply batch {batch.batch_id[:16]} with Spark"):
-                    result = self.run_job(context, area, lake, plan, batch.batch_id)
+                    result = self.run_job(context, area, lake, plan, batch.batch_id) or {}
             batch.demand_applied(lake.checkpoint(slot_name))
         counts = batch_xcom(manifest, batch.manifest_uri)["tables"]
         log_tables(counts)

@@ -34,6 +34,20 @@ def job_result(area: StagingArea, plan_path: str) -> dict[str, Any] | None:
     return found
 
 
+def demanded(result: dict[str, Any] | None) -> dict[str, Any]:
+    """Return what a job says that it did, where nothing but the job can say so.
+
+    :raises LakeUnavailable: it left no result: it may still run, or may never have begun.
+    """
+    if result is None:
+        raise LakeUnavailable(
+            "spark-submit ended without an error, and the job left no result beside its plan.",
+            advice="let spark-submit wait for the job's end (spark.yarn.submit.waitAppCompletion), and let"
+            " the job write to the staging area; look into Spark's log before you run it again.",
+        )
+    return result
+
+
 def job_failure(area: StagingArea, plan_path: str) -> PgoutputError | None:
     """Return the error that ended the job, in its own class, or None when it did not say."""
     found = job_result(area, plan_path)

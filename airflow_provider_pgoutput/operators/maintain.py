@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgoutput.batch.maintenance import Maintenance
 from airflow_provider_pgoutput.batch.plan import Plan
 from airflow_provider_pgoutput.operators import arguments
+from airflow_provider_pgoutput.operators.job_result import demanded
 from airflow_provider_pgoutput.operators.outcome import airflow_outcome
 from airflow_provider_pgoutput.operators.progress import Lake
 from airflow_provider_pgoutput.operators.runs import log_group, log_tables
@@ -87,7 +88,7 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
             )
             plan.check()
             with log_group(f"Maintain the tables of {lake.namespace} with Spark"):
-                result = self.run_job(context, area, lake, plan, _JOB_ID)
+                result = demanded(self.run_job(context, area, lake, plan, _JOB_ID))
         tables, busy = result.get("tables", {}), list(result.get("busy", ()))
         log_tables(tables)
         if busy:

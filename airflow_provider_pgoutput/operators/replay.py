@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgoutput.batch.plan import Replay
 from airflow_provider_pgoutput.errors import BatchGap, ConfigurationError
 from airflow_provider_pgoutput.operators import arguments
+from airflow_provider_pgoutput.operators.job_result import demanded
 from airflow_provider_pgoutput.operators.outcome import airflow_outcome
 from airflow_provider_pgoutput.operators.progress import Lake
 from airflow_provider_pgoutput.operators.runs import log_group
@@ -114,7 +115,7 @@ class PgoutputReplayOperator(SparkApplyOperator):
                 "over what the tables hold" if target is None else f"to namespace {target}",
             )
             with log_group(f"Replay {len(batches)} batches with Spark"):
-                result = self.run_job(context, area, lake, plan, batches[-1].batch_id)
+                result = demanded(self.run_job(context, area, lake, plan, batches[-1].batch_id))
         return {
             "schema_version": 1,
             "slot_name": slot_name,

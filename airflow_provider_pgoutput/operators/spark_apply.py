@@ -82,8 +82,8 @@ class LakeJobOperator(SparkSubmitOperator):
 
     def run_job(
         self, context: Context, area: StagingArea, lake: Lake, plan: Plan, job_id: str
-    ) -> dict[str, Any]:
-        """Write the plan and run the job; return what it did.
+    ) -> dict[str, Any] | None:
+        """Write the plan and run the job; return what it did, or None when it left no word.
 
         :param job_id: the batch's id, or another word for what is done.
 
@@ -98,7 +98,9 @@ class LakeJobOperator(SparkSubmitOperator):
             if failure := job_failure(area, plan_path):
                 raise failure from error
             raise
-        return job_result(area, plan_path) or {}
+        if failure := job_failure(area, plan_path):
+            raise failure
+        return job_result(area, plan_path)
 
     def _submit(self, context: Context, lake: Lake, plan_uri: str) -> None:
         from airflow_provider_pgoutput.operators.spark_job import SparkJob

@@ -10,6 +10,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_pgoutput.batch.maintenance import Maintenance
 from airflow_provider_pgoutput.batch.plan import Plan
+from airflow_provider_pgoutput.errors import LakeUnavailable
 from airflow_provider_pgoutput.operators.maintain import PgoutputMaintenanceOperator
 from tests.airflow.spark_submit_double import SLOT, Workshop
 
@@ -88,3 +89,9 @@ def test_what_cannot_work_fails_at_once_and_starts_nothing(
     with pytest.raises(AirflowFailException, match=message):
         operator(workshop, **changed).execute(task_context)
     assert not workshop.was_started
+
+
+def test_a_job_that_left_no_word_did_not_succeed(workshop: Workshop, task_context: Any) -> None:
+    workshop.behave(status=0, result=None)
+    with pytest.raises(LakeUnavailable, match="left no result"):
+        operator(workshop).execute(task_context)

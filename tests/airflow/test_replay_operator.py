@@ -11,6 +11,7 @@ from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest
 from airflow_provider_pgoutput.batch.plan import Plan, Replay
+from airflow_provider_pgoutput.errors import LakeUnavailable
 from airflow_provider_pgoutput.operators.replay import PgoutputReplayOperator
 from tests.airflow.spark_submit_double import SLOT, Workshop
 
@@ -116,4 +117,14 @@ def test_why_spark_failed_is_said(workshop: Workshop, task_context: Any) -> None
     failure = {"status": "failed", "error": "BatchRefused", "message": "The file is damaged."}
     workshop.behave(status=65, result=failure, checkpoint=False)
     with pytest.raises(AirflowFailException, match="BatchRefused: The file is damaged"):
+        operator(workshop).execute(task_context)
+    # As where spark-submit does not wait for the job's end.
+    workshop.behave(status=0, result=failure, checkpoint=False)
+    with pytest.raises(AirflowFailException, match="BatchRefused: The file is damaged"):
+        operator(workshop).execute(task_context)
+
+
+def test_a_job_that_left_no_word_did_not_succeed(workshop: Workshop, task_context: Any) -> None:
+    workshop.behave(status=0, result=None, checkpoint=False)
+    with pytest.raises(LakeUnavailable, match="left no result"):
         operator(workshop).execute(task_context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from dataclasses import replace
@@ -303,6 +304,33 @@ def _flip_bit(plan: Plan, folder: Path) -> Plan:
     return plan
 
 
+def _say(plan: Plan, folder: Path, **fields: object) -> Plan:
+    """Let the manifest say something else of the first file, which has the name and hash that it names."""
+    manifest = Manifest.from_json(_manifest_file(plan, folder).read_text())
+    table, *others = manifest.tables
+    version, *versions = table.versions
+    file, *files = version.files
+    version = replace(version, files=(replace(file, **fields), *files))
+    table = replace(table, versions=(version, *versions))
+    _manifest_file(plan, folder).write_text(replace(manifest, tables=(table, *others)).to_json())
+    return plan
+
+
+def _other_rows(plan: Plan, folder: Path) -> Plan:
+    return _say(plan, folder, rows=1_000)
+
+
+def _other_columns(plan: Plan, folder: Path) -> Plan:
+    return _say(plan, folder, columns=("commit_lsn", "seq"))
+
+
+def _no_parquet(plan: Plan, folder: Path) -> Plan:
+    content = b"PAR1 and then something else"
+    _staged_file(folder).write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    return _say(plan, folder, size_bytes=len(content), sha256=digest)
+
+
 def _drop_file(plan: Plan, folder: Path) -> Plan:
     _staged_file(folder).unlink()
     return plan
@@ -327,7 +355,7 @@ def _edit(plan: Plan, folder: Path, field: str, value: object) -> Plan:
 @pytest.mark.parametrize(
     "damage",
     [_break_json, _drop_manifest, _newer_format, _other_slot, _other_name,
-     _truncate_file, _flip_bit, _drop_file],
+     _truncate_file, _flip_bit, _drop_file, _other_rows, _other_columns, _no_parquet],
 )  # fmt: skip
 def test_a_damaged_batch_is_refused_before_anything_is_written(
     spark: SparkSession, source: Source, table: Relation, damage: Any

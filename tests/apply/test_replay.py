@@ -279,6 +279,17 @@ def test_another_target_than_the_pipelines_is_refused(spark: SparkSession, share
     assert IcebergTable.load(spark, TableName("lake", shared.source.slot_name, "other")) is None
 
 
+def test_other_deletes_than_the_pipelines_are_refused_in_place(
+    spark: SparkSession, shared: Story
+) -> None:
+    """Rows that the pipeline keeps, marked, would be gone for good; here it is the other way round."""
+    before = shared.rows(shared.one)
+    with pytest.raises(TableRefused, match="soft_delete=False") as refused:
+        replay(spark, shared.plan(1, 3, soft_delete=True))
+    assert "as the pipeline" in (refused.value.advice or "")
+    assert shared.rows(shared.one) == before
+
+
 def test_a_change_log_may_begin_anywhere(spark: SparkSession, shared: Story) -> None:
     namespace = f"{shared.source.slot_name}_log"
     plan = shared.plan(2, 3, target=namespace, mode=CHANGE_LOG, source_tables=("public.one",))

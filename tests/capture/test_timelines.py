@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.source.timelines import (
@@ -81,6 +82,11 @@ def test_a_source_that_left_the_lakes_history_is_refused(
         check(then=None, end_lsn=ahead.end_lsn)
         with pytest.raises(SourceChanged, match="ended at"):
             check(then=1, end_lsn=ahead.end_lsn)
+    slot = source.confirmed()
+    with pytest.raises(SourceChanged, match="ended at"):
+        advance_slot(source.reader, "promoted", ahead.end_lsn, timeline=1)
+    assert source.confirmed() == slot
+    assert advance_slot(source.reader, "promoted", lake.end_lsn, timeline=1) >= lake.end_lsn
     later = dataclasses.replace(checkpoint_of(batch), timeline=2)
     assert source.stage(checkpoint=later).start_lsn == batch.end_lsn
 

@@ -1,9 +1,9 @@
-"""Random sessions with changes of shape, from the source into the lake: what the lake holds is what the source holds.
+"""Random sessions with changes of shape, from the source into the lake: it then holds what the source does.
 
-The statements are those of ``tests/capture/random_sessions.py``, rows and ALTER TABLE in open, rolled back and
-prepared transactions. Where the stream does not tell what the source holds, the table is copied, so that
-nothing is left open; ``tests/capture/torture.py`` judges what is staged when nothing is copied. Every
-table is read with Spark and with pyiceberg. ``PGOUTPUT_SCHEMA_SEEDS=3,8`` runs these seeds.
+The statements are those of ``tests/capture/random_sessions.py``: rows and ALTER TABLE in open, rolled
+back and prepared transactions. Where the stream does not tell what the source holds, the table is
+copied, so that nothing is left open; ``tests/capture/torture.py`` judges what is staged when nothing is
+copied. Every table is read with Spark and with pyiceberg. ``PGOUTPUT_SCHEMA_SEEDS=3,8`` runs these seeds.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ objects through Hadoop's file system (``hadoop``).
 from __future__ import annotations
 
 import hashlib
+import json
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -112,6 +113,9 @@ def hadoop(area: Area) -> dict[str, Any]:
         def open(self, path: str) -> _Stream:
             return _Stream(area.content(path))
 
+        def getConf(self) -> None:  # noqa: N802 - Java's name
+            """The area needs none."""
+
     class Path(str):
         __slots__ = ()
 
@@ -124,4 +128,23 @@ def hadoop(area: Area) -> dict[str, Any]:
         "org.apache.commons.codec.digest.DigestUtils.sha256Hex": lambda stream: hashlib.sha256(
             stream.content
         ).hexdigest(),
+        "org.apache.parquet.ParquetReadOptions.builder": lambda: SimpleNamespace(
+            build=lambda: None
+        ),
+        "org.apache.parquet.hadoop.util.HadoopInputFile.fromPath": lambda path, _: path,
+        "org.apache.parquet.hadoop.ParquetFileReader.open": lambda path, _: _footer(
+            area.content(path)
+        ),
     }
+
+
+def _footer(content: bytes) -> Any:
+    """What ``apply/staged.py`` asks of Java's ``ParquetFileReader``, of a file that ``source.py`` wrote."""
+    columns = SimpleNamespace(
+        toString=lambda: "message rows {\n  optional t id;\n  optional t value;\n}"
+    )
+    return SimpleNamespace(
+        getRecordCount=lambda: len(json.loads(content)),
+        getFileMetaData=lambda: SimpleNamespace(getSchema=lambda: columns),
+        close=lambda: None,
+    )

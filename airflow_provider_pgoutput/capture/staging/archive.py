@@ -27,6 +27,7 @@ class ArchivedBatch(NamedTuple):
     manifest_uri: str
     batch_id: str
     system_identifier: str
+    timeline: int
     #: Row changes, copied rows not counted.
     changes: int
 
@@ -53,7 +54,7 @@ def batches_between(
     """
     found = _past(area, slot_name, from_lsn)
     system = system_identifier or (found[-1].system_identifier if found else None)
-    found = [each for each in found if each.system_identifier == system]
+    found = _happened([each for each in found if each.system_identifier == system])
     position = from_lsn
     chain = _points(found, position)
     while to_lsn is None or position < to_lsn:
@@ -82,6 +83,17 @@ def batches_between(
     return chain
 
 
+def _happened(found: Sequence[ArchivedBatch]) -> list[ArchivedBatch]:
+    """Leave out what was sealed before the source was promoted and then staged anew, or never happened."""
+    return [
+        each
+        for each in found
+        if not any(
+            each.timeline < other.timeline and other.start_lsn < each.end_lsn for other in found
+        )
+    ]
+
+
 def _points(found: Sequence[ArchivedBatch], position: Lsn) -> list[ArchivedBatch]:
     """The batches that start and end at a position."""
     return [each for each in found if each.is_point and each.start_lsn == position]
@@ -101,6 +113,7 @@ def _past(area: StagingArea, slot_name: str, lsn: Lsn) -> list[ArchivedBatch]:
                     area.uri(entry.path),
                     manifest.batch_id,
                     manifest.system_identifier,
+                    manifest.timeline,
                     manifest.changes,
                 )
             )

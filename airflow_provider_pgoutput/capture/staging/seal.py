@@ -192,6 +192,7 @@ def seal(
     if manifest.skipped:
         # Before: who dies in between leaves no batch, and not the one that was given up.
         _remove_those_that_hold(area, manifest, lake_lsn or manifest.start_lsn)
+    _remove_undone(area, manifest, lake_lsn or manifest.start_lsn)
     area.write_whole(path, manifest.to_json().encode("ascii"))
     reach("stage.after_manifest")
     if lake_lsn is not None:
@@ -268,6 +269,28 @@ def _remove_those_that_hold(area: StagingArea, skipping: Manifest, lake_lsn: Lsn
             continue
         if other.system_identifier == skipping.system_identifier and not other.skips(left_out):
             log.warning("The sealed batch %s is given up: it holds what is left out now.", name)
+            area.delete_file(f"{folder}/{name}")
+
+
+def _remove_undone(area: StagingArea, later: Manifest, lake_lsn: Lsn) -> None:
+    """Remove the manifests of batches past the checkpoint that were sealed before the source was promoted.
+
+    What they end with may never have happened; a late task or a replay would bring it back. What did happen
+    is staged anew.
+    """
+    folder = layout.manifest_folder(later.slot_name)
+    for name in area.names(folder):
+        ends = layout.parse_manifest_name(name)
+        if ends is None or ends[1] <= lake_lsn:
+            continue
+        try:
+            other = Manifest.from_json(area.read(f"{folder}/{name}"))
+        except BatchRefused:
+            # Nobody can apply it as it is.
+            continue
+        ours = other.system_identifier == later.system_identifier
+        if ours and other.timeline < later.timeline:
+            log.warning("The sealed batch %s is given up: the source was promoted since.", name)
             area.delete_file(f"{folder}/{name}")
 
 

@@ -23,8 +23,8 @@ class Archive:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def seal(self, start: int, end: int, system: str = "7") -> Path:
-        manifest = Manifest("s", system, 1, "db", ("p",), Lsn(start), Lsn(end), ())
+    def seal(self, start: int, end: int, system: str = "7", timeline: int = 1) -> Path:
+        manifest = Manifest("s", system, timeline, "db", ("p",), Lsn(start), Lsn(end), ())
         path = self.folder / layout.manifest_path("s", Lsn(start), Lsn(end), manifest.batch_id)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(manifest.to_json())
@@ -52,6 +52,15 @@ def test_batches_are_taken_whole_and_never_past_the_end(archive: Archive) -> Non
     everything = [(10, 20), (20, 30), (30, 40), (40, 50)]
     assert archive.found(10) == archive.found(19, 50) == everything
     assert archive.found(20, 40) == archive.found(25, 49) == [(20, 30), (30, 40)]
+
+
+def test_a_batch_of_a_past_that_was_undone_is_not_taken(archive: Archive) -> None:
+    """Sealed before the source was promoted at 45, and passed over since."""
+    archive.seal(50, 70)
+    archive.seal(50, 55, timeline=2)
+    archive.seal(55, 80, timeline=2)
+    assert archive.found(40) == [(40, 50), (50, 55), (55, 80)]
+    assert archive.found(40, 75) == [(40, 50), (50, 55)]
 
 
 def test_of_attempts_at_one_batch_the_longest_is_taken(archive: Archive) -> None:

@@ -17,7 +17,7 @@ from airflow_provider_pgoutput.capture.source.catalog import Server
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
 from airflow_provider_pgoutput.capture.staging.rejected import SCHEMA as REJECTED_SCHEMA
-from airflow_provider_pgoutput.capture.staging.seal import find_bridge, find_sealed
+from airflow_provider_pgoutput.capture.staging.seal import find_bridge, find_ending, find_sealed
 from airflow_provider_pgoutput.capture.types.cast import NULL_AND_KEEP, ValuePolicy
 from airflow_provider_pgoutput.errors import LakeUnavailable
 from tests.capture.pipeline_support import history_of
@@ -181,3 +181,18 @@ def test_a_batch_of_a_past_that_was_undone_does_not_stand_for_a_new_one(tmp_path
     again = find_sealed(area, "s", "73", START, server=now)
     assert again is not None
     assert again[0].batch_id == manifest.batch_id
+
+
+def test_a_batch_of_a_past_that_was_undone_is_given_up(tmp_path: Path) -> None:
+    """A late apply task or a replay would bring back what never happened."""
+    area = StagingArea(tmp_path.as_uri())
+    undone = seal(staged(area))
+    now = dataclasses.replace(SERVER, timeline=2)
+    middle = Lsn(START + 1)
+    shorter, _ = staged(area, 3).seal(now, ("p",), middle, names={}, history=history_of())
+    assert undone.end_lsn > shorter.end_lsn
+    assert find_ending(area, "s", "73", END) is None
+    # A run that was stopped before the promotion, and goes on now, takes nothing away.
+    late = staged(area, 4).seal(SERVER, ("p",), END, names={}, history=history_of())[0]
+    assert late.timeline == 1
+    assert find_ending(area, "s", "73", middle) is not None
