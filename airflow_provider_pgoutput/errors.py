@@ -16,7 +16,7 @@ PgoutputError
 |   |__ ProtocolError             the bytes break the pgoutput protocol
 |   |__ SlotNotFound              the slot does not exist, although a checkpoint says it did
 |   |__ WrongSlot                 other database, other plugin, physical, temporary, synced
-|   |__ PublicationMissing        the publication does not exist or lacks what the pipeline needs
+|   |__ PublicationMissing        the publication does not exist, or did not when a change was made
 |   |__ PublicationChanged        a publication was altered in a way that the lake cannot follow
 |   |__ MissingPrivilege          the role lacks a right; the message names the GRANT
 |   |__ SourceChanged             other system identifier or timeline, or a source behind the lake
@@ -154,7 +154,7 @@ class WrongSlot(FatalError):
 
 
 class PublicationMissing(FatalError):
-    """A publication does not exist, or lacks an operation that the pipeline needs."""
+    """A publication does not exist, or did not yet when a change of the batch was made."""
 
 
 class PublicationChanged(FatalError):

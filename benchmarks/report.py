@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: Least rate of the SQL transport as a multiple of pg_recvlogical's, and of the server's alone.
-SQL_TARGETS = {"W1": (4.0, 0.65), "W2": (1.5, 0.5), "W3": (8.0, 0.55), "W4": (2.5, 0.75)}
+SQL_TARGETS = {"W1": (4.0, 0.8), "W2": (1.5, 0.7), "W3": (8.0, 0.8), "W4": (2.5, 0.8)}
 #: Least rate of the walsender transport as a multiple of pg_recvlogical's.
 WALSENDER_TARGET = 0.9
 PEAK_TARGET_MIB = 512
@@ -24,8 +24,9 @@ COPY_TARGETS = {"psql_text": 1.0, "psql_binary": 0.7}
 #: Of the table of taxi trips.
 COPY_CPU_TARGET = 900_000
 COPY_PEAK_TARGET_MIB = 256
-#: Least speed of apply as a multiple of the bare MERGE's.
-APPLY_TARGETS = {"10k": 4.0, "1M": 1.5}
+#: Least speed of apply as a multiple of the bare MERGE's, wanted on a table of 100 M rows. The benchmark's
+#: has 20 M, so a figure says how far it is there, and nothing about 100 M.
+APPLY_TARGETS = {"10k": 15.0, "1M": 4.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,10 @@ def table(result: dict[str, Any]) -> str:
         lines.append(
             f"{name:<7} {one['seconds']:>9.2f} {one['merge_seconds']:>11.2f}"
             f" {one['ratio_to_merge']:>14.2f}"
+        )
+    if result["apply"]:
+        lines.append(
+            "The targets of apply are set for a table of 100 M rows; this one has 20 M at scale 1."
         )
     lines += ["", f"{'target':<16} {'':<17} {'wanted':>8} {'measured':>11}"]
     for each in result["targets"]:

@@ -13,7 +13,7 @@ from airflow.sdk import DAG, Param
 
 from airflow_provider_pgoutput.operators.replay import PgoutputReplayOperator
 
-_LSN = "^[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}$"
+_LSN = "^([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}|[0-9A-Fa-f]{16})$"
 
 with DAG(
     dag_id="pgoutput_replay",
@@ -45,7 +45,7 @@ with DAG(
         "from_lsn": Param(
             type="string",
             pattern=_LSN,
-            description="Where to begin: start_lsn or end_lsn of a run's XCom.",
+            description="Where to begin: start_lsn or end_lsn of a run's XCom or of the checkpoint table.",
         ),
         "to_lsn": Param(
             None,

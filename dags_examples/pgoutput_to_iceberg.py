@@ -94,7 +94,7 @@ with DAG(
         "start_lsn": Param(
             None,
             type=["null", "string"],
-            pattern="^([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8})?$",
+            pattern="^([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}|[0-9A-Fa-f]{16})?$",
             description="Read the slot again from this LSN on in this run; it still has to hold it.",
         ),
         "copy_tables": Param(

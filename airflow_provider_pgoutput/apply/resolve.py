@@ -98,7 +98,7 @@ def keep_foreign(
     same = [F.col(f"k{name}") == F.col(name) for name in keys.values()]
     wanted = rows.select(*keys.values()).distinct()
     held = held.join(wanted, same, "left_semi").localCheckpoint()
-    return rows.join(held, same, "left"), names
+    return rows.join(held, same, "left").drop(*(f"k{name}" for name in keys.values())), names
 
 
 def keep_unsent(rows: DataFrame, target: DataFrame, segment: Segment) -> DataFrame:
@@ -115,7 +115,8 @@ def keep_unsent(rows: DataFrame, target: DataFrame, segment: Segment) -> DataFra
     same = [F.col(f"k{name}") == F.col(name) for name in segment.key_names]
     wanted = rows.select(*segment.key_names).distinct()
     held = held.join(wanted, same, "left_semi").localCheckpoint()
-    return rows.drop(*names).join(held, same, "left")
+    held_keys = [f"k{name}" for name in segment.key_names]
+    return rows.drop(*names).join(held, same, "left").drop(*held_keys)
 
 
 def _held_rows(

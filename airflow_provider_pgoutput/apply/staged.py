@@ -175,12 +175,16 @@ def read_files(
 ) -> DataFrame:
     """Read staged files with an explicit schema: name and lake type of each column.
 
-    A column that a file lacks is read as null.
+    A column that a file lacks is read as null. A file that cannot be read to its end is an error, whatever
+    the cluster's settings say: Spark can be told to leave out the rest without a word.
     """
     ddl = ", ".join(f"{name} {spark_type(lake_type)}" for name, lake_type in schema)
     # Spark takes a path for a pattern; the staging area's may hold any character.
     paths = [_GLOB.sub(r"\\\1", batch.path(file)) for file in files]
-    return spark.read.schema(ddl).parquet(*paths)
+    reader = spark.read.schema(ddl)
+    for setting in ("ignoreCorruptFiles", "ignoreMissingFiles"):
+        reader = reader.option(setting, False)
+    return reader.parquet(*paths)
 
 
 def write_text(spark: SparkSession, uri: str, text: str) -> None:

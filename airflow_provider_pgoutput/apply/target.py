@@ -322,6 +322,8 @@ def _refuse_renamed(target: Target, progress: Progress, copies: bool) -> None:
 def _refuse_made_again(table: IcebergTable | None, target: Target, manifest: Manifest) -> None:
     oid = properties(target, manifest)[words.PROPERTY_RELATION_OID]
     found = oid if table is None else table.properties.get(words.PROPERTY_RELATION_OID, oid)
+    if found != oid:
+        _refuse_two_sources(int(found), target, manifest)
     if found != oid and target.source.copy_lsn is None:
         raise TableRefused(
             "The table of this name was dropped and created again at the source.",
@@ -342,4 +344,20 @@ def refuse_unordered(found: Sequence[Target], manifest: Manifest) -> None:
                 slot=manifest.slot_name,
                 table=target.source.name,
                 advice="leave it out of the publication.",
+            )
+
+
+def _refuse_two_sources(earlier_oid: int, target: Target, manifest: Manifest) -> None:
+    """Refuse a copy over the rows of another table that is still published, and not copied elsewhere now.
+
+    :raises TableRefused: that table would lose its rows.
+    """
+    published = () if manifest.published is None else manifest.published.tables
+    copied = {each.relation_oid for each in manifest.tables if each.copy_lsn is not None}
+    for other in published:
+        if other.relation_oid == earlier_oid and earlier_oid not in copied:
+            raise TableRefused(
+                f"Its target {target.name.target} is also that of {other.name}.",
+                table=target.source.name,
+                advice="name another target for one of them.",
             )

@@ -61,6 +61,8 @@ class BranchWriter:
         #: Newest snapshot of the branch: ours, or main's head when it was made.
         self.head = table.branch_head(branch)
         self._is_marked = False
+        #: Of the schema in which everything is written.
+        self._schema_id = self._current_schema_id()
 
     def rows(self) -> DataFrame:
         """The branch's rows in the columns ``n<i>``, with the metadata columns that it has."""
@@ -185,8 +187,10 @@ class BranchWriter:
         :param extra: SQL of the target's columns that are not of the source, by name.
         """
         at = {column.name: staged.new(i) for i, column in enumerate(self._columns)}
-        selected = []
-        for field in self._all().schema.fields:
+        selected, held = [], self._all()
+        if not at.keys() <= set(held.columns):
+            raise self._changed()
+        for field in held.schema.fields:
             if field.name in at:
                 value = F.col(at[field.name])
             else:
@@ -231,6 +235,17 @@ class BranchWriter:
             )
         self._is_marked = marked and head != self.head
         self.head = head
+        # What was written has the names of then: Spark gives columns that it does not find NULL.
+        if self._current_schema_id() != self._schema_id:
+            raise self._changed()
+
+    def _changed(self) -> PublishRefused:
+        return PublishRefused(
+            "The columns changed while the batch was written.", table=self.table.name.target
+        )
+
+    def _current_schema_id(self) -> int:
+        return int(self.table.java.schema().schemaId())
 
     def _all(self) -> DataFrame:
         return self._spark.table(self._sql_name)

@@ -1,8 +1,9 @@
-"""LSNs: parse, print, compare. The only place that knows their text form.
+"""LSNs: parse, print, compare. The only place that knows their text forms.
 
 An LSN is a byte position in the write-ahead log, a 64-bit number that PostgreSQL prints as two
 hexadecimal halves (``16/B374D848``). It is compared as a number and stored as text, because text
-compares wrongly (``0/9`` against ``0/10``) and JSON numbers lose bits past 2**53.
+compares wrongly (``0/9`` against ``0/10``) and JSON numbers lose bits past 2**53. Where texts are sorted
+(file names, the checkpoint table) it is written with sixteen digits and no slash.
 
 Source: https://www.postgresql.org/docs/current/datatype-pg-lsn.html
 """
@@ -14,6 +15,11 @@ import re
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 _TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
+_SORTABLE = re.compile(r"([0-9A-Fa-f]{8})([0-9A-Fa-f]{8})")
+#: How to write a position that is refused.
+LSN_ADVICE = (
+    "write it as PostgreSQL does, 16/B374D848, or as the checkpoint table does, 00000016B374D848."
+)
 
 
 class Lsn(int):
@@ -28,15 +34,15 @@ class Lsn(int):
 
     @classmethod
     def parse(cls, text: str) -> Lsn:
-        """Parse PostgreSQL's text form.
+        """Parse PostgreSQL's text form (``16/B374D848``), or ``sortable``'s (``00000016B374D848``).
 
-        :raises ConfigurationError: when ``text`` is not two hexadecimal numbers around a slash.
+        :raises ConfigurationError: when ``text`` is neither two hexadecimal numbers around a slash nor
+            exactly sixteen hexadecimal digits. Numbers are refused: their decimal digits mean something else.
         """
-        match = _TEXT.fullmatch(text) if isinstance(text, str) else None
+        known = isinstance(text, str)
+        match = (_TEXT.fullmatch(text) or _SORTABLE.fullmatch(text)) if known else None
         if match is None:
-            raise ConfigurationError(
-                f"{text!r} is not an LSN.", advice="write it as PostgreSQL does: 16/B374D848."
-            )
+            raise ConfigurationError(f"{text!r} is not an LSN.", advice=LSN_ADVICE)
         high, low = match.groups()
         return cls(int(high, 16) << 32 | int(low, 16))
 
@@ -47,5 +53,5 @@ class Lsn(int):
 
     @property
     def sortable(self) -> str:
-        """Sixteen hexadecimal digits: file names made from it sort as the positions do."""
+        """Sixteen hexadecimal digits, which ``parse`` reads: they sort as the positions do."""
         return f"{int(self):016X}"

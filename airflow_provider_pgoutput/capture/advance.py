@@ -16,7 +16,7 @@ from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.source.errors import of_slot, translated
 from airflow_provider_pgoutput.capture.source.slot import check_slot, read_slot
-from airflow_provider_pgoutput.capture.source.timelines import check_timeline
+from airflow_provider_pgoutput.capture.source.timelines import BEGIN_ANEW, check_timeline
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     SlotNotFound,
@@ -146,7 +146,7 @@ def move_slot(slot: MovableSlot, checkpoint_lsn: Lsn, system_identifier: str | N
             slot=slot_name,
             lsn=checkpoint_lsn,
             advice="this is another server, or one that was restored or promoted without the end "
-            "of its WAL: copy the tables again.",
+            f"of its WAL. {BEGIN_ANEW}",
         )
     reach("advance.before_move")
     reached = slot.move(checkpoint_lsn)

@@ -15,6 +15,7 @@ from airflow_provider_pgoutput.capture.source.slot import (
     check_slot,
     check_wal_level,
 )
+from airflow_provider_pgoutput.capture.source.timelines import BEGIN_ANEW
 from airflow_provider_pgoutput.errors import PgoutputError, SlotNotFound, SourceChanged
 
 if TYPE_CHECKING:
@@ -107,8 +108,8 @@ def _source(observed: Observed) -> Iterator[Finding]:
             "source",
             SourceChanged(
                 f"The source is system {server.system_identifier}, the lake was filled from {filled_from}.",
-                advice="correct the connection; a server that was restored with pg_dump or initdb needs a "
-                "new slot name and namespace.",
+                advice="correct the connection; a server that was restored with pg_dump or initdb is a new "
+                f"source. {BEGIN_ANEW}",
             ),
         )
     elif checkpoint is not None and server.flush_lsn < checkpoint.end_lsn:
@@ -117,7 +118,7 @@ def _source(observed: Observed) -> Iterator[Finding]:
             SourceChanged(
                 f"The lake is at {checkpoint.end_lsn}, the source has written up to {server.flush_lsn} only: "
                 "it was restored from a backup, or a standby was promoted without the end of its WAL.",
-                advice="copy the tables again (copy_tables), with a new slot.",
+                advice=BEGIN_ANEW,
             ),
         )
 
@@ -130,8 +131,8 @@ def _slot(observed: Observed) -> Iterator[Finding]:
         if checkpoint is not None:
             missing = SlotNotFound(
                 f"The slot does not exist; the lake is at {checkpoint.end_lsn}.",
-                advice="find out who dropped it; changes since then are gone, so make a new slot and copy "
-                "the tables again.",
+                advice="find out who dropped it; changes since then are gone: run once with"
+                " on_slot_lost='copy'.",
             )
             yield _problem("slot", missing)
         return

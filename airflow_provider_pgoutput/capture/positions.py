@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.request import NEVER
 from airflow_provider_pgoutput.capture.source.slot import check_two_phase_start
-from airflow_provider_pgoutput.capture.source.timelines import check_timeline
+from airflow_provider_pgoutput.capture.source.timelines import BEGIN_ANEW, check_timeline
 from airflow_provider_pgoutput.capture.staging.overlaps import find_overlaps, newest_readable
 from airflow_provider_pgoutput.capture.staging.seal import find_ending
 from airflow_provider_pgoutput.errors import (
@@ -53,15 +53,14 @@ def check_source(context: CaptureContext, checkpoint: Checkpoint) -> None:
             f"{checkpoint.system_identifier}.",
             slot=slot_name,
             lsn=checkpoint.end_lsn,
-            advice="correct the connection; for a new source use a new slot name and namespace.",
+            advice=f"correct the connection. If this source is the right one now: {BEGIN_ANEW}",
         )
     if server.flush_lsn < checkpoint.end_lsn:
         raise SourceChanged(
             f"The lake is ahead of the source, which has written up to {server.flush_lsn} only.",
             slot=slot_name,
             lsn=checkpoint.end_lsn,
-            advice="the source was restored or promoted without the end of its WAL: copy the tables "
-            "again.",
+            advice=f"the source was restored or promoted without the end of its WAL. {BEGIN_ANEW}",
         )
     check_timeline(
         context.session,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.lsn import LSN_ADVICE, Lsn
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 _EMPTY = ("", "None", "null")
@@ -71,19 +71,20 @@ def whole_number(value: Any, name: str) -> int | None:
 
 
 def lsn(value: Any, name: str) -> Lsn | None:
-    """Return a position in PostgreSQL's text form, or None when there is none.
+    """Return a position in one of the text forms that ``Lsn.parse`` reads, or None when there is none.
 
     :raises ConfigurationError: when it is something else.
     """
     text = optional_text(value)
     if text is None:
         return None
+    # A number is refused unprinted: its decimal digits could pass for sixteen hexadecimal ones.
+    given: Any = value if type(value) is int else text
     try:
-        return Lsn.parse(text)
+        return Lsn.parse(given)
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"The argument {name} is not an LSN.",
-            advice="write it as PostgreSQL does: 16/B374D848.",
+            f"The argument {name} is not an LSN.", advice=LSN_ADVICE
         ) from error
 
 

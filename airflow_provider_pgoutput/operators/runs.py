@@ -33,7 +33,7 @@ def refuse_backfill(context: Context) -> None:
         raise ConfigurationError(
             "This is a backfill run, and a replication slot cannot go back in time.",
             advice="trigger an ordinary run to read what is new; replay staged batches to apply"
-            " something again; drop the slot to copy the tables again.",
+            " something again; name tables in copy_tables to copy them again.",
         )
 
 

@@ -82,6 +82,7 @@ def test_a_missing_text_is_refused_by_name(value: Any) -> None:
 
 def test_a_position_is_read_as_postgresql_writes_it() -> None:
     assert arguments.lsn("16/B374D848", "start_lsn") == 0x16_B374D848
+    assert arguments.lsn("00000016B374D848", "start_lsn") == 0x16_B374D848
     for given in (["0/10", "1/0"], '["0/10", "1/0"]', "0/10,1/0"):
         assert arguments.lsn_list(given, "skip_lsns") == (0x10, 1 << 32)
     assert arguments.lsn_list("", "skip_lsns") == ()
@@ -89,6 +90,6 @@ def test_a_position_is_read_as_postgresql_writes_it() -> None:
         arguments.lsn_list("0/10,somewhere", "skip_lsns")
     for nothing in (None, "", "None"):
         assert arguments.lsn(nothing, "start_lsn") is None
-    for wrong in ("16", "16-B374D848", 7, "0x16/1"):
+    for wrong in ("16", "16-B374D848", 7, 1000000000000016, "0x16/1"):
         with pytest.raises(ConfigurationError, match="start_lsn"):
             arguments.lsn(wrong, "start_lsn")

@@ -240,6 +240,7 @@ def test_a_source_that_went_back_is_a_problem(
     code, findings = doctor(capsys, slot)
     assert code == 1
     assert "restored from a backup" in findings[0]["what"]
+    assert "another namespace" in findings[0]["do"]
 
 
 def test_a_source_of_another_history_is_a_problem(

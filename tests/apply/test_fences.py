@@ -19,6 +19,7 @@ from airflow_provider_pgoutput.apply.publish import publish
 from airflow_provider_pgoutput.apply.recorded import COLUMNS_PROPERTY
 from airflow_provider_pgoutput.apply.staged import StagedBatch, open_batch
 from airflow_provider_pgoutput.apply.target import start, targets
+from airflow_provider_pgoutput.batch import crash_points
 from airflow_provider_pgoutput.batch.manifest import Manifest
 from airflow_provider_pgoutput.batch.plan import Plan, TableOptions
 from airflow_provider_pgoutput.errors import (
@@ -512,6 +513,29 @@ def test_columns_that_changed_after_they_were_looked_at_are_left_alone(
     with pytest.raises(PublishRefused, match="columns changed"):
         Overtaken(spark, batch, target, begin).run()
     assert not loaded(spark, table).branch_ages_ms()
+
+
+def test_a_column_that_is_renamed_while_the_branch_is_written_keeps_its_values(
+    spark: SparkSession, source: Source, lake_rows: Any
+) -> None:
+    """Spark gives NULL to columns that it does not find by the batch's names, and moves no branch."""
+    kinds = (("a", "int"), ("b", "string"), ("c", "int"))
+    columns = [replace(column(*kind), attribute_number=i) for i, kind in enumerate(kinds, 1)]
+    table = source.table("numbered", tuple(columns), key=("a",))
+    table.insert(1, "b1", 0)
+    table.insert(2, "b2", 0)
+    apply_batch(spark, source.stage())
+    table.update(a_is(1), {"b": "new", "c": 5})
+    names = ["c"]
+
+    def rename(point: str) -> None:
+        if point == "apply.after_branch" and names:
+            spark.sql(f"ALTER TABLE {name_of(table).sql} RENAME COLUMN {names.pop()} TO cc")
+
+    with crash_points.watched(rename):
+        apply_batch(spark, source.stage())
+    assert not names
+    assert lake_rows(table) == source_rows(table)
 
 
 def test_drivers_that_add_a_column_at_once_leave_one(

@@ -1,5 +1,7 @@
 """LSNs: every legal text form parses to the number PostgreSQL means; everything else is refused."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,14 +31,30 @@ def test_text_forms_of_postgresql_are_parsed(text: str, value: int) -> None:
     assert Lsn.parse(text) == value
 
 
+@given(st.integers(0, 2**64 - 1))
+def test_the_sixteen_digits_of_the_checkpoint_table_are_parsed(value: int) -> None:
+    digits = Lsn(value).sortable
+    assert Lsn.parse(digits) == Lsn.parse(digits.lower()) == value
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "/", "0", "0/", "/0", "-0/1", "0/-1", "0x1/2", "0/1 ", " 0/1", "0/1\n", "0//1", "0/1/2",
-     "100000000/0", "0/100000000", "g/0", "0-1", "\u0661/0"],
+     "100000000/0", "0/100000000", "g/0", "0-1", "\u0661/0",
+     "00000016B374D84", "00000016B374D8480", "00000016B374D84G", "0x0000016B374D84", "00000016 B374D848",
+     "00000016B374D848\n", "\u0661" * 16],
 )  # fmt: skip
 def test_anything_else_is_refused(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="is not an LSN"):
+    with pytest.raises(ConfigurationError, match="is not an LSN") as refused:
         Lsn.parse(text)
+    assert "16/B374D848" in str(refused.value)
+    assert "00000016B374D848" in str(refused.value)
+
+
+def test_a_number_is_no_text_form() -> None:
+    number: Any = 1000000000000016
+    with pytest.raises(ConfigurationError, match="is not an LSN"):
+        Lsn.parse(number)
 
 
 @pytest.mark.parametrize("value", [-1, 2**64])

@@ -62,17 +62,19 @@ def test_a_target_is_missed_by_the_figure_below_it() -> None:
     measured = {
         "sql": Measurement(1.0, 0.5, 600.0, 100),
         "pg_recvlogical": Measurement(3.9),
-        "server": Measurement(0.7),
+        "server": Measurement(0.9),
     }
     case = report.staging_case(100, measured)
     assert case["sql"]["rows_per_s"] == 100
     assert case["sql"]["rows_per_cpu_s"] == 200
-    verdicts = report.verdicts({"staging": {"W1": case}, "apply": {"10k": {"ratio_to_merge": 4.0}}})
+    apply = {"10k": {"ratio_to_merge": 15.0}, "1M": {"ratio_to_merge": 3.9}}
+    verdicts = report.verdicts({"staging": {"W1": case}, "apply": apply})
     assert [(each.case, each.target, each.met) for each in verdicts] == [
         ("W1 sql", "x pg_recvlogical", False),
         ("W1 sql", "x server alone", True),
         ("W1 sql", "MiB at most", False),
         ("apply 10k", "x bare MERGE", True),
+        ("apply 1M", "x bare MERGE", False),
     ]
 
 

@@ -74,6 +74,7 @@ def test_a_source_that_left_the_lakes_history_is_refused(
         with pytest.raises(SourceChanged, match="timeline 2") as stop:
             source.stage(checkpoint=other)
         assert stop.value.lsn == str(other.end_lsn)
+        assert "another namespace" in str(stop.value.advice)
     with sessions.connect(source.reader) as session:
         check = functools.partial(
             check_timeline, session, source.reader, read_server(session), slot="promoted"

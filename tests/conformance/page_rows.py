@@ -9,6 +9,8 @@ _REFUSED = "test_refusals.py::test_a_change_that_the_lake_cannot_follow_is_refus
 _SCHEMA = "test_schema_changes.py::"
 _LIFE = "test_table_life.py::"
 _EVENTS = "test_source_events.py::"
+_CAPTURE = "tests/capture/test_pipeline_refusals.py::"
+_TIMELINES = "tests/capture/test_timelines.py::test_a_source_that_left_the_lakes_history_is_refused"
 
 #: Id, what happens, what must hold, and the test: in tests/conformance, or with its whole path.
 OTHER_TESTS = (
@@ -265,23 +267,36 @@ NOT_RUN = (
         "C98",
         "a standby is promoted, with and without its slot",
         (
-            "needs a standby; by design a slot that is missing, another system or WAL that ends before the"
-            " checkpoint stop the run (`SlotNotFound`, `SourceChanged`)"
+            "needs a second server; what a run finds afterwards is tested: a promoted server that kept its"
+            f" slot in `{_TIMELINES}`, a slot that is gone in"
+            f" `{_CAPTURE}test_a_slot_that_is_gone_is_not_made_anew`, WAL that ends before the checkpoint in"
+            f" `{_CAPTURE}test_a_source_behind_the_lake_is_refused`"
         ),
     ),
-    ("C99", "a timeline switch", "needs a standby or a recovery; C95 shows the clean shutdown"),
+    (
+        "C99",
+        "a timeline switch",
+        (
+            f"not as far as the lake; `{_TIMELINES}` promotes a server: a batch goes on where the switch is"
+            " past the checkpoint, and `SourceChanged` stops the run where it is before"
+        ),
+    ),
     ("C100", "`wal_level` that follows the slots", "new in PostgreSQL 19"),
     (
         "C103",
         "a key under a nondeterministic collation",
         (
-            "needs ICU, which the build of 18 that the tests use does not have; keys are compared as stored,"
-            " see apply.md"
+            "needs ICU, which the build of 18 that the tests use does not have; known: keys are compared as"
+            " stored, so texts that are equal at the source are two keys here, and an update from one to the"
+            " other comes with its old key, as PostgreSQL compares bytes for that, see apply.md"
         ),
     ),
     (
         "C105",
-        "a commit is paused between WAL and CLOG while a slot is created",
-        "needs a server with injection points; mended in the server, so use a current minor version",
+        "the same as above, with the commit held before the commit log is written",
+        (
+            "needs a server with injection points; the test above holds it after that; mended in the server,"
+            " so use a current minor version"
+        ),
     ),
 )

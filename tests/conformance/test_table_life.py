@@ -208,3 +208,30 @@ def test_tables_that_leave_a_publication_and_come_to_one(pipeline: Pipeline) -> 
     tables.assert_equal("other.across", "s.came", "logged", "s.back")
     tables.assert_holds("s.across", former)
     tables.assert_repeatable()
+
+
+def test_two_tables_of_one_target_are_refused_also_when_the_second_comes_later(
+    pipeline: Pipeline,
+) -> None:
+    """The copy of the second would take the rows of the first out of the lake."""
+    tables = Tables(pipeline)
+    tables.run(
+        "CREATE TABLE sales__orders (a int PRIMARY KEY, b text)",
+        "INSERT INTO sales__orders SELECT g, 'first' FROM generate_series(1, 5) g",
+        "CREATE PUBLICATION p FOR TABLE sales__orders",
+    )
+    tables.execute(
+        "CREATE SCHEMA sales",
+        "CREATE TABLE sales.orders (a int PRIMARY KEY, b text)",
+        "INSERT INTO sales.orders VALUES (1, 'second')",
+        "ALTER PUBLICATION p ADD TABLE sales.orders",
+    )
+    assert tables.refused(TableRefused, "also that of public.sales__orders") == "sales.orders"
+    tables.assert_equal("sales__orders")
+    tables.set_targets({"sales.orders": "orders_of_sales"})
+    tables.run()
+    tables.run("UPDATE sales__orders SET b = 'changed' WHERE a = 1")
+    tables.assert_equal("sales__orders")
+    tables.assert_holds(
+        "sales.orders", tables.source_rows("sales.orders"), target="orders_of_sales"
+    )

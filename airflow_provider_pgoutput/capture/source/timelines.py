@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: The way on from a source that is another one, or went back, for good. Copies with the same slot are none: a
+#: run is refused before it looks at what it may copy, and apply refuses tables that another slot filled.
+BEGIN_ANEW = (
+    "Begin anew with another slot_name and another namespace (or this one, after the pipeline's tables in it"
+    " were dropped): the first run copies the tables."
+)
+
 
 def check_timeline(
     session: psycopg.Connection[Any],
@@ -63,7 +70,7 @@ def check_timeline(
         slot=slot,
         lsn=end_lsn,
         advice="the source was restored or promoted without the end of its WAL: the lake has what never"
-        " happened, and lacks what was written instead. Copy the tables again.",
+        f" happened, and lacks what was written instead. {BEGIN_ANEW}",
     )
 
 
