@@ -44,6 +44,9 @@ def batches_around(recorded: Iterable[Recorded], time: datetime) -> Around:
                 before = each
         elif each.last_commit_time > time:
             return Around(before, unsure or each)
+        elif each.copied:
+            # The time is that of the changes; the copy may hold rows that were committed later.
+            unsure = unsure or each
         else:
             before, unsure = each, None
     return Around(before, unsure)

@@ -194,6 +194,11 @@ def test_the_batches_around_a_time(lake: TestLake, capsys: pytest.CaptureFixture
     lake.record("past", "0/60", last_commit_time=noon(50))
     assert ends("2026-01-31T12:45:00") == [("before", "0/40"), ("reaches past", "0/50")]
     assert ends("2026-02-01") == [("before", "0/60")]
+    # The same where there were changes beside the copy.
+    lake.record("past", "0/70", copied=3, last_commit_time=noon(51))
+    assert ends("2026-01-31T12:55:00") == [("before", "0/60"), ("reaches past", "0/70")]
+    lake.record("past", "0/80", last_commit_time=noon(56))
+    assert ends("2026-01-31T12:57:00") == [("before", "0/80")]
     assert run(capsys, "lsn-at", "noon", *at)[0] == 2
     assert run(capsys, "lsn-at", "2026-02-01", "--slot-name", "x", "--namespace", "shop")[0] == 2
 

@@ -200,14 +200,12 @@ def test_rejected_values_are_kept_once(spark: SparkSession, source: Source, lake
     manifest = Manifest.from_json(path.read_text())
     file = source.staging / "x" / "rejected-00000.parquet"
     file.parent.mkdir()
-    pq.write_table(
-        pa.table({"table_name": ["t"], "column_name": ["n"], "raw_value": ["NaN"]}), file
-    )
+    values = {"table_name": ["t"], "column_name": ["n"], "raw_value": ["NaN"]}
+    pq.write_table(pa.table(values), file)
     content = file.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
-    rejected = StagedFile(
-        "rejected", "x/rejected-00000.parquet", 1, len(content), digest, ("table_name",)
-    )
+    relative = "x/rejected-00000.parquet"
+    rejected = StagedFile("rejected", relative, 1, len(content), digest, tuple(values))
     plan = source.write(replace(manifest, rejected_files=(rejected,)))
     apply_batch(spark, plan)
     # As after a kill between the side table and the checkpoint.

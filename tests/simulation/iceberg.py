@@ -182,6 +182,13 @@ class JavaTable:
     def formatVersion(self) -> int:  # noqa: N802 - Java's name
         return 3
 
+    def schema(self) -> JavaTable:
+        return self
+
+    def schemaId(self) -> int:  # noqa: N802 - Java's name
+        """Columns do not change here."""
+        return 0
+
     def properties(self) -> Mapping[str, str]:
         return JavaMap(self.metadata.properties)
 
