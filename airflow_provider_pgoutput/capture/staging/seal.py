@@ -15,7 +15,7 @@ from airflow_provider_pgoutput.batch.manifest import Manifest
 from airflow_provider_pgoutput.errors import BatchRefused, LakeUnavailable, SlotBusy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
 
     from airflow_provider_pgoutput.capture.source.catalog import Server
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
@@ -254,22 +254,12 @@ def _remove_those_that_hold(area: StagingArea, skipping: Manifest, lake_lsn: Lsn
     None that ends past the checkpoint was applied as a whole; a late task or a replay would bring the
     transaction back.
     """
-    folder = layout.manifest_folder(skipping.slot_name)
     left_out = [Lsn.parse(each.commit_lsn) for each in skipping.skipped]
-    for name in area.names(folder):
-        ends = layout.parse_manifest_name(name)
-        if ends is None or ends[1] <= lake_lsn:
-            continue
-        if not any(ends[0] <= lsn < ends[1] for lsn in left_out):
-            continue
-        try:
-            other = Manifest.from_json(area.read(f"{folder}/{name}"))
-        except BatchRefused:
-            # Nobody can apply it as it is.
-            continue
-        if other.system_identifier == skipping.system_identifier and not other.skips(left_out):
-            log.warning("The sealed batch %s is given up: it holds what is left out now.", name)
-            area.delete_file(f"{folder}/{name}")
+    for path, other in _past(area, skipping, lake_lsn):
+        holds = any(other.start_lsn <= lsn < other.end_lsn for lsn in left_out)
+        if holds and not other.skips(left_out):
+            log.warning("The sealed batch %s is given up: it holds what is left out now.", path)
+            area.delete_file(path)
 
 
 def _remove_undone(area: StagingArea, later: Manifest, lake_lsn: Lsn) -> None:
@@ -278,20 +268,29 @@ def _remove_undone(area: StagingArea, later: Manifest, lake_lsn: Lsn) -> None:
     What they end with may never have happened; a late task or a replay would bring it back. What did happen
     is staged anew.
     """
-    folder = layout.manifest_folder(later.slot_name)
+    for path, other in _past(area, later, lake_lsn):
+        if other.timeline < later.timeline:
+            log.warning("The sealed batch %s is given up: the source was promoted since.", path)
+            area.delete_file(path)
+
+
+def _past(area: StagingArea, ours: Manifest, lsn: Lsn) -> Iterator[tuple[str, Manifest]]:
+    """Manifests of the same slot and system that end past a position, with their paths.
+
+    Damaged ones are passed over: nobody can apply them as they are.
+    """
+    folder = layout.manifest_folder(ours.slot_name)
     for name in area.names(folder):
         ends = layout.parse_manifest_name(name)
-        if ends is None or ends[1] <= lake_lsn:
+        if ends is None or ends[1] <= lsn:
             continue
+        path = f"{folder}/{name}"
         try:
-            other = Manifest.from_json(area.read(f"{folder}/{name}"))
+            found = Manifest.from_json(area.read(path))
         except BatchRefused:
-            # Nobody can apply it as it is.
             continue
-        ours = other.system_identifier == later.system_identifier
-        if ours and other.timeline < later.timeline:
-            log.warning("The sealed batch %s is given up: the source was promoted since.", name)
-            area.delete_file(f"{folder}/{name}")
+        if found.system_identifier == ours.system_identifier:
+            yield path, found
 
 
 def _remove_covered(area: StagingArea, again: Manifest, lake_lsn: Lsn) -> None:
