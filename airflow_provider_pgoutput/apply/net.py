@@ -1,8 +1,9 @@
 """Nets changes with whole old rows (REPLICA IDENTITY FULL): images added minus images removed.
 
 With a key the net is taken for each key and transaction, because inside one transaction a deferrable
-key may stand twice; without a key, over all changes, and copies are counted. Images are compared to
-the last bit and NULL matches NULL. What is not here: finding the copies in the target (``write.py``).
+key may stand twice, and says whether a row is left; without a key, over all changes, and copies are
+counted. Images are compared to the last bit and NULL matches NULL.
+What is not here: finding the copies in the target (``write.py``).
 Source: https://www.postgresql.org/docs/current/sql-altertable.html (REPLICA IDENTITY FULL).
 """
 
@@ -50,12 +51,17 @@ def fold_full(changes: DataFrame, segment: Segment) -> DataFrame:
         )
     )
     rows = netted.where(f"{COPIES} != 0").selectExpr(
-        *plain, staged.COMMIT_LSN, f"{COPIES} > 0 AS live", "row.*"
+        *plain, staged.COMMIT_LSN, COPIES, f"{COPIES} > 0 AS live", "row.*"
     )
-    newest = ", ".join(("live", *_LEADING, *values))
-    order = f"struct({staged.COMMIT_LSN}, live, {staged.SEQ})"
-    folded = rows.groupBy(*keys).agg(F.expr(f"max_by(struct({newest}), {order})").alias("newest"))
-    return folded.selectExpr(*plain, "newest.*")
+    newest = ", ".join((*_LEADING, *values))
+    ended = rows.groupBy(*keys, staged.COMMIT_LSN).agg(
+        # A table that is rewritten between two changes of a row shows the later one another image than
+        # the earlier one left, so what is gone may seem to live on: there are fewer rows then, all in all.
+        F.expr(f"max(live) AND sum({COPIES}) >= 0").alias("live"),
+        F.expr(f"max_by(struct({newest}), struct(live, {staged.SEQ}))").alias("newest"),
+    )
+    last = F.expr(f"max_by(struct(live, newest), {staged.COMMIT_LSN})").alias("last")
+    return ended.groupBy(*keys).agg(last).selectExpr(*plain, "last.live", "last.newest.*")
 
 
 def net_images(changes: DataFrame, segment: Segment) -> DataFrame:

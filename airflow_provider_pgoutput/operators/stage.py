@@ -82,7 +82,7 @@ class PgoutputStageOperator(CopyingOperator):
         ``docs/types.md``. A table's columns keep the types that they got first.
     :param column_types: the same for columns, ``{"schema.table.column": "string"}``.
     :param key_columns: key columns of tables, ``{"schema.table": ["column"]}``, over the catalog's;
-        within the replica identity, or any with REPLICA IDENTITY FULL.
+        within the replica identity and unique at every moment, or any with REPLICA IDENTITY FULL.
     :param older_rows: what older rows get in a column that was added with a default which neither the stream
         nor the catalog tells: ``null`` (and a warning), ``default`` (the column's default, if it is a
         constant) or ``copy`` (the table is copied again).

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch.checkpoint import LATER_COLUMNS
@@ -296,6 +297,18 @@ def test_what_older_rows_show_is_null_a_default_or_copied(
     manifest = lake.run(schema_policy=SchemaPolicy(older_rows="copy"))
     assert manifest.tables[0].copy_lsn is not None
     assert lake.agrees()
+
+
+def test_a_row_that_is_deleted_after_its_table_was_rewritten_is_gone(lake: Lake) -> None:
+    """Its image is another one then than the change before left: with the whole old row to compare."""
+    lake.run("ALTER TABLE t REPLICA IDENTITY FULL", "UPDATE t SET a = 1 WHERE id = 3")
+    with psycopg.connect(lake.pipeline.conninfo) as session:
+        session.execute("UPDATE t SET a = 2 WHERE id < 3")
+        session.execute("ALTER TABLE t ADD c float8 DEFAULT random()")
+        session.execute("DELETE FROM t WHERE id = 1")
+        session.execute("UPDATE t SET a = 3 WHERE id = 2")
+    lake.run()
+    assert lake.agrees("id", "a", "b")
 
 
 def test_columns_that_users_added_keep_their_values(lake: Lake) -> None:
