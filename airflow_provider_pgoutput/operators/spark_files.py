@@ -1,5 +1,7 @@
 """The files that one spark-submit needs, made for it in a private folder and removed after it.
 
+A task that was killed leaves them to the next one on its machine (``capture/staging/scratch.py``).
+
 The application and the part of this package that it imports travel with the job, so Spark's side need
 not have the package installed. Secrets travel in a properties file that only this user can read, because
 a command line can be read by everyone on the machine and is logged by Airflow.
@@ -11,7 +13,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 import zipfile
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import airflow_provider_pgoutput
+from airflow_provider_pgoutput.capture.staging.scratch import ScratchFolder
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -85,8 +87,8 @@ def spark_files(
     :param redaction: the user's ``spark.redaction.regex``; None: that of the properties file, if any.
     :raises ConfigurationError: when ``properties_file`` cannot be read.
     """
-    # mkdtemp makes the folder for this user only (0700).
-    folder = Path(tempfile.mkdtemp(prefix=f"pgoutput-{started.room}-"))
+    scratch = ScratchFolder(f"spark-{started.room}")
+    folder = scratch.path
     try:
         application = folder / f"pgoutput_{started.room}.py"
         package_zip = folder / "airflow_provider_pgoutput.zip"
@@ -98,7 +100,7 @@ def spark_files(
         write_private(properties, _properties_text(secrets, properties_file, redaction))
         yield SparkFiles(folder, str(application), str(package_zip), str(properties))
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        scratch.remove()
 
 
 def _zip_package(root: Path, target: Path, shipped: Sequence[str]) -> None:

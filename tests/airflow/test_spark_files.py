@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -98,6 +101,25 @@ def test_nothing_is_left_after_a_failure() -> None:
     with pytest.raises(RuntimeError):
         fail()
     assert not folders[0].exists()
+
+
+def test_what_a_killed_task_left_goes_with_the_next_one_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    program = (
+        "import os, signal\n"
+        "from airflow_provider_pgoutput.operators.spark_files import spark_files\n"
+        "with spark_files({'a': 'b'}, None):\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    killed = subprocess.run([sys.executable, "-c", program], env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    assert (left / "spark.properties").exists()
+    with spark_files({}, None) as files:
+        assert list(tmp_path.iterdir()) == [files.folder]
 
 
 def test_the_application_stands_alone_in_its_folder() -> None:

@@ -14,19 +14,22 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-_PREFIX: Final = "pgoutput-spill-"
+_PREFIX: Final = "pgoutput-"
 
 
 class ScratchFolder:
-    """A new folder in the system's temporary directory (``TMPDIR``).
+    """A new folder in the system's temporary directory (``TMPDIR``), for this user only.
 
+    :param use: what it is for, a part of its name; only folders of the same use are swept.
     :raises OSError: when the directory does not take it.
     """
 
-    def __init__(self) -> None:
-        _remove_abandoned()
+    def __init__(self, use: str) -> None:
+        prefix = f"{_PREFIX}{use}-"
+        _remove_abandoned(prefix)
         while True:
-            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+            # mkdtemp makes it 0700.
+            self.path = Path(tempfile.mkdtemp(prefix=prefix))
             self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
             # Another process may have taken it for abandoned before it was locked.
             if _locked(self._lock) and self.path.exists():
@@ -39,8 +42,8 @@ class ScratchFolder:
         os.close(self._lock)
 
 
-def _remove_abandoned() -> None:
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+def _remove_abandoned(prefix: str) -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         # Those of other users cannot be opened, and others may remove the same one just now.
         with contextlib.suppress(OSError):
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -84,7 +84,7 @@ class SpillFolder:
     def path(self, number: int) -> Path:
         """The file of a spool."""
         if self._folder is None:
-            self._folder = ScratchFolder()
+            self._folder = ScratchFolder("spill")
         return self._folder.path / str(number)
 
     def forget(self, number: int) -> None:

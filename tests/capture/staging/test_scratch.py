@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _MAKE_ONE_AND_WAIT = """
 import sys
 from airflow_provider_pgoutput.capture.staging.scratch import ScratchFolder
-folder = ScratchFolder()
+folder = ScratchFolder("spill")
 (folder.path / "0").write_bytes(b"rows")
 print(folder.path, flush=True)
 sys.stdin.read()
@@ -42,19 +42,19 @@ def test_what_a_killed_process_left_goes_with_the_next_folder(temporary: Path) -
     ) as other:
         assert other.stdout is not None
         path = other.stdout.readline().strip()
-        mine = ScratchFolder()
+        mine = ScratchFolder("spill")
         assert sorted(map(str, temporary.iterdir())) == sorted([path, str(mine.path)])
         other.send_signal(signal.SIGKILL)
         other.wait()
     mine.remove()
-    again = ScratchFolder()
+    again = ScratchFolder("spill")
     assert list(temporary.iterdir()) == [again.path]
     again.remove()
     assert not list(temporary.iterdir())
 
 
 def test_folders_of_the_same_process_do_not_harm_each_other(temporary: Path) -> None:
-    first, second = ScratchFolder(), ScratchFolder()
+    first, second = ScratchFolder("spill"), ScratchFolder("spill")
     assert first.path.exists()
     assert first.path.stat().st_mode & 0o077 == 0
     first.remove()
