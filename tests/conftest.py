@@ -18,9 +18,11 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from airflow_provider_pgoutput.capture.request import AFTER_APPLY, AFTER_STAGE
 from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
 from airflow_provider_pgoutput.quickstart.servers import find_or_fetch_installation
 from airflow_provider_pgoutput.quickstart.spark import LocalLake, local_conf, spark_environment
+from tests import setting
 from tests.conformance import passed
 
 if TYPE_CHECKING:
@@ -51,6 +53,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=(15, 16, 17, 18),
         help="the major version of the PostgreSQL server that the tests use (default: 18)",
     )
+    parser.addoption(
+        "--advance",
+        default=AFTER_APPLY,
+        choices=(AFTER_APPLY, AFTER_STAGE),
+        help="when pipelines move their slot, where a test does not say it (default: after_apply)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    setting.advance = config.getoption("--advance")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -22,6 +22,7 @@ from airflow_provider_pgoutput.capture.schema.history import SchemaHistory
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
 from airflow_provider_pgoutput.capture.source.plugin_options import PluginOptions
 from airflow_provider_pgoutput.capture.source.stream import SlotRead
+from tests import setting
 from tests.reader_role import reader_conninfo
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class Source:
                 "slot_name": self.slot_name,
                 "publication_names": ("p",),
                 "staging_uri": str(self.staging),
+                "advance": setting.advance,
                 **options,
             }
         )

@@ -19,6 +19,7 @@ from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.checkpoint import Checkpoint, read_checkpoint
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
+from tests import setting
 from tests.reader_role import reader_conninfo
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ class Pipeline:
     #: Fields of ``CaptureRequest`` and of ``Plan`` over the defaults.
     capture_options: dict[str, Any] = field(default_factory=dict)
     plan_options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Move the slot when the run of the tests is asked to, unless this one says it."""
+        self.capture_options.setdefault("advance", setting.advance)
 
     @property
     def reader(self) -> str:

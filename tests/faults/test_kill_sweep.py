@@ -47,6 +47,15 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "messages": ({"options": StreamOptions(messages=True)}, {"format_version": 2}),
     "after stage": ({"advance": AFTER_STAGE}, {}),
     "small batches": ({"max_changes": 3}, {"parallel_tables": 1}),
+    "prepared": ({"options": StreamOptions(two_phase=True, binary=True)}, {}),
+    "copies, after stage": (
+        {"advance": AFTER_STAGE, "copy_tables": ("public.account", "public.bag")},
+        {"write_mode": "copy-on-write"},
+    ),
+    "small batches, after stage": (
+        {"advance": AFTER_STAGE, "max_changes": 3, "transport": "walsender"},
+        {"format_version": 2},
+    ),
 }
 #: Kinds that every test run kills at some points of.
 ALWAYS = ("merge-on-read", "after stage")
@@ -59,14 +68,36 @@ class Sweep:
     """The kills of one kind of run."""
 
     run: Subject
+    #: What only those stage runs have that are killed, and the ones behind them.
     stage_options: dict[str, Any]
     #: Crash point and the time that it was passed, of each kill.
     kills: list[str] = field(default_factory=list)
+    #: Whether a transaction of the source is prepared.
+    _prepared: bool = False
 
     def work(self) -> None:
+        self.end_prepared()
         self.run.work(3)
+        options = self.run.pipeline.capture_options.get("options", StreamOptions())
         with connect(self.run.pipeline.conninfo) as session:
             session.execute("SELECT pg_logical_emit_message(true, 'sweep', 'x')")
+            if options.two_phase:
+                session.execute("BEGIN")
+                session.execute("INSERT INTO bag VALUES (100, 'prepared')")
+                session.execute(f"PREPARE TRANSACTION '{self._gid}'")
+                self._prepared = True
+
+    def end_prepared(self) -> None:
+        """Let what was prepared before the batches of before be committed after them."""
+        if self._prepared:
+            with connect(self.run.pipeline.conninfo) as session:
+                session.execute(f"COMMIT PREPARED '{self._gid}'")
+            self.run.judge.remember_source()
+        self._prepared = False
+
+    @property
+    def _gid(self) -> str:
+        return f"sweep of {self.run.pipeline.slot_name}"
 
     def until_it_ends(self, point: str, task: Callable[[str], bool]) -> None:
         """Run a task until it is not killed any more, killed once at each time that it passes the point."""
@@ -98,7 +129,7 @@ class Sweep:
     def kill_capture(self, point: str) -> None:
         self.work()
         pipeline = self.run.pipeline
-        moves = self.stage_options.get("advance") == AFTER_STAGE
+        moves = pipeline.capture_options["advance"] == AFTER_STAGE
         if moves or not point.startswith("advance."):
             # A sealed batch is found by the next run; the last run here goes to its end.
             self.until_it_ends(
@@ -131,16 +162,18 @@ def test_f49_killed_at_every_point_nothing_is_lost_or_doubled(
     stage_options, plan_options = KINDS[kind]
     run = subject(SEED * 100 + list(KINDS).index(kind))
     run.pipeline.plan_options.update(plan_options)
-    # The judge has to know of this one, so all runs are like that.
+    copied = {name: value for name, value in stage_options.items() if name == "copy_tables"}
+    # All else is of a pipeline, from its first run on; the judge has to know when the slot moves.
     run.pipeline.capture_options.update(
-        {name: value for name, value in stage_options.items() if name == "advance"}
+        {name: value for name, value in stage_options.items() if name not in copied}
     )
-    sweep = Sweep(run, stage_options)
+    sweep = Sweep(run, copied)
     if MOST == 0:
         sweep.kill_first_stage()
     run.run()
     sweep.kill_at(kind, CAPTURE_POINTS, sweep.kill_capture)
     sweep.kill_at(kind, APPLY_POINTS, sweep.kill_apply)
+    sweep.end_prepared()
     run.finish()
     with capsys.disabled():
         print(f"\n{kind}, seed {SEED}: {len(sweep.kills)} kills: {', '.join(sweep.kills)}")
