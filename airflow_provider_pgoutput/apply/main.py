@@ -12,7 +12,7 @@ import logging
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.replay import ReplayResult
 
 OK = 0
-#: Trying again gives the same result (``FatalError``, or an error that this package does not know).
+#: Trying again gives the same result (``FatalError``). Errors that this package does not know end with 1.
 FATAL = 65
 #: The tables have to be copied again (``CopyAgainError``).
 COPY_AGAIN = 66
@@ -60,14 +60,13 @@ def _apply(spark: SparkSession, plan_uri: str) -> int:
     from airflow_provider_pgoutput.apply.maintain import maintain  # noqa: PLC0415
     from airflow_provider_pgoutput.apply.pipeline import apply_batch  # noqa: PLC0415
     from airflow_provider_pgoutput.apply.replay import replay  # noqa: PLC0415
-    from airflow_provider_pgoutput.apply.staged import read_plan, write_text  # noqa: PLC0415
+    from airflow_provider_pgoutput.apply.staged import read_plan  # noqa: PLC0415
     from airflow_provider_pgoutput.errors import (  # noqa: PLC0415
         CopyAgainError,
         PgoutputError,
         RetryableError,
     )
 
-    result_uri = plan_uri.removesuffix(".json") + ".result.json"
     try:
         print(f"::group::Apply {plan_uri}", flush=True)
         plan = read_plan(spark, plan_uri)
@@ -76,17 +75,28 @@ def _apply(spark: SparkSession, plan_uri: str) -> int:
             result = maintain(spark, plan)
         else:
             result = replay(spark, plan) if plan.replay else apply_batch(spark, plan)
+        _leave(spark, plan_uri, {"status": "applied", **asdict(result)})
     except PgoutputError as error:
-        logging.getLogger(__name__).error("%s: %s", type(error).__name__, error)
+        log = logging.getLogger(__name__)
+        log.error("%s: %s", type(error).__name__, error)
         failure = {"status": "failed", "error": type(error).__name__, "message": str(error)}
-        write_text(spark, result_uri, json.dumps(failure))
+        try:
+            _leave(spark, plan_uri, failure)
+        except PgoutputError as why:
+            log.error("The worker learns of it by the exit status alone: %s", why)
         if isinstance(error, RetryableError):
             return RETRYABLE
         return COPY_AGAIN if isinstance(error, CopyAgainError) else FATAL
     finally:
         print("::endgroup::", flush=True)
-    write_text(spark, result_uri, json.dumps({"status": "applied", **asdict(result)}))
     return OK
+
+
+def _leave(spark: SparkSession, plan_uri: str, result: dict[str, Any]) -> None:
+    """Write what happened beside the plan."""
+    from airflow_provider_pgoutput.apply.staged import write_text  # noqa: PLC0415
+
+    write_text(spark, plan_uri.removesuffix(".json") + ".result.json", json.dumps(result))
 
 
 def _find_package() -> None:

@@ -188,13 +188,20 @@ def read_files(
 
 
 def write_text(spark: SparkSession, uri: str, text: str) -> None:
-    """Write a small text file, over one that is there."""
+    """Write a small text file, over one that is there.
+
+    :raises ConfigurationError: Spark has no file system for the URI.
+    :raises LakeUnavailable: it does not take the file.
+    """
     path, file_system = _open(spark, uri)
-    stream = file_system.create(path, True)
     try:
-        stream.write(bytearray(text.encode()))
-    finally:
-        stream.close()
+        stream = file_system.create(path, True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+    except JAVA_ERRORS as error:
+        raise _unavailable(error) from error
 
 
 def _read_text(spark: SparkSession, uri: str) -> str | None:
@@ -218,15 +225,32 @@ def _read_text(spark: SparkSession, uri: str) -> str | None:
 def _open(spark: SparkSession, uri: str) -> tuple[Any, Any]:
     """The Hadoop path and file system of a URI."""
     jvm = _jvm(spark)
+    context: Any = spark.sparkContext
+    configuration = context._jsc.hadoopConfiguration()
     try:
+        if uri.startswith("s3://"):
+            _know_s3(jvm, configuration)
         path = class_named(jvm, "org.apache.hadoop.fs.Path")(uri)
-        context: Any = spark.sparkContext
-        return path, path.getFileSystem(context._jsc.hadoopConfiguration())
+        return path, path.getFileSystem(configuration)
     except JAVA_ERRORS as error:
         raise ConfigurationError(
             f"Spark cannot open {uri.partition(':')[0]} paths: {java_class(error)}.",
-            advice="give Spark the file system's jars and settings.",
+            advice="give Spark the file system's jars and settings (docs/airflow.md, Staging on an object"
+            " store).",
         ) from error
+
+
+def _know_s3(jvm: Any, configuration: Any) -> None:
+    """Let S3A open ``s3://`` where nothing else does: Arrow knows no ``s3a://``, Hadoop no ``s3://``.
+
+    Source: https://hadoop.apache.org/docs/stable/hadoop-aws/tools/hadoop-aws/index.html
+    """
+    try:
+        class_named(jvm, "org.apache.hadoop.fs.FileSystem").getFileSystemClass("s3", configuration)
+    except JAVA_ERRORS as error:
+        if not java_class(error).endswith("UnsupportedFileSystemException"):
+            raise
+        configuration.set("fs.s3.impl", "org.apache.hadoop.fs.s3a.S3AFileSystem")
 
 
 def _unavailable(error: Exception) -> LakeUnavailable:

@@ -31,7 +31,10 @@ from airflow_provider_pgoutput.capture.source.catalog import (
     warn_of_missing_identity,
     warn_of_missing_operations,
 )
-from airflow_provider_pgoutput.capture.source.column_types import check_column_types
+from airflow_provider_pgoutput.capture.source.column_types import (
+    check_column_types,
+    check_key_columns,
+)
 from airflow_provider_pgoutput.capture.source.describe import Describer
 from airflow_provider_pgoutput.capture.source.keys import Keys
 from airflow_provider_pgoutput.capture.source.membership import (
@@ -104,9 +107,9 @@ class CaptureContext:
         publications = read_publications(self.session, self.publication_names)
         tables = self.published()
         types = self.describer.types_of(tables)
-        check_column_types(
-            tables, types, self.request.types, is_first=self.request.checkpoint is None
-        )
+        is_first = self.request.checkpoint is None
+        check_column_types(tables, types, self.request.types, is_first=is_first)
+        check_key_columns(tables, self.keys.configured, is_first=is_first)
         if self.options.binary:
             check_binary_forms(tables, types, self.request.types)
         warn_of_missing_identity(publications, tables)

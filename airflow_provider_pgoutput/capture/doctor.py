@@ -19,7 +19,7 @@ from airflow_provider_pgoutput.capture.source.timelines import BEGIN_ANEW
 from airflow_provider_pgoutput.errors import PgoutputError, SlotNotFound, SourceChanged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from datetime import datetime
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
@@ -145,7 +145,8 @@ def _slot(observed: Observed) -> Iterator[Finding]:
                 "slot",
                 f"The slot has passed the batch {_range(waits)}, which is not applied: only the staging "
                 "area holds its changes.",
-                "run the apply task; keep the staging area until then.",
+                "run the DAG, which applies it and, run by run, what follows; keep the staging area until"
+                " then.",
             )
         elif checkpoint is not None:
             check_not_ahead(confirmed, checkpoint.end_lsn, slot.name)
@@ -163,16 +164,27 @@ def _slot(observed: Observed) -> Iterator[Finding]:
 
 
 def bridge(observed: Observed, checkpoint: Lsn, confirmed: Lsn) -> Manifest | None:
-    """A complete batch that a run takes whose slot is past the checkpoint; an empty one if no other."""
-    found = [
-        each
-        for each in observed.manifests
-        if each.start_lsn <= checkpoint < confirmed <= each.end_lsn
-        and is_ours(each, observed)
-        and _may_bridge(each, observed, confirmed)
-        and each.batch_id not in observed.incomplete
-    ]
-    return min(found, key=lambda each: each.is_empty, default=None)
+    """A complete batch that a run takes whose slot is past the checkpoint; an empty one if no other.
+
+    Of several that reach the slot one after the other it is the first.
+    """
+    first, position = None, checkpoint
+    while position < confirmed:
+        found = [
+            each
+            for each in observed.manifests
+            if each.start_lsn <= position < each.end_lsn
+            and is_ours(each, observed)
+            and _may_bridge(each, observed, confirmed)
+            and each.batch_id not in observed.incomplete
+        ]
+        if not found:
+            return None
+        reaching = [each for each in found if confirmed <= each.end_lsn]
+        best = min(reaching, key=lambda each: each.is_empty, default=None)
+        best = best or max(found, key=lambda each: each.end_lsn)
+        first, position = first or best, best.end_lsn
+    return first
 
 
 def _may_bridge(manifest: Manifest, observed: Observed, confirmed: Lsn) -> bool:
@@ -187,7 +199,16 @@ def _may_bridge(manifest: Manifest, observed: Observed, confirmed: Lsn) -> bool:
 def _checkpoint(observed: Observed) -> Iterator[Finding]:
     checkpoint = observed.checkpoint
     applied = [each for each in observed.lake.tables if each.marker is not None]
-    if checkpoint is None and applied:
+    if checkpoint is None and applied and observed.lake.recorded:
+        # A batch leaves the rows of its tables and its own in one commit.
+        yield Finding(
+            NOTE,
+            "checkpoint",
+            f"{len(applied)} tables hold batches of the slot, and the checkpoint table has rows of tables"
+            " only: a replay of some tables into this namespace.",
+            "nothing; a pipeline cannot go on from here.",
+        )
+    elif checkpoint is None and applied:
         yield Finding(
             PROBLEM,
             "checkpoint",
@@ -208,12 +229,7 @@ def _tables(observed: Observed) -> Iterator[Finding]:
     for target, row in sorted(newest.items()):
         table = present.get(target)
         if table is None:
-            yield Finding(
-                PROBLEM,
-                target,
-                f"The table is gone; batches up to {row.end_lsn} were applied to it.",
-                f"bring it back, or copy it again: copy_tables=[{row.table_name!r}].",
-            )
+            yield _gone(observed, row, newest)
         elif table.marker is None or table.marker.end_lsn < row.end_lsn:
             says = "nothing" if table.marker is None else table.marker.end_lsn
             yield Finding(
@@ -239,6 +255,28 @@ def _tables(observed: Observed) -> Iterator[Finding]:
                 f"{checkpoint.end_lsn}: an apply died after it published this table.",
                 "run the apply task again; what is there already is passed over.",
             )
+
+
+def _gone(observed: Observed, row: Recorded, newest: Mapping[str, Recorded]) -> Finding:
+    """What a target means that the checkpoint names and the lake lacks."""
+    said = f"The table is gone; batches up to {row.end_lsn} were applied to it"
+    later = [
+        each.target
+        for each in newest.values()
+        if each.relation_oid == row.relation_oid and each.end_lsn > row.end_lsn
+    ]
+    last = max(observed.manifests, key=lambda each: each.end_lsn, default=None)
+    published = None if last is None else last.published
+    if later:
+        text = f"{said}. Its source goes to {', '.join(map(str, later))} since."
+        return Finding(NOTE, str(row.target), text, "nothing, if you dropped it.")
+    if published is not None and row.relation_oid not in {
+        each.relation_oid for each in published.tables
+    }:
+        text = f"{said}. Its source is not published any more."
+        return Finding(NOTE, str(row.target), text, "nothing, if you dropped it.")
+    advice = f"bring it back, or copy it again: copy_tables=[{row.table_name!r}]."
+    return Finding(PROBLEM, str(row.target), f"{said}.", advice)
 
 
 def _branches(observed: Observed) -> Iterator[Finding]:

@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgoutput.batch import checkpoint as words
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.errors import LakeDenied, LakeUnavailable, PgoutputError
+from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
+    LakeDenied,
+    LakeUnavailable,
+    PgoutputError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -156,9 +161,17 @@ def lake_failure(error: Exception, what: str, table: str | None = None) -> Pgout
 
     :param what: what cannot be done, the beginning of a sentence.
     """
-    from pyiceberg.exceptions import ForbiddenError, OAuthError, UnauthorizedError  # noqa: PLC0415
+    from pyiceberg.exceptions import (  # noqa: PLC0415
+        ForbiddenError,
+        NotInstalledError,
+        OAuthError,
+        UnauthorizedError,
+    )
 
     text = f"{what} ({type(error).__name__})."
+    if isinstance(error, NotInstalledError):
+        # Its text is pyiceberg's own, of what to install.
+        return ConfigurationError(text, table=table, advice=f"on the workers: {error}.")
     if isinstance(error, (ForbiddenError, OAuthError, UnauthorizedError)):
         return LakeDenied(
             text,

@@ -61,6 +61,12 @@ def rebuild_checkpoint(catalog: Catalog, namespace: str, observed: Observed) -> 
             slot=observed.slot_name,
             table=f"{namespace}.{words.CHECKPOINT_TABLE}",
         )
+    if observed.lake.recorded:
+        raise TableRefused(
+            "The checkpoint table has rows of tables only: some tables were replayed into this namespace.",
+            slot=observed.slot_name,
+            advice="make a namespace that a pipeline goes on from by a replay of all tables.",
+        )
     went_back = [each.target for each in observed.lake.tables if each.went_back]
     if went_back:
         raise TableRefused(

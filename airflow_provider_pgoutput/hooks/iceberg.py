@@ -44,8 +44,14 @@ def resolve_lake_catalog(iceberg_conn_id: str, catalog_name: str | None = None) 
     return catalog
 
 
-def _secrets_of(key: str, value: str) -> Iterator[str]:
+def _secrets_of(key: str, value: object) -> Iterator[str]:
     """What must not be seen of a property: all of it, or the password in its URI."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from _secrets_of(f"{key}.{name}", part)
+        return
+    if not isinstance(value, str):
+        return
     if _SECRET_KEY.search(key):
         yield value
     for password in _URI_PASSWORD.findall(value):

@@ -77,8 +77,9 @@ class LakeCatalog:
 
     #: The same for both engines: a SQL catalog keeps it in every row.
     name: str
-    #: For ``pyiceberg.catalog.load_catalog(name, **properties)``; holds secrets.
-    pyiceberg_properties: dict[str, str] = field(repr=False)
+    #: For ``pyiceberg.catalog.load_catalog(name, **properties)``; holds secrets. Texts, but for what an
+    #: extra nests (``auth``).
+    pyiceberg_properties: dict[str, Any] = field(repr=False)
     #: Spark configuration without secrets.
     spark_conf: dict[str, str]
     #: Spark configuration with secrets.
@@ -104,7 +105,8 @@ def lake_catalog(
             f"{name!r} cannot be the name of a catalog in Spark.",
             advice="give catalog_name: letters, digits and underscores, not starting with a digit.",
         )
-    java = _java_properties(properties)
+    texts = {key: value for key, value in properties.items() if isinstance(value, str)}
+    java = {**_java_properties(texts), **_java_login(properties.get("auth"))}
     prefix = f"spark.sql.catalog.{name}"
     conf = {"spark.sql.extensions": _SPARK_EXTENSIONS, prefix: _SPARK_CATALOG}
     secrets: dict[str, str] = {}
@@ -116,11 +118,11 @@ def lake_catalog(
         pyiceberg_properties=properties,
         spark_conf=conf,
         spark_secrets=secrets,
-        environment=_environment(properties),
+        environment=_environment(texts),
     )
 
 
-def _pyiceberg_properties(connection: Connection, extra: dict[str, Any]) -> dict[str, str]:
+def _pyiceberg_properties(connection: Connection, extra: dict[str, Any]) -> dict[str, Any]:
     if connection.conn_type != "iceberg":
         raise ConfigurationError(
             f"The connection {connection.conn_id!r} has type {connection.conn_type!r}.",
@@ -129,8 +131,7 @@ def _pyiceberg_properties(connection: Connection, extra: dict[str, Any]) -> dict
     properties = {key: _text(value) for key, value in extra.items() if key != CATALOG_NAME_EXTRA}
     if connection.host:
         properties["uri"] = connection.host.rstrip("/")
-    properties.setdefault("type", "rest")
-    properties["type"] = properties["type"].lower()
+    properties["type"] = str(properties.get("type", "rest")).lower()
     if properties["type"] not in _JAVA_TYPES:
         raise ConfigurationError(
             f"The catalog type {properties['type']!r} has no counterpart in Spark.",
@@ -171,6 +172,19 @@ def _java_properties(properties: dict[str, str]) -> dict[str, str]:
         # Java's default for these two reads through Hadoop, which knows no s3:// or gs://.
         java.setdefault("io-impl", _RESOLVING_FILE_IO)
     return java
+
+
+def _java_login(auth: object) -> dict[str, str]:
+    """Translate pyiceberg's ``auth`` of a REST catalog, as far as it is known to both: a user and a password.
+
+    Source: https://py.iceberg.apache.org/configuration/#authentication-in-restcatalog
+    """
+    if not isinstance(auth, dict) or auth.get("type") != "basic":
+        return {}
+    login = auth.get("basic")
+    given = login if isinstance(login, dict) else {}
+    names = {f"rest.auth.basic.{name}": given.get(name) for name in ("username", "password")}
+    return {"rest.auth.type": "basic", **{key: str(value) for key, value in names.items() if value}}
 
 
 def _jdbc(uri: str) -> dict[str, str]:
@@ -225,5 +239,8 @@ def _may_hold_secret(uri: str) -> bool:
     return "@" in uri or "?" in uri or ";" in uri
 
 
-def _text(value: object) -> str:
+def _text(value: object) -> object:
+    """A property as pyiceberg wants it: text, unless it is made of more than one value."""
+    if isinstance(value, (dict, list)):
+        return value
     return str(value).lower() if isinstance(value, bool) else str(value)

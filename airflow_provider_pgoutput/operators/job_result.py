@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.errors import LakeUnavailable, error_named
+from airflow_provider_pgoutput.apply.main import COPY_AGAIN, FATAL, RETRYABLE
+from airflow_provider_pgoutput.errors import ConfigurationError, LakeUnavailable, error_named
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
@@ -54,3 +55,23 @@ def job_failure(area: StagingArea, plan_path: str) -> PgoutputError | None:
     if found is None or found.get("status") != "failed":
         return None
     return error_named(str(found.get("error")), str(found.get("message")))
+
+
+def failure_of_status(status: int | None) -> PgoutputError | None:
+    """What the exit status of spark-submit says of a job that could not leave its result; None: nothing.
+
+    :param status: the job's own, as spark-submit gives it on where the driver is its child.
+    """
+    if status == RETRYABLE:
+        return LakeUnavailable(
+            "The Spark job failed, and could not leave its reason beside its plan.",
+            advice="see the task's log, where the job names it.",
+        )
+    if status in (FATAL, COPY_AGAIN):
+        return ConfigurationError(
+            "The Spark job failed in a way that no retry mends, and could not leave its reason beside its"
+            " plan.",
+            advice="see the task's log, where the job names it. Spark's user has to read and write the"
+            " staging area.",
+        )
+    return None

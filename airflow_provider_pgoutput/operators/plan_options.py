@@ -41,6 +41,11 @@ def table_options(given: Mapping[str, Any]) -> dict[str, TableOptions]:
 
     :raises ConfigurationError: when an option does not exist, or is something else than it has to be.
     """
+    for table in given:
+        if "." not in table:
+            raise ConfigurationError(
+                f"tables names no table of a source: {table}.", advice="spell it schema.table."
+            )
     return {table: _of_table(options, f"tables[{table}]") for table, options in given.items()}
 
 

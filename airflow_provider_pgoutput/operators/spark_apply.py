@@ -15,7 +15,11 @@ from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.plan import UPSERT, Plan
 from airflow_provider_pgoutput.hooks.connections import get_connection
 from airflow_provider_pgoutput.operators import arguments
-from airflow_provider_pgoutput.operators.job_result import job_failure, job_result
+from airflow_provider_pgoutput.operators.job_result import (
+    failure_of_status,
+    job_failure,
+    job_result,
+)
 from airflow_provider_pgoutput.operators.plan_options import plan_fields, table_options
 from airflow_provider_pgoutput.operators.runs import new_attempt
 
@@ -95,7 +99,8 @@ class LakeJobOperator(SparkSubmitOperator):
         try:
             self._submit(context, lake, area.uri(plan_path))
         except (AirflowException, RuntimeError) as error:
-            if failure := job_failure(area, plan_path):
+            status = getattr(getattr(self._hook, "_submit_sp", None), "returncode", None)
+            if failure := job_failure(area, plan_path) or failure_of_status(status):
                 raise failure from error
             raise
         if failure := job_failure(area, plan_path):

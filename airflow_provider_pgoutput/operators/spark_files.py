@@ -172,10 +172,19 @@ def spark_defaults(spark_binary: str, env_vars: Mapping[str, Any]) -> str | None
     """
     environment = {**os.environ, **{name: str(value) for name, value in env_vars.items()}}
     found = shutil.which(spark_binary, path=environment.get("PATH"))
-    home = environment.get("SPARK_HOME") or (found and Path(found).parent.parent)
+    home = environment.get("SPARK_HOME") or (found and _home_of(Path(found)))
     folder = environment.get("SPARK_CONF_DIR") or (home and Path(home) / "conf")
     path = Path(folder or "") / "spark-defaults.conf"
     return str(path) if folder and path.is_file() else None
+
+
+def _home_of(program: Path) -> Path:
+    """Home of a spark-submit; the one that pip puts into an environment looks for it in the package."""
+    root = program.parent.parent
+    if (program.parent / "find_spark_home.py").is_file():
+        for package in sorted(root.glob("lib/python*/site-packages/pyspark")):
+            return package
+    return root
 
 
 def own_spark_submit() -> str | None:

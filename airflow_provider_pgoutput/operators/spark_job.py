@@ -63,8 +63,9 @@ class SparkJob:
         master = (
             (connection.host or "") if connection.conn_type == "spark" else connection.conn_type
         )
-        on_kubernetes = str(master).startswith("k8s")
-        remote = on_kubernetes or str(master).startswith("yarn")
+        # As SparkSubmitHook looks for them: where it finds one, the environment goes on the command line.
+        on_kubernetes = "k8s" in str(master)
+        remote = on_kubernetes or "yarn" in str(master)
         mode = deploy_mode or extra.get("deploy-mode") or "client"
         return cls(
             spark_binary=spark_binary or own,

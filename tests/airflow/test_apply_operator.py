@@ -286,6 +286,19 @@ def test_an_error_of_the_job_that_a_retry_can_help_is_retried(
 
 
 @pytest.mark.parametrize(
+    ("status", "error"),
+    [(65, AirflowFailException), (66, AirflowFailException), (75, LakeUnavailable)],
+)
+def test_the_exit_status_tells_what_a_job_could_not_leave(
+    workshop: Workshop, task_context: Any, status: int, error: type[Exception]
+) -> None:
+    """As where Spark's user may not write to the staging area."""
+    workshop.behave(status=status, checkpoint=False)
+    with pytest.raises(error, match="could not leave its reason"):
+        workshop.operator().execute(task_context)
+
+
+@pytest.mark.parametrize(
     "result", [None, {"status": "failed", "error": "os.system", "message": "x"}, {}]
 )
 def test_a_job_that_died_without_a_word_is_retried(

@@ -25,6 +25,7 @@ from airflow_provider_pgoutput.batch.manifest import (
     Table,
     TableVersion,
 )
+from airflow_provider_pgoutput.batch.membership import PublishedSet, TableMark
 from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.checkpoint import read_checkpoint
 from airflow_provider_pgoutput.capture.doctor import examine
@@ -281,6 +282,44 @@ def test_tables_that_are_gone_or_went_back_are_problems(
     assert set(problems) == {TARGET, "shop.public__u"}
     assert "rolled back" in problems[TARGET]
     assert "gone" in problems["shop.public__u"]
+
+
+def test_a_table_whose_source_left_and_that_was_dropped_is_a_note(
+    source: Session,
+    healthy: Lsn,
+    slot: str,
+    lake: TestLake,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    earlier = Lsn(healthy - 1)
+    lake.record(slot, str(earlier), tables={"public.u": 78, "public.v": 79, "public.w": 80})
+    lake.record(slot, str(healthy), tables={"public.t": 77, "public.renamed": 79})
+    marks = (TableMark(77, "public.t", ("all",)), TableMark(80, "public.w", ("all",)))
+    sealed = manifest(lake, slot, earlier, healthy, changes=1)
+    seal(tmp_path, dataclasses.replace(sealed, published=PublishedSet((), marks)))
+    _, findings = doctor(capsys, slot, "--staging-uri", str(tmp_path))
+    found = {each["where"]: each for each in findings if "is gone" in each["what"]}
+    gone = {where: each["severity"] for where, each in found.items()}
+    assert gone["shop.public__u"] == "note"
+    assert gone["shop.public__v"] == "note"
+    assert gone["shop.public__w"] == "problem"
+    assert "shop.public__renamed" in found["shop.public__v"]["what"]
+
+
+def test_rows_of_tables_alone_are_no_checkpoint_that_was_lost(
+    source: Session, healthy: Lsn, slot: str, lake: TestLake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a replay of some tables leaves them."""
+    lake.record(slot, str(healthy), tables={"public.t": 77})
+    catalog = load_catalog(lake.catalog_name, **lake.properties)
+    catalog.load_table(f"shop.{words.CHECKPOINT_TABLE}").delete("table_name is null")
+    _, findings = doctor(capsys, slot)
+    (finding,) = (each for each in findings if each["where"] == "checkpoint")
+    assert finding["severity"] == "note"
+    assert "a replay of some tables" in finding["what"]
+    assert doctor(capsys, slot, "--repair")[0] == 0
+    assert read_checkpoint(lake.catalog_name, lake.properties, "shop", slot) is None
 
 
 def test_a_table_that_is_ahead_is_a_note(

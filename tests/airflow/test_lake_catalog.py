@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from airflow.sdk import Connection
 from airflow.sdk.log import redact
 
+from airflow_provider_pgoutput.capture.lake_state import open_catalog
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.hooks.iceberg import resolve_lake_catalog
 from airflow_provider_pgoutput.hooks.lake_catalog import LakeCatalog, lake_catalog
@@ -153,6 +155,27 @@ def test_glue_gets_its_region_by_property_and_its_keys_by_environment() -> None:
         "AWS_ACCESS_KEY_ID": f"id-{CANARY}",
         "AWS_SECRET_ACCESS_KEY": CANARY,
     }
+
+
+def test_a_nested_login_stays_nested_for_pyiceberg_and_is_translated_for_spark() -> None:
+    auth = {"type": "basic", "basic": {"username": "someone", "password": CANARY}}
+    lake = catalog_of(host="https://c", extra={"auth": auth, "numbers": [1]})
+    assert lake.pyiceberg_properties["auth"] == auth
+    assert lake.pyiceberg_properties["numbers"] == [1]
+    assert CANARY not in json.dumps(lake.spark_conf)
+    found = spark_properties(lake.spark_secrets)
+    assert found["rest.auth.type"] == "basic"
+    assert found["rest.auth.basic.username"] == "someone"
+    assert found["rest.auth.basic.password"] == CANARY
+    assert "auth" not in found
+    other = catalog_of(host="https://c", extra={"auth": {"type": "google"}})
+    assert spark_properties(other.spark_secrets) == {}
+
+
+def test_what_pyiceberg_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyiceberg.catalog.glue", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'pyiceberg\[glue\]'"):
+        open_catalog("lake", {"type": "glue"})
 
 
 def test_hive_keeps_its_thrift_uri() -> None:

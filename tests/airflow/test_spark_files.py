@@ -17,7 +17,12 @@ import pytest
 from airflow.sdk import Connection
 
 from airflow_provider_pgoutput.errors import ConfigurationError
-from airflow_provider_pgoutput.operators.spark_files import COPY, own_spark_submit, spark_files
+from airflow_provider_pgoutput.operators.spark_files import (
+    COPY,
+    own_spark_submit,
+    spark_defaults,
+    spark_files,
+)
 from airflow_provider_pgoutput.operators.spark_job import SparkJob, kill_descendants
 
 CANARY = "canary-0xC0FFEE"
@@ -244,6 +249,18 @@ def test_java_reads_back_every_character(spark: Any) -> None:
         assert {key: properties.getProperty(key) for key in _HARD} == _HARD
 
 
+def test_the_defaults_of_a_spark_that_pip_installed_are_in_its_package(tmp_path: Path) -> None:
+    package = tmp_path / "lib" / "python3.11" / "site-packages" / "pyspark"
+    for folder in (tmp_path / "bin", package / "conf"):
+        folder.mkdir(parents=True)
+    binary = tmp_path / "bin" / "spark-submit"
+    binary.touch(0o755)
+    (package / "conf" / "spark-defaults.conf").write_text("spark.mine 1\n")
+    assert spark_defaults(str(binary), {}) is None
+    (binary.parent / "find_spark_home.py").touch()
+    assert spark_defaults(str(binary), {}) == str(package / "conf" / "spark-defaults.conf")
+
+
 @pytest.fixture
 def own_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An environment of Airflow's that has a spark-submit."""
@@ -296,6 +313,9 @@ def test_a_python_that_the_user_named_is_left_alone(own_spark: Path) -> None:
         ("spark://master:7077", "cluster", False),
         ("k8s://https://host:443", None, False),
         ("yarn", "client", False),
+        # SparkSubmitHook takes these two for clusters of the other kinds.
+        ("spark://yarn-gateway:7077", "client", False),
+        ("spark://master.k8s.local:7077", "client", False),
     ],
 )
 def test_secrets_are_in_the_environment_only_where_it_is_no_command_line(

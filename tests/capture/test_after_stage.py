@@ -116,6 +116,25 @@ def test_a_batch_that_lost_a_file_is_no_batch(source: Source, lake: Checkpoint) 
     assert sorted(row["a"] for row in source.copied(copied, "public.kept")) == [1, 2, 3]
 
 
+def test_a_lake_that_went_back_takes_the_batches_in_their_order(
+    source: Source, lake: Checkpoint
+) -> None:
+    """As with a backup of it: the slot is past several batches, and the staging area has them all."""
+    batches, states = [], [lake]
+    for key in (4, 5, 6):
+        batches.append(stage(source, states[-1]))
+        states.append(checkpoint_of(batches[-1]))
+        source.execute(f"INSERT INTO kept VALUES ({key})")
+    assert position(source) == batches[-1].end_lsn
+    for state, batch in zip(states, batches, strict=False):
+        assert stage(source, state).batch_id == batch.batch_id
+        assert stage(source, state, on_slot_lost=COPY).batch_id == batch.batch_id
+    assert keys(source, stage(source, states[-1])) == [6]
+    (source.staging / batches[1].paths[0]).unlink()
+    with pytest.raises(SlotAheadOfCheckpoint, match="cannot be read any more"):
+        stage(source, lake)
+
+
 def test_a_slot_that_somebody_moved_further_is_refused(source: Source, lake: Checkpoint) -> None:
     batch = stage(source, lake)
     source.execute(

@@ -39,13 +39,36 @@ def check_column_types(
     """
     names = {f"{table.name}.{column.name}" for table in tables for column in table.columns}
     if unknown := sorted(set(options.by_column) - names):
-        message = f"column_types names no published column: {', '.join(unknown)}."
-        if is_first:
-            raise ConfigurationError(message, advice="spell it schema.table.column.")
-        log.warning("%s", message)
+        _say(
+            f"column_types names no published column: {', '.join(unknown)}.",
+            "spell it schema.table.column.",
+            is_first=is_first,
+        )
     for table in tables:
         for column in table.columns:
             _check(table, column, types, options)
+
+
+def check_key_columns(
+    tables: Sequence[PublishedTable], configured: Mapping[str, Sequence[str]], *, is_first: bool
+) -> None:
+    """Refuse a key of a table that is not published; its columns are looked at with the table.
+
+    :param is_first: see ``check_column_types``.
+    :raises ConfigurationError: names the table.
+    """
+    if unknown := sorted(configured.keys() - {table.name for table in tables}):
+        _say(
+            f"key_columns names no published table: {', '.join(unknown)}.",
+            "spell it schema.table.",
+            is_first=is_first,
+        )
+
+
+def _say(message: str, advice: str, *, is_first: bool) -> None:
+    if is_first:
+        raise ConfigurationError(message, advice=advice)
+    log.warning("%s", message)
 
 
 def _check(

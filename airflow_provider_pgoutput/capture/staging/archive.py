@@ -77,8 +77,8 @@ def batches_between(
             + (f" and ends by {to_lsn}." if to_lsn is not None else "."),
             slot=slot_name,
             lsn=from_lsn,
-            advice="`airflow pgoutput status` shows what is staged; older batches may have been pruned"
-            " (staging_retention).",
+            advice="the names of the files in the slot's folder manifests/ say what is staged; older batches"
+            " may have been pruned (staging_retention).",
         )
     return chain
 

@@ -95,16 +95,24 @@ class StagedOutput:
         return Written(self.size_bytes, self._digest.hexdigest())
 
 
+#: Schemes of ``scheme://container@account/folder``.
+_CONTAINER_FIRST = frozenset({"abfs", "abfss"})
+
+
 class StagingArea:
     """The folder below which everything of the pipeline is staged.
 
-    :param staging_uri: an absolute path, or a URI that pyarrow knows (``s3://``, ``gs://``, ``file://``).
+    :param staging_uri: an absolute path, or a URI that pyarrow knows (``s3://``, ``gs://``,
+        ``abfss://``, ``file://``).
     :raises ConfigurationError: when it is neither.
     """
 
     def __init__(self, staging_uri: str) -> None:
         self.staging_uri = staging_uri.rstrip("/")
-        if "@" in urlsplit(self.staging_uri).netloc:
+        parts = urlsplit(self.staging_uri)
+        login, _, _ = parts.netloc.rpartition("@")
+        # Azure's file system has the container there.
+        if login and (parts.scheme not in _CONTAINER_FIRST or ":" in login):
             raise ConfigurationError(
                 "staging_uri has a user or a password in it, and it is shown in logs and in XCom.",
                 advice="take it out, and give credentials to the worker and to Spark in their environment or"

@@ -63,25 +63,37 @@ def find_sealed(
 def find_bridge(
     area: StagingArea, slot_name: str, server: Server, checkpoint: Lsn, confirmed: Lsn
 ) -> tuple[Manifest, str] | None:
-    """A sealed batch with all that lies between the checkpoint and a slot that is past it.
+    """A sealed batch with what lies between the checkpoint and a slot that is past it; the first of several.
 
     It may begin before the checkpoint: of two runs at once each may have sealed one, and the shorter was
     applied. What was sealed before the source was restored to an earlier time is passed over: it may hold
-    what never happened.
+    what never happened. There are several where the lake went back, as with a backup of it: each is the next
+    one in its turn.
 
     :returns: the manifest and its URI.
     :raises BatchRefused: when a manifest is damaged.
     """
 
     def counts(start: Lsn, end: Lsn) -> bool:
-        return start <= checkpoint < end and confirmed <= end <= server.flush_lsn
+        return start <= position < end <= server.flush_lsn
+
+    def reaches(start: Lsn, end: Lsn) -> bool:
+        return counts(start, end) and confirmed <= end
 
     def accepts(manifest: Manifest) -> bool:
         # After a promotion the slot that was synchronised goes on where the batch ends.
         followed = manifest.timeline == server.timeline or manifest.end_lsn == confirmed
         return manifest.system_identifier == server.system_identifier and followed
 
-    return _longest(area, slot_name, counts, accepts)
+    first, position = None, checkpoint
+    while position < confirmed:
+        found = _longest(area, slot_name, reaches, accepts) or _longest(
+            area, slot_name, counts, accepts
+        )
+        if found is None:
+            return None
+        first, position = first or found, found[0].end_lsn
+    return first
 
 
 def make_sure(area: StagingArea, manifest: Manifest, uri: str) -> None:

@@ -48,6 +48,12 @@ def test_a_staging_uri_with_credentials_is_refused_and_not_shown() -> None:
     assert "secret" not in str(refused.value)
 
 
+def test_the_container_of_azures_file_system_is_no_login() -> None:
+    StagingArea("abfss://container@account.dfs.core.windows.net/folder")
+    with pytest.raises(ConfigurationError, match="a user or a password"):
+        StagingArea("abfss://user:secret@account.dfs.core.windows.net/folder")
+
+
 def test_a_column_that_is_null_throughout_is_left_out_of_its_file(tmp_path: Path) -> None:
     pool = WriterPool(8 << 20)
     table = pool.add(writer(StagingArea(str(tmp_path))))
