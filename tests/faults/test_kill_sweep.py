@@ -56,6 +56,14 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"advance": AFTER_STAGE, "max_changes": 3, "transport": "walsender"},
         {"format_version": 2},
     ),
+    "prepared, after stage": (
+        {
+            "advance": AFTER_STAGE,
+            "transport": "walsender",
+            "options": StreamOptions(two_phase=True, messages=True),
+        },
+        {"write_mode": "copy-on-write"},
+    ),
 }
 #: Kinds that every test run kills at some points of.
 ALWAYS = ("merge-on-read", "after stage")
