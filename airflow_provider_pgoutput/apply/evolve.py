@@ -10,12 +10,19 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_provider_pgoutput.apply import uuids
 from airflow_provider_pgoutput.apply.iceberg import FILL_PREFIX, IcebergTable
-from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, class_named, elements, java_class
+from airflow_provider_pgoutput.apply.java import (
+    JAVA_ERRORS,
+    class_named,
+    elements,
+    java_class,
+    java_exception,
+)
 from airflow_provider_pgoutput.apply.names import TableName, literal, quote
 from airflow_provider_pgoutput.apply.recorded import COLUMNS_PROPERTY, columns_property
 from airflow_provider_pgoutput.apply.types import UUID, holds_uuid, spark_type
@@ -33,6 +40,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 5
+#: What Iceberg says of changes that do not go with the table's other parts.
+_REFUSALS = ("ValidationException", "IllegalArgumentException")
+_FLOATS = frozenset({"float", "double"})
+_FILE_FORMAT = "write.format.default"
 #: Notes of new columns: older rows lack the value; or Iceberg shows it in the rows that there were when
 #: main's head was the snapshot named behind it, and in no others.
 _LACKING, _SHOWN = "lacking", "shown "
@@ -125,6 +136,14 @@ def evolve(
         try:
             _evolve_once(spark, table, wanted, key, properties, layout)
         except JAVA_ERRORS as error:
+            if java_class(error).endswith(_REFUSALS):
+                logger.error("%s: %s", table.name.target, java_exception(error).getMessage())
+                raise TableRefused(
+                    f"Iceberg refuses how its columns are to be changed: {java_class(error)}.",
+                    table=table.name.target,
+                    advice="see the log of the Spark job for Iceberg's own words; a sort order or a partition"
+                    " that a user gave the table may stand in the way.",
+                ) from error
             if not java_class(error).endswith("CommitFailedException"):
                 raise
             table.java.refresh()
@@ -264,9 +283,15 @@ def _identifier_fields(present: Mapping[str, Any], key: Sequence[str]) -> set[st
 def _default(spark: SparkSession, table: IcebergTable, column: Column, kind: Any) -> Any:
     """The literal that older rows show in a new column; null when there is none.
 
-    Before format version 3 a table cannot hold it, and lists it never can: see ``FILL_PREFIX``.
+    Before format version 3 a table cannot hold it, and lists it never can: see ``FILL_PREFIX``. Iceberg's
+    metadata is JSON, which has no infinities and no NaN: it would be written, and never read again. Its
+    reader of ORC knows no defaults.
     """
     if column.missing_value is None or table.format_version < 3 or not kind.isPrimitiveType():
+        return None
+    if column.lake_type in _FLOATS and not math.isfinite(float(column.missing_value)):
+        return None
+    if table.properties.get(_FILE_FORMAT, "parquet").lower() == "orc":
         return None
     jvm: Any = spark._jvm
     expressions = class_named(jvm, "org.apache.iceberg.expressions.Expressions")

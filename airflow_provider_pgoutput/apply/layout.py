@@ -77,6 +77,7 @@ def lay_out(
     drop_columns: bool,
     metadata: Mapping[str, str],
     is_log: bool = False,
+    loaded: bool = False,
 ) -> Layout:
     """Find the place of every column of the batch.
 
@@ -86,6 +87,7 @@ def lay_out(
     :param drop_columns: whether what was dropped at the source is dropped here.
     :param metadata: lake types of the metadata columns, by name.
     :param is_log: no row is looked for in the target, so no column has to be its key.
+    :param loaded: others loaded the table, so what the batch does not name is theirs.
     :raises TableRefused: a type cannot be followed, or a name is taken.
     """
     fields = fields_of(target)
@@ -113,8 +115,8 @@ def lay_out(
     if drop_columns:
         _mark_dropped(table, places.every)
     for each in places.every:
-        # Iceberg keeps what a partition is made of.
-        if each.field and each.field.id in _partition_sources(target):
+        # Iceberg keeps what a partition is made of, and what the rows of a file are ordered by.
+        if each.field and each.field.id in _sources(target):
             each.is_dropped = False
     _settle_names(places, frozenset(places.free))
     return Layout(
@@ -131,7 +133,9 @@ def lay_out(
             **{e.name: e.field.lake_type for e in places.every if e.field and not e.is_dropped},
         },
         numbered=(numbered := places.numbered()),
-        foreign=_foreign(places, at, unsent) - set(METADATA_COLUMNS) if known else frozenset(),
+        foreign=_foreign(places, at, unsent) - set(METADATA_COLUMNS)
+        if known or loaded
+        else frozenset(),
         unsent=unsent,
         begun=begun(target, table.relation_oid, starts, numbered),
     )
@@ -263,7 +267,9 @@ def _in_target(table: Table, at: Sequence[Sequence[Place]]) -> Table:
     return dataclasses.replace(table, versions=versions)
 
 
-def _partition_sources(target: IcebergTable | None) -> set[int]:
+def _sources(target: IcebergTable | None) -> set[int]:
+    """Ids of the fields that the table is partitioned or sorted by."""
     if target is None:
         return set()
-    return {int(each.sourceId()) for each in elements(target.java.spec().fields())}
+    used = (*elements(target.java.spec().fields()), *elements(target.java.sortOrder().fields()))
+    return {int(each.sourceId()) for each in used}

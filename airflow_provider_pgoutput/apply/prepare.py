@@ -66,6 +66,7 @@ class TablePreparation(Preparation):
             type_changes=self.target.options.type_changes or plan.type_changes,
             drop_columns=plan.drop_columns,
             metadata=self.target.metadata,
+            loaded=self.start.overlaps,
         )
         source = self.layout.table
         self.columns = versions.merge_columns(source, self.layout.existing, self.layout.left_out)
@@ -134,11 +135,19 @@ class TablePreparation(Preparation):
 
     def _copy(self) -> None:
         """Replace what the table holds by the rows of the copy."""
-        writer = self.writer()
-        if not self.empty and not self.target.is_log:
-            writer.delete_all()
-        self.empty = not self.target.is_log
         rows = versions.read_copy(self.spark, self.batch, self.layout.table, self.columns)
+        writer = self.writer()
+        # Not of a key that was made anew: nothing would be found by it.
+        keeps_gone = self.soft_delete and self._key and set(self._key) <= set(self.layout.existing)
+        if keeps_gone and not self.empty:
+            if rows is not None:
+                names = [each.name for each in self.columns]
+                writer.delete_keys(rows, [names.index(each) for each in self._key])
+            writer.mark_all_deleted(OP_COLUMN)
+        elif not self.target.is_log:
+            if not self.empty:
+                writer.delete_all()
+            self.empty = True
         if rows is not None:
             if self.counts.rejected and self._key:
                 at = {each.name: staged.new(i) for i, each in enumerate(self.columns)}
@@ -152,19 +161,35 @@ class TablePreparation(Preparation):
     def _apply(self, segments: list[versions.Segment]) -> None:
         """Apply the segments in order; a truncate voids all that came before it."""
         truncated = self._last_truncate(segments) if self.counts.truncates else None
-        if truncated is not None:
-            self._empty_target()
-            segments = segments[truncated[0] :]
+        if truncated is None:
+            self._apply_each(segments)
+            return
+        number, lsn, seq = truncated
+        position, truncate = f"struct({staged.COMMIT_LSN}, {staged.SEQ})", f"struct({lsn}L, {seq}L)"
+        if self.soft_delete:
+            # What was truncated stays, with the last values that it had.
+            self._apply_each(segments[: number + 1], until=f"{position} < {truncate}")
+        self._empty_target()
+        self._apply_each(segments[number:], since=f"{position} > {truncate}")
+
+    def _apply_each(
+        self,
+        segments: list[versions.Segment],
+        *,
+        since: str | None = None,
+        until: str | None = None,
+    ) -> None:
+        """Apply segments in order, the first one since a position, or the last one until one."""
         for number, segment in enumerate(segments):
-            changes = self.read(segment)
+            changes, ends = self.read(segment), number == len(segments) - 1
             if self.counts.truncates:
                 changes = changes.where(F.col(staged.OP) != staged.TRUNCATE)
-            if truncated is not None and number == 0:
-                after = f"struct({staged.COMMIT_LSN}, {staged.SEQ})"
-                changes = changes.where(f"{after} > struct({truncated[1]}L, {truncated[2]}L)")
-            is_last = number == len(segments) - 1
+            if since is not None and number == 0:
+                changes = changes.where(since)
+            if until is not None and ends:
+                changes = changes.where(until)
             apply = keyed.apply if segment.key else keyless.apply
-            apply(self, segment, changes, is_last)
+            apply(self, segment, changes, ends and until is None)
 
     def _last_truncate(self, segments: list[versions.Segment]) -> tuple[int, int, int] | None:
         """Number of the segment and position of the newest truncate at or past the floor."""

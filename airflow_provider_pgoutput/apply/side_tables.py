@@ -29,7 +29,7 @@ from airflow_provider_pgoutput.batch.checkpoint import (
 )
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.errors import CommitStateUnknown, PublishRefused
+from airflow_provider_pgoutput.errors import CommitStateUnknown, PublishRefused, TableRefused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,6 +107,13 @@ def _append(
     for attempt in range(1, _ATTEMPTS + 1):
         table.java.refresh()
         marker = table.marker(manifest.slot_name)
+        if marker and marker.system_identifier != manifest.system_identifier:
+            raise TableRefused(
+                f"The table has rows of a slot of this name of system {marker.system_identifier}; the batch"
+                f" is of system {manifest.system_identifier}.",
+                table=name.target,
+                advice="name the new source's slot otherwise, or drop this table if it is no longer needed.",
+            )
         if marker and marker.end_lsn >= manifest.end_lsn:
             return
         branch, base = f"{BRANCH_PREFIX}{manifest.batch_id[:16]}_{uuid.uuid4().hex[:8]}", table.head

@@ -198,7 +198,8 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
             _refuse_foreign(table, marker, target, manifest, loaded=loaded)
     applied = marker.end_lsn if marker else None
     copies = copy_lsn is not None and (applied is None or applied <= copy_lsn)
-    if progress.end_lsn is None or progress.end_lsn < manifest.end_lsn:
+    has_it = applied is not None and applied >= manifest.end_lsn and not copies
+    if not has_it and (progress.end_lsn is None or progress.end_lsn < manifest.end_lsn):
         # What the lake has may be of tables that were renamed or made again since.
         _refuse_renamed(target, progress, copies)
         _refuse_made_again(table, target, manifest)

@@ -163,9 +163,10 @@ class BranchWriter:
 
     def mark_all_deleted(self, op_column: str) -> None:
         """Soft delete: mark every row of the branch as deleted."""
-        gone = f"'{staged.DELETE}'"
-        statement = f"UPDATE {self._sql_name} SET {quote(op_column)} = {gone}"  # noqa: S608 - quoted
-        self._spark.sql(statement)
+        op, gone = quote(op_column), f"'{staged.DELETE}'"
+        self._spark.sql(
+            f"UPDATE {self._sql_name} SET {op} = {gone} WHERE NOT {op} <=> {gone}"  # noqa: S608 - quoted
+        )
         self._follow()
 
     def fill(self, column: str, value: str) -> None:

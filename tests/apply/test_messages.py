@@ -12,6 +12,7 @@ from airflow_provider_pgoutput.apply.names import TableName
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, MESSAGES_TABLE
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.errors import TableRefused
 from tests.apply.build import Source, column
 
 if TYPE_CHECKING:
@@ -60,6 +61,18 @@ def test_overlapping_batches_append_each_message_once(spark: SparkSession, sourc
     table = IcebergTable.load(spark, TableName("lake", source.slot_name, MESSAGES_TABLE))
     assert table is not None
     assert table.branch_ages_ms() == {}
+
+
+def test_messages_of_another_system_are_not_taken_for_ours(
+    spark: SparkSession, source: Source
+) -> None:
+    emit(source)
+    apply_batch(spark, source.stage())
+    spark.sql(f"DROP TABLE {TableName('lake', source.slot_name, CHECKPOINT_TABLE).sql}")
+    source.system_identifier = "another"
+    emit(source)
+    with pytest.raises(TableRefused, match="a slot of this name of system 7301"):
+        apply_batch(spark, source.stage())
 
 
 def test_a_batch_that_is_applied_again_appends_nothing(spark: SparkSession, source: Source) -> None:

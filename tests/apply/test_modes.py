@@ -87,6 +87,51 @@ def test_a_soft_deleted_row_stays_with_its_last_values(
     ]  # fmt: skip
 
 
+def test_a_truncate_keeps_the_last_values_of_what_came_before_it_in_its_batch(
+    spark: SparkSession, source: Source, lake_rows: Any
+) -> None:
+    t = source.table("t", ABC, key=("a",), toast=("b",))
+    t.insert(1, BIG, 0)
+    apply_batch(spark, replace(source.stage(), soft_delete=True))
+    t.update(a_is(1), {"c": 1})
+    t.insert(7, "x", 0)
+    t.truncate()
+    t.insert(8, "y", 0)
+    t.insert(7, "again", 2)
+    t.truncate()
+    t.insert(9, "z", 0)
+    apply_batch(spark, replace(source.stage(), soft_delete=True))
+    assert lake_rows(t, "a", "b", "c", "_pgoutput_op") == [
+        (1, BIG, 1, "D"),
+        (7, "again", 2, "D"),
+        (8, "y", 0, "D"),
+        (9, "z", 0, "I"),
+    ]
+
+
+def test_a_copy_keeps_the_rows_that_were_deleted(
+    spark: SparkSession, source: Source, lake_rows: Any
+) -> None:
+    t = source.table("t", ABC, key=("a",))
+    for a in (1, 2, 3):
+        t.insert(a, "x", 0)
+    t.delete(a_is(1))
+    apply_batch(spark, replace(source.stage(), soft_delete=True))
+    t.delete(a_is(2))
+    t.update(a_is(3), {"c": 1})
+    t.insert(4, "new", 0)
+    source.pending.clear()  # Nobody saw it.
+    source.copy(t)
+    t.insert(1, "back", 5)
+    apply_batch(spark, replace(source.stage(), soft_delete=True))
+    assert lake_rows(t, "a", "b", "c", "_pgoutput_op") == [
+        (1, "back", 5, "I"),
+        (2, "x", 0, "D"),
+        (3, "x", 1, "C"),
+        (4, "new", 0, "C"),
+    ]
+
+
 def test_a_soft_delete_of_one_of_two_equal_rows(
     spark: SparkSession, source: Source, lake_rows: Any
 ) -> None:

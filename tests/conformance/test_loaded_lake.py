@@ -118,6 +118,10 @@ def test_the_overlap_of_load_and_stream_is_told_apart_by_key(
     load(pipeline, "t", "a int, b string, c int")
     load(pipeline, "emptied", "a int")
     load(pipeline, "later", "a int, b string")
+    name = quoted(CATALOG, pipeline.namespace, "t")
+    spark.sql(f"ALTER TABLE {name} ADD COLUMN note string")
+    spark.sql(f"UPDATE {name} SET note = concat('n', a)")
+    notes = {row["a"]: row["note"] for row in spark.table(name).collect()}
     execute(postgres_database, *AFTER)
     # A limit does not cut the first batch, which has to reach past the load.
     first = pipeline.stage(max_changes=1)
@@ -125,6 +129,12 @@ def test_the_overlap_of_load_and_stream_is_told_apart_by_key(
     assert first.manifest.start_lsn == pipeline.capture_options["start_lsn"]
     pipeline.apply(first)
     pipeline.advance()
+    spark.catalog.refreshTable(name)
+    # What the source does not know stays with its rows.
+    found = {row["a"]: row["note"] for row in spark.table(name).collect()}
+    assert any(found.values())
+    assert all(found[a] == notes[a] for a in found.keys() & notes.keys())
+    spark.sql(f"ALTER TABLE {name} DROP COLUMN note")
     assert_equal(pipeline, "t", "emptied", "later")
     # A table of which the first batch holds nothing is taken over by a later one.
     execute(postgres_database, "UPDATE later SET b = 'changed'", "INSERT INTO t VALUES (9, 'n', 9)")

@@ -7,6 +7,7 @@ became of the fields is read with pyiceberg.
 from __future__ import annotations
 
 import logging
+import math
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -297,6 +298,31 @@ def test_what_older_rows_show_is_null_a_default_or_copied(
     manifest = lake.run(schema_policy=SchemaPolicy(older_rows="copy"))
     assert manifest.tables[0].copy_lsn is not None
     assert lake.agrees()
+
+
+def test_defaults_that_iceberg_cannot_hold_are_written_into_the_rows(lake: Lake) -> None:
+    """Its metadata is JSON: an infinity there would make the table unreadable for everybody."""
+    lake.run(
+        "ALTER TABLE t ADD c float8 DEFAULT 'Infinity', ADD d real DEFAULT '-Infinity'",
+        "ALTER TABLE t ADD e real DEFAULT 'NaN', ADD f float8 DEFAULT 1.5",
+        "UPDATE t SET a = 5 WHERE id = 1",
+    )
+    assert lake.agrees("id", "a", "b", "c", "d", "f")
+    assert all(math.isnan(value) for (value,) in lake.rows("e"))
+    lake.run("UPDATE t SET c = 0, e = 0 WHERE id = 2")
+    assert lake.agrees("id", "a", "b", "c", "d", "f")
+
+
+def test_a_column_that_the_table_is_sorted_by_is_not_dropped(lake: Lake) -> None:
+    name = quoted(CATALOG, lake.pipeline.namespace, "t")
+    lake.pipeline.spark.sql(f"ALTER TABLE {name} WRITE ORDERED BY b")
+    lake.execute("ALTER TABLE t ALTER b TYPE text USING b::text")
+    lake.run("UPDATE t SET a = 5 WHERE id = 1", copy_tables=("public.t",))
+    found = lake.rows()
+    assert len(found) == len(lake.source_rows("id"))
+    assert lake.agrees("id", "a")
+    lake.run("INSERT INTO t VALUES (4, 4, 'four')")
+    assert lake.agrees("id", "a")
 
 
 def test_a_row_that_is_deleted_after_its_table_was_rewritten_is_gone(lake: Lake) -> None:
