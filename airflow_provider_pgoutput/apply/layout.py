@@ -133,9 +133,7 @@ def lay_out(
             **{e.name: e.field.lake_type for e in places.every if e.field and not e.is_dropped},
         },
         numbered=(numbered := places.numbered()),
-        foreign=_foreign(places, at, unsent) - set(METADATA_COLUMNS)
-        if known or loaded
-        else frozenset(),
+        foreign=_foreign(places, at, unsent) if known or loaded else frozenset(),
         unsent=unsent,
         begun=begun(target, table.relation_oid, starts, numbered),
     )
@@ -158,7 +156,7 @@ def _foreign(
         for each in places.every
         if (each.is_retired or each.number in unsent) and not each.is_dropped and each not in taken
     }
-    return frozenset(places.free) | left
+    return frozenset(places.free) - set(METADATA_COLUMNS) | left
 
 
 def _unsent(table: Table, target: IcebergTable | None) -> frozenset[int]:

@@ -39,6 +39,8 @@ class TableMark:
     memberships: tuple[str, ...]
     #: Of a table that is published via its root: a text for each partition that holds rows.
     partitions: tuple[str, ...] = ()
+    #: Those of the memberships whose publication leaves out some operation (``publish``).
+    partial: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class PublishedSet:
                         **each,
                         "memberships": tuple(each["memberships"]),
                         "partitions": tuple(each["partitions"]),
+                        "partial": tuple(each.get("partial", ())),
                     }
                 )
                 for each in body["tables"]

@@ -269,6 +269,16 @@ class CaptureContext:
             request.options.message_prefixes,
         )
 
+    def may_keep(self, slot: SlotFacts, confirmed: Lsn) -> bool:
+        """Whether copies may go on from where a slot is.
+
+        With two_phase, what was prepared before and commits behind it has to be in the staging area.
+        """
+        if not self.options.two_phase:
+            return True
+        system, name = self.server.system_identifier, self.request.slot_name
+        return slot.two_phase and find_ending(self.area, name, system, confirmed) is not None
+
     @contextlib.contextmanager
     def two_phase(self, start: Lsn) -> Iterator[TwoPhase | None]:
         """Prepared transactions that wait at the start, when they are read before they commit."""

@@ -342,7 +342,7 @@ class _Capture:
             and not self._waits_for_copy(found[0], checkpoint)
         ):
             return found
-        tables, two_phase = context.published(), context.options.two_phase
+        tables = context.published()
         # All are copied; this refuses those that were dropped and made again.
         tables_to_copy(tables, checkpoint, request)
         context.check_may_copy(tables)
@@ -353,7 +353,7 @@ class _Capture:
             start,
             len(tables),
         )
-        if confirmed is not None and slot is not None and (slot.two_phase or not two_phase):
+        if confirmed is not None and slot is not None and context.may_keep(slot, confirmed):
             # Made by an attempt that died: what that copied since then is not copied again.
             return stage_copies(context, start, tables, reads_from=confirmed)
         if slot is not None:

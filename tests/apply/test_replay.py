@@ -418,3 +418,19 @@ def test_all_tables_at_one_lsn_as_the_docs_say(spark: SparkSession, shared: Stor
         "5938112049870214000", str(snapshots[f"{namespace}.one"])
     )
     assert sort(tuple(row) for row in spark.sql(read).collect()) == shared.after[1]
+
+
+def test_a_replay_over_a_table_that_was_made_again_can_be_repeated(
+    spark: SparkSession, source: Source
+) -> None:
+    story = Story(spark, source)
+    story.one.oid += 100
+    story.one.insert(90, "of the new one")
+    source.pending.clear()
+    source.copy(story.one)
+    story.plans.append(story._next())
+    story.one.insert(91, "later")
+    story.plans.append(story._next())
+    for _ in range(2):
+        replay(spark, story.plan(0, 5, target=f"{source.slot_name}_again"))
+        assert story.rows(story.one, f"{source.slot_name}_again") == source_rows(story.one)

@@ -259,3 +259,27 @@ def test_killed_between_the_copy_and_the_prepared_rows(source: Source, point: st
     assert rows == [1, 2, 3]
     assert [row for each in batches for row in changed(source, each, "public.t")] == [1, 2, 3]
     assert not batches[-1].prepared
+
+
+def test_a_batch_that_is_given_up_takes_what_was_prepared_in_it_along(source: Source) -> None:
+    """Nothing has the rows of a transaction that was prepared in it but the copies."""
+    how: dict[str, Any] = {"options": TWO_PHASE, "advance": "after_stage"}
+    first = source.stage(**how)
+    prepare(source, "given up", "INSERT INTO t VALUES (7)")
+    batch = source.stage(checkpoint=lake_with(first), **how)
+    assert batch.prepared
+    assert source.confirmed() == str(batch.end_lsn)
+    for path in (source.staging / source.slot_name / "manifests").glob("*.json"):
+        if batch.batch_id[:16] in path.name:
+            path.unlink()
+    xid = prepared_xid(source, "given up")
+
+    def copy_again() -> Manifest:
+        return source.stage(checkpoint=lake_with(first), on_slot_lost="copy", **how)
+
+    with in_a_thread(copy_again) as found:
+        wait_until_somebody_waits_for(source, xid)
+        source.execute("COMMIT PREPARED 'given up'")
+    (again,) = found
+    assert 7 in copied(source, again, "public.t")
+    assert changed(source, again, "public.t") == []

@@ -313,6 +313,20 @@ def test_defaults_that_iceberg_cannot_hold_are_written_into_the_rows(lake: Lake)
     assert lake.agrees("id", "a", "b", "c", "d", "f")
 
 
+def test_the_default_of_a_new_column_is_not_taken_for_the_former_ones_of_its_name(
+    lake: Lake,
+) -> None:
+    """What is read has the columns of then, and the catalog those of now."""
+    lake.run("ALTER TABLE t ADD c numeric(12,2)", "UPDATE t SET c = 4 WHERE id = 1")
+    lake.run(
+        "UPDATE t SET c = 5 WHERE id = 1",
+        "ALTER TABLE t RENAME c TO former",
+        "ALTER TABLE t ADD c text DEFAULT 'n/a'",
+        "INSERT INTO t(id) VALUES (4)",
+    )
+    assert lake.agrees()
+
+
 def test_a_column_that_the_table_is_sorted_by_is_not_dropped(lake: Lake) -> None:
     name = quoted(CATALOG, lake.pipeline.namespace, "t")
     lake.pipeline.spark.sql(f"ALTER TABLE {name} WRITE ORDERED BY b")

@@ -101,7 +101,7 @@ class PreparedTransactions:
             "in one before.",
             lsn=message.commit.commit_lsn,
             advice="the batch in which it was prepared was staged without two_phase, or its files are "
-            "gone: copy the tables again.",
+            "gone: drop the slot and run with on_slot_lost='copy'.",
         )
 
     def read_again(self) -> None:

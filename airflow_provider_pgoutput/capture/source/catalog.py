@@ -328,8 +328,12 @@ def read_names(session: Session, relation_oids: Iterable[int]) -> dict[int, tupl
 
 def read_missing_values(
     session: Session, relation_oids: Iterable[int]
-) -> dict[tuple[int, str], str]:
-    """What rows older than a column show in it, by OID and column; columns without one are left out."""
+) -> dict[tuple[int, str, int, int], str]:
+    """What rows older than a column show in it, for the columns that have such a value.
+
+    :returns: its text by the table's OID, the column's name, its type's OID and its type modifier: a column
+        of that name that was there before had perhaps another type, which does not hold it.
+    """
     with translated():
         rows = session.execute(_COLUMN_QUERY, (sorted(relation_oids),)).fetchall()
-    return {(row[0], row[1]): row[4] for row in rows if row[4] is not None}
+    return {row[:4]: row[4] for row in rows if row[4] is not None}

@@ -74,9 +74,11 @@ class Describer:
             names,
             [each.name for each in relation.columns if each.is_identity],
         )
-        version = self._version(
-            relation, key_columns, {each: missing.get((relation.oid, each)) for each in names}
-        )
+        shown = {
+            each.name: missing.get((relation.oid, each.name, each.type_oid, each.type_modifier))
+            for each in relation.columns
+        }
+        version = self._version(relation, key_columns, shown)
         return as_partitions_send(self._session, self._keys, relation.oid, version)
 
     def published(self, table: PublishedTable) -> TableVersion:

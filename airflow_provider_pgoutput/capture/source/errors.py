@@ -64,6 +64,8 @@ _MEANINGS = (
         errors.SlotBusy,
         "wait for the other reader to end, or end it; this package never terminates a backend.",
     ),
+    # A published table was dropped while the server listed them.
+    _Meaning("XX000", "^could not open relation with OID", errors.SourceUnavailable, _LATER),
     _Meaning("55P03", "lock timeout", errors.SourceLocked, "see pg_locks and pg_prepared_xacts."),
     _Meaning("55000", "can no longer", errors.SlotLost, _COPY_AGAIN),
     _Meaning("55000", "has been invalidated", errors.SlotLost, _COPY_AGAIN),

@@ -243,8 +243,9 @@ def refuse_other_names(
 def _has_gap(before: TableMark, now: TableMark) -> bool:
     kept = set(before.memberships) & set(now.memberships)
     added = set(now.memberships) - kept
-    # One that stays and has no filter carries all rows, whatever comes or goes beside it.
-    return not kept or (bool(added) and all(each.endswith(FILTERED) for each in kept))
+    # One that stays, has no filter and leaves out no operation carries all, whatever comes or goes beside.
+    whole = kept - {*before.partial, *now.partial}
+    return not kept or (bool(added) and all(each.endswith(FILTERED) for each in whole))
 
 
 def _refuse_other_root(publication: PublicationMark, slot_name: str) -> None:

@@ -21,6 +21,7 @@ from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.source.stream import CHUNK_BYTES
+from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +42,14 @@ _CANCEL_SECONDS = 5.0
 
 #: WAL from a restart position to a part's start that is worth a second move of the copy.
 _FAR_BYTES = 16 << 20
+
+#: The functions wait for the standbys that may take over, but for slots with failover only, which no copy is.
+#: https://www.postgresql.org/docs/current/runtime-config-replication.html#GUC-SYNCHRONIZED-STANDBY-SLOTS
+_WAITS_FOR_STANDBYS = sql.SQL(
+    "SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = {}"
+    " AND COALESCE((pg_catalog.to_jsonb(s) ->> 'failover')::pg_catalog.bool, false)"
+    " AND COALESCE(pg_catalog.current_setting('synchronized_standby_slots', true), '') <> ''"
+)
 
 log = logging.getLogger(__name__)
 
@@ -117,9 +126,16 @@ class SlotSession:
     def make_copy(self) -> None:
         """Make a temporary copy of the slot, which ends with this connection at the latest.
 
-        :raises ConfigurationError: when the server has no room for another slot.
+        :raises ConfigurationError: when the server has no room for another slot, or a copy would read what
+            the slot itself still waits for.
         :raises MissingPrivilege: when the role may not make one.
         """
+        if int(self._scalar(_WAITS_FOR_STANDBYS.format(sql.Literal(self._slot_name)))):
+            raise ConfigurationError(
+                "A copy of a slot with failover does not wait for synchronized_standby_slots, so it would"
+                " read what is lost if one of these standbys takes over.",
+                slot=self._slot_name,
+            )
         name = f"pgoutput_{uuid.uuid4().hex}"
         self._scalar(
             sql.SQL(

@@ -80,7 +80,7 @@ class StagedSpool:
             f"The staged file {self.staged.path} is {reason}.",
             lsn=self.staged.prepare_lsn,
             advice="bring the file back from a copy of the staging area; the server no longer has the "
-            "rows of this prepared transaction. Otherwise copy the tables again.",
+            "rows of this prepared transaction. Otherwise drop the slot and run with on_slot_lost='copy'.",
         )
 
 

@@ -112,6 +112,23 @@ def test_what_was_not_published_all_the_time_is_copied_again(
     assert copied(after) == set()
 
 
+def test_a_publication_without_all_operations_fills_no_gap_of_another(source: Source) -> None:
+    source.execute(
+        "CREATE TABLE u(a int PRIMARY KEY)",
+        "CREATE PUBLICATION inserts FOR ALL TABLES WITH (publish = 'insert')",
+        "CREATE PUBLICATION whole FOR TABLE u",
+    )
+    names = ["inserts", "whole"]
+    lake = lake_with(source.stage(publication_names=names))
+    source.execute("ALTER PUBLICATION whole DROP TABLE u", "ALTER PUBLICATION whole ADD TABLE u")
+    batch = source.stage(publication_names=names, checkpoint=lake)
+    assert copied(batch) == {"public.u"}
+    known = {**(lake.tables or {}), **(lake_with(batch).tables or {})}
+    later = dataclasses.replace(lake_with(batch), tables=known)
+    source.execute("INSERT INTO u VALUES (1)")
+    assert copied(source.stage(publication_names=names, checkpoint=later)) == set()
+
+
 def test_more_rows_than_a_filter_let_through_are_copied(source: Source) -> None:
     source.execute(*SETUP)
     lake = lake_with(source.stage(publication_names=["q"]))

@@ -108,6 +108,7 @@ def test_every_pinned_setting_is_read_back(source: Source) -> None:
         ("08006", "server closed the connection unexpectedly", SourceUnavailable),
         ("28P01", "password authentication failed", ConfigurationError),
         ("XX001", "invalid page", SourceError),
+        ("XX000", "could not open relation with OID 16391", SourceUnavailable),
         (None, "server closed the connection unexpectedly", SourceUnavailable),
         (None, "SSL connection has been closed unexpectedly", SourceUnavailable),
         (None, "SSL SYSCALL error: Connection reset by peer", SourceUnavailable),

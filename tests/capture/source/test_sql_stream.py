@@ -18,7 +18,7 @@ from airflow_provider_pgoutput.capture.source import sql_parts, sql_session
 from airflow_provider_pgoutput.capture.source.sql_stream import SqlStream
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.prepared import TwoPhase
-from airflow_provider_pgoutput.errors import SlotNotFound, SourceUnavailable
+from airflow_provider_pgoutput.errors import ConfigurationError, SlotNotFound, SourceUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -370,3 +370,31 @@ def test_a_reader_in_another_thread_can_be_stopped(
         reader.join(timeout=20)
         assert not reader.is_alive()
         stream.close()
+
+
+def test_a_slot_that_waits_for_standbys_is_not_copied(source: Source) -> None:
+    """PostgreSQL makes no failover slot of a copy, and waits for the standbys for those alone."""
+    with psycopg.connect(source.conninfo) as session:
+        if session.info.server_version < 170000:
+            pytest.skip("the server has no slots with failover")
+    source.execute(
+        f"SELECT pg_create_logical_replication_slot('{source.slot_name}', 'pgoutput', failover => true)"
+    )
+    start = Lsn.parse(str(source.confirmed()))
+    read = source.read(start, flush_lsn(source))
+    copies = sql_session.SlotSession(read)
+    copies.make_copy()
+    copies.close()
+    try:
+        source.execute(
+            "ALTER SYSTEM SET synchronized_standby_slots = 'a_standby'", "SELECT pg_reload_conf()"
+        )
+        deadline = time.monotonic() + 30
+        while source.execute("SHOW synchronized_standby_slots") != [("a_standby",)]:
+            assert time.monotonic() < deadline
+        waits = sql_session.SlotSession(read)
+        with pytest.raises(ConfigurationError, match="synchronized_standby_slots"):
+            waits.make_copy()
+        waits.close()
+    finally:
+        source.execute("ALTER SYSTEM RESET synchronized_standby_slots", "SELECT pg_reload_conf()")
