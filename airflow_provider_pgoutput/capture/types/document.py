@@ -83,7 +83,8 @@ _EXACT_OF_TYPE = {
     "cid": "all values; unsigned, hence `long`",
     "xid8": "all values; unsigned 64 bit is more than `long` holds, and a decimal sorts as a number",
     "numeric": "all digits; NaN, ±infinity, any scale",
-    "money": "as `$1,234.56`, with `lc_monetary` C",
+    "money": "as `$1,234.56`, with `lc_monetary` C: the server keeps the smallest units alone, so of a"
+    " currency without two decimals (yen) the point stands elsewhere",
     "bpchar": "as sent, padding kept",
     "char": "the character, or `\\ooo` for a byte past 127",
     "json": "byte by byte: white space, order and duplicate keys kept",
