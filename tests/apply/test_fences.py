@@ -17,7 +17,7 @@ from airflow_provider_pgoutput.apply.names import TableName
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.publish import publish
 from airflow_provider_pgoutput.apply.recorded import COLUMNS_PROPERTY
-from airflow_provider_pgoutput.apply.staged import StagedBatch, open_batch
+from airflow_provider_pgoutput.apply.staged import StagedBatch, open_batch, read_plan
 from airflow_provider_pgoutput.apply.target import start, targets
 from airflow_provider_pgoutput.batch import crash_points
 from airflow_provider_pgoutput.batch.manifest import Manifest
@@ -26,6 +26,7 @@ from airflow_provider_pgoutput.errors import (
     BatchGap,
     BatchRefused,
     ConfigurationError,
+    PgoutputError,
     PublishRefused,
     RowMissing,
     TableRefused,
@@ -546,3 +547,21 @@ def test_drivers_that_add_a_column_at_once_leave_one(
     table.update(a_is(1), {"d": 5})
     race(spark, source.stage())
     assert lake_rows(table) == source_rows(table)
+
+
+def test_s3_is_opened_by_s3a_unless_somebody_says_otherwise(spark: SparkSession) -> None:
+    """Arrow, which stages, knows no ``s3a://``; the jar of S3A is not among those of the tests."""
+    context: Any = spark.sparkContext
+    configuration = context._jsc.hadoopConfiguration()
+    key, s3a = "fs.s3.impl", "org.apache.hadoop.fs.s3a.S3AFileSystem"
+    assert configuration.get(key) is None
+    try:
+        with pytest.raises(ConfigurationError, match="Spark cannot open s3 paths"):
+            read_plan(spark, "s3://bucket/plan.json")
+        assert configuration.get(key) == s3a
+        configuration.set(key, "org.apache.hadoop.fs.RawLocalFileSystem")
+        with pytest.raises(PgoutputError):
+            read_plan(spark, "s3://another/plan.json")
+        assert configuration.get(key) == "org.apache.hadoop.fs.RawLocalFileSystem"
+    finally:
+        configuration.unset(key)
