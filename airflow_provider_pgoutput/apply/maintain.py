@@ -18,11 +18,12 @@ from urllib.parse import urlsplit
 
 from airflow_provider_pgoutput.apply.failures import denial
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable
-from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, java_classes
+from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, java_classes, java_exception
 from airflow_provider_pgoutput.apply.names import TableName, literal, quote
 from airflow_provider_pgoutput.apply.prepare import isolated
 from airflow_provider_pgoutput.batch import checkpoint as words
 from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
     LakeDenied,
     LakeUnavailable,
     PgoutputError,
@@ -96,6 +97,7 @@ def maintain(spark: SparkSession, plan: Plan) -> MaintenanceResult:
 
     :raises TableRefused: a table that is named is none of the slot's, or must not lose files.
     :raises TableRolledBack: a table is older than what was published to it.
+    :raises ConfigurationError: Iceberg refuses an option.
     :raises LakeDenied: the catalog does not take the login, or forbids what was asked.
     :raises LakeUnavailable: the catalog or the file system did not answer.
     """
@@ -299,6 +301,12 @@ class _TableMaintenance:
             conflicts = _CONFLICTS.get(procedure, _CONFLICTS_OF_OTHERS)
             if denied := denial(error, name.target):
                 raise denied from error
+            if found[-1].endswith("IllegalArgumentException"):
+                raise ConfigurationError(
+                    f"Iceberg's procedure {procedure} refuses an option: {_said(error)}",
+                    table=name.target,
+                    advice="correct compact_options.",
+                ) from error
             if not any(each.endswith(conflicts) for each in found):
                 raise LakeUnavailable(
                     f"Iceberg's procedure {procedure} failed: {found[-1]}.",
@@ -312,6 +320,14 @@ class _TableMaintenance:
             )
             self.was_busy = True
             return None
+
+
+def _said(error: Exception) -> str:
+    """What the innermost Java exception behind a Python one says."""
+    cause = java_exception(error)
+    while cause is not None and cause.getCause() is not None:
+        cause = cause.getCause()
+    return "no more is known." if cause is None else str(cause.getMessage())
 
 
 def _timestamp(moment: datetime) -> str:

@@ -129,6 +129,9 @@ def test_what_is_kept_and_what_is_refused(spark: SparkSession, source: Source) -
     with pytest.raises(TableRefused, match="no target") as refused:
         maintain(spark, plan_of(plan, source_tables=("public.one", "public.none")))
     assert refused.value.table == "public.none"
+    with pytest.raises(ConfigurationError, match="no-such-option") as refused_option:
+        maintain(spark, plan_of(plan, compact_options={"no-such-option": "1"}))
+    assert "compact_options" in str(refused_option.value)
     spark.sql(f"ALTER TABLE {names['one'].sql} SET TBLPROPERTIES ('gc.enabled' = 'false')")
     with pytest.raises(TableRefused, match=r"gc\.enabled"):
         maintain(spark, plan_of(plan, source_tables=("public.one",), compact=False))
