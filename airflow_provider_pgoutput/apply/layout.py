@@ -114,10 +114,7 @@ def lay_out(
     unsent = _unsent(table, target)
     if drop_columns:
         _mark_dropped(table, places.every)
-    for each in places.every:
-        # Iceberg keeps what a partition is made of, and what the rows of a file are ordered by.
-        if each.field and each.field.id in _sources(target):
-            each.is_dropped = False
+    _keep_sources(places.every, target)
     _settle_names(places, frozenset(places.free))
     return Layout(
         table=_in_target(table, at),
@@ -265,9 +262,12 @@ def _in_target(table: Table, at: Sequence[Sequence[Place]]) -> Table:
     return dataclasses.replace(table, versions=versions)
 
 
-def _sources(target: IcebergTable | None) -> set[int]:
-    """Ids of the fields that the table is partitioned or sorted by."""
+def _keep_sources(places: Sequence[Place], target: IcebergTable | None) -> None:
+    """Drop nothing that the table is partitioned or sorted by, which Iceberg does not let go."""
     if target is None:
-        return set()
+        return
     used = (*elements(target.java.spec().fields()), *elements(target.java.sortOrder().fields()))
-    return {int(each.sourceId()) for each in used}
+    sources = {int(each.sourceId()) for each in used}
+    for each in places:
+        if each.field and each.field.id in sources:
+            each.is_dropped = False

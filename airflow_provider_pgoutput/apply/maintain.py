@@ -301,7 +301,7 @@ class _TableMaintenance:
             conflicts = _CONFLICTS.get(procedure, _CONFLICTS_OF_OTHERS)
             if denied := denial(error, name.target):
                 raise denied from error
-            if found[-1].endswith("IllegalArgumentException"):
+            if procedure == "rewrite_data_files" and found[-1].endswith("IllegalArgumentException"):
                 raise ConfigurationError(
                     f"Iceberg's procedure {procedure} refuses an option: {_said(error)}",
                     table=name.target,

@@ -1,7 +1,7 @@
 """Nets changes with whole old rows (REPLICA IDENTITY FULL): images added minus images removed.
 
 With a key the net is taken for each key and transaction, because inside one transaction a deferrable
-key may stand twice, and says whether a row is left; without a key, over all changes, and copies are
+key may stand twice; without a key, over all changes, and copies are
 counted. Images are compared to the last bit and NULL matches NULL.
 What is not here: finding the copies in the target (``write.py``).
 Source: https://www.postgresql.org/docs/current/sql-altertable.html (REPLICA IDENTITY FULL).

@@ -66,7 +66,7 @@ class TablePreparation(Preparation):
             type_changes=self.target.options.type_changes or plan.type_changes,
             drop_columns=plan.drop_columns,
             metadata=self.target.metadata,
-            loaded=self.start.overlaps,
+            loaded=self.start.loaded,
         )
         source = self.layout.table
         self.columns = versions.merge_columns(source, self.layout.existing, self.layout.left_out)

@@ -89,6 +89,8 @@ class Start:
     head: int | None = None
     #: Whether the table was loaded from outside and may hold changes of this batch already.
     overlaps: bool = False
+    #: Whether others loaded the table, and nothing was applied to it yet.
+    loaded: bool = False
     #: The checkpoint, where that is past the start of the batch: the slot was read again.
     lake_lsn: Lsn | None = None
 
@@ -233,7 +235,8 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
     # not tell which is the first: one that was rebuilt is there before it.
     overlaps = loaded and not copies and manifest.loaded_lsn == str(manifest.start_lsn)
     lake = progress.end_lsn if (progress.end_lsn or 0) > manifest.start_lsn else None
-    return Start(floor, copies, done, None if table is None else table.head, overlaps, lake)
+    head = None if table is None else table.head
+    return Start(floor, copies, done, head, overlaps, loaded, lake)
 
 
 def _refuse_future(table: IcebergTable) -> None:

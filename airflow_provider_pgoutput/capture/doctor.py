@@ -265,7 +265,8 @@ def _gone(observed: Observed, row: Recorded, newest: Mapping[str, Recorded]) -> 
         for each in newest.values()
         if each.relation_oid == row.relation_oid and each.end_lsn > row.end_lsn
     ]
-    last = max(observed.manifests, key=lambda each: each.end_lsn, default=None)
+    ours = [each for each in observed.manifests if is_ours(each, observed)]
+    last = max(ours, key=lambda each: each.end_lsn, default=None)
     published = None if last is None else last.published
     if later:
         text = f"{said}. Its source goes to {', '.join(map(str, later))} since."

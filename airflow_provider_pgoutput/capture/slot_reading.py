@@ -174,7 +174,7 @@ def _choose_transport(
     if request.transport != AUTO:
         return request.transport
     backlog = Backlog(target - start, request.part_bytes, is_cut=two_phase is None)
-    reason = against_sql(read_room(context.session), backlog)
+    reason = against_sql(read_room(context.session, context.request.slot_name), backlog)
     if reason is None:
         return SQL
     log.info("Slot %s is read over the walsender: %s.", request.slot_name, reason)

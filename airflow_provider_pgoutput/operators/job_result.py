@@ -64,14 +64,15 @@ def failure_of_status(status: int | None) -> PgoutputError | None:
     """
     if status == RETRYABLE:
         return LakeUnavailable(
-            "The Spark job failed, and could not leave its reason beside its plan.",
-            advice="see the task's log, where the job names it.",
+            "The Spark job could not leave its result beside its plan; by its exit status another try can"
+            " help.",
+            advice="see the task's log, where the job says what happened.",
         )
     if status in (FATAL, COPY_AGAIN):
         return ConfigurationError(
-            "The Spark job failed in a way that no retry mends, and could not leave its reason beside its"
-            " plan.",
-            advice="see the task's log, where the job names it. Spark's user has to read and write the"
-            " staging area.",
+            "The Spark job could not leave its result beside its plan; by its exit status no other try"
+            " helps.",
+            advice="see the task's log, where the job says what happened. Spark's user has to read and write"
+            " the staging area.",
         )
     return None

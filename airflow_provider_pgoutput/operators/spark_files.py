@@ -87,7 +87,7 @@ def spark_files(
     :param redaction: the user's ``spark.redaction.regex``; None: that of the properties file, if any.
     :raises ConfigurationError: when ``properties_file`` cannot be read.
     """
-    scratch = ScratchFolder(f"spark-{started.room}")
+    scratch = ScratchFolder("spark")
     folder = scratch.path
     try:
         application = folder / f"pgoutput_{started.room}.py"

@@ -294,7 +294,7 @@ def test_the_exit_status_tells_what_a_job_could_not_leave(
 ) -> None:
     """As where Spark's user may not write to the staging area."""
     workshop.behave(status=status, checkpoint=False)
-    with pytest.raises(error, match="could not leave its reason"):
+    with pytest.raises(error, match="could not leave its result"):
         workshop.operator().execute(task_context)
 
 

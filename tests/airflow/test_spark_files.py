@@ -114,8 +114,8 @@ def test_what_a_killed_task_left_goes_with_the_next_one_of_the_machine(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     program = (
         "import os, signal\n"
-        "from airflow_provider_pgoutput.operators.spark_files import spark_files\n"
-        "with spark_files({'a': 'b'}, None):\n"
+        "from airflow_provider_pgoutput.operators.spark_files import COPY, spark_files\n"
+        "with spark_files({'a': 'b'}, None, COPY):\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

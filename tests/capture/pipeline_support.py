@@ -17,7 +17,7 @@ from airflow_provider_pgoutput.batch.crash_points import VARIABLE
 from airflow_provider_pgoutput.batch.shape import Shape
 from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
-from airflow_provider_pgoutput.capture.request import CaptureRequest
+from airflow_provider_pgoutput.capture.request import AFTER_STAGE, CaptureRequest
 from airflow_provider_pgoutput.capture.schema.history import SchemaHistory
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
 from airflow_provider_pgoutput.capture.source.plugin_options import PluginOptions
@@ -82,6 +82,11 @@ class Source:
             f"SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = '{self.slot_name}'"
         )
         return rows[0][0] if rows else None
+
+    def is_left_at(self, start: Lsn, sealed: Manifest) -> bool:
+        """Whether the slot is where a run has to leave it: where it was, or at the end of what it sealed."""
+        moves = setting.advance == AFTER_STAGE
+        return self.confirmed() == str(sealed.end_lsn if moves else start)
 
     def request(self, **options: Any) -> CaptureRequest:
         return CaptureRequest(

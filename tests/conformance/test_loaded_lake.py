@@ -94,6 +94,11 @@ def loaded(
     )
 
 
+def notes_of(spark: SparkSession, name: str) -> dict[int, str]:
+    spark.catalog.refreshTable(name)
+    return {row["a"]: row["note"] for row in spark.table(name).collect()}
+
+
 def assert_equal(pipeline: Pipeline, *tables: str) -> None:
     with connect(pipeline.conninfo) as session:
         for table in tables:
@@ -118,10 +123,11 @@ def test_the_overlap_of_load_and_stream_is_told_apart_by_key(
     load(pipeline, "t", "a int, b string, c int")
     load(pipeline, "emptied", "a int")
     load(pipeline, "later", "a int, b string")
-    name = quoted(CATALOG, pipeline.namespace, "t")
-    spark.sql(f"ALTER TABLE {name} ADD COLUMN note string")
-    spark.sql(f"UPDATE {name} SET note = concat('n', a)")
-    notes = {row["a"]: row["note"] for row in spark.table(name).collect()}
+    names = [quoted(CATALOG, pipeline.namespace, table) for table in ("t", "later")]
+    for name in names:
+        spark.sql(f"ALTER TABLE {name} ADD COLUMN note string")
+        spark.sql(f"UPDATE {name} SET note = concat('n', a)")
+    notes = [notes_of(spark, name) for name in names]
     execute(postgres_database, *AFTER)
     # A limit does not cut the first batch, which has to reach past the load.
     first = pipeline.stage(max_changes=1)
@@ -129,17 +135,19 @@ def test_the_overlap_of_load_and_stream_is_told_apart_by_key(
     assert first.manifest.start_lsn == pipeline.capture_options["start_lsn"]
     pipeline.apply(first)
     pipeline.advance()
-    spark.catalog.refreshTable(name)
     # What the source does not know stays with its rows.
-    found = {row["a"]: row["note"] for row in spark.table(name).collect()}
+    found = notes_of(spark, names[0])
     assert any(found.values())
-    assert all(found[a] == notes[a] for a in found.keys() & notes.keys())
-    spark.sql(f"ALTER TABLE {name} DROP COLUMN note")
-    assert_equal(pipeline, "t", "emptied", "later")
+    assert all(found[a] == notes[0][a] for a in found.keys() & notes[0].keys())
+    spark.sql(f"ALTER TABLE {names[0]} DROP COLUMN note")
+    assert_equal(pipeline, "t", "emptied")
     # A table of which the first batch holds nothing is taken over by a later one.
     execute(postgres_database, "UPDATE later SET b = 'changed'", "INSERT INTO t VALUES (9, 'n', 9)")
     pipeline.apply(pipeline.stage(max_changes=1))
     pipeline.apply(pipeline.stage())
+    assert notes_of(spark, names[1]) == notes[1]
+    spark.sql(f"ALTER TABLE {names[1]} DROP COLUMN note")
+    assert_equal(pipeline, "later")
     before = pipeline.snapshot_ids()
     pipeline.apply(first)
     assert pipeline.snapshot_ids() == before

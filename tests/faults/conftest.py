@@ -10,6 +10,8 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, TableOptions
+from airflow_provider_pgoutput.capture.request import AFTER_APPLY, AFTER_STAGE
+from tests import setting
 from tests.conformance.compare import connect
 from tests.conformance.pipeline import CATALOG, Batch, Pipeline
 from tests.faults.invariants import Judge
@@ -23,6 +25,27 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _numbers = itertools.count(1)
+
+#: Files of tests that every run does in both settings of ``advance``; the others with ``ALL=1``.
+ALWAYS_BOTH = ("test_capture_crashes", "test_positions", "test_lost_slot", "test_cancelled_runs")
+#: Files of tests that choose the setting themselves.
+ITS_OWN = ("test_kill_sweep", "test_saved_positions", "test_slot_watch")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each fault test with the slot moved after apply, and after stage."""
+    file = metafunc.module.__name__.rpartition(".")[2]
+    settings: list[Any] = [setting.advance]
+    if file not in ITS_OWN and setting.advance == AFTER_APPLY:
+        marks = () if file in ALWAYS_BOTH else (pytest.mark.exhaustive,)
+        settings.append(pytest.param(AFTER_STAGE, marks=marks))
+    metafunc.parametrize("advance", settings, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def advance(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When pipelines move their slot, where the test does not say it."""
+    monkeypatch.setattr(setting, "advance", request.param)
 
 
 @dataclass

@@ -39,13 +39,15 @@ def kept_up_to(pipeline: Pipeline) -> Lsn | None:
     checkpoint = pipeline.checkpoint()
     if checkpoint is None:
         return None
-    ends = [checkpoint.end_lsn]
+    kept = checkpoint.end_lsn
     if pipeline.capture_options.get("advance") == AFTER_STAGE:
-        for path in (pipeline.staging / pipeline.slot_name / "manifests").glob("*.json"):
+        folder = pipeline.staging / pipeline.slot_name / "manifests"
+        # Their names begin with start and end, so they are in the order of the starts.
+        for path in sorted(folder.glob("*.json")):
             start, end = (Lsn(int(text, 16)) for text in path.name.split("-")[:2])
-            if start <= checkpoint.end_lsn:
-                ends.append(end)
-    return max(ends)
+            if start <= kept:
+                kept = max(kept, end)
+    return kept
 
 
 class SlotWatch:

@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.capture.request import AFTER_APPLY
+from tests import setting
 from tests.capture.pipeline_support import checkpoint_of
 from tests.faults import cancelled_task
 from tests.faults.network import Action, Fault, Proxy
@@ -126,7 +129,9 @@ def test_f50_runs_that_are_killed_at_any_time_leave_nothing_behind(
     chance = random.Random(SEED)  # noqa: S311 - a test has to repeat itself
     checkpoint, confirmed = fill(source), source.confirmed()
     began = time.monotonic()
-    stager.start(source, checkpoint, staging_uri=str(source.staging / "measured"))
+    stager.start(
+        source, checkpoint, staging_uri=str(source.staging / "measured"), advance=AFTER_APPLY
+    )
     assert stager.end() == 0
     usual_seconds = time.monotonic() - began
     rows, sealed, killed = range(1, ROWS + 1), 1, 0
@@ -140,7 +145,9 @@ def test_f50_runs_that_are_killed_at_any_time_leave_nothing_behind(
         assert status <= 0, "it failed by itself"
         killed += status < 0
         seconds_until_free(source)
-        assert source.confirmed() == confirmed, f"seed {SEED}, run {number}"
+        assert source.confirmed() in {confirmed, *sealed_ends(source)}, f"seed {SEED}, run {number}"
+        if setting.advance == AFTER_APPLY:
+            assert source.confirmed() == confirmed, f"seed {SEED}, run {number}"
         if sealed_batches(source) > sealed:
             # It came so far: the batch is used as it is.
             checkpoint = expect_batch(source, checkpoint, rows)
@@ -151,6 +158,12 @@ def test_f50_runs_that_are_killed_at_any_time_leave_nothing_behind(
     assert killed, "no run was killed before its end"
     expect_batch(source, checkpoint, rows)
     assert sealed_batches(source) == sealed + 1
+
+
+def sealed_ends(source: Source) -> list[str]:
+    """The positions that stage runs may move the slot to."""
+    names = (layout.parse_manifest_name(each) for each in source.manifests())
+    return [str(each[1]) for each in names if each is not None]
 
 
 def sealed_batches(source: Source) -> int:

@@ -15,6 +15,7 @@ import pytest
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture import drain
 from airflow_provider_pgoutput.capture.advance import advance_slot
+from airflow_provider_pgoutput.capture.request import AFTER_APPLY
 from airflow_provider_pgoutput.capture.source import sql_session, walsender_stream
 from airflow_provider_pgoutput.capture.source.walsender_stream import WalsenderStream
 from airflow_provider_pgoutput.errors import SourceUnavailable
@@ -114,7 +115,7 @@ def test_f37_a_slow_network_costs_time_only(
         assert time.monotonic() - began > 1
     assert fault.struck.is_set()
     assert keys(source, batch) == list(range(1, ROWS + 1))
-    assert source.confirmed() == str(checkpoint.end_lsn)
+    assert source.is_left_at(checkpoint.end_lsn, batch)
 
 
 @pytest.mark.parametrize("action", [Action.HALF_OPEN, Action.STALL])
@@ -245,7 +246,7 @@ def test_f37_a_flipped_bit_inside_tls_is_noticed(
     assert "bad record mac" in str(refusal.value)
     batch = source.stage(checkpoint=checkpoint, transport=transport)
     assert len(source.manifests()) == 2
-    assert source.confirmed() == str(checkpoint.end_lsn)
+    assert source.is_left_at(checkpoint.end_lsn, batch)
     assert len(keys(source, batch)) == 2 * ROWS
 
 
@@ -253,7 +254,7 @@ def test_f19_an_advance_whose_answer_is_lost_is_a_success_when_repeated(
     source: Source, checkpoint: Checkpoint, postgres_server: EmbeddedPostgres
 ) -> None:
     """F19: the server has moved the slot when the connection ends; the task cannot know, and asks again."""
-    batch = source.stage(checkpoint=checkpoint)
+    batch = source.stage(checkpoint=checkpoint, advance=AFTER_APPLY)
     fault = Fault(Action.RESET, b"pg_replication_slot_advance")
     with Proxy(postgres_server.port, fault) as proxy:
         conninfo = proxy.conninfo(source.reader)
@@ -270,7 +271,7 @@ def test_f19_an_advance_whose_request_is_lost_is_repeated(
     source: Source, checkpoint: Checkpoint, postgres_server: EmbeddedPostgres
 ) -> None:
     """F19, the other half: the server never heard of it."""
-    batch = source.stage(checkpoint=checkpoint)
+    batch = source.stage(checkpoint=checkpoint, advance=AFTER_APPLY)
     fault = Fault(Action.LOSE_REQUEST, b"pg_replication_slot_advance")
     with Proxy(postgres_server.port, fault) as proxy:
         conninfo = proxy.conninfo(source.reader)
@@ -310,7 +311,7 @@ def test_f32_a_slow_read_answers_in_time_and_confirms_nothing(
     told = replies(sent)
     assert len(told) >= 3
     assert {(flushed, applied) for _, flushed, applied in told} == {(0, 0)}
-    assert source.confirmed() == str(checkpoint.end_lsn)
+    assert source.is_left_at(checkpoint.end_lsn, batch)
     assert keys(source, batch) == list(range(1, ROWS + 1))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_pgoutput.capture.request import AFTER_STAGE
+from airflow_provider_pgoutput.capture.request import AFTER_APPLY, AFTER_STAGE
 from airflow_provider_pgoutput.errors import LakeUnavailable, SlotAheadOfCheckpoint
 from tests.capture.pipeline_support import Source, checkpoint_of
 from tests.faults.object_store import BUCKET, Action, Fault, ObjectStore, Request
@@ -142,9 +142,9 @@ def test_f26_a_listing_that_lags_costs_a_second_batch_of_the_same_rows(
     source: Source, store: ObjectStore
 ) -> None:
     checkpoint = waiting(source)
-    sealed = stage(source, checkpoint)
+    sealed = stage(source, checkpoint, advance=AFTER_APPLY)
     store.unlisted = tuple(manifests(store)[1:])
-    again = stage(source, checkpoint)
+    again = stage(source, checkpoint, advance=AFTER_APPLY)
     for batch in (sealed, again):
         expect_rest(source, store, batch)
     # One that is listed and gone is nobody's batch: the run waits for the store to say the truth.
@@ -153,9 +153,9 @@ def test_f26_a_listing_that_lags_costs_a_second_batch_of_the_same_rows(
     for key in manifests(store)[1:]:
         del store.objects[key]
     with pytest.raises(LakeUnavailable):
-        stage(source, checkpoint)
+        stage(source, checkpoint, advance=AFTER_APPLY)
     store.listed_still = ()
-    expect_rest(source, store, stage(source, checkpoint))
+    expect_rest(source, store, stage(source, checkpoint, advance=AFTER_APPLY))
 
 
 def test_f26_a_slot_past_a_batch_that_is_not_listed_waits_for_it(

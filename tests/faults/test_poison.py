@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.request import AFTER_APPLY
 from tests.conformance.compare import connect
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def test_f40_a_transaction_left_out_is_recorded_and_the_rest_is_whole(
     run.work(2)
     with connect(run.pipeline.conninfo) as session:
         session.execute("INSERT INTO account VALUES (4000, 'poison'), (4001, 'poison')")
-    poisoned = run.pipeline.stage()
+    poisoned = run.pipeline.stage(advance=AFTER_APPLY)
     account = next(each for each in poisoned.manifest.tables if each.table_name == "account")
     files = [str(run.pipeline.staging / f.path) for f in account.versions[-1].files]
     row = (

@@ -13,6 +13,7 @@ import pytest
 from airflow_provider_pgoutput.apply.replay import replay
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.plan import Replay
+from airflow_provider_pgoutput.capture.request import AFTER_APPLY
 from airflow_provider_pgoutput.capture.staging.archive import batches_between
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.errors import BatchRefused
@@ -33,8 +34,8 @@ def reached(run: Subject) -> Lsn:
     return checkpoint.end_lsn
 
 
-def test_lost_batches_are_staged_again_and_applied_once(subject: Callable[[int], Subject]) -> None:
-    run = subject(71)
+def test_lost_batches_are_staged_again_and_applied_once(subject: Callable[..., Subject]) -> None:
+    run = subject(71, advance=AFTER_APPLY)
     run.run()
     saved = reached(run)
     for _ in range(2):
@@ -71,10 +72,10 @@ def test_lost_batches_are_staged_again_and_applied_once(subject: Callable[[int],
 
 
 def test_what_was_left_out_on_request_does_not_come_back(
-    subject: Callable[[int], Subject],
+    subject: Callable[..., Subject],
 ) -> None:
     """A table that nothing else changed lately knows of no later position than the checkpoint."""
-    run = subject(72)
+    run = subject(72, advance=AFTER_APPLY)
     run.run()
     saved = reached(run)
     with connect(run.pipeline.conninfo) as session:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from airflow_provider_pgoutput.capture.request import AFTER_APPLY
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -24,8 +26,8 @@ def move_slot(run: Subject, end: Lsn) -> None:
     run.watch.wait_for_a_look()
 
 
-def test_a_slot_that_moves_before_the_checkpoint_is_seen(subject: Callable[[int], Subject]) -> None:
-    run = subject(41)
+def test_a_slot_that_moves_before_the_checkpoint_is_seen(subject: Callable[..., Subject]) -> None:
+    run = subject(41, advance=AFTER_APPLY)
     first = run.run()
     created_at = first.manifest.start_lsn
     run.work()

@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from psycopg import sql
+
 from airflow_provider_pgoutput.capture.source.errors import translated
 
 if TYPE_CHECKING:
@@ -33,6 +35,15 @@ SELECT pg_catalog.pg_size_bytes(pg_catalog.current_setting('temp_file_limit')),
            'pg_catalog.pg_copy_logical_replication_slot(name, name, bool)', 'EXECUTE')
 """
 
+#: Whether the functions wait for standbys that may take over, before they read a slot: 0 or 1. They wait for
+#: slots with failover only, which no copy is.
+#: https://www.postgresql.org/docs/current/runtime-config-replication.html#GUC-SYNCHRONIZED-STANDBY-SLOTS
+WAITS_FOR_STANDBYS: Final = sql.SQL(
+    "SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = {}"
+    " AND COALESCE((pg_catalog.to_jsonb(s) ->> 'failover')::pg_catalog.bool, false)"
+    " AND COALESCE(pg_catalog.current_setting('synchronized_standby_slots', true), '') <> ''"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Room:
@@ -44,13 +55,15 @@ class Room:
     makes_copies: bool
 
 
-def read_room(session: Session) -> Room:
+def read_room(session: Session, slot_name: str) -> Room:
     """Ask the server."""
     with translated():
         row = session.execute(_QUERY).fetchone()
+        waits = session.execute(WAITS_FOR_STANDBYS.format(sql.Literal(slot_name))).fetchone()
     assert row is not None, "a SELECT of scalars gives a row"
     limit, free_slots, may_copy = row
-    return Room(None if limit < 0 else limit, may_copy and free_slots > 0)
+    makes_copies = may_copy and free_slots > 0 and waits == (0,)
+    return Room(None if limit < 0 else limit, makes_copies)
 
 
 @dataclass(frozen=True, slots=True)

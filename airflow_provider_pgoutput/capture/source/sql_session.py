@@ -20,6 +20,7 @@ from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.errors import translated
+from airflow_provider_pgoutput.capture.source.room import WAITS_FOR_STANDBYS
 from airflow_provider_pgoutput.capture.source.stream import CHUNK_BYTES
 from airflow_provider_pgoutput.errors import ConfigurationError
 
@@ -42,14 +43,6 @@ _CANCEL_SECONDS = 5.0
 
 #: WAL from a restart position to a part's start that is worth a second move of the copy.
 _FAR_BYTES = 16 << 20
-
-#: The functions wait for the standbys that may take over, but for slots with failover only, which no copy is.
-#: https://www.postgresql.org/docs/current/runtime-config-replication.html#GUC-SYNCHRONIZED-STANDBY-SLOTS
-_WAITS_FOR_STANDBYS = sql.SQL(
-    "SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = {}"
-    " AND COALESCE((pg_catalog.to_jsonb(s) ->> 'failover')::pg_catalog.bool, false)"
-    " AND COALESCE(pg_catalog.current_setting('synchronized_standby_slots', true), '') <> ''"
-)
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +123,7 @@ class SlotSession:
             the slot itself still waits for.
         :raises MissingPrivilege: when the role may not make one.
         """
-        if int(self._scalar(_WAITS_FOR_STANDBYS.format(sql.Literal(self._slot_name)))):
+        if int(self._scalar(WAITS_FOR_STANDBYS.format(sql.Literal(self._slot_name)))):
             raise ConfigurationError(
                 "A copy of a slot with failover does not wait for synchronized_standby_slots, so it would"
                 " read what is lost if one of these standbys takes over.",

@@ -32,7 +32,7 @@ class ScratchFolder:
             self.path = Path(tempfile.mkdtemp(prefix=prefix))
             self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
             # Another process may have taken it for abandoned before it was locked.
-            if _locked(self._lock) and self.path.exists():
+            if _lock_own(self._lock) and self.path.exists():
                 return
             os.close(self._lock)
 
@@ -52,6 +52,14 @@ def _remove_abandoned(prefix: str) -> None:
                     shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(lock)
+
+
+def _lock_own(folder: int) -> bool:
+    """Lock a folder that was just made; where the file system locks none, nobody takes it for abandoned."""
+    try:
+        return _locked(folder)
+    except OSError:
+        return True
 
 
 def _locked(folder: int) -> bool:
