@@ -71,6 +71,7 @@ def target(recorded: dict[str, Any], **fields: tuple[int, str]) -> Any:
         java=SimpleNamespace(
             schema=lambda: SimpleNamespace(columns=lambda: columns),
             spec=lambda: SimpleNamespace(fields=JavaList),
+            sortOrder=lambda: SimpleNamespace(fields=JavaList),
         ),
         properties={COLUMNS_PROPERTY: json.dumps({"relation_oid": 1, **recorded})},
     )
