@@ -133,7 +133,7 @@ class IcebergTable:
         Commits of other writers in between are normal. When expiry removed the ancestors, the
         table property that was written with the last publish answers in their place.
         """
-        for snapshot in self._history():
+        for snapshot in self.history():
             summary = snapshot.summary()
             if summary.get(words.SUMMARY_SLOT) == slot_name and summary.get(words.SUMMARY_END_LSN):
                 return Marker(
@@ -151,7 +151,7 @@ class IcebergTable:
     def lacks_published(self, slot_name: str) -> bool:
         """Whether main was rolled back to a commit of somebody else whose ancestors of ours have expired."""
         oldest = None
-        for snapshot in self._history():
+        for snapshot in self.history():
             if snapshot.summary().get(words.SUMMARY_SLOT) == slot_name:
                 return False
             oldest = snapshot
@@ -193,7 +193,7 @@ class IcebergTable:
 
         :param since: only snapshots after this one count; None: all.
         """
-        for snapshot in self._history():
+        for snapshot in self.history():
             if since is not None and int(snapshot.snapshotId()) == since:
                 return None
             if snapshot.summary().get(words.SUMMARY_BATCH_ID) == batch_id:
@@ -203,7 +203,7 @@ class IcebergTable:
     def written_from(self, slot_name: str) -> Lsn | None:
         """Where the first batch of a slot in main's history starts; None: older ones expired."""
         found = None
-        for snapshot in self._history():
+        for snapshot in self.history():
             summary = snapshot.summary()
             if summary.get(words.SUMMARY_SLOT) == slot_name and summary.get(
                 words.SUMMARY_START_LSN
@@ -213,7 +213,7 @@ class IcebergTable:
                 return found
         return None
 
-    def _history(self) -> Iterator[Any]:
+    def history(self) -> Iterator[Any]:
         """Main's snapshots that are left, the newest first."""
         snapshot = self.java.currentSnapshot()
         while snapshot is not None:

@@ -4,10 +4,9 @@ Everything is checked before anything is written: the files of all batches, the 
 where each table begins. Each batch then goes the way of every batch (``pipeline.py``), so a replay that
 was killed is simply run again. What is not here: choosing the batches (``capture/staging/archive.py``).
 
-In place, a table goes back to the snapshot that the checkpoint names for ``from_lsn``, or begins with a copy
-that one of the batches holds, and ends where it was; the namespace's checkpoint stays. Until then an apply
-of a newer batch refuses the table as rolled back. In another namespace the batches leave a checkpoint there,
-unless only some tables were chosen: the namespace as a whole has not got the batches then.
+In place, a table goes back first (``rewind.py``) and ends where it was; the namespace's checkpoint stays.
+Until then an apply of a newer batch refuses the table as rolled back. In another namespace the batches leave
+a checkpoint there, unless only some tables were chosen: the namespace as a whole lacks the batches then.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from airflow_provider_pgoutput.apply.failures import named_failures
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import applied_tables, write_tables
 from airflow_provider_pgoutput.apply.prepare import isolated
+from airflow_provider_pgoutput.apply.rewind import go_back
 from airflow_provider_pgoutput.apply.side_tables import append_messages, append_rejected
 from airflow_provider_pgoutput.apply.staged import StagedBatch, open_batch
 from airflow_provider_pgoutput.apply.target import (
     Start,
     Target,
     ignores_case,
-    refuse_other_deletes,
     refuse_unordered,
     start,
     targets,
@@ -98,7 +97,7 @@ def _replay(spark: SparkSession, plan: Plan) -> ReplayResult:
     first, last = steps[0].batch.manifest, steps[-1].batch.manifest
     progress = checkpoint.read(spark, plan, first)
     if plan.replay.in_place:
-        copied = _go_back(spark, plan, steps, progress)
+        copied = go_back(spark, plan, steps, _firsts(steps), progress)
     else:
         copied = frozenset()
         _refuse_headless(spark, plan.replay, steps, progress)
@@ -233,104 +232,6 @@ def _refuse_older_changes(table: IcebergTable, target: Target, first: Manifest) 
             slot=first.slot_name,
             lsn=first.start_lsn,
             advice="replay into another namespace, or begin where the change log ends.",
-        )
-
-
-def _go_back(
-    spark: SparkSession, plan: Plan, steps: list[Step], progress: checkpoint.Progress
-) -> frozenset[str]:
-    """Take all tables back; the targets that begin with a copy instead.
-
-    :raises BatchGap: the batches do not end where the lake is.
-    :raises TableRefused: a table can neither go back nor begin with a copy; none has moved then.
-    """
-    last = steps[-1].batch.manifest
-    if progress.end_lsn != last.end_lsn:
-        raise BatchGap(
-            f"The batches end at {last.end_lsn}, and the checkpoint is {progress.end_lsn}: another run"
-            " applied a batch meanwhile.",
-            slot=last.slot_name,
-            lsn=last.end_lsn,
-            advice="run the task again.",
-        )
-    from_lsn = steps[0].batch.manifest.start_lsn
-    known = checkpoint.snapshots_at(spark, plan, last, from_lsn)
-    copied: set[str] = set()
-    ways: list[tuple[IcebergTable, int]] = []
-    for name, (target, manifest) in _firsts(steps).items():
-        _refuse_other_target(target, progress)
-        table = IcebergTable.load(spark, target.name)
-        snapshot_id = None
-        if table is not None:
-            end_lsn, snapshots = known.get(name, (None, ()))
-            snapshot_id = next((s for s in snapshots if table.end_of(s) == end_lsn), None)
-            # Foreign tables are refused here; how far it is does not matter.
-            start(spark, target, manifest, checkpoint.Progress(from_lsn))
-            refuse_other_deletes(target, table)
-        _refuse_other_columns(steps, target, table, snapshot_id)
-        if table is not None and snapshot_id is not None:
-            ways.append((table, snapshot_id))
-        elif target.source.copy_lsn and not target.is_log:
-            copied.add(name)
-        else:
-            raise TableRefused(
-                f"The snapshot of the table at {from_lsn} is not there any more, and no batch copies it.",
-                slot=manifest.slot_name,
-                table=name,
-                lsn=from_lsn,
-                advice="begin where the table was copied, or copy it again (copy_tables); a change log cannot"
-                " begin anew in place: replay it into another namespace.",
-            )
-    if untouched := sorted(set(progress.tables) - set(_firsts(steps))):
-        logger.info(
-            "No batch has a change of these, so they stay as they are: %s.", ", ".join(untouched)
-        )
-    for table, snapshot_id in ways:
-        if table.head != snapshot_id:
-            logger.info("%s goes back to snapshot %d.", table.name.target, snapshot_id)
-            table.go_back(snapshot_id)
-        reach("replay.after_rollback")
-    return frozenset(copied)
-
-
-def _refuse_other_target(target: Target, progress: checkpoint.Progress) -> None:
-    """Refuse to make a second table of one that the pipeline writes under another name."""
-    earlier = progress.target_of.get(target.source.relation_oid)
-    if earlier is not None and earlier != target.name.target:
-        raise TableRefused(
-            f"The pipeline writes the table to {earlier}.",
-            table=target.source.name,
-            advice="give table_options as the pipeline has them.",
-        )
-
-
-def _refuse_other_columns(
-    steps: list[Step], target: Target, table: IcebergTable | None, snapshot_id: int | None
-) -> None:
-    """Refuse to replay a change of the columns into a table that has them already.
-
-    Rows of before the change would lack what the change gave them then.
-    """
-    versions = [
-        version.columns
-        for step in steps
-        for each in step.targets
-        if each.name == target.name
-        for version in each.source.versions
-    ]
-    # Numbers tell a column from one that was dropped before it; batches of version 0.1 lack them.
-    numbered = all(column.attribute_number for columns in versions for column in columns)
-    shapes = {
-        tuple((each.name, each.lake_type, numbered and each.attribute_number) for each in columns)
-        for columns in versions
-    }
-    other = table is not None and snapshot_id is not None and table.has_other_columns(snapshot_id)
-    if len(shapes) > 1 or other:
-        raise TableRefused(
-            "The table's columns changed since, so it cannot go back in place.",
-            table=target.name.target,
-            advice="replay into another namespace, begin after the change, or copy the table again"
-            " (copy_tables).",
         )
 
 

@@ -39,8 +39,8 @@ class TableMark:
     memberships: tuple[str, ...]
     #: Of a table that is published via its root: a text for each partition that holds rows.
     partitions: tuple[str, ...] = ()
-    #: Those of the memberships whose publication leaves out some operation (``publish``).
-    partial: tuple[str, ...] = ()
+    #: Of memberships whose publication leaves out operations (``publish``): those left out, of ``iudt``.
+    leaves_out: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,9 @@ class PublishedSet:
                         **each,
                         "memberships": tuple(each["memberships"]),
                         "partitions": tuple(each["partitions"]),
-                        "partial": tuple(each.get("partial", ())),
+                        "leaves_out": tuple(
+                            (mark, out) for mark, out in each.get("leaves_out", ())
+                        ),
                     }
                 )
                 for each in body["tables"]

@@ -16,7 +16,7 @@ from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.source.errors import of_slot, translated
 from airflow_provider_pgoutput.capture.source.slot import check_slot, read_slot
-from airflow_provider_pgoutput.capture.source.timelines import BEGIN_ANEW, check_timeline
+from airflow_provider_pgoutput.capture.source.timelines import check_timeline, check_written
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     SlotNotFound,
@@ -57,13 +57,13 @@ class MovableSlot(Protocol):
 class SlotOnServer:
     """A slot behind a session."""
 
-    def __init__(self, session: Session, slot_name: str) -> None:
-        self._session = session
+    def __init__(self, session: Session, conninfo: str | Mapping[str, Any], slot_name: str) -> None:
+        self._session, self._conninfo = session, conninfo
         self.slot_name = slot_name
 
     def server(self) -> Server:
         """See ``MovableSlot``."""
-        return read_server(self._session)
+        return read_server(self._session, self._conninfo)
 
     def facts(self) -> SlotFacts | None:
         """See ``MovableSlot``."""
@@ -114,12 +114,10 @@ def advance_slot(
     if checkpoint_lsn <= 0:
         raise ConfigurationError("0/0 is not a checkpoint.", slot=slot_name)
     with of_slot(slot_name), sessions.connect(conninfo, slot=slot_name) as session:
-        slot = SlotOnServer(session, slot_name)
+        slot = SlotOnServer(session, conninfo, slot_name)
         server = slot.server()
         _refuse_other_system(server, system_identifier, slot_name, checkpoint_lsn)
-        check_timeline(
-            session, conninfo, server, then=timeline, end_lsn=checkpoint_lsn, slot=slot_name
-        )
+        check_timeline(conninfo, server, then=timeline, end_lsn=checkpoint_lsn, slot=slot_name)
         return move_slot(slot, checkpoint_lsn, system_identifier)
 
 
@@ -140,14 +138,7 @@ def move_slot(slot: MovableSlot, checkpoint_lsn: Lsn, system_identifier: str | N
     if confirmed >= checkpoint_lsn:
         log.info("Slot %s is at %s already.", slot_name, confirmed)
         return confirmed
-    if checkpoint_lsn > server.flush_lsn:
-        raise SourceChanged(
-            f"The lake is ahead of the source, which has written up to {server.flush_lsn} only.",
-            slot=slot_name,
-            lsn=checkpoint_lsn,
-            advice="this is another server, or one that was restored or promoted without the end "
-            f"of its WAL. {BEGIN_ANEW}",
-        )
+    check_written(server, checkpoint_lsn, slot_name)
     reach("advance.before_move")
     reached = slot.move(checkpoint_lsn)
     reach("advance.after_move")

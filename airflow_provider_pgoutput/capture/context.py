@@ -150,7 +150,7 @@ class CaptureContext:
 
     def confirm(self, lsn: Lsn) -> None:
         """Let the server forget what is sealed, up to ``lsn``."""
-        slot = SlotOnServer(self.session, self.request.slot_name)
+        slot = SlotOnServer(self.session, self.request.conninfo, self.request.slot_name)
         slot.wait_for_its_reader()
         move_slot(slot, lsn, self.server.system_identifier)
 

@@ -15,8 +15,13 @@ from airflow_provider_pgoutput.capture.source.slot import (
     check_slot,
     check_wal_level,
 )
-from airflow_provider_pgoutput.capture.source.timelines import BEGIN_ANEW
-from airflow_provider_pgoutput.errors import PgoutputError, SlotNotFound, SourceChanged
+from airflow_provider_pgoutput.capture.source.timelines import BEGIN_ANEW, check_written
+from airflow_provider_pgoutput.errors import (
+    PgoutputError,
+    SlotNotFound,
+    SourceChanged,
+    SourceUnavailable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -112,15 +117,11 @@ def _source(observed: Observed) -> Iterator[Finding]:
                 f"source. {BEGIN_ANEW}",
             ),
         )
-    elif checkpoint is not None and server.flush_lsn < checkpoint.end_lsn:
-        yield _problem(
-            "source",
-            SourceChanged(
-                f"The lake is at {checkpoint.end_lsn}, the source has written up to {server.flush_lsn} only: "
-                "it was restored from a backup, or a standby was promoted without the end of its WAL.",
-                advice=BEGIN_ANEW,
-            ),
-        )
+    elif checkpoint is not None:
+        try:
+            check_written(server, checkpoint.end_lsn, observed.slot_name)
+        except (SourceChanged, SourceUnavailable) as error:
+            yield _problem("source", error)
 
 
 def _slot(observed: Observed) -> Iterator[Finding]:

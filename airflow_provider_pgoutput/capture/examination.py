@@ -68,7 +68,7 @@ def _read_source(
 ) -> tuple[Server | None, SlotFacts | None]:
     try:
         with sessions.connect(conninfo, slot=slot_name) as session:
-            return read_server(session), read_slot(session, slot_name)
+            return read_server(session, conninfo), read_slot(session, slot_name)
     except SourceUnavailable as error:
         findings.append(Finding(PROBLEM, "source", error.message, error.advice or ""))
         return None, None
@@ -87,10 +87,7 @@ def _check_timeline(
         return
     then, slot_name = checkpoint.timeline, observed.slot_name
     try:
-        with sessions.connect(conninfo, slot=slot_name) as session:
-            check_timeline(
-                session, conninfo, server, then=then, end_lsn=checkpoint.end_lsn, slot=slot_name
-            )
+        check_timeline(conninfo, server, then=then, end_lsn=checkpoint.end_lsn, slot=slot_name)
     except (SourceChanged, SourceUnavailable) as error:
         findings.append(Finding(PROBLEM, "source", error.message, error.advice or ""))
 

@@ -96,7 +96,7 @@ def _stage_once(request: CaptureRequest) -> tuple[Manifest, str]:
     ):
         sessions.limit_lock_waits(session)
         # The flush LSN in here is the batch's target: taken once, before anything is read.
-        server = read_server(session)
+        server = read_server(session, request.conninfo)
         return stage_in(CaptureContext(request, area, session, server))
 
 

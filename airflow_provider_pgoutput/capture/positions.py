@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.request import NEVER
 from airflow_provider_pgoutput.capture.source.slot import check_two_phase_start
-from airflow_provider_pgoutput.capture.source.timelines import BEGIN_ANEW, check_timeline
+from airflow_provider_pgoutput.capture.source.timelines import (
+    BEGIN_ANEW,
+    check_timeline,
+    check_written,
+)
 from airflow_provider_pgoutput.capture.staging.overlaps import find_overlaps, newest_readable
 from airflow_provider_pgoutput.capture.staging.seal import find_ending
 from airflow_provider_pgoutput.errors import (
@@ -45,6 +49,7 @@ def check_source(context: CaptureContext, checkpoint: Checkpoint) -> None:
     """Refuse a source that is not the one whose changes the lake holds, or that is behind it.
 
     :raises SourceChanged: when it is.
+    :raises SourceUnavailable: when a standby has yet to replay so far.
     """
     server, slot_name = context.server, context.request.slot_name
     if server.system_identifier != checkpoint.system_identifier:
@@ -55,15 +60,8 @@ def check_source(context: CaptureContext, checkpoint: Checkpoint) -> None:
             lsn=checkpoint.end_lsn,
             advice=f"correct the connection. If this source is the right one now: {BEGIN_ANEW}",
         )
-    if server.flush_lsn < checkpoint.end_lsn:
-        raise SourceChanged(
-            f"The lake is ahead of the source, which has written up to {server.flush_lsn} only.",
-            slot=slot_name,
-            lsn=checkpoint.end_lsn,
-            advice=f"the source was restored or promoted without the end of its WAL. {BEGIN_ANEW}",
-        )
+    check_written(server, checkpoint.end_lsn, slot_name)
     check_timeline(
-        context.session,
         context.request.conninfo,
         server,
         then=checkpoint.timeline,

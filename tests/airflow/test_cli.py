@@ -245,7 +245,8 @@ def test_a_source_that_went_back_is_a_problem(
     lake.record(slot, "FF/0")
     code, findings = doctor(capsys, slot)
     assert code == 1
-    assert "restored from a backup" in findings[0]["what"]
+    assert "ahead of the source" in findings[0]["what"]
+    assert "restored" in findings[0]["do"]
     assert "another namespace" in findings[0]["do"]
 
 

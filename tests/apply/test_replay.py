@@ -164,7 +164,8 @@ def test_killed_in_place_it_is_noticed_and_run_again(
             raise _Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("airflow_provider_pgoutput.apply.replay.reach", reach)
+        for module in ("replay", "rewind"):
+            patched.setattr(f"airflow_provider_pgoutput.apply.{module}.reach", reach)
         with pytest.raises(_Killed):
             replay(spark, story.plan(1))
     story.one.insert(50, "next")
@@ -390,6 +391,33 @@ def test_a_snapshot_that_expired_is_not_guessed(spark: SparkSession, story: Stor
     with pytest.raises(TableRefused, match="not there any more"):
         replay(spark, story.plan(2))
     replay(spark, story.plan(0))
+    story.assert_whole()
+
+
+@pytest.mark.parametrize("left", ["history", "tags"])
+def test_the_snapshots_tell_what_a_checkpoint_that_was_rebuilt_does_not(
+    spark: SparkSession, story: Story, left: str
+) -> None:
+    """It has the newest row of each table only; the summaries and the tags have the others."""
+    name = f"{story.source.slot_name}.one"
+    spark.sql(
+        f"DELETE FROM lake.{story.source.slot_name}.pgoutput_checkpoint WHERE target = '{name}'"
+        f" AND end_lsn < '{story.checkpoint().sortable}'"
+    )
+    if left == "tags":
+        between = story.table(story.one).head
+        story.sql("DELETE FROM {sql} WHERE a = 1", story.one)
+        spark.sql(
+            f"CALL lake.system.expire_snapshots(table => '{name}', retain_last => 1,"
+            " older_than => TIMESTAMP '2100-01-01 00:00:00')"
+        )
+        assert story.table(story.one).java.snapshot(between) is not None, "its tag holds it"
+    else:
+        for tag in [each for each in story.table(story.one).java.refs() if each != "main"]:
+            spark.sql(f"ALTER TABLE lake.{name} DROP TAG {tag}")
+        story.sql("DELETE FROM {sql} WHERE a = 1", story.one)
+    assert story.rows(story.one) != source_rows(story.one)
+    replay(spark, story.plan(2, source_tables=("public.one",)))
     story.assert_whole()
 
 

@@ -212,7 +212,7 @@ def copied_in(source: Source, snapshot: ExportedSnapshot, **options: Any) -> Man
             source.request(**options),
             StagingArea(str(source.staging)),
             session,
-            read_server(session),
+            read_server(session, source.reader),
         )
         start, tables = snapshot.consistent_point, context.published()
         return stage_copies(context, start, tables, snapshot)[0]
@@ -288,7 +288,7 @@ def test_a_type_that_changed_without_a_rewrite_means_another_snapshot(
             source.request(),
             StagingArea(str(source.staging)),
             session,
-            read_server(session),
+            read_server(session, source.reader),
         )
         (published,) = context.published()
         source.execute("SET TimeZone = 'UTC'", f"ALTER TABLE t ALTER c TYPE {after}")

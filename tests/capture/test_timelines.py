@@ -77,7 +77,7 @@ def test_a_source_that_left_the_lakes_history_is_refused(
         assert "another namespace" in str(stop.value.advice)
     with sessions.connect(source.reader) as session:
         check = functools.partial(
-            check_timeline, session, source.reader, read_server(session), slot="promoted"
+            check_timeline, source.reader, read_server(session, source.reader), slot="promoted"
         )
         check(then=1, end_lsn=lake.end_lsn)
         check(then=None, end_lsn=ahead.end_lsn)

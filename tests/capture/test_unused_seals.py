@@ -188,7 +188,7 @@ def test_comparing_a_table_waits_for_no_lock(source: Source) -> None:
             source.request(publication_names=("p", "q")),
             StagingArea(str(source.staging)),
             session,
-            read_server(session),
+            read_server(session, source.reader),
         )
         tables = context.published()
         assert [each.name for each in tables] == ["public.m", "public.t"]

@@ -10,6 +10,10 @@ _SCHEMA = "test_schema_changes.py::"
 _LIFE = "test_table_life.py::"
 _EVENTS = "test_source_events.py::"
 _CAPTURE = "tests/capture/test_pipeline_refusals.py::"
+_STANDBY = (
+    "tests/capture/test_standby.py::"
+    "test_a_standby_is_read_over_a_promotion_of_its_primary_and_its_own"
+)
 _TIMELINES = "tests/capture/test_timelines.py::test_a_source_that_left_the_lakes_history_is_refused"
 
 #: Id, what happens, what must hold, and the test: in tests/conformance, or with its whole path.
@@ -267,7 +271,10 @@ NOT_RUN = (
         "C98",
         "a standby is promoted, with and without its slot",
         (
-            "needs a second server; what a run finds afterwards is tested: a promoted server that kept its"
+            "needs a second server, which is a test of its own: a standby that is read (16 and later), with"
+            " its slot, over a promotion of its primary and its own in"
+            f" `{_STANDBY}`."
+            " What a run finds afterwards is tested, too: a promoted server that kept its"
             f" slot in `{_TIMELINES}`, a slot that is gone in"
             f" `{_CAPTURE}test_a_slot_that_is_gone_is_not_made_anew`, WAL that ends before the checkpoint in"
             f" `{_CAPTURE}test_a_source_behind_the_lake_is_refused`"

@@ -2,7 +2,8 @@
 
 Read over a pinned session of its own. What is not here: the slot, and any row of a user's table.
 
-Source: https://www.postgresql.org/docs/current/catalogs.html
+Source: https://www.postgresql.org/docs/current/catalogs.html and
+https://www.postgresql.org/docs/current/protocol-replication.html (IDENTIFY_SYSTEM)
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.types.type_info import (
     ATTRIBUTE_QUERY,
@@ -23,7 +25,7 @@ from airflow_provider_pgoutput.capture.types.type_info import (
 from airflow_provider_pgoutput.errors import ConfigurationError, PublicationMissing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import psycopg
 
@@ -36,9 +38,8 @@ log = logging.getLogger(__name__)
 _SERVER_QUERY = """
 SELECT pg_catalog.current_setting('server_version_num')::pg_catalog.int4,
        (SELECT system_identifier FROM pg_catalog.pg_control_system())::pg_catalog.text,
-       CASE WHEN pg_catalog.pg_is_in_recovery()
-            THEN (SELECT timeline_id FROM pg_catalog.pg_control_checkpoint())
-            ELSE ('x' || pg_catalog.substr(pg_catalog.pg_walfile_name(
+       CASE WHEN NOT pg_catalog.pg_is_in_recovery()
+            THEN ('x' || pg_catalog.substr(pg_catalog.pg_walfile_name(
                     pg_catalog.pg_current_wal_lsn()), 1, 8))::pg_catalog.bit(32)::pg_catalog.int4
        END,
        pg_catalog.current_database()::pg_catalog.text,
@@ -47,7 +48,8 @@ SELECT pg_catalog.current_setting('server_version_num')::pg_catalog.int4,
             ELSE pg_catalog.pg_current_wal_flush_lsn()
        END::pg_catalog.text,
        pg_catalog.current_setting('wal_level'),
-       EXISTS (SELECT FROM pg_catalog.pg_replication_origin)
+       EXISTS (SELECT FROM pg_catalog.pg_replication_origin),
+       pg_catalog.pg_is_in_recovery()
 """
 
 _PUBLICATION_QUERY = """
@@ -109,6 +111,8 @@ class Server:
     wal_level: str
     #: Whether it knows other servers whose changes it may replicate.
     has_origins: bool = False
+    #: Whether it replays the WAL of another server.
+    is_standby: bool = False
 
     @property
     def major(self) -> int:
@@ -163,14 +167,24 @@ class PublishedTable:
         return f"{self.schema_name}.{self.table_name}"
 
 
-def read_server(session: Session) -> Server:
-    """Describe the system, and take its flush LSN: the target of a run that starts now."""
+def read_server(session: Session, conninfo: str | Mapping[str, Any]) -> Server:
+    """Describe the system, and take its flush LSN: the target of a run that starts now.
+
+    :param conninfo: what the session was opened with. Of a standby only a walsender knows the timeline: the
+        control file has the one of its last restart point, which may be minutes behind a promotion.
+    :raises SourceUnavailable: when the source does not answer.
+    """
     with translated():
         row = session.execute(_SERVER_QUERY).fetchone()
     assert row is not None, "a SELECT of scalars gives a row"
-    version, system_identifier, timeline, database, flush_lsn, wal_level, has_origins = row
+    version, system, timeline, database, flush_lsn, wal_level, has_origins, is_standby = row
+    if timeline is None:
+        with sessions.connect(conninfo, replication=True) as walsender, translated():
+            identified = walsender.execute("IDENTIFY_SYSTEM").fetchone()
+        assert identified is not None, "IDENTIFY_SYSTEM answers with a row"
+        timeline = int(identified[1])
     target = Lsn.parse(flush_lsn)
-    return Server(version, system_identifier, timeline, database, target, wal_level, has_origins)
+    return Server(version, system, timeline, database, target, wal_level, has_origins, is_standby)
 
 
 def read_publications(session: Session, names: Sequence[str]) -> tuple[Publication, ...]:

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: As ``TableMark.leaves_out`` has them: insert, update, delete, truncate.
+_OPERATIONS = frozenset("iudt")
+
 # age() is greater for older transactions; it survives the wrap-around of transaction ids.
 _CHANGED_QUERY = """
 SELECT p.pubname::pg_catalog.text, m.member
@@ -241,11 +244,20 @@ def refuse_other_names(
 
 
 def _has_gap(before: TableMark, now: TableMark) -> bool:
+    """Whether something that is published now was not, or not for all rows, at some time since."""
     kept = set(before.memberships) & set(now.memberships)
+    if not kept:
+        return True
+    out_before, out_now = dict(before.leaves_out), dict(now.leaves_out)
+    # Those that stay and have no filter carry all of their operations, whatever comes or goes beside.
+    carried = {
+        operation
+        for each in kept
+        if not each.endswith(FILTERED)
+        for operation in _OPERATIONS - {*out_before.get(each, ""), *out_now.get(each, "")}
+    }
     added = set(now.memberships) - kept
-    # One that stays, has no filter and leaves out no operation carries all, whatever comes or goes beside.
-    whole = kept - {*before.partial, *now.partial}
-    return not kept or (bool(added) and all(each.endswith(FILTERED) for each in whole))
+    return any(not carried.issuperset(_OPERATIONS - set(out_now.get(each, ""))) for each in added)
 
 
 def _refuse_other_root(publication: PublicationMark, slot_name: str) -> None:

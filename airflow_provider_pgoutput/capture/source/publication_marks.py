@@ -37,7 +37,9 @@ SELECT pubname::pg_catalog.text, oid::pg_catalog.int8, xmin::pg_catalog.text, pu
 
 _MEMBERSHIP_QUERY = """
 WITH RECURSIVE publication AS (
-    SELECT oid, puballtables, NOT (pubinsert AND pubupdate AND pubdelete AND pubtruncate) AS is_partial
+    SELECT oid, puballtables,
+           pg_catalog.concat(CASE WHEN NOT pubinsert THEN 'i' END, CASE WHEN NOT pubupdate THEN 'u' END,
+               CASE WHEN NOT pubdelete THEN 'd' END, CASE WHEN NOT pubtruncate THEN 't' END) AS leaves_out
       FROM pg_catalog.pg_publication WHERE pubname = ANY (%(names)s)
 ), published AS (
     SELECT u AS oid FROM pg_catalog.unnest(%(oids)s::pg_catalog.oid[]) AS u
@@ -52,13 +54,13 @@ WITH RECURSIVE publication AS (
 SELECT l.oid::pg_catalog.int8 AS oid,
        pg_catalog.format('table %%s%%s%%s', r.oid, l.steps,
                          CASE WHEN r.prqual IS NULL THEN '' ELSE ' filtered' END) AS mark,
-       p.is_partial
+       p.leaves_out
   FROM lineage l
   JOIN pg_catalog.pg_publication_rel r ON r.prrelid = l.member
   JOIN publication p ON p.oid = r.prpubid
  UNION ALL
 SELECT l.oid::pg_catalog.int8, pg_catalog.format('schema %%s since %%s%%s', n.oid, d.xmin, l.steps),
-       p.is_partial
+       p.leaves_out
   FROM lineage l
   JOIN pg_catalog.pg_class c ON c.oid = l.member
   JOIN pg_catalog.pg_publication_namespace n ON n.pnnspid = c.relnamespace
@@ -68,7 +70,7 @@ SELECT l.oid::pg_catalog.int8, pg_catalog.format('schema %%s since %%s%%s', n.oi
    AND d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
    AND d.refobjid = c.relnamespace
  UNION ALL
-SELECT t.oid::pg_catalog.int8, pg_catalog.format('all %%s', p.oid), p.is_partial
+SELECT t.oid::pg_catalog.int8, pg_catalog.format('all %%s', p.oid), p.leaves_out
   FROM published t CROSS JOIN publication p WHERE p.puballtables
  ORDER BY 1, 2
 """
@@ -137,11 +139,11 @@ def read_marks(
             _MEMBERSHIP_QUERY, {"names": list(publication_names), "oids": oids}
         ).fetchall()
     of_table: dict[int, list[str]] = {oid: [] for oid in oids}
-    partial: dict[int, list[str]] = {oid: [] for oid in oids}
-    for oid, mark, is_partial in memberships:
+    leaves_out: dict[int, list[tuple[str, str]]] = {oid: [] for oid in oids}
+    for oid, mark, operations in memberships:
         of_table[oid].append(mark)
-        if is_partial:
-            partial[oid].append(mark)
+        if operations:
+            leaves_out[oid].append((mark, operations))
     partitions = read_partitions(session, tables)
     return PublishedSet(
         tuple(PublicationMark(*row) for row in publications),
@@ -151,7 +153,7 @@ def read_marks(
                 each.name,
                 tuple(of_table[each.relation_oid]),
                 partitions[each.relation_oid],
-                tuple(partial[each.relation_oid]),
+                tuple(leaves_out[each.relation_oid]),
             )
             for each in tables
         ),

@@ -1,7 +1,7 @@
 """Where the history of the source left the one that the lake was filled from: after a promotion or a restore.
 
 Positions of two timelines can be compared only up to there. What is not here: whether the source is the same
-system at all, and has written so far (``capture/positions.py``).
+system at all (``capture/positions.py``).
 
 Source: https://www.postgresql.org/docs/current/protocol-replication.html (TIMELINE_HISTORY)
 """
@@ -9,19 +9,17 @@ Source: https://www.postgresql.org/docs/current/protocol-replication.html (TIMEL
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from psycopg import sql
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.errors import translated
-from airflow_provider_pgoutput.errors import SourceChanged
+from airflow_provider_pgoutput.errors import SourceChanged, SourceUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    import psycopg
 
     from airflow_provider_pgoutput.capture.source.catalog import Server
 
@@ -35,8 +33,33 @@ BEGIN_ANEW = (
 )
 
 
+def check_written(server: Server, end_lsn: Lsn, slot: str) -> None:
+    """Refuse a source that has not written as far as the lake is.
+
+    :param end_lsn: the checkpoint.
+    :raises SourceChanged: when it went back, or is another one.
+    :raises SourceUnavailable: when it is a standby, which may be behind the one that was read before, or was
+        started again and has yet to replay what it has.
+    """
+    if server.flush_lsn >= end_lsn:
+        return
+    if server.is_standby:
+        raise SourceUnavailable(
+            f"The source is a standby that has replayed the WAL up to {server.flush_lsn}; the lake is ahead.",
+            slot=slot,
+            lsn=end_lsn,
+            advice="wait until it has caught up. One that never does was restored, or follows a server that"
+            f" was promoted without the end of its WAL. {BEGIN_ANEW}",
+        )
+    raise SourceChanged(
+        f"The lake is ahead of the source, which has written up to {server.flush_lsn} only.",
+        slot=slot,
+        lsn=end_lsn,
+        advice=f"the source was restored or promoted without the end of its WAL. {BEGIN_ANEW}",
+    )
+
+
 def check_timeline(
-    session: psycopg.Connection[Any],
     conninfo: str | Mapping[str, object],
     server: Server,
     *,
@@ -54,10 +77,8 @@ def check_timeline(
     now = server.timeline
     if then is None or then == now:
         return
-    if now < then:
-        row = session.execute("SELECT pg_catalog.pg_is_in_recovery()").fetchone()
-        if row is not None and row[0]:
-            return  # A standby learns of a new timeline later.
+    if now < then and server.is_standby:
+        return  # It learns of a new timeline later.
     ended = end_of_timeline(conninfo, then, now=now, slot=slot) if now > then else None
     if ended is not None and ended >= end_lsn:
         log.info(

@@ -60,7 +60,7 @@ def test_a_deferrable_primary_key_is_a_key_but_no_replica_identity(
     session: psycopg.Connection[Any],
 ) -> None:
     session.execute("ALTER PUBLICATION p ADD TABLE u")
-    tables = read_published_tables(session, read_server(session), ["p"], Keys())
+    tables = read_published_tables(session, read_server(session, ""), ["p"], Keys())
     assert {table.name: table.key_columns for table in tables} == {
         "public.t": ("a",),
         "public.u": ("a",),

@@ -1,0 +1,170 @@
+"""Takes the tables of a replay in place back to where its first batch starts, all of them or none.
+
+A table goes back to the snapshot that the checkpoint table names for that position. Where it names none,
+because it was lost and rebuilt from the newest snapshots, the summaries of the table's own snapshots and its
+tags tell; else one of the batches has to hold a copy. What is not here: applying a batch (``replay.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.apply import checkpoint
+from airflow_provider_pgoutput.apply.iceberg import IcebergTable
+from airflow_provider_pgoutput.apply.java import entries
+from airflow_provider_pgoutput.apply.target import Target, refuse_other_deletes, start
+from airflow_provider_pgoutput.batch import checkpoint as words
+from airflow_provider_pgoutput.batch.crash_points import reach
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.errors import BatchGap, TableRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.apply.replay import Step
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.batch.plan import Plan
+
+logger = logging.getLogger(__name__)
+
+
+def go_back(
+    spark: SparkSession,
+    plan: Plan,
+    steps: Sequence[Step],
+    firsts: Mapping[str, tuple[Target, Manifest]],
+    progress: checkpoint.Progress,
+) -> frozenset[str]:
+    """Take all tables back; the targets that begin with a copy instead.
+
+    :param firsts: each table where it appears first, by target.
+    :raises BatchGap: the batches do not end where the lake is.
+    :raises TableRefused: a table can neither go back nor begin with a copy; none has moved then.
+    """
+    last = steps[-1].batch.manifest
+    if progress.end_lsn != last.end_lsn:
+        raise BatchGap(
+            f"The batches end at {last.end_lsn}, and the checkpoint is {progress.end_lsn}: another run"
+            " applied a batch meanwhile.",
+            slot=last.slot_name,
+            lsn=last.end_lsn,
+            advice="run the task again.",
+        )
+    from_lsn = steps[0].batch.manifest.start_lsn
+    known = checkpoint.snapshots_at(spark, plan, last, from_lsn)
+    copied: set[str] = set()
+    ways: list[tuple[IcebergTable, int]] = []
+    for name, (target, manifest) in firsts.items():
+        _refuse_other_target(target, progress)
+        table = IcebergTable.load(spark, target.name)
+        snapshot_id = None
+        if table is not None:
+            end_lsn, snapshots = known.get(name, (None, ()))
+            named = (each for each in snapshots if table.end_of(each) == end_lsn)
+            snapshot_id = next(named, None) or snapshot_at(table, manifest, from_lsn)
+            # Foreign tables are refused here; how far it is does not matter.
+            start(spark, target, manifest, checkpoint.Progress(from_lsn))
+            refuse_other_deletes(target, table)
+        _refuse_other_columns(steps, target, table, snapshot_id)
+        if table is not None and snapshot_id is not None:
+            ways.append((table, snapshot_id))
+        elif target.source.copy_lsn and not target.is_log:
+            copied.add(name)
+        else:
+            raise TableRefused(
+                f"The snapshot of the table at {from_lsn} is not there any more, and no batch copies it.",
+                slot=manifest.slot_name,
+                table=name,
+                lsn=from_lsn,
+                advice="begin where the table was copied, or copy it again (copy_tables); a change log cannot"
+                " begin anew in place: replay it into another namespace.",
+            )
+    if untouched := sorted(set(progress.tables) - set(firsts)):
+        logger.info(
+            "No batch has a change of these, so they stay as they are: %s.", ", ".join(untouched)
+        )
+    for table, snapshot_id in ways:
+        if table.head != snapshot_id:
+            logger.info("%s goes back to snapshot %d.", table.name.target, snapshot_id)
+            table.go_back(snapshot_id)
+        reach("replay.after_rollback")
+    return frozenset(copied)
+
+
+def _refuse_other_target(target: Target, progress: checkpoint.Progress) -> None:
+    """Refuse to make a second table of one that the pipeline writes under another name."""
+    earlier = progress.target_of.get(target.source.relation_oid)
+    if earlier is not None and earlier != target.name.target:
+        raise TableRefused(
+            f"The pipeline writes the table to {earlier}.",
+            table=target.source.name,
+            advice="give table_options as the pipeline has them.",
+        )
+
+
+def _refuse_other_columns(
+    steps: Sequence[Step], target: Target, table: IcebergTable | None, snapshot_id: int | None
+) -> None:
+    """Refuse to replay a change of the columns into a table that has them already.
+
+    Rows of before the change would lack what the change gave them then.
+    """
+    versions = [
+        version.columns
+        for step in steps
+        for each in step.targets
+        if each.name == target.name
+        for version in each.source.versions
+    ]
+    # Numbers tell a column from one that was dropped before it; batches of version 0.1 lack them.
+    numbered = all(column.attribute_number for columns in versions for column in columns)
+    shapes = {
+        tuple((each.name, each.lake_type, numbered and each.attribute_number) for each in columns)
+        for columns in versions
+    }
+    other = table is not None and snapshot_id is not None and table.has_other_columns(snapshot_id)
+    if len(shapes) > 1 or other:
+        raise TableRefused(
+            "The table's columns changed since, so it cannot go back in place.",
+            table=target.name.target,
+            advice="replay into another namespace, begin after the change, or copy the table again"
+            " (copy_tables).",
+        )
+
+
+def snapshot_at(table: IcebergTable, manifest: Manifest, lsn: Lsn) -> int | None:
+    """The snapshot that holds all batches of a slot by ``lsn`` and no later one, as the table itself tells.
+
+    It ends there, in main's history or under a tag; or main's history goes on from it with a batch that ends
+    later, and nothing between expired. None: no snapshot is proved to be that.
+
+    :param manifest: a batch of the slot.
+    """
+    goes_past = False
+    for snapshot in table.history():
+        end = _end_of(snapshot, manifest)
+        if end is not None and end <= lsn:
+            if goes_past or end == lsn:
+                return int(snapshot.snapshotId())
+            break
+        goes_past = goes_past or end is not None
+    for _, reference in entries(table.java.refs()):
+        if reference.isTag():
+            snapshot = table.java.snapshot(reference.snapshotId())
+            if _end_of(snapshot, manifest) == lsn:
+                return int(snapshot.snapshotId())
+    return None
+
+
+def _end_of(snapshot: Any, manifest: Manifest) -> Lsn | None:
+    """Where the batch of the manifest's slot and system ends that left a snapshot; None: there is none."""
+    summary = snapshot.summary()
+    ours = (manifest.slot_name, manifest.system_identifier)
+    if (summary.get(words.SUMMARY_SLOT), summary.get(words.SUMMARY_SYSTEM_IDENTIFIER)) != ours:
+        return None
+    text = summary.get(words.SUMMARY_END_LSN)
+    return Lsn.parse(text) if text else None
