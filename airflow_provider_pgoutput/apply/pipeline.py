@@ -19,7 +19,11 @@ from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 from airflow_provider_pgoutput.apply.prepare import isolated
 from airflow_provider_pgoutput.apply.publish import prepare_on_main, publish, remove_dead_branches
 from airflow_provider_pgoutput.apply.row_work import SPARK, RowWork
-from airflow_provider_pgoutput.apply.side_tables import append_messages, append_rejected
+from airflow_provider_pgoutput.apply.side_tables import (
+    append_messages,
+    append_rejected,
+    check_side_tables,
+)
 from airflow_provider_pgoutput.apply.staged import open_batch
 from airflow_provider_pgoutput.apply.target import (
     Start,
@@ -89,6 +93,7 @@ def _apply(spark: SparkSession, plan: Plan, work: RowWork) -> ApplyResult:
     if over:
         logger.info("The batch was applied before; the checkpoint is %s.", progress.end_lsn)
         return result
+    check_side_tables(spark, batch)
     todo = [target for target in found if not starts[target.name.target].done]
     skipped = [target for target in found if starts[target.name.target].done]
 

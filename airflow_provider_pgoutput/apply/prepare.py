@@ -143,6 +143,8 @@ class TablePreparation(Preparation):
             if rows is not None:
                 names = [each.name for each in self.columns]
                 writer.delete_keys(rows, [names.index(each) for each in self._key])
+            # Their key may be a column that came later, or that an attempt of this batch added.
+            writer.delete_without_key(self._key)
             writer.mark_all_deleted(OP_COLUMN)
         elif not self.target.is_log:
             if not self.empty:

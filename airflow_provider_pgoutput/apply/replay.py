@@ -23,7 +23,11 @@ from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import applied_tables, write_tables
 from airflow_provider_pgoutput.apply.prepare import isolated
 from airflow_provider_pgoutput.apply.rewind import go_back
-from airflow_provider_pgoutput.apply.side_tables import append_messages, append_rejected
+from airflow_provider_pgoutput.apply.side_tables import (
+    append_messages,
+    append_rejected,
+    check_side_tables,
+)
 from airflow_provider_pgoutput.apply.staged import StagedBatch, open_batch
 from airflow_provider_pgoutput.apply.target import (
     Start,
@@ -96,6 +100,8 @@ def _replay(spark: SparkSession, plan: Plan) -> ReplayResult:
     steps = _steps(spark, plan, plan.replay)
     first, last = steps[0].batch.manifest, steps[-1].batch.manifest
     progress = checkpoint.read(spark, plan, first)
+    for step in steps:
+        check_side_tables(spark, step.batch)
     if plan.replay.in_place:
         copied = go_back(spark, plan, steps, _firsts(steps), progress)
     else:

@@ -84,7 +84,8 @@ def keep_foreign(
 ) -> tuple[DataFrame, dict[str, str]]:
     """Give rows what the target holds under their key in columns that are not the source's.
 
-    Read now: the rows are deleted from the branch before they are written again.
+    Read now: the rows are deleted from the branch before they are written again. Of several under one key,
+    which become one row, one gives its values.
 
     :param target: the target's rows in its own columns.
     :return: the rows with further columns, and the names of these by column of the target.
@@ -97,8 +98,9 @@ def keep_foreign(
     )
     same = [F.col(f"k{name}") == F.col(name) for name in keys.values()]
     wanted = rows.select(*keys.values()).distinct()
-    held = held.join(wanted, same, "left_semi").localCheckpoint()
-    return rows.join(held, same, "left").drop(*(f"k{name}" for name in keys.values())), names
+    held_keys = [f"k{name}" for name in keys.values()]
+    held = held.join(wanted, same, "left_semi").dropDuplicates(held_keys).localCheckpoint()
+    return rows.join(held, same, "left").drop(*held_keys), names
 
 
 def keep_unsent(rows: DataFrame, target: DataFrame, segment: Segment) -> DataFrame:
@@ -114,8 +116,8 @@ def keep_unsent(rows: DataFrame, target: DataFrame, segment: Segment) -> DataFra
     )
     same = [F.col(f"k{name}") == F.col(name) for name in segment.key_names]
     wanted = rows.select(*segment.key_names).distinct()
-    held = held.join(wanted, same, "left_semi").localCheckpoint()
     held_keys = [f"k{name}" for name in segment.key_names]
+    held = held.join(wanted, same, "left_semi").dropDuplicates(held_keys).localCheckpoint()
     return rows.drop(*names).join(held, same, "left").drop(*held_keys)
 
 

@@ -57,6 +57,29 @@ class SideTable:
     comment: str
 
 
+def check_side_tables(spark: SparkSession, batch: StagedBatch) -> None:
+    """Look at the tables that the batch appends to, before anything is published.
+
+    :raises TableRefused: one was filled from a slot of this name of another system.
+    """
+    manifest = batch.manifest
+    wanted = ((REJECTED_TABLE, manifest.rejected_files), (MESSAGES_TABLE, manifest.message_files))
+    for each in [_name(batch, table) for table, files in wanted if files]:
+        table = IcebergTable.load(spark, each)
+        if table is not None:
+            _refuse_other_system(each, table.marker(manifest.slot_name), manifest)
+
+
+def _refuse_other_system(name: TableName, marker: Marker | None, manifest: Manifest) -> None:
+    if marker and marker.system_identifier != manifest.system_identifier:
+        raise TableRefused(
+            f"The table has rows of a slot of this name of system {marker.system_identifier}; the batch"
+            f" is of system {manifest.system_identifier}.",
+            table=name.target,
+            advice="name the new source's slot otherwise, or drop this table if it is no longer needed.",
+        )
+
+
 def append_rejected(spark: SparkSession, batch: StagedBatch, floor: Lsn | None = None) -> None:
     """Append the rejected values, unless their table has them.
 
@@ -107,13 +130,7 @@ def _append(
     for attempt in range(1, _ATTEMPTS + 1):
         table.java.refresh()
         marker = table.marker(manifest.slot_name)
-        if marker and marker.system_identifier != manifest.system_identifier:
-            raise TableRefused(
-                f"The table has rows of a slot of this name of system {marker.system_identifier}; the batch"
-                f" is of system {manifest.system_identifier}.",
-                table=name.target,
-                advice="name the new source's slot otherwise, or drop this table if it is no longer needed.",
-            )
+        _refuse_other_system(name, marker, manifest)
         if marker and marker.end_lsn >= manifest.end_lsn:
             return
         branch, base = f"{BRANCH_PREFIX}{manifest.batch_id[:16]}_{uuid.uuid4().hex[:8]}", table.head

@@ -161,6 +161,12 @@ class BranchWriter:
         kept.writeTo(self._sql_name).option("check-nullability", "false").append()
         self._follow()
 
+    def delete_without_key(self, key: Sequence[str]) -> None:
+        """Delete the rows that lack a value of the key, which no change of the source would find."""
+        lacking = " OR ".join(f"{quote(name)} IS NULL" for name in key)
+        self._spark.sql(f"DELETE FROM {self._sql_name} WHERE {lacking}")  # noqa: S608 - quoted
+        self._follow()
+
     def mark_all_deleted(self, op_column: str) -> None:
         """Soft delete: mark every row of the branch as deleted."""
         op, gone = quote(op_column), f"'{staged.DELETE}'"

@@ -31,8 +31,9 @@ class PgoutputReplayOperator(SparkApplyOperator):
     """Apply staged batches again, from a saved LSN on, and return what that did.
 
     Without ``target_namespace`` the tables are rebuilt in place: they go back to where they were at
-    ``from_lsn``, and forward to where the lake is. What others wrote to them since is undone. Pause the
-    pipeline's DAG meanwhile; a run of it would be refused, and would lose nothing.
+    ``from_lsn``, and forward to where the lake is. What others wrote to them since is undone (with
+    ``soft_delete`` and from a copy: is marked as deleted). Pause the pipeline's DAG meanwhile; a run of it
+    would be refused, and would lose nothing.
 
     With ``target_namespace`` the batches go into tables of that namespace, made as needed, in any mode.
     A table in mode ``upsert`` must begin with its copy, so with the batch that holds it.

@@ -70,9 +70,12 @@ def test_messages_of_another_system_are_not_taken_for_ours(
     apply_batch(spark, source.stage())
     spark.sql(f"DROP TABLE {TableName('lake', source.slot_name, CHECKPOINT_TABLE).sql}")
     source.system_identifier = "another"
+    source.table("t", (column("a"),), key=("a",)).insert(1)
     emit(source)
     with pytest.raises(TableRefused, match="a slot of this name of system 7301"):
         apply_batch(spark, source.stage())
+    # Else the table would be one of the other slot's: neither way on that the error names would help.
+    assert IcebergTable.load(spark, TableName("lake", source.slot_name, "t")) is None
 
 
 def test_a_batch_that_is_applied_again_appends_nothing(spark: SparkSession, source: Source) -> None:

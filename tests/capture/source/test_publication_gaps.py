@@ -129,6 +129,24 @@ def test_a_publication_without_all_operations_fills_no_gap_of_another(source: So
     assert copied(source.stage(publication_names=names, checkpoint=later)) == set()
 
 
+def test_a_publication_that_brings_no_operation_brings_no_copy(source: Source) -> None:
+    rows = "insert, update, delete"
+    source.execute(
+        "CREATE TABLE u(a int PRIMARY KEY)",
+        f"CREATE PUBLICATION most FOR ALL TABLES WITH (publish = '{rows}')",
+        f"CREATE PUBLICATION same FOR TABLE u WITH (publish = '{rows}')",
+        "CREATE PUBLICATION truncates FOR TABLE u WITH (publish = 'truncate')",
+    )
+    lake = lake_with(source.stage(publication_names=["most"]))
+    source.execute("INSERT INTO u VALUES (1)")
+    batch = source.stage(publication_names=["most", "same"], checkpoint=lake)
+    assert copied(batch) == set()
+    later = dataclasses.replace(lake_with(batch), tables=lake.tables)
+    source.execute("INSERT INTO u VALUES (2)")
+    names = ["most", "same", "truncates"]
+    assert copied(source.stage(publication_names=names, checkpoint=later)) == {"public.u"}
+
+
 def test_more_rows_than_a_filter_let_through_are_copied(source: Source) -> None:
     source.execute(*SETUP)
     lake = lake_with(source.stage(publication_names=["q"]))
