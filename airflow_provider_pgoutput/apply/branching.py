@@ -122,6 +122,7 @@ class Preparation(ABC):
                     "The columns changed after the table was looked at.", table=table.name.target
                 )
         self.evolved = self.evolve(table)
+        reach("apply.after_columns")
         table.create_branch(self.branch, self.start.head)
         # Whatever moved main until now moved it before the branch, so the fence would not see it.
         self._refuse_moved(table)

@@ -10,6 +10,7 @@ import functools
 import logging
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import SlotOnServer, move_slot
 from airflow_provider_pgoutput.capture.copying import copy_published
@@ -141,12 +142,14 @@ class CaptureContext:
     def create_slot(self) -> ExportedSnapshot:
         """Make the slot, with a snapshot of its first position."""
         request = self.request
-        return create_slot(
+        snapshot = create_slot(
             request.conninfo,
             request.slot_name,
             two_phase=self.options.two_phase,
             failover=request.failover,
         )
+        reach("stage.after_slot")
+        return snapshot
 
     def confirm(self, lsn: Lsn) -> None:
         """Let the server forget what is sealed, up to ``lsn``."""
@@ -157,6 +160,7 @@ class CaptureContext:
     def drop_slot(self, slot: SlotFacts) -> None:
         """Drop the slot, which is of no use any more."""
         drop_slot(self.session, slot)
+        reach("stage.after_drop")
 
     def check_may_copy(self, tables: Sequence[PublishedTable]) -> None:
         """Refuse to begin a copy that the role may not make."""

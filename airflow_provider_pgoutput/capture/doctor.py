@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from airflow_provider_pgoutput.batch.layout import manifest_path
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.source.slot import (
     check_not_ahead,
@@ -237,7 +238,7 @@ def _tables(observed: Observed) -> Iterator[Finding]:
                 PROBLEM,
                 target,
                 f"The checkpoint says {row.end_lsn}, the table says {says}: it was rolled back.",
-                f"set main to its newest snapshot again, or copy it again: copy_tables=[{row.table_name!r}].",
+                _ways_forward(table, row.table_name or table.source_name),
             )
     for table in observed.lake.tables:
         if table.went_back and table.target not in newest:
@@ -245,8 +246,7 @@ def _tables(observed: Observed) -> Iterator[Finding]:
                 PROBLEM,
                 table.target,
                 "The table does not hold the batch that was published last: it was rolled back.",
-                "set main to its newest snapshot again, or drop the table and copy it again: "
-                f"copy_tables=[{table.source_name!r}].",
+                _ways_forward(table, table.source_name),
             )
         if table.marker and checkpoint and table.marker.end_lsn > checkpoint.end_lsn:
             yield Finding(
@@ -256,6 +256,21 @@ def _tables(observed: Observed) -> Iterator[Finding]:
                 f"{checkpoint.end_lsn}: an apply died after it published this table.",
                 "run the apply task again; what is there already is passed over.",
             )
+
+
+def _ways_forward(table: LakeTable, source_name: str) -> str:
+    """What makes a table whole that was rolled back, the cheapest way first."""
+    ways = []
+    if table.published_snapshot_id is not None:
+        snapshot = f"'{table.target}', {table.published_snapshot_id}"
+        ways.append(f"undo it in Spark: CALL <catalog>.system.set_current_snapshot({snapshot})")
+    if table.marker is not None:
+        replay = (
+            f"PgoutputReplayOperator(from_lsn='{table.marker.end_lsn}', tables=[{source_name!r}])"
+        )
+        ways.append(f"apply its batches again: {replay}")
+    ways.append(f"copy it again: copy_tables=[{source_name!r}]")
+    return "; or ".join(ways) + "."
 
 
 def _gone(observed: Observed, row: Recorded, newest: Mapping[str, Recorded]) -> Finding:
@@ -323,13 +338,18 @@ def _staging(observed: Observed) -> Iterator[Finding]:
                 "run the stage task: it stages anew what the source has; do not apply this batch.",
             )
         elif checkpoint is not None and manifest.start_lsn > position:
+            confirmed = None if observed.slot is None else observed.slot.confirmed_flush_lsn
+            path = manifest_path(
+                manifest.slot_name, manifest.start_lsn, manifest.end_lsn, manifest.batch_id
+            )
             yield Finding(
                 PROBLEM,
                 "staging",
                 f"The batch {_range(manifest)} starts past the checkpoint {position}: the batch between is "
                 "missing.",
-                "find the batch between. While the slot is not past the checkpoint, remove this manifest: the"
-                " next run stages everything from there on.",
+                "bring back the batch between. If it is lost for good: run once with on_slot_lost='copy'."
+                if confirmed is None or confirmed > position
+                else f"remove {path} from the staging area: the next run stages all from {position} on.",
             )
         else:
             position = max(position, manifest.end_lsn)

@@ -91,6 +91,8 @@ class LakeTable:
     branches: Mapping[str, datetime]
     #: Whether main says something else than what was published last: somebody rolled it back.
     went_back: bool = False
+    #: The newest snapshot that the batch left which was published last; None: it is gone, or not known.
+    published_snapshot_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +227,7 @@ def _lake_table(table: Table, target: str, slot_name: str) -> LakeTable:
         and (snapshot := table.snapshot_by_id(reference.snapshot_id)) is not None
     }
     marker = _marker(table, slot_name)
+    published = properties.get(words.PROPERTY_APPLIED + slot_name)
     return LakeTable(
         target=target,
         source_name=properties[words.PROPERTY_SOURCE_TABLE],
@@ -232,15 +235,26 @@ def _lake_table(table: Table, target: str, slot_name: str) -> LakeTable:
         system_identifier=properties[words.PROPERTY_SYSTEM_IDENTIFIER],
         marker=marker,
         branches=branches,
-        went_back=_went_back(table, slot_name, marker),
+        went_back=published is not None and _went_back(published, marker),
+        published_snapshot_id=None if published is None else _snapshot_of(table, published),
     )
 
 
-def _went_back(table: Table, slot_name: str, marker: AppliedMarker | None) -> bool:
+def _snapshot_of(table: Table, published: str) -> int | None:
+    """The newest snapshot of a batch, in main's history or beside it."""
+    batch_id = published.split(" ")[1]
+    found = [
+        each
+        for each in table.snapshots()
+        if each.summary is not None
+        and each.summary.additional_properties.get(words.SUMMARY_BATCH_ID) == batch_id
+    ]
+    newest = max(found, key=lambda each: each.sequence_number or 0, default=None)
+    return None if newest is None else newest.snapshot_id
+
+
+def _went_back(text: str, marker: AppliedMarker | None) -> bool:
     """The same as apply's ``IcebergTable.was_rolled_back``."""
-    text = table.properties.get(words.PROPERTY_APPLIED + slot_name)
-    if text is None:
-        return False
     system_identifier, batch_id, end_lsn, *_ = text.split(" ")
     published = (system_identifier, batch_id, Lsn.parse(end_lsn))
     return marker is None or published != (

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.context import CaptureContext
 from airflow_provider_pgoutput.capture.positions import (
@@ -169,7 +168,6 @@ class _Capture:
         with self._context.create_slot() as snapshot:
             point = snapshot.consistent_point
             log.info("Created slot %s at %s.", slot_name, point)
-            reach("stage.after_slot")
             return stage_copies(self._context, point, self._first_tables(), snapshot)
 
     def first_batch_of_existing_slot(self, slot: SlotFacts) -> tuple[Manifest, str]:

@@ -283,6 +283,10 @@ def test_tables_that_are_gone_or_went_back_are_problems(
     assert set(problems) == {TARGET, "shop.public__u"}
     assert "rolled back" in problems[TARGET]
     assert "gone" in problems["shop.public__u"]
+    advice = {each["where"]: each["do"] for each in findings}
+    replay = f"PgoutputReplayOperator(from_lsn='{healthy}', tables=['public.t'])"
+    assert replay in advice[TARGET]
+    assert "copy_tables=['public.t']" in advice[TARGET]
 
 
 def test_a_table_whose_source_left_and_that_was_dropped_is_a_note(
@@ -381,6 +385,9 @@ def test_no_checkpoint_is_made_of_tables_that_were_rolled_back(
     problems = {each["where"]: each["what"] for each in findings}
     assert (code, set(problems)) == (1, {"checkpoint", TARGET})
     assert "rolled back" in problems[TARGET]
+    advice = next(each["do"] for each in findings if each["where"] == TARGET)
+    undo = f"CALL <catalog>.system.set_current_snapshot('{TARGET}', {newest.snapshot_id})"
+    assert undo in advice
     set_main(newest.snapshot_id)
     assert doctor(capsys, slot, "--repair")[0] == 0
 
@@ -475,6 +482,8 @@ def test_what_waits_in_the_staging_area_is_named(
     code, findings = doctor(capsys, slot, *staging)
     assert code == 1
     assert "is missing" in findings[1]["what"]
+    orphan = f"{slot}/manifests/{second.sortable}-{third.sortable}-"
+    assert orphan in findings[1]["do"], "the slot still holds what lies between"
     lost = manifest(
         lake, slot, first, second, changes=1, path=f"{slot}/data/x/1-v1/changes.parquet"
     )

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
-POINTS = crash_points("capture")
+#: Only where a slot is lost: ``test_lost_slot_crashes.py``.
+AFTER_A_LOSS = "stage.after_drop"
+POINTS = [each for each in crash_points("capture") if each != AFTER_A_LOSS]
 #: F01 to F05 and F19; copies have ``test_copy_crashes.py``, and ``make test ALL=1`` kills at the others, too.
 ALWAYS = {
     "stage.before_read",

@@ -36,7 +36,9 @@ _MOST_TIMES = 12
 
 #: Passed by the very first run only.
 FIRST_POINT = "stage.after_slot"
-CAPTURE_POINTS = [each for each in crash_points("capture") if each != FIRST_POINT]
+#: Passed only where a slot is lost: ``test_lost_slot_crashes.py``.
+LOSS_POINT = "stage.after_drop"
+CAPTURE_POINTS = [each for each in crash_points("capture") if each not in {FIRST_POINT, LOSS_POINT}]
 APPLY_POINTS = [each for each in crash_points("apply") if not each.startswith("replay.")]
 #: By kind: options of the stage task, and of the plan.
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -205,6 +205,7 @@ def seal(
         # Before: who dies in between leaves no batch, and not the one that was given up.
         _remove_those_that_hold(area, manifest, lake_lsn or manifest.start_lsn)
     _remove_undone(area, manifest, lake_lsn or manifest.start_lsn)
+    reach("stage.before_manifest")
     area.write_whole(path, manifest.to_json().encode("ascii"))
     reach("stage.after_manifest")
     if lake_lsn is not None:
