@@ -226,8 +226,18 @@ class Pipeline:
 
 def newest_run() -> RunState:
     """What Airflow's database says of the DAG run that was made last."""
+    return _state(-1)
+
+
+def oldest_run() -> RunState:
+    """What Airflow's database says of the DAG run that was made first."""
+    return _state(0)
+
+
+def _state(place: int) -> RunState:
     with metadata_database() as database:
-        ((run_id,),) = database.execute("SELECT run_id FROM dag_run ORDER BY id DESC LIMIT 1")
+        runs = database.execute("SELECT run_id FROM dag_run ORDER BY id").fetchall()
+        (run_id,) = runs[place]
         tasks = database.execute(
             "SELECT task_id, state, try_number FROM task_instance WHERE run_id = ?", (run_id,)
         ).fetchall()

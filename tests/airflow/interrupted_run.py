@@ -1,8 +1,9 @@
 """A run of the example DAG as a program that dies right after a task pushed its XCom, and is taken up again.
 
 ``interrupted_run.py start CONF [TASK]`` runs the DAG as ``airflow dags test`` does; ``resume [TASK]`` takes
-up the newest run where it was left. Named, the task's process ends by SIGKILL when the value that the task
-returned is in Airflow's database and before anything else is. What is not here: any look at the result.
+up the run that did not end where it was left. Named, the task's process ends by SIGKILL when the value that
+the task returned is in Airflow's database and before anything else is. ``clear`` clears all tasks of the oldest
+run as ``airflow tasks clear`` does. What is not here: any look at the result.
 """
 
 from __future__ import annotations
@@ -38,6 +39,20 @@ def start(conf: str) -> None:
     main()
 
 
+def clear() -> None:
+    """Clear the oldest run, which ended."""
+    from airflow.__main__ import main
+    from airflow.models.dagrun import DagRun
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    oldest = select(DagRun.logical_date).where(DagRun.dag_id == DAG_ID).order_by(DagRun.id).limit(1)
+    with create_session() as session:
+        date = session.scalar(oldest).isoformat()
+    sys.argv = ["airflow", "tasks", "clear", DAG_ID, "--yes", "-s", date, "-e", date]
+    main()
+
+
 def resume() -> None:
     """Fail what lost its heartbeat, as the scheduler does, and go on with the same run.
 
@@ -54,9 +69,11 @@ def resume() -> None:
     dag = get_bagged_dag(None, DAG_ID)
     for task in dag.tasks:
         task.retry_delay = timedelta(0)
-    newest = select(DagRun).where(DagRun.dag_id == DAG_ID).order_by(DagRun.id.desc()).limit(1)
+    begun = (DagRunState.QUEUED, DagRunState.RUNNING)
+    wanted = select(DagRun).where(DagRun.dag_id == DAG_ID, DagRun.state.in_(begun))
     with create_session() as session:
-        run = session.scalar(newest)
+        run = session.scalars(wanted).one()
+        run.state = DagRunState.RUNNING
         run.dag = DagSerialization.deserialize_dag(DagSerialization.serialize_dag(dag))
         for instance in run.get_task_instances(session=session):
             if instance.state == TaskInstanceState.RUNNING:
@@ -79,7 +96,7 @@ def main() -> None:
     conf = [rest.pop(0)] if command == "start" else []
     if rest:
         kill_after_xcom(*rest)
-    {"start": start, "resume": resume}[command](*conf)
+    {"start": start, "resume": resume, "clear": clear}[command](*conf)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.checkpoint import read_checkpoint
-from tests.airflow.example_pipeline import TABLES, RunState, newest_run
+from tests.airflow.example_pipeline import TABLES, RunState, newest_run, oldest_run
 
 if TYPE_CHECKING:
     from tests.airflow.example_pipeline import Pipeline
@@ -122,4 +122,18 @@ def test_f06_a_task_killed_after_its_xcom_is_repeated_with_the_same_batch(
     assert batch["changes"] > 0
     assert sealed_batches(pipeline) == 2
     assert positions(pipeline) == (Lsn.parse(batch["end_lsn"]),) * 2
+    assert pipeline.lake_rows() == wanted
+    a_whole_old_run_is_cleared(pipeline, Lsn.parse(batch["end_lsn"]))
+
+
+def a_whole_old_run_is_cleared(pipeline: Pipeline, at: Lsn) -> None:
+    """F16: its stage task, too, which goes on from the checkpoint and not from where the run began."""
+    wanted = pipeline.source_rows()
+    assert pipeline.python(PROGRAM, "clear") == 0, pipeline.log[-5000:]
+    assert pipeline.python(PROGRAM, "resume") == 0, pipeline.log[-5000:]
+    run = oldest_run()
+    assert set(run.tasks.values()) == {("success", 3)}
+    assert Lsn.parse(run.values["stage"]["start_lsn"]) == at
+    end = Lsn.parse(run.values["stage"]["end_lsn"])
+    assert positions(pipeline) == (end, end)
     assert pipeline.lake_rows() == wanted
