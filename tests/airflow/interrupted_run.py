@@ -2,8 +2,8 @@
 
 ``interrupted_run.py start CONF [TASK]`` runs the DAG as ``airflow dags test`` does; ``resume [TASK]`` takes
 up the run that did not end where it was left. Named, the task's process ends by SIGKILL when the value that
-the task returned is in Airflow's database and before anything else is. ``clear`` clears all tasks of the oldest
-run as ``airflow tasks clear`` does. What is not here: any look at the result.
+the task returned is in Airflow's database and before anything else is. ``clear`` clears all tasks of the
+oldest run as ``airflow tasks clear`` does. What is not here: any look at the result.
 """
 
 from __future__ import annotations
