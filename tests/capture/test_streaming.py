@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -398,3 +399,33 @@ def test_two_phase_is_switched_on_at_the_checkpoint_only(prepares: Source) -> No
     source.execute("COMMIT PREPARED 'g'")
     third = source.stage(checkpoint=checkpoint_of(second), options=TWO_PHASE)
     assert keys(source, third) == [1]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_f08_a_reader_killed_with_an_unfinished_transaction_on_its_disk(
+    streaming: Source,
+    transport: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it had spilled is removed by the next reader, which reads the transaction again, whole."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    lake = checkpoint_of(streaming.stage())
+    rows = 80_000
+    with psycopg.connect(streaming.conninfo) as unfinished:
+        unfinished.execute(
+            f"INSERT INTO u SELECT g, repeat(md5(g::text), 32) FROM generate_series(1, {rows}) g"
+        )
+        streaming.execute("INSERT INTO t VALUES (1, 'committed meanwhile')")
+        options = {"transport": transport, "checkpoint": lake}
+        assert streaming.stage_in_process("stage.after_spill:2", **options) == -9
+        (spilled,) = scratch.glob("pgoutput-spill-*/*")
+        unfinished.commit()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    whole = streaming.stage(**options)
+    assert len(streaming.changes(whole, "public.t")) == 1
+    found = [row["a"] for row in streaming.changes(whole, "public.u")]
+    assert len(found) == len(set(found)) == rows
+    assert not spilled.exists()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.faults.crash_points import crash_points
+from tests.faults.crash_points import ELSEWHERE, crash_points
 from tests.faults.processes import advance_in_process, stage_in_process
 
 if TYPE_CHECKING:
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
-#: Only where a slot is lost: ``test_lost_slot_crashes.py``.
-AFTER_A_LOSS = "stage.after_drop"
-POINTS = [each for each in crash_points("capture") if each != AFTER_A_LOSS]
+POINTS = [each for each in crash_points("capture") if each not in ELSEWHERE]
 #: F01 to F05 and F19; copies have ``test_copy_crashes.py``, and ``make test ALL=1`` kills at the others, too.
 ALWAYS = {
     "stage.before_read",

@@ -18,7 +18,7 @@ import pytest
 from airflow_provider_pgoutput.capture.request import AFTER_STAGE
 from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
 from tests.conformance.compare import connect
-from tests.faults.crash_points import crash_points
+from tests.faults.crash_points import ELSEWHERE, crash_points
 from tests.faults.processes import advance_in_process, apply_attached, stage_in_process
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ _MOST_TIMES = 12
 
 #: Passed by the very first run only.
 FIRST_POINT = "stage.after_slot"
-#: Passed only where a slot is lost: ``test_lost_slot_crashes.py``.
-LOSS_POINT = "stage.after_drop"
-CAPTURE_POINTS = [each for each in crash_points("capture") if each not in {FIRST_POINT, LOSS_POINT}]
+CAPTURE_POINTS = [each for each in crash_points("capture") if each not in {FIRST_POINT, *ELSEWHERE}]
 APPLY_POINTS = [each for each in crash_points("apply") if not each.startswith("replay.")]
 #: By kind: options of the stage task, and of the plan.
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

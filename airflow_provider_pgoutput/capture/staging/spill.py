@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 import numpy as np
 
+from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.capture.pgoutput.pieces import Piece, joined
 from airflow_provider_pgoutput.capture.staging.scratch import ScratchFolder
 from airflow_provider_pgoutput.errors import StagingFull
@@ -141,6 +142,7 @@ class FileSpool:
                     file.write(np.ascontiguousarray(array).data)
                 self._written.append(_Written(position, len(piece), len(piece.data)))
                 self._folder.written_bytes += file.tell() - position
+        reach("stage.after_spill")
         self._held = []
         self._release()
 
