@@ -17,18 +17,25 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.quickstart.spark import LocalLake
     from tests.faults.conftest import Subject
+    from tests.faults.processes import StoppedApply
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+#: The last line of a driver that is refused while it prepares.
+_REFUSED = "airflow_provider_pgoutput.errors.PublishRefused: "
+#: What a driver says of each table whose publishing is refused, before it finds the batch in the table.
+_FENCED = "Main moved since the branch was made. "
 
 
 def test_f14_a_driver_that_comes_back_changes_nothing(subject: Callable[[int], Subject]) -> None:
     run = subject(14)
     run.run()
-    # In the middle of writing branches, with everything prepared, and with some tables published.
-    for point, newer in (
-        ("apply.after_delete", 1),
-        ("apply.after_prepare", 0),
-        ("apply.between_publishes", 1),
+    # In the middle of writing branches, with everything prepared, and with some tables published; then how
+    # many tables are left to publish.
+    for point, newer, unpublished in (
+        ("apply.after_delete", 1, None),
+        ("apply.after_prepare", 0, 3),
+        ("apply.between_publishes", 1, 2),
     ):
         run.change_each()
         batch = run.stage()
@@ -44,8 +51,26 @@ def test_f14_a_driver_that_comes_back_changes_nothing(subject: Callable[[int], S
         assert run.table_snapshots() == before, printed[-4000:]
         assert not run.left_branches(), printed[-4000:]
         run.judge.after_any_run()
+        assert_was_refused(zombie, printed, unpublished)
     run.work()
     run.finish()
+
+
+def assert_was_refused(zombie: StoppedApply, printed: str, unpublished: int | None) -> None:
+    """One that ended for any other reason shows nothing of the fence.
+
+    :param unpublished: tables that it had prepared and not published; None: it was preparing.
+    """
+    status = zombie.started.returncode
+    if unpublished is None:
+        assert printed.splitlines()[-1].startswith(_REFUSED), printed[-4000:]
+        assert "Another driver applied the batch meanwhile." in printed, printed[-4000:]
+        assert status == 1, printed[-4000:]
+        return
+    # Each table refuses it, and then says that it has the batch: nothing is left to do.
+    assert printed.count(_FENCED) == unpublished, printed[-4000:]
+    assert "Traceback" not in printed, printed[-4000:]
+    assert status == 0, printed[-4000:]
 
 
 @pytest.mark.submit
