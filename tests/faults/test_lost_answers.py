@@ -94,11 +94,23 @@ def test_f21_f22_no_answer_to_a_commit(
     for status, chosen in zip((504, NO_ANSWER, 503), STOPPING, strict=True):
         run.change_each()
         batch = run.stage()
-        never = Fault(chosen, status, commits=False, times=1000)
+        # Also what the apply itself has written when it asks: any of these may still be committed.
+        there = _files(run, local_lake)
+
+        def looks(
+            commit: Commit, wanted: Callable[[Commit], bool] = chosen, there: set[Path] = there
+        ) -> bool:
+            there |= _files(run, local_lake)
+            return wanted(commit)
+
+        before = len(there)
+        never = Fault(looks, status, commits=False, times=1000)
         rest_catalog.fail(never)
         with pytest.raises(CommitStateUnknown) as stop:
             run.apply(batch)
         assert stop.value.table is not None
+        assert len(there) > before, "the apply wrote nothing that could be removed"
+        assert there <= _files(run, local_lake)
         assert 1 < never.happened < 2 * ATTEMPTS * len(TABLES)
         run.judge.after_any_run()
         rest_catalog.fail()
