@@ -14,13 +14,17 @@ from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, java_classes
 from airflow_provider_pgoutput.apply.names import TableName
 from airflow_provider_pgoutput.apply.replay import replay
+from airflow_provider_pgoutput.batch import crash_points
 from airflow_provider_pgoutput.batch.plan import Replay
 from airflow_provider_pgoutput.errors import PublishRefused, TableRolledBack
+from tests.conformance.compare import connect
 from tests.conformance.pipeline import CATALOG
 from tests.faults.workload import LOG_TABLE, UPSERT_TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
 
     from tests.conformance.pipeline import Batch
     from tests.faults.conftest import Subject
@@ -117,6 +121,7 @@ def test_f23_f24_maintenance_in_a_loop_beside_the_pipeline(
     done = maintenance.commits
     assert done["_rewrite_data"], done
     assert done["_expire"], done
+    assert done["_rewrite_manifests"], done
     assert not run.left_branches()
     # From here on alone: the judge looks for the tag of the last batch.
     run.change_each()
@@ -133,6 +138,70 @@ def apply_with_retries(run: Subject, batch: Batch) -> None:
                 raise
         else:
             return
+
+
+def test_f25_a_delete_that_lands_while_a_batch_is_prepared_stays(
+    subject: Callable[[int], Subject],
+) -> None:
+    """The batch is prepared again on what the user left, whenever main moved below its branches."""
+    run = subject(251)
+    spark = run.pipeline.spark.newSession()
+    names = {each: TableName(CATALOG, run.pipeline.namespace, each) for each in UPSERT_TABLES}
+    run.run()
+    # None of these rows is in the batch.
+    for point, gone in (
+        ("apply.after_branch", {"account": "id = 7", "bag": "x = 3"}),
+        ("apply.after_prepare", {"account": "id = 8", "bag": "x = 0"}),
+    ):
+        left: dict[str, int | None] = {}
+
+        def delete(
+            reached: str,
+            point: str = point,
+            gone: dict[str, str] = gone,
+            left: dict[str, int | None] = left,
+        ) -> None:
+            if reached != point or left:
+                return
+            for table, rows in gone.items():
+                left[table] = None  # Other tables reach the point meanwhile.
+                # Iceberg refuses a DELETE by what its cache holds of a table that has moved.
+                spark.catalog.refreshTable(names[table].sql)
+                spark.sql(f"DELETE FROM {names[table].sql} WHERE {rows}")
+                left[table] = head(spark, names[table])
+
+        run.change_each()
+        batch = run.stage()
+        with crash_points.watched(delete):
+            run.pipeline.apply(batch)
+        run.applied.append(batch)
+        assert set(left) == set(gone)
+        for table, name in names.items():
+            found = IcebergTable.load(spark, name)
+            assert found is not None
+            snapshots = [int(each.snapshotId()) for each in found.history()]
+            assert left[table] in snapshots[1:], f"{table}: the batch is not on top of the DELETE"
+            marker = found.marker(run.pipeline.slot_name)
+            assert marker is not None
+            assert marker.batch_id == batch.manifest.batch_id
+        assert not run.left_branches()
+        # Without the user's rows the lake is what the source is without them, and nothing else.
+        with connect(run.pipeline.conninfo) as session:
+            for table, rows in gone.items():
+                assert session.execute(f"DELETE FROM {table} WHERE {rows}").rowcount
+        run.judge.remember_source()
+        del run.judge.states[:-1]
+        run.judge.after_any_run()
+        run.advance()
+        # A table without a key needs the row that is deleted (RowMissing); the copy is past that.
+        run.run(copy_tables=["public.bag"])
+    run.work()
+    run.finish()
+
+
+def head(spark: SparkSession, name: TableName) -> int | None:
+    table = IcebergTable.load(spark, name)
+    return None if table is None else table.head
 
 
 def test_f25_what_users_did_to_a_table_is_noticed_or_undone_by_a_replay(
