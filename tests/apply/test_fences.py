@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -366,6 +367,30 @@ def test_a_damaged_batch_is_refused_before_anything_is_written(
     with pytest.raises(BatchRefused):
         apply_batch(spark, plan)
     assert IcebergTable.load(spark, name_of(table)) is None
+
+
+def test_only_what_the_manifest_names_is_read(
+    spark: SparkSession, source: Source, table: Relation, lake_rows: Any
+) -> None:
+    """Not a file beside; and where a link leads to has to be what the capture wrote."""
+    plan = source.stage()
+    staged = _staged_file(source.staging)
+    shutil.copy(staged, staged.with_name("another.parquet"))
+    kept = shutil.move(staged, source.staging / "elsewhere")
+    staged.symlink_to(kept)
+    apply_batch(spark, plan)
+    assert lake_rows(table) == source_rows(table)
+    table.insert(4, "b4", 0)
+    plan = source.stage()
+    other = next(
+        each
+        for each in source.staging.rglob("*.parquet")
+        if each.name != "another.parquet" and not each.is_symlink()
+    )
+    other.unlink()
+    other.symlink_to(kept)
+    with pytest.raises(BatchRefused):
+        apply_batch(spark, plan)
 
 
 def test_a_path_that_leaves_the_staging_area_is_refused(
