@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyiceberg.catalog import load_catalog
 
+from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX
 from tests.conformance.compare import (
     connect,
     difference,
@@ -44,6 +45,9 @@ class Judge:
     watch: SlotWatch
     #: What the source held at each time that a batch could end at, the latest last.
     states: list[State] = field(default_factory=list)
+    #: Whether what a killed attempt began may still write when the next attempt has cleared it away; a branch
+    #: that this makes goes for its age. Else the last attempt at a batch leaves none.
+    writers_live_on: bool = False
     _greatest_checkpoint: Lsn | None = None
 
     def remember_source(self) -> None:
@@ -144,6 +148,12 @@ class Judge:
             tags = [ref for name, ref in references.items() if name.startswith("pgoutput_")]
             main = references["main"].snapshot_id
             assert any(ref.snapshot_id == main for ref in tags), f"I7: no tag on {table}'s main"
+            left = [
+                name
+                for name, ref in references.items()
+                if ref.snapshot_ref_type == "branch" and name.startswith(BRANCH_PREFIX)
+            ]
+            assert self.writers_live_on or not left, f"I7: branches are left on {table}: {left}"
 
     def _lake(self, table: str) -> Counter[Row]:
         spark, name = self.pipeline.spark, self._identifier(table)
