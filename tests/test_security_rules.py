@@ -7,16 +7,16 @@ breaks it.
 from __future__ import annotations
 
 import ast
-import re
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.declared_sql import Declared
 from tests.source_code import parsed
+from tests.spark_sql import unproved
 from tests.test_architecture import PACKAGE_FILES, SOURCE_FILES, _name, _room
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 #: Read data as code, or can be made to.
@@ -35,16 +35,6 @@ CODE_READERS = frozenset(
 )
 #: Run text as code, or import what a text names.
 CODE_RUNNERS = frozenset({"eval", "exec", "compile", "__import__"})
-
-#: What makes a text of the Spark half a piece of SQL.
-_SQL = re.compile(
-    r"\b(SELECT|UPDATE|MERGE|INSERT|DELETE|CREATE|ALTER|DROP|CALL|CAST|CASE|BETWEEN|COMMENT|LOCATION|"
-    r"TBLPROPERTIES|PARTITIONED|AS|NOT|AND|OR|IS)\b|<=>|`|struct\(|explode\("
-)
-#: Attributes that hold SQL already (``names.py``, ``Bounds``) or a number.
-_SQL_ATTRIBUTES = frozenset({"sql", "namespace_sql", "_sql_name", "least", "greatest"})
-#: Where a text is for people and not for Spark.
-_FOR_PEOPLE = frozenset({"advice", "info", "warning", "error", "comment"})
 
 
 def _code_from_data(source: str) -> list[int]:
@@ -87,114 +77,66 @@ def test_the_rule_about_data_sees_each_way_to_break_it() -> None:
     assert not _code_from_data("import json\njson.loads(x)\nre.compile(x)\nimport importlib.util\n")
 
 
-def _unquoted(source: str) -> list[int]:
-    """The lines where SQL for Spark holds a name that did not pass through the function that quotes."""
-    tree = parsed(source)
-    for_people = {id(inner) for node in _not_sql(tree) for inner in ast.walk(node)}
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr) and id(node) not in for_people and _is_sql(node):
-            found += [value.lineno for value in _values(node) if not _may_stand_in_sql(value)]
-        elif _is_sink(node) and _is_put_together(node.args[0]):  # type: ignore[attr-defined]
-            found.append(node.lineno)  # type: ignore[attr-defined]
-    return sorted(found)
-
-
-def _not_sql(tree: ast.AST) -> Iterator[ast.AST]:
-    """Messages of errors, lines of the log."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Raise) or (
-            isinstance(node, ast.keyword) and node.arg in _FOR_PEOPLE
-        ):
-            yield node
-        elif isinstance(node, ast.Call):
-            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            if name in _FOR_PEOPLE or name.endswith(("Refused", "RolledBack", "_refusal")):
-                yield node
-
-
-def _is_sql(node: ast.JoinedStr) -> bool:
-    text = "".join(str(part.value) for part in node.values if isinstance(part, ast.Constant))
-    return bool(_SQL.search(text))
-
-
-def _values(node: ast.JoinedStr) -> Iterator[ast.expr]:
-    """What is put into an f-string; where a home-made backtick stands before it, as a name is."""
-    before = ""
-    for part in node.values:
-        if isinstance(part, ast.FormattedValue):
-            yield (
-                ast.Attribute(part.value, "name", lineno=part.lineno)
-                if before.endswith("`") and not _is_constant(part.value)
-                else part.value
-            )
-            before = ""
-        else:
-            before = str(part.value) if isinstance(part, ast.Constant) else ""
-
-
-def _is_constant(value: ast.expr) -> bool:
-    name = value.id if isinstance(value, ast.Name) else getattr(value, "attr", "")
-    return name.strip("_").isupper()
-
-
-def _may_stand_in_sql(value: ast.expr) -> bool:
-    """Whether it is a constant, a call (of a function that quotes or builds SQL) or a local piece of SQL.
-
-    An attribute or an element of something is data of the manifest or of the plan.
-    """
-    if isinstance(value, ast.Attribute):
-        return value.attr in _SQL_ATTRIBUTES or _is_constant(value)
-    if isinstance(value, ast.Subscript):
-        return isinstance(value.slice, ast.Constant) and isinstance(value.slice.value, int)
-    return True
-
-
-def _is_sink(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Call)
-        and bool(node.args)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in {"sql", "expr", "selectExpr", "where", "filter"}
-    )
-
-
-def _is_put_together(node: ast.expr) -> bool:
-    """Whether a statement is made by %, + or format() on the spot."""
-    if isinstance(node, ast.BinOp):
-        return isinstance(node.op, ast.Mod | ast.Add) and any(
-            isinstance(side, ast.Constant | ast.JoinedStr) and side is not None
-            for side in (node.left, node.right)
-        )
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "format"
-        and isinstance(node.func.value, ast.Constant)
-    )
+#: What apply may call, so all that its annotations can speak of.
+_DECLARED = Declared(
+    path.read_text(encoding="utf-8") for path in PACKAGE_FILES if _room(path) in {"apply", "batch"}
+)
 
 
 @pytest.mark.parametrize("path", [p for p in PACKAGE_FILES if _room(p) == "apply"], ids=_name)
 def test_names_reach_spark_quoted(path: Path) -> None:
     if path.name != "names.py":
-        assert not _unquoted(path.read_text(encoding="utf-8"))
+        assert not unproved(path.read_text(encoding="utf-8"), _DECLARED)
+
+
+_WRONG = """
+spark.sql(f"DROP TABLE {table.name}")
+statement = f"SELECT {column.name} AS x"
+f"UPDATE {self._table.target} SET a = 1"
+f"CAST({names[position]} AS INT)"
+f"`{column}` IS NULL"
+spark.sql("DROP TABLE %s" % name)
+spark.sql("DROP TABLE " + name)
+frame.where("a = {}".format(value))
+def drop(name: str, /): spark.sql(f"DROP TABLE {name}")
+def drop(name): s = "DROP TABLE " + name; spark.sql(s)
+def drop(row): name = quote(row.a) if row.a else row.b; spark.sql(f"DROP TABLE {name}")
+def drop(rows): names = [quote("a")]; names.append(rows[0]); spark.sql(", ".join(names))
+def drop(rows): spark.sql(" ".join(f"x = {each.name}" for each in rows))
+def drop(names: list[str]): [spark.sql(f"DROP TABLE {name}") for name in names]
+def drop(row, parts: list[Sql]): parts += row; spark.sql(" ".join(parts))
+def drop(name: str): spark.sql(str(name))
+def drop(name: str) -> Sql: return Sql(name)
+def drop(row): return cast(Sql, row["name"])
+def drop(row): return comparable(row["name"], "int")
+def drop(row): return Bounds("a", least=row["a"], greatest=Sql("1"))
+def drop(row): self._sql_name: Sql = row["name"]
+def drop(extra: Mapping[str, Sql]): [frame.where(name) for name in extra]
+def drop(name: str): spark.table(name).writeTo(f"lake.{name}")
+def drop(count: int, form: str): spark.sql(f"SELECT {count:{form}}")
+"""
+_RIGHT = """
+spark.sql(f"DROP TABLE {quote(table.name)}")
+f"UPDATE {self._sql_name} SET {staged.OP} = {literal(text)}"
+raise TableRefused(f"The name {table.name} AS it is")
+def drop(name: TableName, lsn: Lsn, i: int): spark.sql(f"DROP {name.sql} {lsn} {i} {staged.new(i)}")
+def drop(name: str): s = "DROP TABLE " + quote(name); spark.sql(s)
+def drop(rows): names = [quote("a")]; names.append(quote(rows[0])); spark.sql(", ".join(names))
+def drop(rows): spark.sql(" ".join(f"x{i} = {quote(each.a)}" for i, each in enumerate(rows)))
+def drop(where: Sql | None): where = where or Sql("true"); frame.where(where)
+def drop(extra: Mapping[str, Sql]): [F.expr(extra.get(name, "NULL")) for name in names]
+def drop(text): frame.where(F.col(text) == F.lit(text)).where(F.col(text).isNotNull())
+"""
 
 
 def test_the_rule_about_spark_sees_each_way_to_break_it() -> None:
-    wrong = (
-        'spark.sql(f"DROP TABLE {table.name}")\n'
-        'statement = f"SELECT {column.name} AS x"\n'
-        'f"UPDATE {self._table.target} SET a = 1"\n'
-        'f"CAST({names[position]} AS INT)"\n'
-        'f"`{column}` IS NULL"\n'
-        'spark.sql("DROP TABLE %s" % name)\n'
-        'spark.sql("DROP TABLE " + name)\n'
-        'frame.where("a = {}".format(value))\n'
-    )
-    assert _unquoted(wrong) == [1, 2, 3, 4, 5, 6, 7, 8]
-    right = (
-        'spark.sql(f"DROP TABLE {quote(table.name)}")\n'
-        'f"UPDATE {self._sql_name} SET {staged.OP} = {literal(text)}"\n'
-        'raise TableRefused(f"The name {table.name} AS it is")\n'
-    )
-    assert not _unquoted(right)
+    wrong = _WRONG.strip()
+    assert unproved(wrong, _DECLARED) == list(range(1, 1 + len(wrong.splitlines())))
+    assert not unproved(_RIGHT, _DECLARED)
+
+
+def test_imported_names_and_names_that_mean_two_things_prove_nothing() -> None:
+    source = 'from urllib.parse import quote\nspark.sql(f"DROP TABLE {quote(name)}")\n'
+    assert unproved(source, _DECLARED) == [2]
+    two = Declared(("def quote(name: str) -> Sql: ...", "def quote(name: str) -> str: ..."))
+    assert unproved('spark.sql(f"DROP TABLE {quote(name)}")', two) == [1]

@@ -15,6 +15,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply.events import LEADING, LIVE, MOVED, left_out, source_key
+from airflow_provider_pgoutput.apply.names import Sql, quote
 from airflow_provider_pgoutput.batch import changes as staged
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ _MAX_JOINS = 40
 _AT = (staged.COMMIT_LSN, staged.SEQ)
 
 
-def _anchor(i: int) -> str:
-    return f"anchor{i}"
+def _anchor(i: int) -> Sql:
+    return Sql(f"anchor{i}")
 
 
 def fold_chains(
@@ -74,7 +75,7 @@ def _settle(
         f" WHEN l.next IS NULL THEN l.old_key END AS {source_key(i)}"
     )
     place = f"CASE WHEN f.{_anchor(i)}.known THEN f.{_anchor(i)} ELSE l.next END AS place"
-    others = [f"f.{name}" for name in folded.columns if name != staged.new(i)]
+    others = [f"f.{quote(name)}" for name in folded.columns if name != staged.new(i)]
     settled = found.selectExpr(*others, source, place)
     held = rows.where(f"{LIVE} AND NOT {left_out(segment, i)}").selectExpr(
         f"{staged.COMMIT_LSN} AS held_lsn", f"{staged.SEQ} AS held_seq", staged.new(i)

@@ -8,7 +8,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply.evolve import create_table, evolve
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable
-from airflow_provider_pgoutput.apply.names import literal
+from airflow_provider_pgoutput.apply.names import Sql, literal
 from airflow_provider_pgoutput.apply.types import spark_type
 from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT, LATER_COLUMNS
 
@@ -109,7 +109,10 @@ class SparkCheckpointRows:
         writer.append()
 
 
-def _literal(value: object) -> str:
+def _literal(value: object) -> Sql:
     if value is None:
-        return "NULL"
-    return literal(value) if isinstance(value, str) else str(value)
+        return Sql("NULL")
+    if isinstance(value, str):
+        return literal(value)
+    assert isinstance(value, int), "what a row of the checkpoint is made of"
+    return Sql(f"{int(value)}")

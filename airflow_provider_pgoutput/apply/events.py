@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
+from airflow_provider_pgoutput.apply.names import Sql
 from airflow_provider_pgoutput.batch import changes as staged
 
 if TYPE_CHECKING:
@@ -29,14 +30,14 @@ LEADING = (staged.COMMIT_LSN, staged.SEQ, staged.OP, staged.XID, staged.COMMIT_T
 _ARRIVES = "arrives"
 
 
-def source_key(position: int) -> str:
+def source_key(position: int) -> Sql:
     """Name of the folded column that says under which key the target holds the missing value."""
-    return f"t{position}"
+    return Sql(f"t{position}")
 
 
-def left_out(segment: Segment, position: int) -> str:
+def left_out(segment: Segment, position: int) -> Sql:
     """SQL: whether the new tuple of a change leaves the value out as unchanged TOAST."""
-    return staged.unchanged(position) if position in segment.unchanged else "false"
+    return Sql(staged.unchanged(position) if position in segment.unchanged else "false")
 
 
 def events(changes: DataFrame, segment: Segment, updates_with_old: bool) -> DataFrame:

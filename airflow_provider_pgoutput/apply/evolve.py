@@ -23,7 +23,7 @@ from airflow_provider_pgoutput.apply.java import (
     java_class,
     java_exception,
 )
-from airflow_provider_pgoutput.apply.names import TableName, literal, quote
+from airflow_provider_pgoutput.apply.names import Sql, TableName, literal, quote
 from airflow_provider_pgoutput.apply.recorded import COLUMNS_PROPERTY, columns_property
 from airflow_provider_pgoutput.apply.types import UUID, holds_uuid, spark_type
 from airflow_provider_pgoutput.apply.versions import missing_value
@@ -60,7 +60,7 @@ def create_table(
     *,
     comment: str,
     properties: Mapping[str, str],
-    partitioned_by: Sequence[str] = (),
+    partitioned_by: Sequence[Sql] = (),
 ) -> IcebergTable:
     """Create a table, and its namespace, unless they exist.
 
@@ -84,7 +84,7 @@ def create_table(
     parts.append(f"TBLPROPERTIES ({pairs})")
     if any(holds_uuid(kind) for _, kind, _ in columns):
         with_comment = {**properties, "comment": comment}
-        uuids.create(spark, name, " ".join(parts), columns, with_comment, location)
+        uuids.create(spark, name, Sql(" ".join(parts)), columns, with_comment, location)
     else:
         spark.sql(" ".join(parts))
     logger.info("Created %s.", name.target)

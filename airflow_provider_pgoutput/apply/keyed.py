@@ -6,6 +6,7 @@ What is not here: the fold itself (``fold.py``) and the statements (``write.py``
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from pyspark import StorageLevel
@@ -14,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from airflow_provider_pgoutput.apply import log
 from airflow_provider_pgoutput.apply.events import LIVE, source_key
 from airflow_provider_pgoutput.apply.fold import fold
+from airflow_provider_pgoutput.apply.names import Sql, literal, quote
 from airflow_provider_pgoutput.apply.resolve import keep_foreign, keep_unsent, resolve
 from airflow_provider_pgoutput.apply.write import Bounds, can_bound
 from airflow_provider_pgoutput.batch import changes as staged
@@ -142,7 +144,7 @@ def refuse_null_keys(rows: DataFrame, table: str, key: Mapping[str, str]) -> Non
     :param key: the names of the key columns of the source, by name in ``rows``.
     :raises ValueRefused: there are such rows.
     """
-    counts = rows.agg(*(F.expr(f"count_if({each} IS NULL)").alias(each) for each in key))
+    counts = rows.agg(*(F.expr(f"count_if({quote(each)} IS NULL)").alias(each) for each in key))
     for each, count in counts.collect()[0].asDict().items():
         if count:
             raise _null_key(table, key[each])
@@ -159,8 +161,13 @@ def _null_key(table: str, column: str) -> ValueRefused:
 
 
 def _bounds(segment: Segment, i: int, least: str, greatest: str) -> Bounds:
-    column = segment.columns[i]
-    if column.lake_type == "date":
-        return Bounds(column.name, f"DATE '{least}'", f"DATE '{greatest}'")
-    suffix = {"long": "L"}.get(column.lake_type, "BD" if "decimal" in column.lake_type else "")
-    return Bounds(column.name, least + suffix, greatest + suffix)
+    name, kind = segment.columns[i].name, segment.columns[i].lake_type
+    return Bounds(name, _bound(kind, least), _bound(kind, greatest))
+
+
+def _bound(lake_type: str, text: str) -> Sql:
+    """The literal of a value of a ranged type, from Spark's text of it."""
+    if lake_type == "date":
+        return Sql(f"DATE {literal(text)}")
+    suffix = {"long": "L"}.get(lake_type, "BD" if "decimal" in lake_type else "")
+    return Sql(f"{Decimal(text):f}{suffix}")

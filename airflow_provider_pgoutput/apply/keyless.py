@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pyspark import StorageLevel
 
 from airflow_provider_pgoutput.apply import log
+from airflow_provider_pgoutput.apply.names import Sql
 from airflow_provider_pgoutput.apply.net import COPIES, image, net_images
 from airflow_provider_pgoutput.apply.target import OP_COLUMN
 from airflow_provider_pgoutput.batch.crash_points import reach
@@ -70,7 +71,7 @@ def _apply_net(
             gone = netted.where(f"{COPIES} < 0").selectExpr(*images, f"-{COPIES} AS {COPIES}")
             # Rows that were marked while deleted ones were kept are no copies of anything.
             marks = preparation.soft_delete or OP_COLUMN in preparation.layout.existing
-            live = f"NOT ({OP_COLUMN} <=> 'D')" if marks else "true"
+            live = Sql(f"NOT ({OP_COLUMN} <=> 'D')" if marks else "true")
             preparation.writer().delete_images(gone, COPIES, live)
             preparation.counted["deleted_keys"] += removed
             if preparation.soft_delete:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.apply.names import literal
+from airflow_provider_pgoutput.apply.names import Sql, literal
 from airflow_provider_pgoutput.apply.target import (
     ORIGIN_COLUMN,
     ORIGIN_LSN_COLUMN,
@@ -28,19 +28,22 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
 
 
-def of_folded() -> dict[str, str]:
+def of_folded() -> dict[str, Sql]:
     """SQL of the metadata columns of folded rows."""
     return {
         **_of_change(),
-        "_pgoutput_op": f"CASE WHEN live THEN {staged.OP} ELSE '{staged.DELETE}' END",
+        "_pgoutput_op": Sql(f"CASE WHEN live THEN {staged.OP} ELSE '{staged.DELETE}' END"),
     }
 
 
-def of_copy(copy_lsn: Lsn, numbered: bool) -> dict[str, str]:
+def of_copy(copy_lsn: Lsn, numbered: bool) -> dict[str, Sql]:
     """SQL of the metadata columns of copied rows."""
-    found = {"_pgoutput_commit_lsn": f"{int(copy_lsn)}L", "_pgoutput_op": f"'{staged.COPIED}'"}
+    found = {
+        "_pgoutput_commit_lsn": Sql(f"{int(copy_lsn)}L"),
+        "_pgoutput_op": literal(staged.COPIED),
+    }
     if numbered:
-        found["_pgoutput_seq"] = "-1L - monotonically_increasing_id()"
+        found["_pgoutput_seq"] = Sql("-1L - monotonically_increasing_id()")
     return found
 
 
@@ -58,26 +61,26 @@ def append_all(preparation: TablePreparation, segments: Sequence[Segment]) -> No
     preparation.counted["appended"] += preparation.counts.changes
 
 
-def _of_change() -> dict[str, str]:
+def _of_change() -> dict[str, Sql]:
     return {
-        "_pgoutput_commit_lsn": staged.COMMIT_LSN,
-        "_pgoutput_seq": staged.SEQ,
-        "_pgoutput_op": staged.OP,
-        "_pgoutput_xid": staged.XID,
-        "_pgoutput_commit_ts": staged.COMMIT_TS,
+        "_pgoutput_commit_lsn": Sql(staged.COMMIT_LSN),
+        "_pgoutput_seq": Sql(staged.SEQ),
+        "_pgoutput_op": Sql(staged.OP),
+        "_pgoutput_xid": Sql(staged.XID),
+        "_pgoutput_commit_ts": Sql(staged.COMMIT_TS),
     }
 
 
-def _origins(segment: Segment) -> dict[str, str]:
+def _origins(segment: Segment) -> dict[str, Sql]:
     """SQL of the columns about the origin; without any they stay null."""
     if not segment.has_origins:
         return {}
-    return {ORIGIN_COLUMN: staged.ORIGIN, ORIGIN_LSN_COLUMN: staged.ORIGIN_LSN}
+    return {ORIGIN_COLUMN: Sql(staged.ORIGIN), ORIGIN_LSN_COLUMN: Sql(staged.ORIGIN_LSN)}
 
 
 def _logged(changes: DataFrame, segment: Segment) -> DataFrame:
     """The values that a log shows: new ones, those of a delete's old tuple, the old row's."""
-    selected = [*_of_change().values(), *_origins(segment).values()]
+    selected: list[str] = [*_of_change().values(), *_origins(segment).values()]
     for i in range(len(segment.columns)):
         value = staged.new(i)
         if i in segment.old:
@@ -92,7 +95,7 @@ def _logged(changes: DataFrame, segment: Segment) -> DataFrame:
     return changes.selectExpr(*selected, staged.OLD_KIND, *flags)
 
 
-def _unchanged_names(segment: Segment) -> str:
+def _unchanged_names(segment: Segment) -> Sql:
     """SQL of the names of the columns whose value is really missing in a logged change."""
     names = [
         f"CASE WHEN {staged.unchanged(i)} AND NOT ({staged.OLD_KIND} <=> '{staged.OLD_ROW}')"
@@ -100,6 +103,6 @@ def _unchanged_names(segment: Segment) -> str:
         for i in segment.unchanged
         if i not in segment.key
     ]
-    return (
-        f"array_compact(array({', '.join(names)}))" if names else "CAST(array() AS ARRAY<STRING>)"
-    )
+    if not names:
+        return Sql("CAST(array() AS ARRAY<STRING>)")
+    return Sql(f"array_compact(array({', '.join(names)}))")

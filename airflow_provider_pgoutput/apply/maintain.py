@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from airflow_provider_pgoutput.apply.failures import denial
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, java_classes, java_exception
-from airflow_provider_pgoutput.apply.names import TableName, literal, quote
+from airflow_provider_pgoutput.apply.names import Sql, TableName, literal, quote
 from airflow_provider_pgoutput.apply.prepare import isolated
 from airflow_provider_pgoutput.batch import checkpoint as words
 from airflow_provider_pgoutput.errors import (
@@ -230,10 +230,10 @@ class _TableMaintenance:
     def _compact(self) -> None:
         options = {"remove-dangling-deletes": "true", **self._maintenance.compact_options}
         pairs = ", ".join(literal(text) for pair in options.items() for text in pair)
-        self._step("rewrite_data_files", f"options => map({pairs})")
+        self._step("rewrite_data_files", Sql(f"options => map({pairs})"))
         if self._table.format_version < _FIRST_WITH_DELETION_VECTORS:
             self._step("rewrite_position_delete_files")
-        self._step("rewrite_manifests", "use_caching => false")
+        self._step("rewrite_manifests", Sql("use_caching => false"))
 
     def _expire(self, retention_s: int) -> None:
         """Expire what nobody saw since the retention began.
@@ -248,9 +248,9 @@ class _TableMaintenance:
             self._table.keep_until_replaced(_KEPT_TAG, kept)
         self._step(
             "expire_snapshots",
-            f"older_than => {_timestamp(before)}",
-            f"retain_last => {int(self._maintenance.keep_snapshots)}",
-            "stream_results => true",
+            Sql(f"older_than => {_timestamp(before)}"),
+            Sql(f"retain_last => {int(self._maintenance.keep_snapshots)}"),
+            Sql("stream_results => true"),
         )
 
     def _remove_orphans(self, retention_s: int) -> None:
@@ -267,27 +267,27 @@ class _TableMaintenance:
         for folder in _FOLDERS:
             rows = self._call(
                 "remove_orphan_files",
-                f"older_than => {_timestamp(before)}",
-                f"location => {literal(f'{location}/{folder}')}",
-                f"prefix_listing => {str(by_prefix).lower()}",
-                "stream_results => true",
+                Sql(f"older_than => {_timestamp(before)}"),
+                Sql(f"location => {literal(f'{location}/{folder}')}"),
+                Sql(f"prefix_listing => {'true' if by_prefix else 'false'}"),
+                Sql("stream_results => true"),
             )
             removed += len(rows or ())
         self.counts["orphans_deleted"] = removed
 
-    def _step(self, procedure: str, *arguments: str) -> None:
+    def _step(self, procedure: str, *arguments: Sql) -> None:
         for row in self._call(procedure, *arguments) or ():
             for column, name in _COUNTED[procedure].items():
                 self.counts[name] = self.counts.get(name, 0) + int(row[column])
 
-    def _call(self, procedure: str, *arguments: str) -> list[Any] | None:
+    def _call(self, procedure: str, *arguments: Sql) -> list[Any] | None:
         """Rows of a procedure's answer; None: somebody else's commit got in its way."""
         name = self._table.name
         # With its catalog in front: the first part of a name is taken for a catalog where it can be one.
         given = ", ".join((f"table => {literal(name.sql)}", *arguments))
         try:
             return self._spark.sql(
-                f"CALL {quote(name.catalog)}.system.{procedure}({given})"
+                f"CALL {quote(name.catalog)}.system.{quote(procedure)}({given})"
             ).collect()
         except JAVA_ERRORS as error:
             if _FORBIDDEN in str(error):
@@ -330,8 +330,8 @@ def _said(error: Exception) -> str:
     return "no more is known." if cause is None else str(cause.getMessage())
 
 
-def _timestamp(moment: datetime) -> str:
-    return f"TIMESTAMP '{moment:%Y-%m-%d %H:%M:%S.%f}Z'"
+def _timestamp(moment: datetime) -> Sql:
+    return Sql(f"TIMESTAMP '{moment:%Y-%m-%d %H:%M:%S.%f}Z'")
 
 
 def _words(counts: dict[str, int]) -> str:

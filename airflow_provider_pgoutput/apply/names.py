@@ -1,4 +1,7 @@
-"""Identifiers and literals in Spark SQL: quoted here and nowhere else.
+"""Identifiers and literals in Spark SQL: quoted here and nowhere else; and the type of what is SQL.
+
+A text becomes ``Sql`` here, or by ``Sql(...)`` around constants, numbers and other ``Sql``: a test reads the
+source for anything else.
 
 What is not here: names of staged columns (``batch/changes.py``) and of files (``batch/layout.py``).
 """
@@ -7,21 +10,38 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NewType
+
+from airflow_provider_pgoutput.batch.plan import is_partition_transform
+from airflow_provider_pgoutput.errors import ConfigurationError
+
+#: A piece of Spark SQL: part of a statement, an expression, a quoted name.
+Sql = NewType("Sql", str)
 
 _PLAIN_IN_A_PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=-]*")
 
 
-def quote(identifier: str) -> str:
+def quote(identifier: str) -> Sql:
     """Quote one part of an identifier: in backticks, each backtick of its own doubled.
 
     Source: https://spark.apache.org/docs/latest/sql-ref-identifier.html
     """
-    return "`" + identifier.replace("`", "``") + "`"
+    return Sql("`" + identifier.replace("`", "``") + "`")
 
 
-def literal(text: str) -> str:
+def literal(text: str) -> Sql:
     """Write ``text`` as a string literal of Spark SQL."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return Sql("'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'")
+
+
+def partition_transform(text: str) -> Sql:
+    """Take a partition transform in Spark's notation, which stands in a statement as it was given.
+
+    :raises ConfigurationError: it is anything else; a plan that says so is refused before.
+    """
+    if not is_partition_transform(text):
+        raise ConfigurationError(f"No partition transform: {text!r}.")
+    return Sql(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +54,18 @@ class TableName:
     name: str
 
     @property
-    def sql(self) -> str:
+    def sql(self) -> Sql:
         """The quoted identifier."""
-        return f"{self.namespace_sql}.{quote(self.name)}"
+        return Sql(f"{self.namespace_sql}.{quote(self.name)}")
 
     @property
-    def namespace_sql(self) -> str:
+    def namespace_sql(self) -> Sql:
         """The quoted identifier of the namespace."""
-        return ".".join(quote(part) for part in (self.catalog, *self.namespace.split(".")))
+        return Sql(".".join(quote(part) for part in (self.catalog, *self.namespace.split("."))))
 
-    def branch_sql(self, branch: str) -> str:
+    def branch_sql(self, branch: str) -> Sql:
         """The quoted identifier of a branch of the table."""
-        return f"{self.sql}.{quote('branch_' + branch)}"
+        return Sql(f"{self.sql}.{quote('branch_' + branch)}")
 
     @property
     def target(self) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
+from airflow_provider_pgoutput.apply.names import Sql
 from airflow_provider_pgoutput.apply.types import SIGNED_ZEROS, comparable
 from airflow_provider_pgoutput.batch import changes as staged
 
@@ -21,15 +22,15 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.apply.versions import Segment
 
-COPIES = "copies"
+COPIES = Sql("copies")
 _SIGN = "sign"
 _POSITION = f"struct({staged.COMMIT_LSN}, {staged.SEQ}, {_SIGN})"
 _LEADING = (staged.COMMIT_LSN, staged.SEQ, staged.OP, staged.XID, staged.COMMIT_TS)
 
 
-def image(i: int) -> str:
+def image(i: int) -> Sql:
     """Name of the column that holds the comparable form of the value at position ``i``."""
-    return f"i{i}"
+    return Sql(f"i{i}")
 
 
 def fold_full(changes: DataFrame, segment: Segment) -> DataFrame:
@@ -84,7 +85,7 @@ def net_images(changes: DataFrame, segment: Segment) -> DataFrame:
     return netted.where(f"{COPIES} != 0").selectExpr(*images, COPIES, "row.*")
 
 
-def _images(segment: Segment) -> list[str]:
+def _images(segment: Segment) -> list[Sql]:
     return [image(i) for i in segment.imaged]
 
 
@@ -106,7 +107,7 @@ def _signed(changes: DataFrame, segment: Segment) -> DataFrame:
     rows = rows.withColumns(columns)
     return rows.withColumns(
         {
-            image(i): F.expr(comparable(staged.new(i), segment.columns[i].lake_type))
+            image(i): F.expr(comparable(Sql(staged.new(i)), segment.columns[i].lake_type))
             for i in segment.imaged
         }
     )

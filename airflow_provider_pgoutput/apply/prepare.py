@@ -17,6 +17,7 @@ from airflow_provider_pgoutput.apply.failures import failure
 from airflow_provider_pgoutput.apply.iceberg import discard
 from airflow_provider_pgoutput.apply.java import JAVA_ERRORS
 from airflow_provider_pgoutput.apply.layout import Layout, lay_out, refuse_lost_columns
+from airflow_provider_pgoutput.apply.names import Sql, partition_transform
 from airflow_provider_pgoutput.apply.target import OP_COLUMN, Start, Target, properties
 from airflow_provider_pgoutput.apply.write import BranchWriter
 from airflow_provider_pgoutput.batch import changes as staged
@@ -130,7 +131,7 @@ class TablePreparation(Preparation):
                 **target.options.properties,
                 **properties(target, self.batch.manifest),
             },
-            partitioned_by=target.options.partitioned_by,
+            partitioned_by=[partition_transform(each) for each in target.options.partitioned_by],
         )
 
     def _copy(self) -> None:
@@ -170,16 +171,16 @@ class TablePreparation(Preparation):
         position, truncate = f"struct({staged.COMMIT_LSN}, {staged.SEQ})", f"struct({lsn}L, {seq}L)"
         if self.soft_delete:
             # What was truncated stays, with the last values that it had.
-            self._apply_each(segments[: number + 1], until=f"{position} < {truncate}")
+            self._apply_each(segments[: number + 1], until=Sql(f"{position} < {truncate}"))
         self._empty_target()
-        self._apply_each(segments[number:], since=f"{position} > {truncate}")
+        self._apply_each(segments[number:], since=Sql(f"{position} > {truncate}"))
 
     def _apply_each(
         self,
         segments: list[versions.Segment],
         *,
-        since: str | None = None,
-        until: str | None = None,
+        since: Sql | None = None,
+        until: Sql | None = None,
     ) -> None:
         """Apply segments in order, the first one since a position, or the last one until one."""
         for number, segment in enumerate(segments):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply.events import LIVE, source_key
-from airflow_provider_pgoutput.apply.names import quote
+from airflow_provider_pgoutput.apply.names import Sql, quote
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.errors import RowMissing, TableRefused
 
@@ -81,7 +81,7 @@ def _refuse_unconverted(rows: DataFrame, segment: Segment, i: int) -> None:
 
 def keep_foreign(
     rows: DataFrame, target: DataFrame, segment: Segment, foreign: frozenset[str]
-) -> tuple[DataFrame, dict[str, str]]:
+) -> tuple[DataFrame, dict[str, Sql]]:
     """Give rows what the target holds under their key in columns that are not the source's.
 
     Read now: the rows are deleted from the branch before they are written again. Of several under one key,
@@ -90,7 +90,7 @@ def keep_foreign(
     :param target: the target's rows in its own columns.
     :return: the rows with further columns, and the names of these by column of the target.
     """
-    names = {name: f"x{i}" for i, name in enumerate(sorted(foreign))}
+    names = {name: Sql(f"x{i}") for i, name in enumerate(sorted(foreign))}
     keys = {segment.columns[i].name: staged.new(i) for i in segment.key}
     held = target.select(
         *(F.col(quote(column)).alias(f"k{name}") for column, name in keys.items()),

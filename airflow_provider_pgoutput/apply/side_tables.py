@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from airflow_provider_pgoutput.apply.evolve import create_table
 from airflow_provider_pgoutput.apply.failures import named_failures
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable, discard
-from airflow_provider_pgoutput.apply.names import TableName
+from airflow_provider_pgoutput.apply.names import Sql, TableName
 from airflow_provider_pgoutput.apply.publish import remove_dead_branches
 from airflow_provider_pgoutput.apply.staged import read_files
 from airflow_provider_pgoutput.batch.changes import COMMIT_LSN, LSN, MESSAGES, REJECTED
@@ -159,11 +159,11 @@ def _append(
 
 def _unwritten(
     side: SideTable, manifest: Manifest, marker: Marker | None, floor: Lsn | None
-) -> str:
+) -> Sql:
     """SQL of the rows that the side table lacks: batches may overlap."""
     end = max(Lsn(0) if marker is None else marker.end_lsn, floor or Lsn(0))
     if not end:
-        return "true"
+        return Sql("true")
     if side.columns is REJECTED:
         copies = [Lsn.parse(table.copy_lsn) for table in manifest.tables if table.copy_lsn]
         new = marker is None or any(each > marker.end_lsn for each in copies)
@@ -171,4 +171,4 @@ def _unwritten(
     else:
         # A message's LSN is where its record ends, so one that ends where a batch does belongs to it.
         outside = f"{LSN} > {int(end)}"
-    return f"CASE WHEN {COMMIT_LSN} IS NULL THEN {outside} ELSE {COMMIT_LSN} >= {int(end)} END"
+    return Sql(f"CASE WHEN {COMMIT_LSN} IS NULL THEN {outside} ELSE {COMMIT_LSN} >= {int(end)} END")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, class_named, java_class
+from airflow_provider_pgoutput.apply.names import quote
 from airflow_provider_pgoutput.apply.types import spark_type
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.manifest import Manifest, StagedFile
@@ -178,7 +179,7 @@ def read_files(
     A column that a file lacks is read as null. A file that cannot be read to its end is an error, whatever
     the cluster's settings say: Spark can be told to leave out the rest without a word.
     """
-    ddl = ", ".join(f"{name} {spark_type(lake_type)}" for name, lake_type in schema)
+    ddl = ", ".join(f"{quote(name)} {spark_type(lake_type)}" for name, lake_type in schema)
     # Spark takes a path for a pattern; the staging area's may hold any character.
     paths = [_GLOB.sub(r"\\\1", batch.path(file)) for file in files]
     reader = spark.read.schema(ddl)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_provider_pgoutput.apply.java import elements
-from airflow_provider_pgoutput.apply.names import quote
+from airflow_provider_pgoutput.apply.names import Sql, quote
 from airflow_provider_pgoutput.batch.lake_types import (
     decimal_type,
     list_element,
@@ -42,25 +42,26 @@ SIGNED_ZEROS = frozenset({"float", "double"})
 RANGED = ("int", "long", "date", "decimal")
 
 
-def spark_type(lake_type: str) -> str:
+def spark_type(lake_type: str) -> Sql:
     """Spell a lake type as Spark SQL does.
 
     :raises BatchRefused: the type is not one that capture stages.
     """
     if lake_type in _PRIMITIVES:
-        return _PRIMITIVES[lake_type]
+        return Sql(_PRIMITIVES[lake_type])
     if digits := decimal_type(lake_type):
-        return f"DECIMAL({digits[0]},{digits[1]})"
+        return Sql(f"DECIMAL({digits[0]},{digits[1]})")
     if element := list_element(lake_type):
-        return f"ARRAY<{spark_type(element)}>"
+        return Sql(f"ARRAY<{spark_type(element)}>")
     if entry := map_entry(lake_type):
-        return f"MAP<{spark_type(entry[0])},{spark_type(entry[1])}>"
+        return Sql(f"MAP<{spark_type(entry[0])},{spark_type(entry[1])}>")
     if fields := struct_fields(lake_type):
-        return f"STRUCT<{', '.join(f'{quote(name)}: {spark_type(kind)}' for name, kind in fields)}>"
+        inner = ", ".join(f"{quote(name)}: {spark_type(kind)}" for name, kind in fields)
+        return Sql(f"STRUCT<{inner}>")
     raise BatchRefused(f"The manifest has the unknown lake type {lake_type!r}.")
 
 
-def comparable(expression: str, lake_type: str, depth: int = 0) -> str:
+def comparable(expression: Sql, lake_type: str, depth: int = 0) -> Sql:
     """A Spark expression that is equal for two values exactly when they are the same image.
 
     Spark takes ``-0.0`` and ``0.0`` for one value and cannot group by maps; their text differs.
@@ -69,15 +70,18 @@ def comparable(expression: str, lake_type: str, depth: int = 0) -> str:
     :param depth: how many lists the expression is an element of; names the element of the next.
     """
     if lake_type in SIGNED_ZEROS:
-        return f"CAST({expression} AS STRING)"
+        return Sql(f"CAST({expression} AS STRING)")
     if map_entry(lake_type):
-        return f"to_json(array_sort(map_entries({expression})))"
+        return Sql(f"to_json(array_sort(map_entries({expression})))")
     if element := list_element(lake_type):
-        name = f"x{depth}"
-        return f"transform({expression}, {name} -> {comparable(name, element, depth + 1)})"
+        name = Sql(f"x{depth}")
+        return Sql(f"transform({expression}, {name} -> {comparable(name, element, depth + 1)})")
     if fields := struct_fields(lake_type):
-        inner = (comparable(f"{expression}.{quote(name)}", kind, depth) for name, kind in fields)
-        return f"CASE WHEN {expression} IS NOT NULL THEN struct({', '.join(inner)}) END"
+        inner = (
+            comparable(Sql(f"{expression}.{quote(name)}"), kind, depth) for name, kind in fields
+        )
+        whole = f"struct({', '.join(inner)})"
+        return Sql(f"CASE WHEN {expression} IS NOT NULL THEN {whole} END")
     return expression
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from airflow_provider_pgoutput.apply.names import TableName
+    from airflow_provider_pgoutput.apply.names import Sql, TableName
 
 
 def without_bounds(column: str, lake_type: str) -> dict[str, str]:
@@ -78,7 +78,7 @@ def _json_type(ids: Iterator[int], lake_type: str) -> Any:
 def create(
     spark: SparkSession,
     name: TableName,
-    statement: str,
+    statement: Sql,
     columns: Sequence[tuple[str, str, bool]],
     properties: Mapping[str, str],
     location: str | None,

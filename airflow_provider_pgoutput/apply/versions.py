@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from airflow_provider_pgoutput.apply.names import literal
+from airflow_provider_pgoutput.apply.names import Sql, literal
 from airflow_provider_pgoutput.apply.staged import StagedBatch, read_files
 from airflow_provider_pgoutput.apply.types import spark_type
 from airflow_provider_pgoutput.batch import changes as staged
@@ -51,9 +51,9 @@ class Segment:
     unsent: tuple[int, ...] = ()
 
     @property
-    def key_names(self) -> tuple[str, ...]:
+    def key_names(self) -> tuple[Sql, ...]:
         """Staged names of the key columns."""
-        return tuple(staged.new(position) for position in self.key)
+        return tuple(Sql(staged.new(position)) for position in self.key)
 
     @property
     def imaged(self) -> tuple[int, ...]:
@@ -194,18 +194,21 @@ def _read_version(
     files: Sequence[StagedFile],
     gone: frozenset[str],
 ) -> DataFrame:
-    schema = [*staged.LEADING, *(staged.ORIGINS if segment.has_origins else ())]
-    selected = [name for name, _ in schema]
+    leading = (*staged.LEADING, *(staged.ORIGINS if segment.has_origins else ()))
+    schema, selected = [*leading], [name for name, _ in leading]
     for i, column in enumerate(version.columns):
         schema += [(staged.new(i), column.lake_type), (staged.old(i), column.lake_type)]
         schema.append((staged.unchanged(i), "boolean"))
     at = {column.name: i for i, column in enumerate(version.columns)}
     for position, one in enumerate(segment.columns):
         column, source = _without_default(one, gone), at.get(one.name)
-        selected.append(_value(column, source, staged.new(position), staged.new, "op != 'D'"))
+        new = None if source is None else Sql(staged.new(source))
+        value = _value(column, new, Sql("op != 'D'"))
+        selected.append(f"{value} AS {staged.new(position)}")
         if position in segment.old:
-            old = _value(column, source, staged.old(position), staged.old, "old_kind = 'O'")
-            selected.append(old)
+            old = None if source is None else Sql(staged.old(source))
+            value = _value(column, old, Sql("old_kind = 'O'"))
+            selected.append(f"{value} AS {staged.old(position)}")
         if position in segment.unchanged:
             flag = "false" if source is None else f"coalesce({staged.unchanged(source)}, false)"
             selected.append(f"{flag} AS {staged.unchanged(position)}")
@@ -224,16 +227,12 @@ def read_copy(
         schema = [(staged.new(i), each.lake_type) for i, each in enumerate(version.columns)]
         at = {each.name: i for i, each in enumerate(version.columns)}
         gone = _gone(table.versions, version)
-        selected = [
-            _value(
-                _without_default(column, gone),
-                at.get(column.name),
-                staged.new(position),
-                staged.new,
-                "true",
-            )
-            for position, column in enumerate(columns)
-        ]
+        selected = []
+        for position, column in enumerate(columns):
+            source = at.get(column.name)
+            held = None if source is None else Sql(staged.new(source))
+            value = _value(_without_default(column, gone), held, Sql("true"))
+            selected.append(f"{value} AS {staged.new(position)}")
         parts.append(read_files(spark, batch, files, schema).selectExpr(*selected))
     return reduce(lambda left, right: left.union(right), parts) if parts else None
 
@@ -243,37 +242,34 @@ def _without_default(column: Column, gone: frozenset[str]) -> Column:
     return dataclasses.replace(column, missing_value=None) if column.name in gone else column
 
 
-def _value(column: Column, source: int | None, alias: str, name: object, exists: str) -> str:
-    """SQL of one column out of the staged column at ``source``, or of what older rows show in it."""
-    assert callable(name)
-    kind = spark_type(column.lake_type)
-    if source is not None:
-        return f"CAST({name(source)} AS {kind}) AS {alias}"
-    shown = missing_value(column)
-    return f"CASE WHEN {exists} THEN {shown} END AS {alias}"
+def _value(column: Column, held: Sql | None, exists: Sql) -> Sql:
+    """SQL of one column out of the staged column that holds it, or of what older rows show in it."""
+    if held is not None:
+        return Sql(f"CAST({held} AS {spark_type(column.lake_type)})")
+    return Sql(f"CASE WHEN {exists} THEN {missing_value(column)} END")
 
 
-def missing_value(column: Column) -> str:
+def missing_value(column: Column) -> Sql:
     """SQL of what rows older than the column show in it.
 
     :raises TableRefused: it is of a type whose text is not read here.
     """
     text, kind = column.missing_value, spark_type(column.lake_type)
     if text is None:
-        return f"CAST(NULL AS {kind})"
+        return Sql(f"CAST(NULL AS {kind})")
     if column.lake_type == "binary":
-        return f"unhex({literal(text.removeprefix(chr(92) + 'x'))})"
+        return Sql(f"unhex({literal(text.removeprefix(chr(92) + 'x'))})")
     if column.lake_type.startswith("list<") and text == "{}":
-        return f"CAST(array() AS {kind})"
+        return Sql(f"CAST(array() AS {kind})")
     if column.lake_type.startswith("map<") and not text:
-        return f"CAST(map() AS {kind})"
+        return Sql(f"CAST(map() AS {kind})")
     if column.lake_type.startswith(("list<", "map<", "struct<")):
         raise TableRefused(
             "A column was added with a default of a type that cannot be filled into older rows.",
             column=column.name,
             advice="copy the table again.",
         )
-    return f"CAST({literal(text)} AS {kind})"
+    return Sql(f"CAST({literal(text)} AS {kind})")
 
 
 def _files(version: TableVersion, kind: str) -> list[StagedFile]:

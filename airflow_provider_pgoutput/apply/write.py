@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from airflow_provider_pgoutput.apply.names import quote
+from airflow_provider_pgoutput.apply.names import Sql, quote
 from airflow_provider_pgoutput.apply.types import RANGED, comparable
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.errors import PublishRefused, RowMissing
@@ -40,8 +40,8 @@ class Bounds:
     """The smallest and the greatest value of a key column in the keys to delete, as SQL literals."""
 
     column: str
-    least: str
-    greatest: str
+    least: Sql
+    greatest: Sql
 
 
 class BranchWriter:
@@ -57,7 +57,7 @@ class BranchWriter:
         self.table = table
         self.branch = branch
         self._columns = columns
-        self._sql_name = table.name.branch_sql(branch)
+        self._sql_name: Sql = table.name.branch_sql(branch)
         #: Newest snapshot of the branch: ours, or main's head when it was made.
         self.head = table.branch_head(branch)
         self._is_marked = False
@@ -100,9 +100,9 @@ class BranchWriter:
             f"{_TARGET}.{quote(each.column)} BETWEEN {each.least} AND {each.greatest}"
             for each in bounds
         ]
-        self._merge_delete(_KEYS_VIEW, conditions, marker)
+        self._merge_delete(Sql(" AND ".join(conditions)), marker)
 
-    def delete_images(self, images: DataFrame, copies: str, where: str = "true") -> None:
+    def delete_images(self, images: DataFrame, copies: Sql, where: Sql) -> None:
         """Delete as many copies of each row image as ``copies`` says.
 
         :param images: columns ``i<position>`` in comparable form, and ``copies``.
@@ -145,7 +145,7 @@ class BranchWriter:
                 f"{_TARGET}.{_FILE} = {_KEYS}.{_ITS_FILE}",
                 f"{_TARGET}.{_POSITION} = {_KEYS}.{_ITS_POSITION}",
             ]
-            self._merge_delete(_KEYS_VIEW, place, None)
+            self._merge_delete(Sql(" AND ".join(place)), None)
             return
         # A copy-on-write MERGE does not see positions: the files are written again without the rows.
         files = chosen.select(_ITS_FILE).distinct()
@@ -175,7 +175,7 @@ class BranchWriter:
         )
         self._follow()
 
-    def fill(self, column: str, value: str) -> None:
+    def fill(self, column: str, value: Sql) -> None:
         """Give ``column`` the SQL expression ``value`` where rows are older than the column."""
         name = quote(column)
         older = f"UPDATE {self._sql_name} SET {name} = {value} WHERE {name} IS NULL"  # noqa: S608 - quoted
@@ -185,7 +185,7 @@ class BranchWriter:
     def append(
         self,
         rows: DataFrame,
-        extra: Mapping[str, str],
+        extra: Mapping[str, Sql],
         marker: Mapping[str, str] | None = None,
     ) -> None:
         """Append rows.
@@ -210,14 +210,13 @@ class BranchWriter:
         writer.option("check-nullability", "false").append()
         self._follow(marked=bool(marker))
 
-    def _merge_delete(
-        self, view: str, conditions: Sequence[str], marker: Mapping[str, str] | None
-    ) -> None:
+    def _merge_delete(self, condition: Sql, marker: Mapping[str, str] | None) -> None:
+        """Delete the rows for which the view of the keys has one."""
         for key, text in (marker or {}).items():
             self._spark.conf.set(_PROPERTY + key, text)
         try:
             self._spark.sql(
-                f"MERGE INTO {self._sql_name} {_TARGET} USING {view} {_KEYS} ON {' AND '.join(conditions)} "
+                f"MERGE INTO {self._sql_name} {_TARGET} USING {_KEYS_VIEW} {_KEYS} ON {condition} "
                 "WHEN MATCHED THEN DELETE"
             )
         finally:
@@ -257,9 +256,10 @@ class BranchWriter:
     def _all(self) -> DataFrame:
         return self._spark.table(self._sql_name)
 
-    def _staged_columns(self) -> list[str]:
+    def _staged_columns(self) -> list[Sql]:
         return [
-            f"{quote(column.name)} AS {staged.new(i)}" for i, column in enumerate(self._columns)
+            Sql(f"{quote(column.name)} AS {staged.new(i)}")
+            for i, column in enumerate(self._columns)
         ]
 
 

@@ -60,6 +60,11 @@ _PARTITION_TRANSFORM = re.compile(
 )
 
 
+def is_partition_transform(text: str) -> bool:
+    """Whether a text is a partition transform in Spark's notation and nothing else."""
+    return bool(_PARTITION_TRANSFORM.fullmatch(text))
+
+
 @dataclass(frozen=True, slots=True)
 class TableOptions:
     """What the user says about one table; the key of the mapping is the source's ``schema.table``."""
@@ -171,7 +176,7 @@ class Plan:
                 advice=f"use {FAIL!r} or {NEW_COLUMN!r}; 'copy' is an option of the stage task.",
             )
         transforms = {each for table in self.tables.values() for each in table.partitioned_by}
-        if unknown := {each for each in transforms if not _PARTITION_TRANSFORM.fullmatch(each)}:
+        if unknown := {each for each in transforms if not is_partition_transform(each)}:
             raise ConfigurationError(
                 f"No partition transforms: {sorted(unknown)}.",
                 advice="use a column, or years, months, days, hours, bucket(n, column) or "

@@ -13,6 +13,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from tests.airflow.example_pipeline import SOURCE, Pipeline
+from tests.reader_role import reader_conninfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -54,8 +55,9 @@ def set_connection(
 def source(
     postgres_database: str, monkeypatch: pytest.MonkeyPatch, airflow_home: object
 ) -> Iterator[Session]:
-    """A session in a fresh database that is also Airflow's connection ``postgres_default``."""
-    monkeypatch.setenv("AIRFLOW_CONN_POSTGRES_DEFAULT", connection_json(postgres_database))
+    """A superuser's session in a fresh database, where ``postgres_default`` is the documented role."""
+    reader = connection_json(reader_conninfo(postgres_database))
+    monkeypatch.setenv("AIRFLOW_CONN_POSTGRES_DEFAULT", reader)
     with psycopg.connect(postgres_database, autocommit=True) as session:
         yield session
 

@@ -18,6 +18,7 @@ from airflow_provider_pgoutput.triggers import changes
 from airflow_provider_pgoutput.triggers.changes import PgoutputChangesTrigger
 from tests.airflow.conftest import connection_json
 from tests.faults.network import Action, Fault, Proxy
+from tests.reader_role import reader_conninfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -195,13 +196,17 @@ def test_it_outlives_a_source_that_does_not_answer(
 
 @pytest.mark.postgres
 def test_it_gives_up_a_connection_that_fell_silent(
-    source: Session, slot: str, postgres_server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
+    source: Session,
+    slot: str,
+    postgres_server: EmbeddedPostgres,
+    postgres_database: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """F37: kernels still answer, nobody else does; the trigger connects anew and fires."""
     monkeypatch.setattr(changes, "_LOOK_SECONDS", 1.0)
     fault = Fault(Action.STALL, b"pg_replication_slots")
     with Proxy(postgres_server.port, fault) as proxy:
-        through = proxy.conninfo(source.info.dsn, password=source.info.password)
+        through = proxy.conninfo(reader_conninfo(postgres_database))
         monkeypatch.setenv("AIRFLOW_CONN_POSTGRES_DEFAULT", connection_json(through))
         write_wal(source, 1 << 20)
         trigger = PgoutputChangesTrigger(slot_name=slot, **QUICK)

@@ -25,6 +25,7 @@ from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
 from airflow_provider_pgoutput.quickstart.spark import spark_environment
 from tests.airflow.conftest import connection_json
 from tests.airflow.spark_cluster import SHORT_JOB, WORKERS, SparkCluster, standalone_cluster
+from tests.reader_role import reader_conninfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -361,7 +362,12 @@ def test_a_killed_driver_and_a_lost_snapshot_leave_no_half_of_a_table(
 
 
 def test_wrong_arguments_fail_before_anything_is_made(
-    source: Session, lake: TestLake, tmp_path: Path, task_context: Any, monkeypatch: Any
+    source: Session,
+    postgres_database: str,
+    lake: TestLake,
+    tmp_path: Path,
+    task_context: Any,
+    monkeypatch: Any,
 ) -> None:
     common = {
         "task_id": "stage",
@@ -381,9 +387,8 @@ def test_wrong_arguments_fail_before_anything_is_made(
         PgoutputStageOperator(**common, copy_engine="spark", spark_conn_id="nobody").execute(
             task_context
         )
-    monkeypatch.setenv(
-        "AIRFLOW_CONN_POSTGRES_DEFAULT", connection_json(source.info.dsn, iam="true")
-    )
+    with_token = connection_json(reader_conninfo(postgres_database), iam="true")
+    monkeypatch.setenv("AIRFLOW_CONN_POSTGRES_DEFAULT", with_token)
     with pytest.raises(AirflowFailException, match="IAM token"):
         PgoutputStageOperator(**common, copy_engine="spark").execute(task_context)
     assert source.execute("SELECT count(*) FROM pg_replication_slots").fetchone() == (0,)

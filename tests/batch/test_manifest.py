@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_pgoutput.apply.names import partition_transform
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import (
     Column,
@@ -206,6 +207,8 @@ def test_sql_in_place_of_a_partition_transform_is_refused(transform: str) -> Non
     plan = Plan("m", "s", "lake", "ns", tables={"t": TableOptions(partitioned_by=(transform,))})
     with pytest.raises(ConfigurationError, match="partition transform"):
         plan.check()
+    with pytest.raises(ConfigurationError, match="partition transform"):
+        partition_transform(transform)
 
 
 def test_target_names_come_from_schema_and_table() -> None:
