@@ -160,6 +160,7 @@ class CaptureContext:
     def drop_slot(self, slot: SlotFacts) -> None:
         """Drop the slot, which is of no use any more."""
         drop_slot(self.session, slot)
+        log.warning("Dropped slot %s, which could not give what the lake lacks.", slot.name)
         reach("stage.after_drop")
 
     def check_may_copy(self, tables: Sequence[PublishedTable]) -> None:

@@ -140,14 +140,10 @@ def read_slot(session: Session, slot_name: str) -> SlotFacts | None:
     )
 
 
-def check_slot(slot: SlotFacts, server: Server, *, two_phase: bool = False) -> Lsn:
-    """Refuse a slot that this pipeline cannot read; return its confirmed position.
+def check_kind(slot: SlotFacts, server: Server) -> None:
+    """Refuse a slot that cannot be one of a pipeline.
 
-    :param two_phase: whether prepared transactions are read at PREPARE TRANSACTION.
-
-    :raises WrongSlot: physical, of another plugin or database, temporary, synchronised, or two-phase unasked.
-    :raises SlotLost: when the server removed WAL that the slot needed.
-    :raises SlotBusy: when another session reads it, or it is still being made.
+    :raises WrongSlot: physical, of another plugin or database, or temporary.
     """
     if slot.slot_type != "logical":
         raise WrongSlot("The slot is physical.", slot=slot.name, advice="name a logical slot.")
@@ -170,6 +166,18 @@ def check_slot(slot: SlotFacts, server: Server, *, two_phase: bool = False) -> L
             slot=slot.name,
             advice="use a permanent slot.",
         )
+
+
+def check_slot(slot: SlotFacts, server: Server, *, two_phase: bool = False) -> Lsn:
+    """Refuse a slot that this pipeline cannot read; return its confirmed position.
+
+    :param two_phase: whether prepared transactions are read at PREPARE TRANSACTION.
+
+    :raises WrongSlot: see ``check_kind``; or synchronised, or two-phase unasked.
+    :raises SlotLost: when the server removed WAL that the slot needed.
+    :raises SlotBusy: when another session reads it, or it is still being made.
+    """
+    check_kind(slot, server)
     if slot.is_lost:
         raise SlotLost(
             f"The slot was invalidated ({slot.invalidation_reason or 'WAL removed'}): changes that "
@@ -316,13 +324,12 @@ def create_slot(
 
 
 def drop_slot(session: Session, slot: SlotFacts) -> None:
-    """Drop a slot of ours that is of no use any more.
+    """Drop a slot of ours: the server keeps nothing for it any more.
 
     :raises SlotBusy: when somebody reads it.
     """
     with translated(slot=slot.name):
         session.execute("SELECT pg_catalog.pg_drop_replication_slot(%s)", (slot.name,))
-    log.warning("Dropped slot %s, which could not give what the lake lacks.", slot.name)
 
 
 def check_failover(server: Server, *, failover: bool) -> None:
