@@ -64,8 +64,10 @@ def go_back(
         snapshot_id = None
         if table is not None:
             end_lsn, snapshots = known.get(name, (None, ()))
-            named = (each for each in snapshots if table.end_of(each) == end_lsn)
-            snapshot_id = next(named, None) or snapshot_at(table, manifest, from_lsn)
+            told = snapshot_at(table, manifest, from_lsn)
+            ends = {each: table.end_of(each) for each in (*snapshots, told) if each is not None}
+            # Of no earlier batch than the checkpoint knows of: what came in between would be missing.
+            snapshot_id = next((each for each in ends if end_lsn in {None, ends[each]}), None)
             # Foreign tables are refused here; how far it is does not matter.
             start(spark, target, manifest, checkpoint.Progress(from_lsn))
             refuse_other_deletes(target, table)
