@@ -20,6 +20,7 @@ from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 from airflow_provider_pgoutput.apply.java import JAVA_ERRORS
 from airflow_provider_pgoutput.apply.names import TableName
 from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, marker_of, skipped_text
+from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Counts, Manifest, Table
 from airflow_provider_pgoutput.batch.shape import Shape
@@ -140,6 +141,7 @@ def record(
         found.append(_row(plan, manifest, totals, None))
     name = table_name(plan)
     rows.ensure(spark, name)
+    reach("apply.after_checkpoint_table")
     _append(spark, name, manifest, lambda: rows.append(spark, name, found, marker_of(manifest)))
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
+from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.checkpoint import read_checkpoint
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
@@ -30,9 +32,19 @@ def main() -> None:
             staging_uri=body["staging_uri"],
             checkpoint=checkpoint,
             options=StreamOptions(**body["stream_options"]),
-            **body["options"],
+            **_options(body["options"]),
         )
     )
+
+
+def _options(given: dict[str, Any]) -> dict[str, Any]:
+    """LSNs as what they are; JSON made integers of them."""
+    options = dict(given)
+    if "start_lsn" in options:
+        options["start_lsn"] = Lsn(options["start_lsn"])
+    if "skip_lsns" in options:
+        options["skip_lsns"] = tuple(Lsn(each) for each in options["skip_lsns"])
+    return options
 
 
 if __name__ == "__main__":

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.request import AFTER_STAGE
 from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
 from tests.conformance.compare import connect
 from tests.faults.crash_points import ELSEWHERE, crash_points
 from tests.faults.processes import advance_in_process, apply_attached, stage_in_process
+from tests.faults.workload import LOG_TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,20 +40,17 @@ _MOST_TIMES = 12
 FIRST_POINT = "stage.after_slot"
 CAPTURE_POINTS = [each for each in crash_points("capture") if each not in {FIRST_POINT, *ELSEWHERE}]
 APPLY_POINTS = [each for each in crash_points("apply") if not each.startswith("replay.")]
-#: By kind: options of the stage task, and of the plan.
+#: By kind: options of a pipeline's stage tasks, and of its plan.
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "merge-on-read": ({}, {}),
     "copy-on-write": ({"transport": "walsender"}, {"write_mode": "copy-on-write"}),
     # Not the change log: what a copy holds of it comes in no other entry, and the judge counts those.
-    "copies": ({"copy_tables": ("public.account", "public.bag")}, {}),
+    "copies": ({}, {}),
     "messages": ({"options": StreamOptions(messages=True)}, {"format_version": 2}),
     "after stage": ({"advance": AFTER_STAGE}, {}),
     "small batches": ({"max_changes": 3}, {"parallel_tables": 1}),
     "prepared": ({"options": StreamOptions(two_phase=True, binary=True)}, {}),
-    "copies, after stage": (
-        {"advance": AFTER_STAGE, "copy_tables": ("public.account", "public.bag")},
-        {"write_mode": "copy-on-write"},
-    ),
+    "copies, after stage": ({"advance": AFTER_STAGE}, {"write_mode": "copy-on-write"}),
     "small batches, after stage": (
         {"advance": AFTER_STAGE, "max_changes": 3, "transport": "walsender"},
         {"format_version": 2},
@@ -64,6 +63,8 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"write_mode": "copy-on-write"},
     ),
+    "read again": ({}, {}),
+    "left out": ({}, {}),
 }
 #: Kinds that every test run kills at some points of.
 ALWAYS = ("merge-on-read", "after stage")
@@ -76,14 +77,15 @@ class Sweep:
     """The kills of one kind of run."""
 
     run: Subject
-    #: What only those stage runs have that are killed, and the ones behind them.
-    stage_options: dict[str, Any]
+    #: Lets the source work; returns options of the stage runs that are killed, and of the ones behind them.
+    prepare: Callable[[Sweep], dict[str, Any]]
     #: Crash point and the time that it was passed, of each kill.
     kills: list[str] = field(default_factory=list)
     #: Whether a transaction of the source is prepared.
     _prepared: bool = False
 
     def work(self) -> None:
+        """Let the source change rows, write a message and, with two-phase commit, prepare a transaction."""
         self.end_prepared()
         self.run.work(3)
         options = self.run.pipeline.capture_options.get("options", StreamOptions())
@@ -135,26 +137,71 @@ class Sweep:
         self.until_it_ends(FIRST_POINT, lambda crash_at: stage_in_process(pipeline, crash_at))
 
     def kill_capture(self, point: str) -> None:
-        self.work()
         pipeline = self.run.pipeline
+        options = self.prepare(self)
         moves = pipeline.capture_options["advance"] == AFTER_STAGE
         if moves or not point.startswith("advance."):
             # A sealed batch is found by the next run; the last run here goes to its end.
             self.until_it_ends(
-                point, lambda crash_at: stage_in_process(pipeline, crash_at, **self.stage_options)
+                point, lambda crash_at: stage_in_process(pipeline, crash_at, **options)
             )
-        self.run.apply(self.run.stage(**self.stage_options))
+        self.run.apply(self.run.stage(**options))
         if point.startswith("advance."):
             self.until_it_ends(point, lambda crash_at: advance_in_process(pipeline, crash_at))
+        else:
+            self.run.advance()
 
     def kill_apply(self, point: str) -> None:
-        self.work()
-        batch = self.run.stage(**self.stage_options)
+        batch = self.run.stage(**self.prepare(self))
         self.until_it_ends(
             point, lambda crash_at: apply_attached(self.run.pipeline, batch, crash_at)
         )
         self.run.applied.append(batch)
         self.run.advance()
+
+
+def work(sweep: Sweep) -> dict[str, Any]:
+    sweep.work()
+    return {}
+
+
+def copy(sweep: Sweep) -> dict[str, Any]:
+    sweep.work()
+    return {"copy_tables": ("public.account", "public.bag")}
+
+
+def read_again(sweep: Sweep) -> dict[str, Any]:
+    """A batch is applied and the slot not moved: it is read from the end of the one before."""
+    checkpoint = sweep.run.pipeline.checkpoint()
+    assert checkpoint is not None
+    sweep.work()
+    sweep.run.apply(sweep.run.stage())
+    sweep.work()
+    return {"start_lsn": checkpoint.end_lsn}
+
+
+def leave_out(sweep: Sweep) -> dict[str, Any]:
+    """A row comes and goes in two transactions, which are left out."""
+    sweep.work()
+    run = sweep.run
+    with connect(run.pipeline.conninfo) as session:
+        session.execute("INSERT INTO journal VALUES (900, 'left out')")
+        session.execute("DELETE FROM journal WHERE id = 900")
+    (journal,) = [each for each in run.stage().manifest.tables if each.table_name == LOG_TABLE]
+    files = [str(run.pipeline.staging / f.path) for v in journal.versions for f in v.files]
+    staged = run.pipeline.spark.read.parquet(*files)
+    # The newest two transactions.
+    newest = staged.select("commit_lsn").distinct().orderBy("commit_lsn", ascending=False).take(2)
+    return {"skip_lsns": [Lsn(row.commit_lsn) for row in newest]}
+
+
+#: By kind, where its runs need more than work.
+PREPARATIONS: dict[str, Callable[[Sweep], dict[str, Any]]] = {
+    "copies": copy,
+    "copies, after stage": copy,
+    "read again": read_again,
+    "left out": leave_out,
+}
 
 
 @pytest.mark.parametrize(
@@ -172,12 +219,9 @@ def test_f49_killed_at_every_point_nothing_is_lost_or_doubled(
     run.pipeline.plan_options.update(plan_options)
     # Its applies borrow this JVM, which ends what the other tables' threads began.
     run.judge.writers_live_on = True
-    copied = {name: value for name, value in stage_options.items() if name == "copy_tables"}
-    # All else is of a pipeline, from its first run on; the judge has to know when the slot moves.
-    run.pipeline.capture_options.update(
-        {name: value for name, value in stage_options.items() if name not in copied}
-    )
-    sweep = Sweep(run, copied)
+    # From its first run on; the judge has to know when the slot moves.
+    run.pipeline.capture_options.update(stage_options)
+    sweep = Sweep(run, PREPARATIONS.get(kind, work))
     if MOST == 0:
         sweep.kill_first_stage()
     run.run()
