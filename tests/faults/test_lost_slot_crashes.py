@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
-from tests.faults.processes import stage_in_process
+from tests.faults.processes import apply_attached, stage_in_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +31,19 @@ POINTS = (
     "stage.after_manifest",
 )
 ALWAYS = {"stage.after_drop", "stage.after_slot"}
+#: In the order in which the apply of the copies passes them.
+APPLY_POINTS = (
+    "apply.after_columns",
+    "apply.after_branch",
+    "apply.after_copy",
+    "apply.before_publish",
+    "apply.after_prepare",
+    "apply.after_publish",
+    "apply.between_publishes",
+    "apply.before_checkpoint",
+    "apply.after_checkpoint_table",
+    "apply.after_checkpoint",
+)
 
 
 @pytest.mark.parametrize(
@@ -43,8 +56,33 @@ ALWAYS = {"stage.after_drop", "stage.after_slot"}
 def test_killed_while_a_lost_slot_is_replaced(
     point: str, subject: Callable[[int], Subject]
 ) -> None:
-    """The slot was dropped and made again by somebody; with two_phase it is of no use, and replaced."""
-    run = subject(390 + POINTS.index(point))
+    run = lost_slot(subject(390 + POINTS.index(point)))
+    before = run.pipeline.snapshot_ids()
+    assert stage_in_process(run.pipeline, point, on_slot_lost="copy"), f"{point} was not reached"
+    run.work()
+    # The slot is past the checkpoint until the batch is applied, so nobody judges its position here.
+    batch = run.pipeline.stage(on_slot_lost="copy")
+    assert run.pipeline.snapshot_ids() == before
+    run.apply(batch)
+    went_on(run)
+
+
+@pytest.mark.exhaustive
+def test_killed_while_the_copies_are_applied(subject: Callable[[int], Subject]) -> None:
+    """The same batch is killed at every point that its apply passes, one after the other."""
+    run = lost_slot(subject(399))
+    # The applies borrow this JVM, which ends what the other tables' threads began.
+    run.judge.writers_live_on = True
+    batch = run.pipeline.stage(on_slot_lost="copy")
+    run.work()
+    for point in APPLY_POINTS:
+        assert apply_attached(run.pipeline, batch, point), f"{point} was not reached"
+    run.apply(batch)
+    went_on(run)
+
+
+def lost_slot(run: Subject) -> Subject:
+    """Somebody drops the slot and makes it again; with two_phase it is of no use then, and replaced."""
     run.pipeline.capture_options["options"] = StreamOptions(two_phase=True)
     run.run()
     run.work()
@@ -55,13 +93,11 @@ def test_killed_while_a_lost_slot_is_replaced(
             "SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", (name,)
         )
     run.work()
-    before = run.pipeline.snapshot_ids()
-    assert stage_in_process(run.pipeline, point, on_slot_lost="copy"), f"{point} was not reached"
-    run.work()
-    # The slot is past the checkpoint until the batch is applied, so nobody judges its position here.
-    batch = run.pipeline.stage(on_slot_lost="copy")
-    assert run.pipeline.snapshot_ids() == before
-    run.apply(batch)
+    return run
+
+
+def went_on(run: Subject) -> None:
+    """The pipeline goes on from the copies."""
     run.judge.check_positions()
     run.work()
     run.catch_up(on_slot_lost="copy")
