@@ -1,4 +1,4 @@
-"""What the task log says of how far a read or a copy is; the clock is moved by hand."""
+"""What the task log says of how far a read or a copy is; the clock of the first tests is moved by hand."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import pytest
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture import progress
 from airflow_provider_pgoutput.capture.progress import CopyProgress, Progress
+from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tests.capture.pipeline_support import Source
 
 _MIB = 1 << 20
 
@@ -69,3 +72,33 @@ def test_a_copy_says_what_is_done_and_how_long_the_rest_takes(
         "2 of 2 tables, 40.0 of about 40.0 MiB copied; 2,000 rows, 167 rows/s, 0.8 MiB/s; "
         "about 0 s left"
     )
+
+
+@pytest.mark.postgres
+def test_a_run_says_how_far_its_copy_and_its_read_are(
+    source: Source, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN", 0.0)
+    caplog.set_level(logging.INFO)
+    source.execute(
+        "INSERT INTO t SELECT g, repeat('x', 200) FROM generate_series(1, 20000) g",
+        "CREATE TABLE u(a int PRIMARY KEY)",
+        "INSERT INTO u SELECT generate_series(1, 500)",
+        "ALTER PUBLICATION p ADD TABLE u",
+        "ANALYZE",
+    )
+    first = source.stage(copy_connections=2)
+    lines = [each for each in caplog.messages if " MiB copied; " in each]
+    assert lines[-1].startswith("2 of 2 tables, ")
+    assert "; 20,500 rows, " in lines[-1]
+    assert lines[-1].endswith("about 0 s left")
+    assert len(lines) > 1
+    # What the copy is measured against is what the tables take on the server's disk.
+    ((size,),) = source.execute("SELECT pg_table_size('t') + pg_table_size('u')")
+    about = float(lines[-1].partition(" of about ")[2].partition(" MiB")[0])
+    assert about == pytest.approx(size / _MIB, abs=0.2)
+    source.execute("UPDATE t SET b = 'y' WHERE a <= 3000")
+    batch = source.stage(checkpoint=checkpoint_of(first))
+    reads = [each for each in caplog.messages if f" of {batch.end_lsn}, " in each]
+    assert reads, caplog.messages
+    assert reads[-1].startswith("3,000 rows, ")

@@ -1,0 +1,94 @@
+"""A server whose settings keep a slot from being made, or end one: said in time, and refused by its reason.
+
+What is not here: every danger and every refusal by its facts (``source/test_slot_care.py``).
+
+Source: https://www.postgresql.org/docs/current/runtime-config-replication.html
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from airflow_provider_pgoutput.errors import ConfigurationError, SlotLost
+from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+from tests.capture.pipeline_support import Source, checkpoint_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.postgres
+
+#: Segments of 16 MiB that the server keeps for a slot.
+_KEPT_SEGMENTS = 4
+
+
+@pytest.fixture
+def server(postgres_server: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
+    """A server of the test's own, which writes too little WAL for logical decoding."""
+    home = Path(tempfile.mkdtemp(prefix="pgoutput-tests-settings-"))
+    home.chmod(0o755)
+    found = EmbeddedPostgres(
+        home / "server",
+        installation=postgres_server.installation,
+        settings={
+            "wal_level": "replica",
+            "max_slot_wal_keep_size": f"{_KEPT_SEGMENTS * 16}MB",
+            "min_wal_size": "32MB",
+            "max_wal_size": "10GB",
+            "checkpoint_timeout": "1h",
+        },
+    )
+    try:
+        yield found.start()
+    finally:
+        found.destroy()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def switch_segments(source: Source, count: int) -> None:
+    """Let the server end so many segments of its WAL."""
+    for _ in range(count):
+        source.execute("INSERT INTO other VALUES (1)", "SELECT pg_switch_wal()")
+
+
+def test_b16_and_a_slot_that_falls_behind(
+    server: EmbeddedPostgres, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with psycopg.connect(server.conninfo(), autocommit=True) as session:
+        session.execute("CREATE DATABASE shop")
+    source = Source(server.conninfo("shop"), "kept_short", tmp_path / "staging")
+    source.execute(
+        "CREATE TABLE t(a int PRIMARY KEY, b text)",
+        "CREATE TABLE other(a int)",
+        "INSERT INTO t VALUES (1, 'before')",
+        "CREATE PUBLICATION p FOR TABLE t",
+    )
+    with pytest.raises(ConfigurationError, match="wal_level") as refusal:
+        source.stage()
+    assert "restart" in str(refusal.value.advice)
+    assert source.confirmed() is None
+    assert not source.manifests()
+
+    server.stop()
+    server.settings["wal_level"] = "logical"
+    server.start()
+    source = Source(server.conninfo("shop"), "kept_short", tmp_path / "staging")
+    lake = checkpoint_of(source.stage())
+    assert "max_slot_wal_keep_size" not in caplog.text
+    switch_segments(source, _KEPT_SEGMENTS)
+    # The batch is not applied, so the slot stays where it is.
+    source.stage(checkpoint=lake)
+    assert "MiB more of WAL" in caplog.text
+    switch_segments(source, 2)
+    source.stage(checkpoint=lake)
+    assert "next checkpoint" in caplog.text
+    source.execute("CHECKPOINT")
+    with pytest.raises(SlotLost, match=r"(wal_removed|WAL removed)") as lost:
+        source.stage(checkpoint=lake)
+    assert "on_slot_lost" in str(lost.value.advice)
