@@ -24,8 +24,8 @@ from airflow_provider_pgoutput.errors import ConnectionNotFound
 from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
 from airflow_provider_pgoutput.quickstart.spark import spark_environment
 from tests.airflow.conftest import connection_json
-from tests.airflow.spark_cluster import SHORT_JOB, WORKERS, SparkCluster, standalone_cluster
 from tests.reader_role import reader_conninfo
+from tests.spark_cluster import WORKERS, SparkCluster, standalone_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -79,10 +79,11 @@ CREATE PUBLICATION shop FOR TABLE kinds, parts, filtered (id, kept) WHERE (id % 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SparkCluster]:
     # Not below pytest's own folder, which another user's processes may not enter.
-    with tempfile.TemporaryDirectory(prefix="pgoutput-tests-cluster-") as folder:
-        (Path(folder) / "events").mkdir()
-        with standalone_cluster(Path(folder)) as started:
-            yield started
+    with (
+        tempfile.TemporaryDirectory(prefix="pgoutput-tests-cluster-") as folder,
+        standalone_cluster(Path(folder)) as started,
+    ):
+        yield started
 
 
 @pytest.fixture
@@ -111,22 +112,6 @@ def stage(
     set_connection(
         "spark_default", {"conn_type": "spark", "host": cluster.host, "port": cluster.port}
     )
-    conf = {
-        "spark.driver.memory": "512m",
-        "spark.driver.extraJavaOptions": SHORT_JOB,
-        "spark.executor.extraJavaOptions": SHORT_JOB,
-        "spark.executor.memory": "512m",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.ui.enabled": "false",
-        "spark.eventLog.enabled": "true",
-        "spark.eventLog.dir": (cluster.folder / "events").as_uri(),
-        "spark.eventLog.rolling.enabled": "false",
-        "spark.eventLog.compress": "false",
-        # Both executors are there before the first task.
-        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-        "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
-    }
 
     def make(slot_name: str, conf_more: dict[str, str] | None = None, **changed: Any) -> Any:
         arguments = {
@@ -137,7 +122,7 @@ def stage(
             "namespace": "shop",
             "copy_engine": "spark",
             "spark_copy_from_bytes": "0",
-            "spark_copy_conf": json.dumps({**conf, **(conf_more or {})}),
+            "spark_copy_conf": json.dumps({**cluster.conf(), **(conf_more or {})}),
         }
         return PgoutputStageOperator(**(arguments | changed))
 
@@ -187,22 +172,6 @@ def copied(root: Path, table: Table) -> list[Path]:
     return paths(root, table.versions[-1].files)
 
 
-def tasks_by_executor(cluster: SparkCluster) -> list[Counter[str]]:
-    """Tasks that ended well, by the executor's id, of every application: Spark's own record."""
-    found = []
-    for log in sorted((cluster.folder / "events").iterdir()):
-        events = [json.loads(line) for line in log.read_text().splitlines()]
-        found.append(
-            Counter(
-                each["Task Info"]["Executor ID"]
-                for each in events
-                if each["Event"] == "SparkListenerTaskEnd"
-                and each["Task End Reason"]["Reason"] == "Success"
-            )
-        )
-    return found
-
-
 def test_the_copy_is_that_of_the_other_engine_and_every_executor_took_part(
     cluster: SparkCluster,
     stage: Callable[..., Any],
@@ -237,7 +206,7 @@ def test_the_copy_is_that_of_the_other_engine_and_every_executor_took_part(
     assert {str(path.relative_to(root)) for path in (root / "by_spark").rglob("*.parquet")} == {
         *found.paths
     }
-    (tasks,) = tasks_by_executor(cluster)
+    (tasks,) = cluster.tasks_by_executor()
     assert len(tasks) == WORKERS
     assert tasks.total() > 6
     assert "by 2 executor(s)" in log

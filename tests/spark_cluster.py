@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import subprocess
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,6 +39,46 @@ class SparkCluster:
         for path in sorted(self.folder.rglob("*")):
             if path.is_file() and path.suffix not in {".zip", ".jar", ".crc"}:
                 yield str(path), path.read_text(errors="replace")
+
+    def conf(self) -> dict[str, str]:
+        """Settings of a small job whose record Spark keeps for ``tasks_by_executor``."""
+        return {
+            "spark.driver.memory": "512m",
+            "spark.driver.extraJavaOptions": SHORT_JOB,
+            "spark.executor.extraJavaOptions": SHORT_JOB,
+            "spark.executor.memory": "512m",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.ui.enabled": "false",
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.dir": self._events.as_uri(),
+            "spark.eventLog.rolling.enabled": "false",
+            "spark.eventLog.compress": "false",
+            # Both executors are there before the first task.
+            "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+            "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
+        }
+
+    def tasks_by_executor(self) -> list[Counter[str]]:
+        """Tasks that ended well, by the executor's id, of every application: Spark's own record."""
+        found = []
+        for log in sorted(self._events.iterdir()):
+            events = [json.loads(line) for line in log.read_text().splitlines()]
+            found.append(
+                Counter(
+                    each["Task Info"]["Executor ID"]
+                    for each in events
+                    if each["Event"] == "SparkListenerTaskEnd"
+                    and each["Task End Reason"]["Reason"] == "Success"
+                )
+            )
+        return found
+
+    @property
+    def _events(self) -> Path:
+        found = self.folder / "events"
+        found.mkdir(exist_ok=True)
+        return found
 
 
 @contextlib.contextmanager
