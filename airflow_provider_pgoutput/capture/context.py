@@ -6,6 +6,7 @@ What is not here: which way is taken (``pipeline.py``), and the ways (``reading.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 from typing import TYPE_CHECKING
@@ -47,9 +48,10 @@ from airflow_provider_pgoutput.capture.source.publication_marks import read_mark
 from airflow_provider_pgoutput.capture.source.rights import check_may_copy
 from airflow_provider_pgoutput.capture.source.slot import create_slot, drop_slot, read_slot
 from airflow_provider_pgoutput.capture.source.storage import read_storage
+from airflow_provider_pgoutput.capture.source.target import read_flush_lsn
 from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
 from airflow_provider_pgoutput.capture.staging.prepared import TwoPhase
-from airflow_provider_pgoutput.capture.staging.seal import find_ending
+from airflow_provider_pgoutput.capture.staging.seal import find_ending, find_sealed
 from airflow_provider_pgoutput.capture.staging.tables import Casters
 
 if TYPE_CHECKING:
@@ -99,6 +101,10 @@ class CaptureContext:
         lake = self.lake_lsn or Lsn(0)
         return frozenset(lsn for lsn in self.request.skip_lsns if lsn >= lake)
 
+    def server_now(self) -> Server:
+        """The server, with what it has written by now."""
+        return dataclasses.replace(self.server, flush_lsn=read_flush_lsn(self.session))
+
     def published(self) -> tuple[PublishedTable, ...]:
         """The tables of the publications, as the catalog has them now."""
         return read_published_tables(self.session, self.server, self.publication_names, self.keys)
@@ -134,6 +140,23 @@ class CaptureContext:
             return frozenset()
         begun = {each.relation_oid for each in self.marks.tables}
         return frozenset(each.relation_oid for each in self.published()) - begun
+
+    def with_waiting_copies(
+        self, start: Lsn, tables: tuple[PublishedTable, ...]
+    ) -> tuple[PublishedTable, ...]:
+        """Tables to copy, and those that a sealed batch copied which gives way to the one that begins here.
+
+        Somebody asked for them, and their task is green as soon as the lake is past that batch.
+        """
+        name, server = self.request.slot_name, self.server
+        found = find_sealed(
+            self.area, name, server.system_identifier, start, past=start, server=server
+        )
+        copied = (
+            {each.relation_oid for each in found[0].tables if each.copy_lsn} if found else set()
+        )
+        copied -= {each.relation_oid for each in tables}
+        return (*tables, *(each for each in self.published() if each.relation_oid in copied))
 
     def read_slot(self) -> SlotFacts | None:
         """The slot as it is now; None: there is none."""

@@ -245,6 +245,7 @@ class _Capture:
             return found
         gaps, context = self._gaps_since(self._last_batch(checkpoint)), self._context
         tables = tables_to_copy(context.published(), checkpoint, self._request, gaps)
+        tables = context.with_waiting_copies(checkpoint.end_lsn, tables)
         context.check_may_copy(tables)
         return self._stage_with_copies(checkpoint.end_lsn, tables)
 

@@ -51,7 +51,8 @@ def stage_changes(
             # The batch has to reach the copies: what comes between is in them already.
             target = max(target, context.copy(batch, start, copied))
             limits = Limits()
-            batch.left_out = context.published_since_begin()
+        # A target that was taken late may lie past a table's publication: its copy is the next run's.
+        batch.left_out = context.published_since_begin()
         read = _read(context, batch, start, target, limits, two_phase)
         return _seal(context, batch, read, two_phase)
 
@@ -130,7 +131,7 @@ def _seal(
             context.session, request.slot_name, context.publication_names, read.end
         )
     return batch.seal(
-        context.server,
+        context.server_now,
         context.publication_names,
         read.end,
         names=context.names(batch),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture import reading
 from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
 from airflow_provider_pgoutput.capture.source.session import connect
 from airflow_provider_pgoutput.capture.source.target import ends_record, read_record_end
@@ -62,6 +64,33 @@ def test_c85_transactional_and_other_messages(source: Source, transport: str) ->
     assert inside["commit_ts"] is not None
     again = source.stage(checkpoint=checkpoint_of(batch), **how)
     assert again.message_files == ()
+
+
+def test_a_table_that_is_published_before_a_late_target_is_the_next_runs(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With messages the target is taken after the publications were looked at."""
+    first = source.stage(options=MESSAGES)
+    known = {each.relation_oid: each.name for each in first.tables}
+    checkpoint = dataclasses.replace(checkpoint_of(first), tables=known)
+    source.execute(
+        "CREATE TABLE u(a int PRIMARY KEY, b text)",
+        "ALTER TABLE u ALTER b SET STORAGE EXTERNAL",
+        "INSERT INTO u VALUES (1, repeat('x', 9000)), (2, 'short')",
+        "INSERT INTO t VALUES (1, 'before')",
+    )
+
+    def late(session: Any) -> Lsn:
+        source.execute("ALTER PUBLICATION p ADD TABLE u", "UPDATE u SET a = 3 WHERE a = 1")
+        return read_record_end(session)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "read_record_end", late)
+        batch = source.stage(checkpoint=checkpoint, options=MESSAGES)
+    assert [each.name for each in batch.tables] == ["public.t"]
+    lake = dataclasses.replace(checkpoint_of(batch), tables=known)
+    following = source.stage(checkpoint=lake, options=MESSAGES)
+    assert sorted(row["a"] for row in source.copied(following, "public.u")) == [2, 3]
 
 
 @both_transports

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -212,3 +212,23 @@ def test_a_sealed_batch_gives_way_to_one_with_the_copy(source: Source) -> None:
     assert again.start_lsn == refused.start_lsn
     # Another attempt of the same run finds it.
     assert source.stage(checkpoint=lake, copy_tables=["public.t"]).batch_id == again.batch_id
+
+
+@pytest.mark.parametrize("why", ["another copy", "a transaction to leave out"])
+def test_a_copy_that_was_asked_for_is_made_by_the_batch_that_takes_its_place(
+    source: Source, why: str
+) -> None:
+    """The run that asked for it counts as applied when the lake is past its batch."""
+    source.execute("CREATE TABLE u(a int PRIMARY KEY)", "ALTER PUBLICATION p ADD TABLE u")
+    lake = lake_with(source.stage())
+    source.execute("INSERT INTO t VALUES (1, 'x')", "INSERT INTO u VALUES (1)")
+    asked = source.stage(checkpoint=lake, copy_tables=["public.t"])
+    source.execute("INSERT INTO t VALUES (2, 'y')")
+    if why == "another copy":
+        options: dict[str, Any] = {"copy_tables": ["public.u"]}
+    else:
+        (changed,) = source.changes(asked, "public.u")
+        options = {"skip_lsns": [Lsn(changed["commit_lsn"])]}
+    following = source.stage(checkpoint=lake, **options)
+    assert following.batch_id != asked.batch_id
+    assert sorted(row["a"] for row in source.copied(following, "public.t")) == [1, 2]

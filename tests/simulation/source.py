@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch import layout
@@ -33,7 +33,7 @@ from airflow_provider_pgoutput.capture.staging.attempt import Attempt
 from airflow_provider_pgoutput.errors import SlotBusy, SourceError, SourceUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.capture.staging.cut import Limits
@@ -321,9 +321,14 @@ class StagedBatch:
         return StagedFile(kind, path, len(rows), len(content), digest, ("id", "value"))
 
     def seal(
-        self, server: Server, publication_names: tuple[str, ...], end: Lsn, **found: Any
+        self,
+        server_now: Callable[[], Server],
+        publication_names: tuple[str, ...],
+        end: Lsn,
+        **found: Any,
     ) -> tuple[Manifest, str]:
         """Write the manifest."""
+        server = server_now()
         for nothing in ("names", "history", "skip_lsns", "lake_lsn"):
             found.pop(nothing)
         manifest = Manifest(
@@ -337,7 +342,7 @@ class StagedBatch:
             tables=tuple(self._table(oid) for oid in self.relation_oids),
             **found,
         )
-        return self._attempt.seal(manifest)
+        return self._attempt.seal(manifest, server_now)
 
     def abandon(self) -> None:
         """See ``BatchInProgress``."""
@@ -371,6 +376,11 @@ class Context(CaptureContext):
         self.marks = self.loaded_lsn = self.lake_lsn = None
         self.left_out = frozenset()
         self.session: Any = None
+
+    def server_now(self) -> Server:
+        """See ``CaptureContext``."""
+        self._world.step("look at the server")
+        return replace(self.server, flush_lsn=Lsn(self._source.lsn))
 
     def published(self) -> tuple[PublishedTable, ...]:
         """See ``CaptureContext``."""

@@ -43,6 +43,11 @@ _ASK_SECONDS: Final = 0.05
 _PATIENCE_SECONDS: Final = 40.0
 
 
+def read_flush_lsn(session: Session) -> Lsn:
+    """The LSN before which all WAL is on the server's disk; on a standby: is replayed."""
+    return _positions(session)[0]
+
+
 def read_record_end(session: Session) -> Lsn:
     """Take the target of a batch: an LSN up to which all WAL is on the disk, at the end of a record.
 
@@ -50,12 +55,8 @@ def read_record_end(session: Session) -> Lsn:
     """
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
-        with translated():
-            row = session.execute(_QUERY).fetchone()
-        assert row is not None, "a SELECT of scalars gives a row"
-        flushed, inserted, block_bytes, segment_bytes = row
-        lsn = Lsn.parse(flushed)
-        if inserted is None or ends_record(lsn, Lsn.parse(inserted), block_bytes, segment_bytes):
+        lsn, inserted, block_bytes, segment_bytes = _positions(session)
+        if inserted is None or ends_record(lsn, inserted, block_bytes, segment_bytes):
             return lsn
         if time.monotonic() >= deadline:
             raise SourceUnavailable(
@@ -63,6 +64,20 @@ def read_record_end(session: Session) -> Lsn:
                 lsn=lsn,
             )
         time.sleep(_ASK_SECONDS)
+
+
+def _positions(session: Session) -> tuple[Lsn, Lsn | None, int, int]:
+    """Flush LSN, insert LSN, bytes of a page and of a segment; a standby has no insert LSN."""
+    with translated():
+        row = session.execute(_QUERY).fetchone()
+    assert row is not None, "a SELECT of scalars gives a row"
+    flushed, inserted, block_bytes, segment_bytes = row
+    return (
+        Lsn.parse(flushed),
+        None if inserted is None else Lsn.parse(inserted),
+        block_bytes,
+        segment_bytes,
+    )
 
 
 def ends_record(flushed: Lsn, inserted: Lsn, block_bytes: int, segment_bytes: int) -> bool:

@@ -118,6 +118,13 @@ class StagingArea:
                 advice="take it out, and give credentials to the worker and to Spark in their environment or"
                 " as an identity.",
             )
+        if parts.scheme and (parts.query or parts.fragment):
+            raise ConfigurationError(
+                "staging_uri has a part behind ? or #: Spark does not take it, and it is shown in logs and"
+                " in XCom.",
+                advice="take it out, and give region, endpoint and credentials to the worker and to Spark in"
+                " their environment, in spark.hadoop.* settings or as an identity.",
+            )
         try:
             self._filesystem, self._root = fs.FileSystem.from_uri(self.staging_uri)
         except (pa.ArrowInvalid, ValueError, TypeError):

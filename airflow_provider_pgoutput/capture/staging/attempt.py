@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.capture.source.catalog import Server
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
@@ -49,13 +50,17 @@ class Attempt:
     def seal(
         self,
         manifest: Manifest,
+        server_now: Callable[[], Server],
         skip_lsns: Collection[Lsn] = (),
         lake_lsn: Lsn | None = None,
     ) -> tuple[Manifest, str]:
-        """Make the batch exist, or take the one that exists already; its manifest and URI."""
+        """Make the batch exist, or take the one that exists already; its manifest and URI.
+
+        :param server_now: the source as it is when this is called.
+        """
         # From here on the manifest may be in its place whatever is raised, even if its write failed.
         self._sealing = True
-        sealed = seal(self._area, manifest, skip_lsns, lake_lsn)
+        sealed = seal(self._area, manifest, server_now, skip_lsns, lake_lsn)
         if sealed[0] is not manifest:
             self._delete_files()
         return sealed

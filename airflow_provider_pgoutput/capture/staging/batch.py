@@ -31,7 +31,7 @@ from airflow_provider_pgoutput.capture.staging.writers import TableWriter, Write
 from airflow_provider_pgoutput.capture.types.values import in_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import (
@@ -240,7 +240,7 @@ class BatchInProgress:
 
     def seal(
         self,
-        server: Server,
+        server_now: Callable[[], Server],
         publication_names: tuple[str, ...],
         end: Lsn,
         *,
@@ -257,11 +257,13 @@ class BatchInProgress:
     ) -> tuple[Manifest, str]:
         """Write the manifest; the files are complete.
 
+        :param server_now: the source as it is when this is called.
         :param names: schema and name of tables by OID, where the catalog knows better than the stream.
         :param skip_lsns: what was asked to be left out; a batch of the same range that has it is another one.
         :param lake_lsn: see ``seal`` of ``staging/seal.py``.
         :raises CopyNeeded: a table changed so that it has to be copied; nothing was sealed.
         """
+        server = server_now()
         manifest = Manifest(
             slot_name=self._slot_name,
             system_identifier=server.system_identifier,
@@ -284,7 +286,7 @@ class BatchInProgress:
             skipped=skipped,
             created_by=f"airflow-provider-pgoutput {__version__}",
         )
-        sealed = self._attempt.seal(manifest, skip_lsns, lake_lsn)
+        sealed = self._attempt.seal(manifest, server_now, skip_lsns, lake_lsn)
         if self.copied_at:
             delete_seals(self._area, self._slot_name, self._start)
         return sealed

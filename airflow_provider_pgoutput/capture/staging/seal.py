@@ -186,17 +186,23 @@ def _has_files(area: StagingArea, manifest: Manifest, path: str) -> bool:
 def seal(
     area: StagingArea,
     manifest: Manifest,
+    server_now: Callable[[], Server],
     skip_lsns: Collection[Lsn] = (),
     lake_lsn: Lsn | None = None,
 ) -> tuple[Manifest, str]:
     """Make the batch exist, unless one that covers it exists already; return the one that counts.
 
+    :param server_now: the source as it is when this is called. A batch that was there before and ends past
+        what the source has written then is of a time before it was restored.
     :param skip_lsns: see ``find_sealed``.
     :param lake_lsn: the slot was read again, with the lake at this checkpoint: no other batch stands for this
         one, and it stands for those that wait and that nobody can read. None: it starts at the checkpoint.
     """
     reach("stage.after_files")
-    if lake_lsn is None and (other := _covering(area, manifest, skip_lsns)) is not None:
+    if (
+        lake_lsn is None
+        and (other := _covering(area, manifest, server_now(), skip_lsns)) is not None
+    ):
         return other
     path = layout.manifest_path(
         manifest.slot_name, manifest.start_lsn, manifest.end_lsn, manifest.batch_id
@@ -204,7 +210,7 @@ def seal(
     if manifest.skipped:
         # Before: who dies in between leaves no batch, and not the one that was given up.
         _remove_those_that_hold(area, manifest, lake_lsn or manifest.start_lsn)
-    _remove_undone(area, manifest, lake_lsn or manifest.start_lsn)
+    _remove_undone(area, manifest, server_now, lake_lsn or manifest.start_lsn)
     reach("stage.before_manifest")
     area.write_whole(path, manifest.to_json().encode("ascii"))
     reach("stage.after_manifest")
@@ -214,7 +220,7 @@ def seal(
 
 
 def _covering(
-    area: StagingArea, manifest: Manifest, skip_lsns: Collection[Lsn]
+    area: StagingArea, manifest: Manifest, server: Server, skip_lsns: Collection[Lsn]
 ) -> tuple[Manifest, str] | None:
     """A sealed batch with all that a new one holds.
 
@@ -225,10 +231,11 @@ def _covering(
         manifest.slot_name,
         manifest.system_identifier,
         manifest.start_lsn,
+        # One of a past that was undone is why this was staged at all.
+        server=server,
         skip_lsns=skip_lsns,
     )
-    # One of a timeline that was left is why this was staged at all.
-    if other is None or other[0].timeline != manifest.timeline:
+    if other is None:
         return None
     if other[0].end_lsn < manifest.end_lsn or manifest.start_lsn == manifest.end_lsn:
         return None
@@ -275,16 +282,28 @@ def _remove_those_that_hold(area: StagingArea, skipping: Manifest, lake_lsn: Lsn
             area.delete_file(path)
 
 
-def _remove_undone(area: StagingArea, later: Manifest, lake_lsn: Lsn) -> None:
-    """Remove the manifests of batches past the checkpoint that were sealed before the source was promoted.
+def _remove_undone(
+    area: StagingArea, later: Manifest, server_now: Callable[[], Server], lake_lsn: Lsn
+) -> None:
+    """Remove the manifests of batches past the checkpoint that hold a past which the source has left.
 
-    What they end with may never have happened; a late task or a replay would bring it back. What did happen
-    is staged anew.
+    It was promoted since, or restored to a time before their end. What they end with may never have
+    happened; a late task or a replay would bring it back. What did happen is staged anew.
     """
-    for path, other in _past(area, later, lake_lsn):
+    found = list(_past(area, later, lake_lsn))
+    # Asked after they were listed: a run beside this one seals what was written before it does.
+    server = server_now()
+    # A standby that was started again has yet to replay what it had.
+    written = None if server.is_standby else server.flush_lsn
+    for path, other in found:
         if other.timeline < later.timeline:
-            log.warning("The sealed batch %s is given up: the source was promoted since.", path)
-            area.delete_file(path)
+            why = "the source was promoted since"
+        elif other.timeline == later.timeline and written is not None and other.end_lsn > written:
+            why = f"it ends past what the source has written, {written}"
+        else:
+            continue
+        log.warning("The sealed batch %s is given up: %s.", path, why)
+        area.delete_file(path)
 
 
 def _past(area: StagingArea, ours: Manifest, lsn: Lsn) -> Iterator[tuple[str, Manifest]]:

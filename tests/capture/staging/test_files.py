@@ -12,11 +12,14 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest, Table
+from airflow_provider_pgoutput.capture.source.catalog import Server
 from airflow_provider_pgoutput.capture.staging import writers
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
-from airflow_provider_pgoutput.capture.staging.seal import find_sealed, seal
+from airflow_provider_pgoutput.capture.staging.seal import find_sealed
+from airflow_provider_pgoutput.capture.staging.seal import seal as seal_at
 from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
 from airflow_provider_pgoutput.errors import (
     BatchRefused,
@@ -132,6 +135,21 @@ def test_a_staging_uri_that_is_none_is_refused(uri: str) -> None:
         StagingArea(uri)
 
 
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "abfss://c@acc.dfs.core.windows.net/f?sv=2024&sig=5eCr3t",
+        "s3://bucket/folder?access_key=5eCr3t",
+        "file:///tmp/folder#5eCr3t",
+    ],
+)
+def test_what_stands_behind_a_staging_uri_is_refused_and_not_repeated(uri: str) -> None:
+    """It would be in XCom, in logs and on spark-submit's command line."""
+    with pytest.raises(ConfigurationError) as refusal:
+        StagingArea(uri)
+    assert "5eCr3t" not in str(refusal.value)
+
+
 def test_a_path_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BatchRefused):
         StagingArea(str(tmp_path)).read("../secret")
@@ -155,12 +173,35 @@ def test_the_batch_with_the_greatest_end_is_found(tmp_path: Path) -> None:
     assert find_sealed(area, "s", "7", Lsn(1), past=Lsn(0x10)) is None
 
 
+def seal(area: StagingArea, sealed: Manifest, written: int = 0x1000) -> tuple[Manifest, str]:
+    """Seal at a server that has written so much by then."""
+    server = Server(180000, "7", 1, "db", Lsn(written), "logical")
+    return seal_at(area, sealed, lambda: server)
+
+
 def test_a_batch_that_is_covered_already_is_not_sealed_again(tmp_path: Path) -> None:
     area = StagingArea(str(tmp_path))
     first, uri = seal(area, manifest(1, 0x10))
     assert seal(area, manifest(1, 8)) == (first, uri)
     longer, _ = seal(area, manifest(1, 0x11))
     assert longer == manifest(1, 0x11)
+
+
+def test_a_batch_of_a_past_that_was_undone_covers_none(tmp_path: Path) -> None:
+    """The source's disk was brought back as it was at 0x20, on the same timeline."""
+    area = StagingArea(str(tmp_path))
+    undone, _ = seal(area, manifest(1, 0x30))
+    assert find_sealed(area, "s", "7", Lsn(1)) == (undone, area.uri(name_of(undone)))
+    again = manifest(1, 0x20)
+    assert seal(area, again, written=0x20)[0] == again
+    # Nor does it come back when the source has written past it.
+    found = find_sealed(area, "s", "7", Lsn(1))
+    assert found is not None
+    assert found[0] == again
+
+
+def name_of(sealed: Manifest) -> str:
+    return layout.manifest_path(sealed.slot_name, sealed.start_lsn, sealed.end_lsn, sealed.batch_id)
 
 
 def test_a_batch_covers_none_whose_copies_it_lacks(tmp_path: Path) -> None:

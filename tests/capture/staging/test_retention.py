@@ -67,8 +67,10 @@ def sealed(
     prepared: Sequence[PreparedTransaction] = (),
 ) -> Manifest:
     batch = attempt(area, start, f"a{end}")
-    server = Server(180000, system, 1, "db", Lsn(end), "logical")
-    made = batch.seal(server, ("p",), Lsn(end), names={}, history=history_of(), prepared=prepared)
+    server = Server(180000, system, 1, "db", Lsn(0x1000), "logical")
+    made = batch.seal(
+        lambda: server, ("p",), Lsn(end), names={}, history=history_of(), prepared=prepared
+    )
     return made[0]
 
 

@@ -46,7 +46,7 @@ def staged(area: StagingArea, count: int = 2) -> BatchInProgress:
 
 
 def seal(batch: BatchInProgress, end: Lsn = END) -> Manifest:
-    return batch.seal(SERVER, ("p",), end, names={}, history=history_of())[0]
+    return batch.seal(lambda: SERVER, ("p",), end, names={}, history=history_of())[0]
 
 
 def files(root: Path, manifest: Manifest) -> list[Path]:
@@ -176,7 +176,7 @@ def test_a_batch_of_a_past_that_was_undone_does_not_stand_for_a_new_one(tmp_path
     undone = seal(staged(area))
     now = dataclasses.replace(SERVER, timeline=2)
     batch = staged(area, 3)
-    manifest, _ = batch.seal(now, ("p",), END, names={}, history=history_of())
+    manifest, _ = batch.seal(lambda: now, ("p",), END, names={}, history=history_of())
     assert (manifest.timeline, manifest.batch_id) != (undone.timeline, undone.batch_id)
     again = find_sealed(area, "s", "73", START, server=now)
     assert again is not None
@@ -189,10 +189,10 @@ def test_a_batch_of_a_past_that_was_undone_is_given_up(tmp_path: Path) -> None:
     undone = seal(staged(area))
     now = dataclasses.replace(SERVER, timeline=2)
     middle = Lsn(START + 1)
-    shorter, _ = staged(area, 3).seal(now, ("p",), middle, names={}, history=history_of())
+    shorter, _ = staged(area, 3).seal(lambda: now, ("p",), middle, names={}, history=history_of())
     assert undone.end_lsn > shorter.end_lsn
     assert find_ending(area, "s", "73", END) is None
     # A run that was stopped before the promotion, and goes on now, takes nothing away.
-    late = staged(area, 4).seal(SERVER, ("p",), END, names={}, history=history_of())[0]
+    late = staged(area, 4).seal(lambda: SERVER, ("p",), END, names={}, history=history_of())[0]
     assert late.timeline == 1
     assert find_ending(area, "s", "73", middle) is not None
