@@ -123,9 +123,15 @@ class IcebergTable:
 
     @property
     def is_empty(self) -> bool:
-        """Whether main holds no rows, as its newest snapshot summary says."""
+        """Whether main holds no rows: its newest summary counts none, and it has no files of rows.
+
+        A summary alone does not tell. Iceberg counts anew from zero in a commit to a branch that is gone.
+        """
         snapshot = self.java.currentSnapshot()
-        return snapshot is None or snapshot.summary().get("total-records") == "0"
+        if snapshot is None or snapshot.summary().get("total-records") != "0":
+            return snapshot is None
+        manifests = elements(snapshot.dataManifests(self.java.io()))
+        return not any(each.hasAddedFiles() or each.hasExistingFiles() for each in manifests)
 
     def marker(self, slot_name: str) -> Marker | None:
         """What the nearest ancestor of main's head with our summary keys says.

@@ -18,7 +18,13 @@ from urllib.parse import urlsplit
 
 from airflow_provider_pgoutput.apply.failures import denial
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable
-from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, java_classes, java_exception
+from airflow_provider_pgoutput.apply.java import (
+    JAVA_ERRORS,
+    class_named,
+    java_class,
+    java_classes,
+    java_exception,
+)
 from airflow_provider_pgoutput.apply.names import Sql, TableName, literal, quote
 from airflow_provider_pgoutput.apply.prepare import isolated
 from airflow_provider_pgoutput.batch import checkpoint as words
@@ -27,6 +33,7 @@ from airflow_provider_pgoutput.errors import (
     LakeDenied,
     LakeUnavailable,
     PgoutputError,
+    PublishRefused,
     TableRefused,
     TableRolledBack,
 )
@@ -45,6 +52,8 @@ logger = logging.getLogger(__name__)
 _CONFLICTS = {
     "rewrite_data_files": ("CommitFailedException", "ValidationException"),
     "rewrite_position_delete_files": ("CommitFailedException", "ValidationException"),
+    # A manifest that it read was replaced meanwhile.
+    "rewrite_manifests": ("CommitFailedException", "ValidationException"),
 }
 _CONFLICTS_OF_OTHERS = ("CommitFailedException",)
 #: Names what main was when the time began for which snapshots stay.
@@ -245,7 +254,11 @@ class _TableMaintenance:
         self._table.java.refresh()
         kept = self._table.head_at(int(before.timestamp() * 1000))
         if kept is not None and (retention_s or self._table.branch_head(_KEPT_TAG) is not None):
-            self._table.keep_until_replaced(_KEPT_TAG, kept)
+            try:
+                self._table.keep_until_replaced(_KEPT_TAG, kept)
+            except PublishRefused:
+                self._leave("expire_snapshots")
+                return
         self._step(
             "expire_snapshots",
             Sql(f"older_than => {_timestamp(before)}"),
@@ -261,10 +274,18 @@ class _TableMaintenance:
                 self._table.name.target,
             )
             return
+        self._table.java.refresh()
+        if self._table.branch_ages_ms():
+            # Of an apply that is at work, for longer than the retention perhaps: no snapshot names its files
+            # before it commits.
+            self._leave("remove_orphan_files")
+            return
         before = datetime.now(UTC) - timedelta(seconds=retention_s)
         by_prefix = urlsplit(location).scheme not in _HADOOP_SCHEMES
         removed = 0
         for folder in _FOLDERS:
+            if not by_prefix and not self._exists(f"{location}/{folder}"):
+                continue
             rows = self._call(
                 "remove_orphan_files",
                 Sql(f"older_than => {_timestamp(before)}"),
@@ -274,6 +295,28 @@ class _TableMaintenance:
             )
             removed += len(rows or ())
         self.counts["orphans_deleted"] = removed
+
+    def _exists(self, folder: str) -> bool:
+        """Whether a folder of a Hadoop file system is there: a table without rows may have none for them."""
+        jvm: Any = self._spark._jvm
+        context: Any = self._spark.sparkContext
+        try:
+            path = class_named(jvm, "org.apache.hadoop.fs.Path")(folder)
+            return bool(path.getFileSystem(context._jsc.hadoopConfiguration()).exists(path))
+        except JAVA_ERRORS as error:
+            raise LakeUnavailable(
+                f"The folder of its files did not answer: {java_class(error)}.",
+                table=self._table.name.target,
+            ) from error
+
+    def _leave(self, procedure: str) -> None:
+        """Take note of a step that is done the next time."""
+        logger.warning(
+            "%s: somebody else is at work, so %s is left for the next time.",
+            self._table.name.target,
+            procedure,
+        )
+        self.was_busy = True
 
     def _step(self, procedure: str, *arguments: Sql) -> None:
         for row in self._call(procedure, *arguments) or ():
@@ -313,12 +356,7 @@ class _TableMaintenance:
                     table=name.target,
                     advice="see the log of the Spark job; run the task again.",
                 ) from error
-            logger.warning(
-                "%s: %s met a commit of somebody else and is left for the next time.",
-                name.target,
-                procedure,
-            )
-            self.was_busy = True
+            self._leave(procedure)
             return None
 
 

@@ -19,6 +19,7 @@ from airflow_provider_pgoutput.apply.maintain import (
 )
 from airflow_provider_pgoutput.apply.names import TableName
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
+from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX
 from airflow_provider_pgoutput.batch.maintenance import Maintenance
 from airflow_provider_pgoutput.batch.plan import Plan
 from airflow_provider_pgoutput.errors import (
@@ -91,6 +92,58 @@ def test_files_and_snapshots_go_and_the_pipeline_goes_on(
     assert apply_batch(spark, plan).already_applied
     table.update(a_is(4), {"b": "y"})
     apply_batch(spark, replace(source.stage(), **options))
+    assert lake_rows(table) == source_rows(table)
+
+
+def test_a_table_without_files_and_one_that_is_written_have_no_orphans(
+    spark: SparkSession, source: Source
+) -> None:
+    """A table of which an empty copy came has no folder of rows; a branch is of an apply at work."""
+    empty, busy = (source.table(each, (column("a"),), key=("a",)) for each in ("empty", "busy"))
+    source.copy(empty)
+    busy.insert(1)
+    plan = source.stage()
+    apply_batch(spark, plan)
+    names = {each: TableName("lake", source.slot_name, each) for each in ("empty", "busy")}
+    table = loaded(spark, names["busy"])
+    stray, _ = strays(table)
+    branch = f"{BRANCH_PREFIX}of_an_apply"
+    table.create_branch(branch, table.head)
+    wanted = plan_of(plan, orphan_retention_s=_DAY_S)
+
+    result = maintain(spark, wanted)
+    assert result.busy == (names["busy"].target,)
+    assert result.tables[names["empty"].target]["orphans_deleted"] == 0
+    assert stray.exists()
+
+    table.java.refresh()
+    table.remove_branches([branch])
+    assert maintain(spark, wanted).busy == ()
+    assert not stray.exists()
+
+
+def test_a_table_is_not_empty_because_a_summary_counts_none(
+    spark: SparkSession, source: Source, lake_rows: Any
+) -> None:
+    """A commit to a branch that is gone makes it again, and counts from zero."""
+    table = source.table("t", (column("a"), column("b", "string")), key=("a",))
+    for a in range(3):
+        table.insert(a, "before")
+    apply_batch(spark, source.stage())
+    name = TableName("lake", source.slot_name, "t")
+    held = loaded(spark, name)
+    held.create_branch("gone", held.head)
+    held.java.refresh()
+    held.remove_branches(["gone"])
+    held.mark("gone", {})
+    head = loaded(spark, name).branch_head("gone")
+    spark.sql(f"CALL lake.system.fast_forward('{name.target}', 'main', 'gone')")
+    found = loaded(spark, name)
+    assert found.head == head
+    assert found.java.currentSnapshot().summary().get("total-records") == "0"
+    assert not found.is_empty
+    table.update(a_is(1), {"b": "after"})
+    apply_batch(spark, source.stage())
     assert lake_rows(table) == source_rows(table)
 
 
