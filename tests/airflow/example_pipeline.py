@@ -8,6 +8,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_pgoutput.quickstart.spark import LocalLake, local_conf, spark_environment
-from tests.airflow.canaries import CANARIES
+from tests.airflow.canaries import CANARIES, files_below
 from tests.reader_role import role_statements
 
 if TYPE_CHECKING:
@@ -254,6 +255,27 @@ def metadata_database() -> contextlib.closing[sqlite3.Connection]:
     """Airflow's own database, to read only."""
     path = Path(os.environ["AIRFLOW_HOME"]) / "airflow.db"
     return contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True))
+
+
+def kept_rows(table: str) -> list[str]:
+    """What a table of Airflow's database holds of the DAG run that was made last, row by row."""
+    with metadata_database() as database:
+        newest = "SELECT run_id FROM dag_run ORDER BY id DESC LIMIT 1"
+        rows = database.execute(f"SELECT * FROM {table} WHERE run_id = ({newest})").fetchall()
+    return [repr(row) for row in rows]
+
+
+def airflow_files() -> dict[str, bytes]:
+    """Every file of Airflow's home folder, by its path in a copy.
+
+    Another process copies them: one that closes a SQLite file takes the locks from its own connections.
+    https://www.sqlite.org/howtocorrupt.html#_posix_advisory_locks_canceled_by_a_separate_thread_doing_close_
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["cp", "-R", os.environ["AIRFLOW_HOME"], folder], check=True)
+        found = files_below(Path(folder))
+    assert any(path.endswith("airflow.db") for path in found)
+    return found
 
 
 def parsed(value: str) -> Any:
