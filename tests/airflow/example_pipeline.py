@@ -171,6 +171,32 @@ class Pipeline:
 
     def python(self, *arguments: str) -> int:
         """Run a Python program to its end and keep what it prints; its exit status."""
+        result = subprocess.run(
+            [sys.executable, *arguments],
+            check=False,
+            env=self._environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.log += result.stdout
+        return result.returncode
+
+    def start(self, log: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        """Begin a Python program that prints into a file, with further variables of the environment."""
+        with log.open("w") as output:
+            return subprocess.Popen(
+                [sys.executable, *arguments],
+                env={**self._environment(), **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+
+    def _environment(self) -> dict[str, str]:
+        """Of a program that finds the connections where it looks for secrets, and not among its variables."""
         environment = {
             name: value
             for name, value in os.environ.items()
@@ -182,16 +208,7 @@ class Pipeline:
                 {"connections_file_path": str(self._connections)}
             ),
         }
-        result = subprocess.run(
-            [sys.executable, *arguments],
-            check=False,
-            env=environment | backend,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.log += result.stdout
-        return result.returncode
+        return environment | backend
 
     def source_rows(self) -> Rows:
         """Every row of the source, by table."""
@@ -201,8 +218,8 @@ class Pipeline:
                 for table in TABLES
             }
 
-    def lake_rows(self, namespace: str = "shop") -> Rows:
-        """Every row of a namespace of the lake, by table of the source."""
+    def lake_rows(self, namespace: str = "shop", without: str = "") -> Rows:
+        """Every row of a namespace of the lake, by table of the source, all but one of them."""
         catalog = self.lake_catalog()
         return {
             source: Counter(
@@ -210,6 +227,7 @@ class Pipeline:
                 for row in catalog.load_table((namespace, target)).scan().to_arrow().to_pylist()
             )
             for source, target in TABLES.items()
+            if source != without
         }
 
     def lake_catalog(self) -> Any:
@@ -228,6 +246,11 @@ class Pipeline:
 def newest_run() -> RunState:
     """What Airflow's database says of the DAG run that was made last."""
     return _state(-1)
+
+
+def run_before_newest() -> RunState:
+    """What Airflow's database says of the DAG run that was made before the last one."""
+    return _state(-2)
 
 
 def oldest_run() -> RunState:
