@@ -300,12 +300,17 @@ def _branches(observed: Observed) -> Iterator[Finding]:
     for table in observed.lake.tables:
         dead = dead_branches(table, observed.now)
         if dead:
+            by_hand = (
+                "but --repair cannot: pyiceberg writes no table of this format version to this catalog. By"
+                f" hand: ALTER TABLE <catalog>.{table.target} DROP BRANCH <name>"
+            )
+            way = "and so does --repair." if table.is_writable else by_hand
             yield Finding(
                 NOTE,
                 table.target,
                 f"{len(dead)} branches of attempts that died are left: {', '.join(dead)}.",
-                "the next apply that changes the table removes them, and so does --repair.",
-                repairable=True,
+                f"the next apply that changes the table removes them, {way}",
+                repairable=table.is_writable,
             )
 
 

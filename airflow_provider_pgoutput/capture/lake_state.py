@@ -93,6 +93,8 @@ class LakeTable:
     went_back: bool = False
     #: The newest snapshot that the batch left which was published last; None: it is gone, or not known.
     published_snapshot_id: int | None = None
+    #: Whether a commit of pyiceberg's can change the table.
+    is_writable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +239,24 @@ def _lake_table(table: Table, target: str, slot_name: str) -> LakeTable:
         branches=branches,
         went_back=published is not None and _went_back(published, marker),
         published_snapshot_id=None if published is None else _snapshot_of(table, published),
+        is_writable=_is_writable(table),
     )
+
+
+def _is_writable(table: Table) -> bool:
+    """A REST catalog writes a table's metadata itself; for the others pyiceberg does, up to format version 2.
+
+    Source: https://github.com/apache/iceberg-python/issues/1551
+    """
+    from pyiceberg.catalog.rest import RestCatalog  # noqa: PLC0415
+
+    if isinstance(table.catalog, RestCatalog):
+        return True
+    try:
+        table.metadata.model_dump_json()
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _snapshot_of(table: Table, published: str) -> int | None:

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def remove_dead_branches(catalog: Catalog, observed: Observed) -> int:
-    """Remove branches of attempts that died; how many there were.
+    """Remove branches of attempts that died, where pyiceberg can; how many there were.
 
     An attempt that lives after all is refused when it publishes, and prepares its branch again.
 
@@ -34,7 +34,7 @@ def remove_dead_branches(catalog: Catalog, observed: Observed) -> int:
     removed = 0
     for each in observed.lake.tables:
         dead = dead_branches(each, observed.now)
-        if not dead:
+        if not dead or not each.is_writable:
             continue
         with lake_errors("changed"):
             change = catalog.load_table(each.target).manage_snapshots()

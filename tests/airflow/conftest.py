@@ -199,5 +199,8 @@ def pipeline(
     with psycopg.connect(postgres_database, autocommit=True) as session:
         session.execute(SOURCE)
         yield Pipeline(tmp_path, postgres_database, monkeypatch)
-        session.execute("SELECT pg_drop_replication_slot('shop')")
+        session.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+            " WHERE slot_name = 'shop'"
+        )
         session.execute("DROP OWNED BY cdc_reader; DROP ROLE cdc_reader")

@@ -8,6 +8,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_pgoutput.quickstart.spark import LocalLake, local_conf, spark_environment
-from tests.airflow.canaries import CANARIES
+from tests.airflow.canaries import CANARIES, files_below
 from tests.reader_role import role_statements
 
 if TYPE_CHECKING:
@@ -170,6 +171,32 @@ class Pipeline:
 
     def python(self, *arguments: str) -> int:
         """Run a Python program to its end and keep what it prints; its exit status."""
+        result = subprocess.run(
+            [sys.executable, *arguments],
+            check=False,
+            env=self._environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.log += result.stdout
+        return result.returncode
+
+    def start(self, log: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        """Begin a Python program that prints into a file, with further variables of the environment."""
+        with log.open("w") as output:
+            return subprocess.Popen(
+                [sys.executable, *arguments],
+                env={**self._environment(), **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+
+    def _environment(self) -> dict[str, str]:
+        """Of a program that finds the connections where it looks for secrets, and not among its variables."""
         environment = {
             name: value
             for name, value in os.environ.items()
@@ -181,16 +208,7 @@ class Pipeline:
                 {"connections_file_path": str(self._connections)}
             ),
         }
-        result = subprocess.run(
-            [sys.executable, *arguments],
-            check=False,
-            env=environment | backend,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.log += result.stdout
-        return result.returncode
+        return environment | backend
 
     def source_rows(self) -> Rows:
         """Every row of the source, by table."""
@@ -200,8 +218,8 @@ class Pipeline:
                 for table in TABLES
             }
 
-    def lake_rows(self, namespace: str = "shop") -> Rows:
-        """Every row of a namespace of the lake, by table of the source."""
+    def lake_rows(self, namespace: str = "shop", without: str = "") -> Rows:
+        """Every row of a namespace of the lake, by table of the source, all but one of them."""
         catalog = self.lake_catalog()
         return {
             source: Counter(
@@ -209,6 +227,7 @@ class Pipeline:
                 for row in catalog.load_table((namespace, target)).scan().to_arrow().to_pylist()
             )
             for source, target in TABLES.items()
+            if source != without
         }
 
     def lake_catalog(self) -> Any:
@@ -227,6 +246,11 @@ class Pipeline:
 def newest_run() -> RunState:
     """What Airflow's database says of the DAG run that was made last."""
     return _state(-1)
+
+
+def run_before_newest() -> RunState:
+    """What Airflow's database says of the DAG run that was made before the last one."""
+    return _state(-2)
 
 
 def oldest_run() -> RunState:
@@ -254,6 +278,27 @@ def metadata_database() -> contextlib.closing[sqlite3.Connection]:
     """Airflow's own database, to read only."""
     path = Path(os.environ["AIRFLOW_HOME"]) / "airflow.db"
     return contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True))
+
+
+def kept_rows(table: str) -> list[str]:
+    """What a table of Airflow's database holds of the DAG run that was made last, row by row."""
+    with metadata_database() as database:
+        newest = "SELECT run_id FROM dag_run ORDER BY id DESC LIMIT 1"
+        rows = database.execute(f"SELECT * FROM {table} WHERE run_id = ({newest})").fetchall()
+    return [repr(row) for row in rows]
+
+
+def airflow_files() -> dict[str, bytes]:
+    """Every file of Airflow's home folder, by its path in a copy.
+
+    Another process copies them: one that closes a SQLite file takes the locks from its own connections.
+    https://www.sqlite.org/howtocorrupt.html#_posix_advisory_locks_canceled_by_a_separate_thread_doing_close_
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["cp", "-R", os.environ["AIRFLOW_HOME"], folder], check=True)
+        found = files_below(Path(folder))
+    assert any(path.endswith("airflow.db") for path in found)
+    return found
 
 
 def parsed(value: str) -> Any:

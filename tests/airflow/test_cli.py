@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -33,6 +32,7 @@ from airflow_provider_pgoutput.capture.examination import examine_pipeline
 from airflow_provider_pgoutput.capture.lake_state import open_catalog
 from airflow_provider_pgoutput.capture.repair import remove_dead_branches
 from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
+from tests.airflow.command_line import run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,19 +96,6 @@ def published(
     with table.transaction() as change:
         change.set_properties({words.PROPERTY_APPLIED + slot: applied})
     return table
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[dict[str, str]]]:
-    """Run a command as a shell would; its exit code and what it printed."""
-    capsys.readouterr()
-    given = cli_parser.get_parser().parse_args(["pgoutput", *arguments, "--output", "json"])
-    code = 0
-    try:
-        given.func(given)
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 2
-    printed = capsys.readouterr().out
-    return code, json.loads(printed) if printed.strip() else []
 
 
 def doctor(

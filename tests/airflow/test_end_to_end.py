@@ -6,7 +6,6 @@ One test follows one pipeline through its life, because every apply costs a star
 from __future__ import annotations
 
 import base64
-import os
 import shutil
 import subprocess
 import sys
@@ -20,7 +19,7 @@ import pytest
 from airflow_provider_pgoutput.operators.advance import PgoutputAdvanceSlotOperator
 from airflow_provider_pgoutput.operators.apply import PgoutputApplyOperator
 from tests.airflow.canaries import CANARIES, ProcessWatch, files_below, leaks
-from tests.airflow.example_pipeline import metadata_database
+from tests.airflow.example_pipeline import airflow_files, kept_rows, metadata_database
 
 if TYPE_CHECKING:
     from tests.airflow.example_pipeline import Pipeline
@@ -103,7 +102,9 @@ def nothing_leaked(pipeline: Pipeline, processes: ProcessWatch) -> None:
     commands = {at: text for at, text in processes.seen.items() if at.startswith("command")}
     environments = {at: text for at, text in processes.seen.items() if at.startswith("env")}
 
-    assert "pgoutput_to_iceberg" in kept
+    rendered = kept_rows("rendered_task_instance_fields")
+    assert len(rendered) == 3, "one for each task"
+    assert all(pipeline.staging_uri in row for row in rendered if ".advance'" not in row)
     assert len(logs) == 3, "an event log for each job"
     assert all(b"spark.sql.catalog.lake.s3.secret-access-key" in text for text in logs.values())
     assert all(b"*********(redacted)" in text for text in logs.values())
@@ -114,7 +115,7 @@ def nothing_leaked(pipeline: Pipeline, processes: ProcessWatch) -> None:
 
     places = {"log": pipeline.log, "Airflow's database": kept, **staged, **logs, **processes.seen}
     places |= files_below(Path(pipeline.lake.home))
-    places |= files_below(Path(os.environ["AIRFLOW_HOME"]))
+    places |= airflow_files()
     assert not leaks(places)
     for place in (pipeline.log, kept, *(str(text) for text in logs.values())):
         assert "customer 3" not in place

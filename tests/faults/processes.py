@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import json
 import os
 import signal
@@ -52,6 +53,64 @@ def apply_in_process(pipeline: Pipeline, batch: Batch, crash_at: str, lake: Loca
     """Apply a batch as the operator does; return whether the crash point killed the driver."""
     with _submit(pipeline, batch, crash_at, lake) as (command, environment):
         return _killed(command, environment, "")
+
+
+class CancelledApply(enum.Enum):
+    """How an apply ended that may have been cancelled."""
+
+    CANCELLED = enum.auto()
+    FINISHED = enum.auto()
+
+
+def cancelled_apply(
+    pipeline: Pipeline, batch: Batch, after_seconds: float | None, lake: LocalLake
+) -> CancelledApply:
+    """Apply a batch as the operator does; nothing of it runs any more when this returns.
+
+    :param after_seconds: spark-submit gets SIGTERM then, and nobody else does; None: never.
+    """
+    log = pipeline.staging / "cancelled.log"
+    with _submit(pipeline, batch, "", lake) as (command, environment), log.open("w") as output:
+        started = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            try:
+                status = started.wait(after_seconds or _TIME_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                assert after_seconds is not None, "the apply does not end"
+                started.terminate()
+                status = started.wait(_TIME_LIMIT_S)
+            _wait_until_gone(started.pid)
+        finally:
+            for each in _session(started.pid):
+                each.kill()
+    printed = log.read_text(errors="replace")[-4000:]
+    assert status in {0, -signal.SIGTERM, 128 + signal.SIGTERM}, printed
+    return CancelledApply.CANCELLED if status else CancelledApply.FINISHED
+
+
+def _wait_until_gone(session: int) -> None:
+    """Wait for the end of every process that a cancelled program left."""
+    deadline = time.monotonic() + _TIME_LIMIT_S
+    while left := _session(session):
+        assert time.monotonic() < deadline, f"these live on: {left}"
+        time.sleep(0.1)
+
+
+def _session(leader: int) -> list[psutil.Process]:
+    """The processes of a session that run; those of pyspark have a group of their own."""
+    found = []
+    for each in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if os.getsid(each.pid) == leader and each.status() != psutil.STATUS_ZOMBIE:
+                found.append(each)
+    return found
 
 
 @contextmanager
@@ -132,13 +191,17 @@ def _stopped(
         assert started.stdin is not None
         started.stdin.write(text)
         started.stdin.close()
-        yield StoppedApply(started, _wait_until_stopped(started, log), log)
+        yield StoppedApply(started, wait_until_stopped(started, log), log)
     finally:
-        _kill_group(started.pid)
+        kill_group(started.pid)
         started.wait(_TIME_LIMIT_S)
 
 
-def _wait_until_stopped(started: subprocess.Popen[str], log: Path) -> psutil.Process:
+def wait_until_stopped(started: subprocess.Popen[str], log: Path) -> psutil.Process:
+    """Wait until a crash point stopped a program or one below it; which.
+
+    :param log: what the program printed, for the error when it ends in place of that.
+    """
     deadline = time.monotonic() + _TIME_LIMIT_S
     while time.monotonic() < deadline and started.poll() is None:
         top = psutil.Process(started.pid)
@@ -255,7 +318,7 @@ def _killed(
             return True
         finally:
             # A driver is two processes, and the machine would take both.
-            _kill_group(process.pid)
+            kill_group(process.pid)
     if process.returncode == 0:
         return False
     # spark-submit reports the end of its Python half as an exit status of its own.
@@ -264,7 +327,8 @@ def _killed(
     raise AssertionError(f"the task failed before its crash point:\n{output[-4000:]}")
 
 
-def _kill_group(group: int) -> None:
+def kill_group(group: int) -> None:
+    """End what is left of a process group."""
     try:
         os.killpg(group, signal.SIGKILL)
     except ProcessLookupError:

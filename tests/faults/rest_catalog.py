@@ -146,6 +146,8 @@ class RestCatalog:
                 return self.commit(namespace, table, text)
             case "POST", [*_, "metrics"]:
                 return _NO_CONTENT, ""
+            case "GET", ["config"]:
+                return http.HTTPStatus.OK, '{"defaults": {}, "overrides": {}}'
         return self._handlers.other(method, parts, text)
 
 
@@ -176,8 +178,6 @@ class _Handlers:
         """Answer whatever is no commit."""
         requests = self._rest.requests
         match method, parts:
-            case "GET", ["config"]:
-                return http.HTTPStatus.OK, '{"defaults": {}, "overrides": {}}'
             case "GET" | "HEAD", ["namespaces", namespace]:
                 return self._call("loadNamespace", self._catalog, self._namespace(namespace))
             case "POST", ["namespaces"]:
@@ -186,6 +186,8 @@ class _Handlers:
                     self._catalog,
                     self._read(text, requests.CreateNamespaceRequest),
                 )
+            case "GET", ["namespaces", namespace, "tables"]:
+                return self._call("listTables", self._catalog, self._namespace(namespace))
             case "POST", ["namespaces", namespace, "tables"]:
                 return self._call(
                     "createTable",

@@ -1,7 +1,7 @@
 """F50, F37: a run's process ends at a random time; the slot is free soon, and no half of a batch is used.
 
 Airflow sends a task SIGTERM and, five seconds later, SIGKILL. Neither waits for what the task was doing, so
-both are the same here. What is not here: the Spark driver of an apply, see ``tests/airflow``.
+both are the same here. What is not here: the Spark driver of an apply (``test_cancelled_drivers.py``).
 """
 
 from __future__ import annotations

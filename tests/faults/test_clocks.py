@@ -9,16 +9,12 @@ Source: https://github.com/apache/iceberg/blob/main/core/src/main/java/org/apach
 
 from __future__ import annotations
 
-import json
-import sqlite3
-import uuid
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
 import pytest
 
 from airflow_provider_pgoutput.errors import LakeUnavailable
+from tests.faults.table_times import shift_times
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,25 +29,8 @@ _TABLE = "account"
 
 
 def shift(run: Subject, lake: LocalLake, milliseconds: int) -> None:
-    """Move all times in the metadata of a table, as if its writers' clocks had been another."""
-    namespace = run.pipeline.namespace
-    with sqlite3.connect(lake.catalog_file) as catalog:
-        where = "WHERE table_namespace = ? AND table_name = ?"
-        (location,) = catalog.execute(
-            f"SELECT metadata_location FROM iceberg_tables {where}", (namespace, _TABLE)
-        ).fetchone()
-        path = Path(urlsplit(location).path)
-        body: dict[str, Any] = json.loads(path.read_text())
-        body["last-updated-ms"] += milliseconds
-        for each in (*body["snapshots"], *body["snapshot-log"], *body["metadata-log"]):
-            each["timestamp-ms"] += milliseconds
-        number = int(path.name.partition("-")[0]) + 1
-        moved = path.with_name(f"{number:05}-{uuid.uuid4()}.metadata.json")
-        moved.write_text(json.dumps(body))
-        catalog.execute(
-            f"UPDATE iceberg_tables SET metadata_location = ? {where}",
-            (moved.as_uri(), namespace, _TABLE),
-        )
+    """Move all times of the table that every run changes."""
+    shift_times(lake, run.pipeline.namespace, _TABLE, milliseconds)
 
 
 def test_f46_a_clock_that_went_back_is_waited_for(
