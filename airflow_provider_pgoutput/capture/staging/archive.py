@@ -104,7 +104,8 @@ def _past(area: StagingArea, slot_name: str, lsn: Lsn) -> list[ArchivedBatch]:
     found = []
     for entry in area.entries(layout.manifest_folder(slot_name)):
         ends = layout.parse_manifest_name(entry.name)
-        if ends is not None and (ends[1] > lsn or ends == (lsn, lsn)):
+        # An empty one is being written, or its writer died.
+        if entry.size_bytes and ends is not None and (ends[1] > lsn or ends == (lsn, lsn)):
             manifest = Manifest.from_json(area.read(entry.path))
             found.append(
                 ArchivedBatch(

@@ -1,8 +1,9 @@
 """The staging area: a folder on a disk or in an object store, reached through pyarrow's file systems.
 
 Local files are written through to the disk, and a file that must appear whole is renamed into place;
-an object store makes an object visible whole by itself. Names are made in ``batch/layout.py`` only.
-What is not here: what the files hold.
+an object store makes an object visible whole by itself, or, as Azure's, first an empty one: no file of ours
+is empty, so empty ones are not there yet. Names are made in ``batch/layout.py`` only. What is not here: what
+the files hold.
 
 Source: https://arrow.apache.org/docs/python/filesystems.html
 """
@@ -185,11 +186,16 @@ class StagingArea:
             return self._filesystem.open_input_stream(join(self._root, relative))
 
     def names(self, folder: str) -> list[str]:
-        """Names of the files in a folder, sorted; none when there is no such folder."""
+        """Names of the files in a folder, sorted; none when there is no such folder.
+
+        Empty ones are left out: their writer is at work, or died.
+        """
         selector = fs.FileSelector(join(self._root, folder), allow_not_found=True)
         with storage_errors("list"):
             found = self._filesystem.get_file_info(selector)
-        return sorted(each.base_name for each in found if each.type == fs.FileType.File)
+        return sorted(
+            each.base_name for each in found if each.type == fs.FileType.File and each.size
+        )
 
     def entries(self, folder: str, *, recursive: bool = False) -> list[Entry]:
         """The files in a folder, sorted by path; none when there is no such folder."""

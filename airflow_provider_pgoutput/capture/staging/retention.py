@@ -88,7 +88,8 @@ def _sealed(area: StagingArea, slot_name: str) -> list[_Sealed]:
     found = [
         _Sealed(Manifest.from_json(area.read(entry.path)), entry)
         for entry in area.entries(layout.manifest_folder(slot_name))
-        if layout.parse_manifest_name(entry.name) is not None
+        # An empty one is being written, or its writer died.
+        if entry.size_bytes and layout.parse_manifest_name(entry.name) is not None
     ]
     return sorted(found, key=lambda each: (each.manifest.end_lsn, each.manifest.start_lsn))
 

@@ -18,6 +18,7 @@ from airflow_provider_pgoutput.batch.manifest import (
 )
 from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
 from airflow_provider_pgoutput.capture.source.catalog import Server
+from airflow_provider_pgoutput.capture.staging.archive import batches_between
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
 from airflow_provider_pgoutput.capture.staging.retention import Pruned, prune
@@ -110,6 +111,18 @@ def test_what_was_applied_goes_and_the_newest_of_it_stays(area: StagingArea) -> 
     assert {name[:16] for name in folders} == {Lsn(48).sortable, Lsn(64).sortable}
     again = pruned(area, checkpoint=64)
     assert (again.batches, again.files) == (0, 0)
+
+
+def test_a_manifest_whose_writer_died_at_once_is_none(area: StagingArea) -> None:
+    """Azure and HDFS show a file as soon as it is opened, and empty."""
+    made = sealed(area, 16, 32)
+    opened = layout.manifest_path("s", Lsn(16), Lsn(48), "0" * 64)
+    area.create(opened).finish()
+    found = find_sealed(area, "s", SYSTEM, Lsn(16))
+    assert found is not None
+    assert found[0] == made
+    assert [each.end_lsn for each in batches_between(area, "s", Lsn(16))] == [Lsn(32)]
+    assert pruned(area, checkpoint=16).batches == 0
 
 
 def test_what_is_young_stays(area: StagingArea) -> None:
