@@ -39,9 +39,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
-#: ``make torture LAKE=1 SEED=1 RUNS=100`` does more. Seed 2 fails: a column that is new to the batch gets
-#: the number of one that was dropped before, and the checkpoint keeps it.
-SEEDS = [int(seed) for seed in os.environ.get("PGOUTPUT_SCHEMA_SEEDS", "1,3").split(",")]
+#: ``make torture LAKE=1 SEED=1 RUNS=100`` does more.
+SEEDS = [int(seed) for seed in os.environ.get("PGOUTPUT_SCHEMA_SEEDS", "1,2").split(",")]
 _ROUNDS, _STEPS = 4, 60
 #: The server tells of a shape when the next row of the table changes.
 _TABLE = "account"
