@@ -128,6 +128,45 @@ def test_its_log_folds_and_has_one_line_per_table_and_no_value(
     assert SECRET_VALUE not in caplog.text
 
 
+def test_changes_of_schema_and_values_that_do_not_fit_are_in_its_log_and_xcom(
+    source: Session,
+    lake: TestLake,
+    tmp_path: Path,
+    task_context: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    record(lake, stage(tmp_path).execute(task_context))
+    for statement in (
+        "UPDATE orders SET note = 'x' WHERE id = 1",
+        "ALTER TABLE orders ADD due date, ADD total numeric(6, 2)",
+        "INSERT INTO orders VALUES (3, 'y', 'infinity', 'NaN'), (4, 'z', '-infinity', 1)",
+        "ALTER TABLE orders RENAME note TO remark",
+        "ALTER TABLE orders DROP due, REPLICA IDENTITY FULL",
+        "UPDATE orders SET total = 1.5 WHERE id = 4",
+    ):
+        source.execute(statement.encode())
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        batch = stage(tmp_path).execute(task_context)
+    changes = [
+        "column due was added, date",
+        "column total was added, numeric(6,2)",
+        "column due was dropped",
+        "column note was renamed to remark",
+        "the replica identity changed from d to f",
+    ]
+    assert sorted(batch["schema_changes"]["public.orders"]) == sorted(changes)
+    lines = [each.getMessage() for each in caplog.records]
+    for change in changes:
+        assert lines.count(f"public.orders: {change}.") == 1
+    assert batch["tables"]["public.orders"]["rejected"] == 3
+    assert "public.orders: 2 inserts, 2 updates, 3 rejected" in lines
+    (warned,) = [each.getMessage() for each in caplog.records if "did not fit" in each.getMessage()]
+    assert warned.startswith("public.orders: 3 value(s)")
+    assert "pgoutput_rejected_values" in warned
+    assert "infinity" not in caplog.text
+
+
 def test_what_cannot_work_fails_at_once(tmp_path: Path, task_context: Any) -> None:
     wrong = {
         "PublicationMissing: .*missing": {"publication_names": ["missing"]},

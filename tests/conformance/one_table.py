@@ -1,6 +1,6 @@
 """One table of a source and what a pipeline makes of it: for tests of changes of its schema.
 
-The rows are read with Spark; what became of the fields is read with pyiceberg.
+The rows are read with Spark and with pyiceberg; what became of the fields is read with pyiceberg.
 """
 
 from __future__ import annotations
@@ -45,13 +45,19 @@ class Lake:
             return cursor.fetchall() if cursor.description else []
 
     def rows(self, *columns: str) -> list[tuple[Any, ...]]:
-        """Rows of the target, sorted, in these columns."""
+        """Rows of the target, sorted, in these columns; read with Spark."""
         spark = self.pipeline.spark.newSession()
         # Names that differ only in case are different columns.
         spark.conf.set("spark.sql.caseSensitive", "true")
         frame = spark.table(quoted(CATALOG, self.pipeline.namespace, "t"))
         wanted = [quoted(each) for each in columns or frame.columns]
         return sorted((tuple(row) for row in frame.select(*wanted).collect()), key=repr)
+
+    def rows_without_spark(self, *columns: str) -> list[tuple[Any, ...]]:
+        """The same, read with pyiceberg."""
+        found = self.table().scan(selected_fields=columns).to_arrow()
+        values = [found.column(each).to_pylist() for each in columns]
+        return sorted(zip(*values, strict=True), key=repr)
 
     def source_rows(self, *columns: str) -> list[tuple[Any, ...]]:
         """Rows of the source, sorted, in these columns."""
@@ -69,7 +75,9 @@ class Lake:
                 " AND NOT attisdropped ORDER BY attnum"
             )
         )
-        assert self.rows(*names) == self.source_rows(*names)
+        wanted = self.source_rows(*names)
+        assert self.rows(*names) == wanted
+        assert self.rows_without_spark(*names) == wanted
         return True
 
     def differs(self, *columns: str) -> bool:

@@ -18,6 +18,7 @@ NOTED = (
     "test_refusals.py::",
     "test_schema_changes.py::",
     "test_lake_refusals.py::",
+    "test_wide_and_odd_tables.py::",
     "test_messages_and_origins.py::",
     "test_table_life.py::",
     "test_partition_life.py::",

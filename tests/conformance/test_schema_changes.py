@@ -6,6 +6,7 @@ became of the fields is read with pyiceberg.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch.checkpoint import LATER_COLUMNS
+from airflow_provider_pgoutput.batch.xcom import batch_xcom
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
 from airflow_provider_pgoutput.errors import TableRefused, ValueRefused
 from tests.conformance.compare import quoted
@@ -420,10 +422,13 @@ def test_an_infinite_default_of_an_added_column_is_null_or_refused(
     assert lake.agrees("id", "a", "b")
 
 
-def test_every_change_is_a_row_of_the_history(lake: Lake) -> None:
-    lake.run(
-        "ALTER TABLE t ADD c int",
-        "INSERT INTO t VALUES (4, 4, 4, 4)",
+def test_every_change_is_in_the_log_in_xcom_and_a_row_of_the_history(
+    lake: Lake, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "airflow_provider_pgoutput")
+    manifest = lake.run(
+        "ALTER TABLE t ADD c date",
+        "INSERT INTO t VALUES (4, 4, 4, 'infinity')",
         "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (a)",
         "UPDATE t SET b = 0",
         "ALTER TABLE t REPLICA IDENTITY FULL",
@@ -432,14 +437,19 @@ def test_every_change_is_a_row_of_the_history(lake: Lake) -> None:
     lake.run("UPDATE t SET b = 1")
     rows = lake.table("pgoutput_checkpoint").scan().to_arrow().to_pylist()
     rows = sorted((row for row in rows if row["table_name"]), key=lambda row: row["end_lsn"])
-    assert [row["schema_changes"] for row in rows] == [
-        None,
-        (
-            '["column c was added, integer", "the key changed from (id) to (a)",'
-            ' "the replica identity changed from d to f"]'
-        ),
-        None,
+    changes = [
+        "column c was added, date",
+        "the key changed from (id) to (a)",
+        "the replica identity changed from d to f",
     ]
+    assert [row["schema_changes"] for row in rows] == [None, json.dumps(changes), None]
+    assert lake.said(manifest) == changes
+    logged = [each.getMessage() for each in caplog.records]
+    assert [each for each in logged if each in {f"public.t: {one}." for one in changes}] == [
+        f"public.t: {one}." for one in changes
+    ]
+    # The old image of each later update holds the infinity as well.
+    assert batch_xcom(manifest, "uri")["tables"]["public.t"]["rejected"] == rows[1]["rejected"] > 0
     # The columns are kept where they are not what the row before says.
     assert [row["columns"] is None for row in rows] == [False, False, True]
-    assert lake.agrees()
+    assert lake.agrees("id", "a", "b")

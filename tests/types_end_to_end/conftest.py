@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,14 @@ from tests.capture.types.oracle import plain
 from tests.conformance.compare import connect
 from tests.conformance.pipeline import Batch, Pipeline
 from tests.reader_role import ROLE, reader_conninfo
-from tests.types_end_to_end import keys
-from tests.types_end_to_end.columns import EXTENSIONS, TYPES, OracleColumn, columns
+from tests.types_end_to_end import german, keys
+from tests.types_end_to_end.columns import (
+    EXTENSIONS,
+    TYPES,
+    OracleColumn,
+    columns,
+    missing_extensions,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,7 +57,6 @@ HOSTILE = {
     "xmloption": "document",
     "array_nulls": "off",
     "search_path": "nowhere",
-    "lc_monetary": "C.UTF-8",
 }
 #: The same of the role, which go before those of the database.
 HOSTILE_OF_ROLE = {
@@ -79,13 +85,19 @@ class Staged:
     #: Places of the columns that binary mode reads: those of its values.
     binary: list[int]
     batches: list[Batch]
+    #: The same of the publication with the columns that binary mode reads.
+    batches_in_binary: list[Batch]
+    #: Why the server has no locale in which money looks different.
+    no_locale: str | None
 
 
 @dataclass(frozen=True)
 class Carried:
-    """The same in the lake."""
+    """The same in the lake, of the columns at these places."""
 
     staged: Staged
+    places: Sequence[int]
+    batches: list[Batch]
     #: By the engine that reads it.
     values: dict[str, list[list[Any]]]
     #: Rows of the side table by column: text by ``id``.
@@ -97,63 +109,31 @@ class Carried:
 def staged(
     postgres_server: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Staged]:
-    """The table, staged: copied, then streamed in two ways."""
+    """The table, staged: copied, then streamed in three ways."""
+    no_locale = german.make_locale(postgres_server)
     conninfo, folder = _make_database(postgres_server), tmp_path_factory.mktemp(_DATABASE)
     with contextlib.closing(connect(conninfo)) as session:
         chosen = _make_table(session)
-        count = len(chosen)
+        binary = _in_binary(session, chosen)
         copied = _insert(session, chosen, first=1)
         for statement in keys.COPIED:
             session.execute(statement)
-        options: dict[str, Any] = {
-            "conninfo": reader_conninfo(conninfo),
-            "slot_name": _DATABASE,
-            "publication_names": ("p",),
-            "staging_uri": folder.as_uri(),
-            "column_types": {
-                **{
-                    f"{TABLE}.c{place}": each.choice
-                    for place, each in enumerate(chosen)
-                    if each.choice
-                },
-                **keys.COLUMN_TYPES,
-            },
-        }
-        _hostile(session)
-        copy = Batch(*stage_batch(CaptureRequest(**options)))
-        options["checkpoint"] = Checkpoint(copy.manifest.end_lsn, copy.manifest.system_identifier)
-        for number in (2, 3):
-            session.execute(
-                "SELECT pg_copy_logical_replication_slot(%s, %s)",
-                (_DATABASE, f"{_DATABASE}_{number}"),
-            )
+        requests = _requests(conninfo, folder, chosen, binary)
+        _hostile(session, with_locale=no_locale is None)
+        copy, copy_of_binary = _stage(requests["sql"]), _stage(requests["binary"])
+        session.execute(
+            "SELECT pg_copy_logical_replication_slot(%s, %s)",
+            (_DATABASE, requests["walsender"]["slot_name"]),
+        )
         _insert(session, chosen, first=copied + 1)
         for statement in keys.STREAMED:
             session.execute(statement)
-        options["column_types"] |= keys.ADDED_COLUMN_TYPES
-        batch = Batch(*stage_batch(CaptureRequest(**options)))
-        options |= {
-            "slot_name": f"{_DATABASE}_2",
-            "transport": "walsender",
-            "staging_uri": (folder / "walsender").as_uri(),
-            "options": StreamOptions(proto_version=1),
-        }
-        other = Batch(*stage_batch(CaptureRequest(**options)))
-        binary = _in_binary(session, chosen)
-        options |= {
-            "slot_name": f"{_DATABASE}_3",
-            "publication_names": ("b",),
-            "transport": "sql",
-            "staging_uri": (folder / "binary").as_uri(),
-            "options": StreamOptions(binary=True),
-            "column_types": {
-                name: choice
-                for name, choice in options["column_types"].items()
-                if name.rpartition(".c")[2] in {str(place) for place in binary}
-            },
-        }
-        third = stage_batch(CaptureRequest(**options))[0]
+        for name in ("sql", "walsender"):
+            requests[name]["column_types"] |= keys.ADDED_COLUMN_TYPES
+        batch, other = (_stage(requests[name], copy) for name in ("sql", "walsender"))
+        third = _stage(requests["binary"], copy_of_binary)
         texts, stored = _read_source(session, chosen)
+        count = len(chosen)
         yield Staged(
             conninfo=conninfo,
             folder=folder,
@@ -165,15 +145,65 @@ def staged(
                 "copy": _read_staged(folder, copy.manifest, count),
                 "sql": _read_staged(folder, batch.manifest, count),
                 "walsender": _read_staged(folder / "walsender", other.manifest, count),
-                "binary": _read_staged(folder / "binary", third, len(binary)),
+                "binary": _read_staged(folder / "binary", third.manifest, len(binary)),
             },
             binary=binary,
             batches=[copy, batch],
+            batches_in_binary=[copy_of_binary, third],
+            no_locale=no_locale,
         )
-        for name in (_DATABASE, f"{_DATABASE}_2", f"{_DATABASE}_3"):
-            session.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+        for request in requests.values():
+            session.execute("SELECT pg_drop_replication_slot(%s)", (request["slot_name"],))
     with psycopg.connect(postgres_server.conninfo(), autocommit=True) as administrator:
         administrator.execute(f"DROP DATABASE {_DATABASE} WITH (FORCE)")
+
+
+def _requests(
+    conninfo: str, folder: Path, chosen: Sequence[OracleColumn], binary: Sequence[int]
+) -> dict[str, dict[str, Any]]:
+    """What is asked of each way of reading the stream; each has a slot and a folder of its own."""
+    choices = {f"{TABLE}.c{place}": each.choice for place, each in enumerate(chosen) if each.choice}
+    text: dict[str, Any] = {
+        "conninfo": reader_conninfo(conninfo),
+        "slot_name": _DATABASE,
+        "publication_names": ("p",),
+        "staging_uri": folder.as_uri(),
+        "column_types": {**choices, **keys.COLUMN_TYPES},
+    }
+    return {
+        "sql": text,
+        "walsender": {
+            **text,
+            "slot_name": f"{_DATABASE}_2",
+            "transport": "walsender",
+            "staging_uri": (folder / "walsender").as_uri(),
+            "column_types": dict(text["column_types"]),
+            "options": StreamOptions(proto_version=1),
+        },
+        "binary": {
+            **text,
+            "slot_name": f"{_DATABASE}_3",
+            "publication_names": ("b",),
+            "staging_uri": (folder / "binary").as_uri(),
+            "options": StreamOptions(binary=True),
+            "column_types": {
+                name: choices[name]
+                for name in (f"{TABLE}.c{place}" for place in binary)
+                if name in choices
+            },
+        },
+    }
+
+
+def _stage(request: dict[str, Any], before: Batch | None = None) -> Batch:
+    """One batch; the copy, where none was before."""
+    if before is not None:
+        manifest = before.manifest
+        request = {
+            **request,
+            "checkpoint": Checkpoint(manifest.end_lsn, manifest.system_identifier),
+        }
+    return Batch(*stage_batch(CaptureRequest(**request)))
 
 
 @pytest.fixture(scope="session")
@@ -190,16 +220,44 @@ def carried(
         catalog_properties=lake_catalog_properties,
         spark=spark,
     )
-    for batch in staged.batches:
+    return _carry(staged, pipeline, range(len(staged.columns)), staged.batches)
+
+
+@pytest.fixture(scope="session")
+def carried_in_binary(staged: Staged, carried: Carried) -> Carried:
+    """What binary mode reads of the table, applied beside it."""
+    pipeline = dataclasses.replace(
+        carried.pipeline,
+        slot_name=f"{_DATABASE}_3",
+        publication_names=("b",),
+        namespace=f"{_DATABASE}_binary",
+        staging=staged.folder / "binary",
+    )
+    return _carry(staged, pipeline, staged.binary, staged.batches_in_binary)
+
+
+@pytest.fixture(params=["text", "binary"])
+def carried_in_each_mode(request: pytest.FixtureRequest, carried: Carried) -> Carried:
+    if request.param == "text":
+        return carried
+    found: Carried = request.getfixturevalue("carried_in_binary")
+    return found
+
+
+def _carry(
+    staged: Staged, pipeline: Pipeline, places: Sequence[int], batches: list[Batch]
+) -> Carried:
+    for batch in batches:
         pipeline.apply(batch)
-    count = len(staged.columns)
     return Carried(
         staged=staged,
+        places=places,
+        batches=batches,
         values={
-            "spark": _read_spark(pipeline, count),
-            "pyiceberg": _read_pyiceberg(pipeline, count),
+            "spark": _read_spark(pipeline, places),
+            "pyiceberg": _read_pyiceberg(pipeline, places),
         },
-        rejected=_read_rejected(pipeline, count),
+        rejected=_read_rejected(pipeline, len(staged.columns)),
         pipeline=pipeline,
     )
 
@@ -212,13 +270,9 @@ def _make_database(server: EmbeddedPostgres) -> str:
 
 
 def _make_table(session: psycopg.Connection[Any]) -> list[OracleColumn]:
-    available = [
-        name
-        for (name,) in session.execute(
-            "SELECT name FROM pg_available_extensions WHERE name = ANY (%s)", (list(EXTENSIONS),)
-        )
-    ]
-    for name in available:
+    version = session.info.server_version // 10_000
+    extensions = [name for name in EXTENSIONS if name not in missing_extensions(version)]
+    for name in extensions:
         session.execute(f"CREATE EXTENSION {name} SCHEMA public")
     session.execute(TYPES)
     with_xml = True
@@ -226,7 +280,7 @@ def _make_table(session: psycopg.Connection[Any]) -> list[OracleColumn]:
         session.execute("SELECT '<a/>'::xml")
     except psycopg.errors.FeatureNotSupported:
         with_xml = False
-    found = columns(session.info.server_version // 10_000, available, with_xml=with_xml)
+    found = columns(version, extensions, with_xml=with_xml)
     defined = ", ".join(f"c{place} {each.sql_type}" for place, each in enumerate(found))
     session.execute(f'CREATE TABLE public."values" (id int PRIMARY KEY, {defined})')
     for statement in keys.SETUP:
@@ -239,7 +293,7 @@ def _make_table(session: psycopg.Connection[Any]) -> list[OracleColumn]:
 
 
 def _in_binary(session: psycopg.Connection[Any], chosen: Sequence[OracleColumn]) -> list[int]:
-    """Places of the columns that binary mode reads: the type has a form, and the lake no text of it."""
+    """Places of the columns that binary mode reads: the type has a form, and the choice is not its text."""
     types = type_catalog(session.execute(CATALOG_QUERY).fetchall())
     oids = session.execute(
         "SELECT atttypid::int8 FROM pg_attribute"
@@ -248,13 +302,14 @@ def _in_binary(session: psycopg.Connection[Any], chosen: Sequence[OracleColumn])
     return [
         place
         for place, (each, (oid,)) in enumerate(zip(chosen, oids, strict=True))
-        if has_binary_form(oid, types) and each.choice is None
+        if has_binary_form(oid, types) and each.choice != "string"
     ]
 
 
-def _hostile(session: psycopg.Connection[Any]) -> None:
+def _hostile(session: psycopg.Connection[Any], *, with_locale: bool) -> None:
     """Give the database and the role of the pipeline defaults that would change every value that they can."""
-    for name, value in HOSTILE.items():
+    of_database = {**HOSTILE, "lc_monetary": german.LOCALE} if with_locale else HOSTILE
+    for name, value in of_database.items():
         session.execute(
             sql.SQL("ALTER DATABASE {} SET {} = {}").format(
                 sql.Identifier(_DATABASE), sql.Identifier(name), sql.Literal(value)
@@ -314,17 +369,17 @@ def _read_source(
     return found[: len(chosen)], stored
 
 
-def _read_spark(pipeline: Pipeline, count: int) -> list[list[Any]]:
+def _read_spark(pipeline: Pipeline, places: Sequence[int]) -> list[list[Any]]:
     session = pipeline.spark.newSession()
     session.conf.set("spark.sql.session.timeZone", "UTC")
-    table = session.table(f"lake.{_DATABASE}.`{_TARGET}`").orderBy("id").toArrow()
-    return _columns_of(table, [f"c{place}" for place in range(count)])
+    table = session.table(f"lake.{pipeline.namespace}.`{_TARGET}`").orderBy("id").toArrow()
+    return _columns_of(table, [f"c{place}" for place in places])
 
 
-def _read_pyiceberg(pipeline: Pipeline, count: int) -> list[list[Any]]:
+def _read_pyiceberg(pipeline: Pipeline, places: Sequence[int]) -> list[list[Any]]:
     catalog = load_catalog("lake", **pipeline.catalog_properties)
-    table = catalog.load_table((_DATABASE, _TARGET)).scan().to_arrow()
-    return _columns_of(table.sort_by("id"), [f"c{place}" for place in range(count)])
+    table = catalog.load_table((pipeline.namespace, _TARGET)).scan().to_arrow()
+    return _columns_of(table.sort_by("id"), [f"c{place}" for place in places])
 
 
 def _read_staged(staging: Path, manifest: Manifest, count: int) -> list[list[Any]]:
@@ -342,7 +397,7 @@ def _columns_of(table: pa.Table, names: Sequence[str]) -> list[list[Any]]:
 
 def _read_rejected(pipeline: Pipeline, count: int) -> list[dict[int, str]]:
     catalog = load_catalog("lake", **pipeline.catalog_properties)
-    rows = catalog.load_table((_DATABASE, "pgoutput_rejected_values")).scan().to_arrow()
+    rows = catalog.load_table((pipeline.namespace, "pgoutput_rejected_values")).scan().to_arrow()
     found: list[dict[int, str]] = [{} for _ in range(count)]
     for row in rows.to_pylist():
         assert f"{row['schema_name']}.{row['table_name']}" == TABLE

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.expressions import EqualTo
 
+from airflow_provider_pgoutput.capture.pipeline import stage_batch
+from airflow_provider_pgoutput.capture.request import CaptureRequest
+from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from airflow_provider_pgoutput.errors import ConfigurationError
 from tests.capture.types.oracle import REJECTED
-from tests.types_end_to_end import keys
+from tests.conformance.compare import connect
+from tests.reader_role import reader_conninfo
+from tests.types_end_to_end import german, keys
+from tests.types_end_to_end.columns import EXTENSIONS, missing_extensions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,13 +71,59 @@ def test_every_column_has_values(staged: Staged) -> None:
         assert any(each is not None for each in staged.texts[place]), column.label
 
 
+@pytest.mark.parametrize("name", EXTENSIONS)
+def test_extensions_are_among_the_types(staged: Staged, name: str) -> None:
+    """A server without one has fewer columns; that is said here."""
+    with psycopg.connect(staged.conninfo) as session:
+        version = session.info.server_version // 10_000
+    if name in missing_extensions(version):
+        pytest.skip(f"the tests' PostgreSQL {version} was packaged without {name}")
+    assert any(each.sql_type.startswith(f"public.{name}") for each in staged.columns)
+
+
+def test_money_does_not_follow_the_locale(staged: Staged) -> None:
+    """C63: where every other session of the role sees 1.234,56 €."""
+    if staged.no_locale:
+        pytest.skip(staged.no_locale)
+    place = next(n for n, each in enumerate(staged.columns) if each.sql_type == "money")
+    with psycopg.connect(reader_conninfo(staged.conninfo), client_encoding="utf8") as session:
+        query = f'SELECT c{place}::text FROM public."values" ORDER BY id'
+        shown = [value for (value,) in session.execute(query)]
+    row = shown.index(german.SHOWN)
+    copied, streamed = shown[: staged.copied], shown[staged.copied :]
+    for way, theirs in (("copy", copied), ("sql", streamed), ("walsender", streamed)):
+        ours = staged.values[way][place]
+        assert ours[row] == "$1,234.56"
+        assert [each is None for each in ours] == [each is None for each in theirs]
+        pairs = zip(ours, theirs, strict=True)
+        assert not [one for one, other in pairs if one is not None and one == other]
+
+
+def test_money_is_refused_in_binary_mode(staged: Staged) -> None:
+    """Its binary form does not say where the point is, so none is carried with the wrong one."""
+    with contextlib.closing(connect(staged.conninfo)) as session:
+        place = next(n for n, each in enumerate(staged.columns) if each.sql_type == "money")
+        session.execute(f'CREATE PUBLICATION money FOR TABLE public."values" (id, c{place})')
+        request = CaptureRequest(
+            conninfo=reader_conninfo(staged.conninfo),
+            slot_name="money",
+            publication_names=("money",),
+            staging_uri=(staged.folder / "money").as_uri(),
+            options=StreamOptions(binary=True),
+        )
+        with pytest.raises(ConfigurationError, match=rf"public\.values\.c{place} \(money\)"):
+            stage_batch(request)
+        session.execute("DROP PUBLICATION money")
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize("engine", ["spark", "pyiceberg"])
-def test_the_lake_holds_what_the_server_stores(carried: Carried, engine: str) -> None:
+def test_the_lake_holds_what_the_server_stores(carried_in_each_mode: Carried, engine: str) -> None:
+    carried = carried_in_each_mode
     found = carried.values[engine]
     if engine == "pyiceberg":
         found = _with_null_lists_of_structs(carried)
-    assert not _differences(carried.staged, found, slice(None))
+    assert not _differences(carried.staged, found, slice(None), carried.places)
 
 
 def _with_null_lists_of_structs(carried: Carried) -> list[list[Any]]:
@@ -77,19 +132,23 @@ def _with_null_lists_of_structs(carried: Carried) -> list[list[Any]]:
     Pinned here: exactly the NULLs are read so, which Spark shows to be in the files.
     """
     corrected = list(carried.values["pyiceberg"])
-    for place, column in enumerate(carried.staged.columns):
+    for number, place in enumerate(carried.places):
+        column = carried.staged.columns[place]
         if column.choice == "struct" and column.sql_type.endswith("[]"):
-            by_spark = carried.values["spark"][place]
-            assert corrected[place] == [[] if each is None else each for each in by_spark]
-            corrected[place] = by_spark
+            by_spark = carried.values["spark"][number]
+            assert corrected[number] == [[] if each is None else each for each in by_spark]
+            corrected[number] = by_spark
     return corrected
 
 
 @pytest.mark.spark
-def test_what_does_not_fit_is_kept_once_as_the_servers_text(carried: Carried) -> None:
-    staged, count = carried.staged, 0
-    for place, column in enumerate(staged.columns):
-        texts = staged.texts[place]
+def test_what_does_not_fit_is_kept_once_as_the_servers_text(
+    carried_in_each_mode: Carried,
+) -> None:
+    carried, count = carried_in_each_mode, 0
+    staged = carried.staged
+    for place in carried.places:
+        column, texts = staged.columns[place], staged.texts[place]
         wanted = {
             row + 1: (texts[row] or b"").decode()
             for row, value in enumerate(_expected(staged, place))
@@ -98,7 +157,7 @@ def test_what_does_not_fit_is_kept_once_as_the_servers_text(carried: Carried) ->
         assert carried.rejected[place] == wanted, column.label
         count += len(wanted)
     assert count > 50
-    counted = [table.counts.rejected for each in staged.batches for table in each.manifest.tables]
+    counted = [table.counts.rejected for each in carried.batches for table in each.manifest.tables]
     assert sum(counted) == count
 
 

@@ -161,11 +161,20 @@ def _forward(gap: Gap) -> tuple[list[dict[_Reading, _Reached]], bool]:
                 known.steps[reading] = min(cost, known.steps.get(reading, cost))
         if not reached:
             return [], is_whole
-        worth = sorted(reached, key=lambda each: reached[each].cost)[:_MOST_READINGS]
-        least = reached[worth[0]].cost
-        steps.append({e: reached[e] for e in worth if reached[e].cost <= least + _MOST_DETOUR})
+        in_all = {each: reached[each].cost + _least_ahead(gap, each) for each in reached}
+        worth = sorted(reached, key=lambda each: in_all[each])[:_MOST_READINGS]
+        most = in_all[worth[0]] + _MOST_DETOUR
+        steps.append({each: reached[each] for each in worth if in_all[each] <= most})
         named = version
     return (steps if gap.before is None else steps[1:]), is_whole
+
+
+def _least_ahead(gap: Gap, reading: _Reading) -> int:
+    """Changes that every way from a reading to now has: what passed over more numbers has fewer ahead."""
+    unborn = [number for number in gap.candidates if number > reading.born]
+    return sum(1 if number in gap.live else 2 for number in unborn) + len(
+        [number for number in reading.numbers if number not in gap.now]
+    )
 
 
 def _following(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.changes import REJECTED
 from airflow_provider_pgoutput.batch.lake_types import list_element, struct_fields
+from airflow_provider_pgoutput.capture.types.binary import has_binary_form
 from airflow_provider_pgoutput.capture.types.cast import FAMILIES
 from airflow_provider_pgoutput.capture.types.document_text import (
     CHOSEN,
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 _USER_TYPES = """
 ## User types, extensions and arrays
 
-| PostgreSQL | Iceberg | Spark | exact | does not fit |
-|---|---|---|---|---|
+| PostgreSQL | Iceberg | Spark | binary | exact | does not fit |
+|---|---|---|---|---|---|
 """
 
 _SPARK = {
@@ -153,11 +154,17 @@ def spark_type(lake: str) -> str:
     return _SPARK.get(lake) or lake.upper()
 
 
-def _row(label: str, lake: str, key: str) -> str:
+def _row(label: str, lake: str, key: str, *, binary: bool) -> str:
     family = re.split(r"[<(]", lake)[0]
     exact = _EXACT_OF_TYPE.get(key, _EXACT[family])
     unfit = _UNFIT_OF_TYPE.get(key, _UNFIT.get(family, ""))
-    return f"| {label} | `{lake}` | `{spark_type(lake)}` | {exact} | {unfit} |\n"
+    return (
+        f"| {label} | `{lake}` | `{spark_type(lake)}` | {_binary(binary)} | {exact} | {unfit} |\n"
+    )
+
+
+def _binary(readable: bool) -> str:
+    return "yes" if readable else "text only"
 
 
 def _builtin_rows() -> Iterator[str]:
@@ -168,13 +175,16 @@ def _builtin_rows() -> Iterator[str]:
             continue
         lake = lake_type(info.oid, -1, {})
         place = order.index(lake) if lake in order else len(order)
-        rows.append((place, info.oid, _row(f"`{type_name(info.oid, -1, {})}`", lake, info.name)))
+        name = f"`{type_name(info.oid, -1, {})}`"
+        binary = has_binary_form(info.oid, {})
+        rows.append((place, info.oid, _row(name, lake, info.name, binary=binary)))
     for precision, scale in _NUMERICS:
         modifier = (precision << 16 | scale & 0x7FF) + 4
         lake = lake_type(_NUMERIC_OID, modifier, {})
         name = type_name(_NUMERIC_OID, modifier, {})
         key = "numeric" if lake == "string" else ""
-        rows.append((order.index("double"), _NUMERIC_OID, _row(f"`{name}`", lake, key)))
+        row = _row(f"`{name}`", lake, key, binary=has_binary_form(_NUMERIC_OID, {}))
+        rows.append((order.index("double"), _NUMERIC_OID, row))
     yield from (row for _, _, row in sorted(rows, key=lambda each: each[:2]))
 
 
@@ -185,14 +195,17 @@ def _chosen_rows() -> Iterator[str]:
         lake = lake_type(type_oid, -1, catalog, options.of("", ""))
         name = "composite" if kind == "composite" else f"`{type_name(type_oid, -1, catalog)}`"
         option = f"`{{{json.dumps(kind)}: {json.dumps(choice)}}}`"
-        yield f"| {option} | {name} | `{lake}` | `{spark_type(lake)}` | {exact} | {unfit} |\n"
+        binary = _binary(has_binary_form(type_oid, catalog))
+        kinds = f"`{lake}` | `{spark_type(lake)}` | {binary}"
+        yield f"| {option} | {name} | {kinds} | {exact} | {unfit} |\n"
 
 
 def _user_rows() -> Iterator[str]:
     catalog = {info.oid: info for info, _, _ in _SAMPLES}
     for info, modifier, label in _SAMPLES:
         lake = lake_type(info.oid, modifier, catalog)
-        yield _row(label or f"`{type_name(info.oid, modifier, catalog)}`", lake, info.name)
+        name = label or f"`{type_name(info.oid, modifier, catalog)}`"
+        yield _row(name, lake, info.name, binary=has_binary_form(info.oid, catalog))
 
 
 def document_text() -> str:

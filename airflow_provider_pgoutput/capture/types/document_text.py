@@ -71,10 +71,17 @@ The text that PostgreSQL sends depends on settings of the session. They are pinn
 `IntervalStyle = postgres`, `TimeZone = UTC`, `extra_float_digits = 1`, `bytea_output = hex`,
 `lc_monetary = C`, `client_encoding = UTF8`.
 
+## Text and binary
+
+With `binary=True` PostgreSQL sends changes in the binary form of their types. The column `binary` says which
+types can be read in it: those whose send function makes the same of a value in every version, domains over
+them, and their arrays. A published column of a type that is `text only` is refused before anything is read
+(`ConfigurationError` names them all). The values in the lake are the same in both modes.
+
 ## Built-in types
 
-| PostgreSQL | Iceberg | Spark | exact | does not fit |
-|---|---|---|---|---|
+| PostgreSQL | Iceberg | Spark | binary | exact | does not fit |
+|---|---|---|---|---|---|
 """
 
 
@@ -93,8 +100,8 @@ another one (`TableRefused`), so to change a choice, name another target and cop
   digits). In `column_types` it is for every numeric of the column, also a `numeric(12,2)`.
 - Values that do not fit a choice follow the value policy. Nothing is rounded.
 
-| option | PostgreSQL | Iceberg | Spark | exact | does not fit |
-|---|---|---|---|---|---|
+| option | PostgreSQL | Iceberg | Spark | binary | exact | does not fit |
+|---|---|---|---|---|---|---|
 """
 
 #: Kind, choice, a type that it is for, what is exact, and what does not fit.

@@ -56,6 +56,9 @@ CASES = {
     "dropped, another added and renamed unseen": (
         *(ints(id=1, a=2), ["id b"], ints(id=1, c=3), (2,), [(1, 3)], "b"),
     ),
+    "added after three that came and went unseen": (
+        *(ints(id=1), ["id", "id a"], ints(id=1, a=5), (2, 3, 4), [(1,), (1, 5)], "a"),
+    ),
     "the key renamed": (ints(id=1, a=2), ["key a"], ints(key=1, a=2), (), [(1, 2)], ""),
     "the table is gone": (ints(id=1, a=2), ["id a b"], {}, (), [(1, 2, None)], ""),
     "nothing known, names agree": (None, ["id a"], ints(id=1, a=3), (2,), [(1, 3)], ""),
@@ -84,6 +87,7 @@ CASES = {
 TIED = {
     "dropped and added again unseen",
     "dropped, another added and renamed unseen",
+    "added after three that came and went unseen",
 }
 
 
