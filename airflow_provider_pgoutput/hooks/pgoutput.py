@@ -6,6 +6,7 @@ IAM tokens. It reads catalogs only; reading and moving the slot is the work of `
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from airflow_provider_pgoutput.hooks.connections import (
 from airflow_provider_pgoutput.hooks.slot_status import SLOT_STATUS_SQL, SlotStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import ItemsView, Iterator, Sequence
     from typing import LiteralString
 
     from psycopg import Connection as PsycopgConnection
@@ -56,6 +57,28 @@ class PublicationFacts:
     via_partition_root: bool
     #: ``schema.table``, sorted.
     tables: Sequence[str]
+
+
+class _FreshParameters(Mapping[str, Any]):
+    """Parameters of libpq that are asked for whenever they are read."""
+
+    def __init__(self, hook: PgoutputHook) -> None:
+        self._hook = hook
+
+    def items(self) -> ItemsView[str, Any]:
+        """All of them, of one moment."""
+        from psycopg.conninfo import conninfo_to_dict
+
+        return conninfo_to_dict(self._hook.conninfo()).items()
+
+    def __getitem__(self, name: str) -> Any:
+        return dict(self.items())[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict(self.items()))
+
+    def __len__(self) -> int:
+        return len(self.items())
 
 
 class PgoutputHook(BaseHook):
@@ -101,6 +124,18 @@ class PgoutputHook(BaseHook):
         conninfo = libpq_string(parameters, self.postgres_conn_id)
         mask_secret(conninfo)
         return conninfo
+
+    def session_parameters(self) -> str | Mapping[str, Any]:
+        """What a task that opens sessions for hours hands on: the string, or with IAM what makes it anew.
+
+        A token is taken for some minutes only (15 on AWS), and is asked for when a session is opened.
+
+        :raises ConnectionNotFound: when Airflow does not give the connection.
+        :raises ConfigurationError: as ``conninfo`` does.
+        """
+        if get_connection(self.postgres_conn_id).extra_dejson.get("iam"):
+            return _FreshParameters(self)
+        return self.conninfo()
 
     def get_conn(self, *, replication: bool = False) -> PsycopgConnection[tuple[Any, ...]]:
         """Open a session in autocommit mode, with every setting pinned that changes bytes.

@@ -259,7 +259,7 @@ class PgoutputStageOperator(CopyingOperator):
             name: value for name, value in limits.items() if value is not None
         }
         return CaptureRequest(
-            conninfo=PgoutputHook(self.postgres_conn_id).conninfo(),
+            conninfo=PgoutputHook(self.postgres_conn_id).session_parameters(),
             slot_name=slot_name,
             publication_names=arguments.text_list(self.publication_names, "publication_names"),
             staging_uri=arguments.required_text(self.staging_uri, "staging_uri"),

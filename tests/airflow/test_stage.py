@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from airflow_provider_pgoutput.batch import crash_points
 from airflow_provider_pgoutput.batch.manifest import Manifest
 from airflow_provider_pgoutput.errors import ConnectionNotFound
 from airflow_provider_pgoutput.operators.batches import ReceivedBatch
 from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
+from tests.airflow.conftest import connection_json
+from tests.reader_role import reader_conninfo
 
 if TYPE_CHECKING:
     import psycopg
@@ -71,6 +76,49 @@ def test_the_first_run_copies_and_the_next_stages_what_is_new(
     assert second["start_lsn"] == first["end_lsn"]
     counts = second["tables"]["public.orders"]
     assert (counts["updates"], counts["deletes"], second["changes"]) == (1, 1, 2)
+
+
+def test_each_session_takes_a_token_of_its_own(
+    source: Session,
+    postgres_database: str,
+    tmp_path: Path,
+    task_context: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With IAM a token is good for minutes: here it ends while the slot is made, before the copy is read."""
+    from airflow.providers.postgres.hooks.postgres import PostgresHook
+
+    tokens = ["first-token"]
+    reader = conninfo_to_dict(reader_conninfo(postgres_database))
+    role, port = str(reader["user"]), int(str(reader["port"]))
+
+    def take_only(token: str) -> None:
+        source.execute(
+            sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(role), sql.Literal(token))
+        )
+        tokens.append(token)
+
+    # The cloud is not here; everything up to its client is the real code.
+    monkeypatch.setattr(
+        PostgresHook, "get_iam_token", lambda _self, _connection: (role, tokens[-1], port)
+    )
+    by_token = {name: value for name, value in reader.items() if name != "password"}
+    connection = json.loads(connection_json(make_conninfo(**by_token)))
+    connection["extra"] = {**connection.get("extra", {}), "iam": True}
+    monkeypatch.setenv("AIRFLOW_CONN_POSTGRES_DEFAULT", json.dumps(connection))
+
+    def at(point: str) -> None:
+        if point == "stage.after_slot":
+            take_only("second-token")
+
+    take_only("first-token")
+    try:
+        with crash_points.watched(at):
+            batch = stage(tmp_path).execute(task_context)
+    finally:
+        take_only(str(reader["password"]))
+    assert tokens[-2] == "second-token"
+    assert batch["tables"]["public.orders"]["copied"] == 2
 
 
 def test_a_limit_ends_the_batch_at_a_commit(
