@@ -58,6 +58,8 @@ _CONFLICTS = {
 _CONFLICTS_OF_OTHERS = ("CommitFailedException",)
 #: Names what main was when the time began for which snapshots stay.
 _KEPT_TAG = "pgoutput_retained"
+#: Names what the batch left of which these were the rows. The checkpoint table and a replay know no other.
+_KEPT_BATCH_TAG = "pgoutput_retained_batch"
 #: Folders of a table's files below its location.
 _FOLDERS = ("data", "metadata")
 #: Schemes of file systems that Iceberg lists through Hadoop; all others it lists by prefix itself.
@@ -254,8 +256,12 @@ class _TableMaintenance:
         self._table.java.refresh()
         kept = self._table.head_at(int(before.timestamp() * 1000))
         if kept is not None and (retention_s or self._table.branch_head(_KEPT_TAG) is not None):
+            batch = _left_by_a_batch(self._table, kept) if retention_s else kept
             try:
                 self._table.keep_until_replaced(_KEPT_TAG, kept)
+                if batch is not None:
+                    self._table.java.refresh()
+                    self._table.keep_until_replaced(_KEPT_BATCH_TAG, batch)
             except PublishRefused:
                 self._leave("expire_snapshots")
                 return
@@ -276,8 +282,7 @@ class _TableMaintenance:
             return
         self._table.java.refresh()
         if self._table.branch_ages_ms():
-            # Of an apply that is at work, for longer than the retention perhaps: no snapshot names its files
-            # before it commits.
+            # Of an apply at work, for longer than the retention perhaps: no snapshot names its files yet.
             self._leave("remove_orphan_files")
             return
         before = datetime.now(UTC) - timedelta(seconds=retention_s)
@@ -358,6 +363,24 @@ class _TableMaintenance:
                 ) from error
             self._leave(procedure)
             return None
+
+
+def _left_by_a_batch(table: IcebergTable, head: int) -> int | None:
+    """The snapshot of the batch whose rows a former head of main shows.
+
+    Between the two lie compactions only, whose operation changes no row: https://iceberg.apache.org/spec/#snapshots
+    None: somebody else changed them, or one between them has expired, and the tag names the batch already.
+    """
+    begun = False
+    for snapshot in table.history():
+        begun = begun or int(snapshot.snapshotId()) == head
+        if not begun:
+            continue
+        if snapshot.summary().get(words.SUMMARY_END_LSN):
+            return int(snapshot.snapshotId())
+        if snapshot.operation() != "replace":
+            break
+    return None
 
 
 def _said(error: Exception) -> str:

@@ -95,6 +95,38 @@ def test_files_and_snapshots_go_and_the_pipeline_goes_on(
     assert lake_rows(table) == source_rows(table)
 
 
+def test_what_a_batch_left_stays_as_long_as_its_rows_are_needed(
+    spark: SparkSession, source: Source
+) -> None:
+    """The checkpoint names it, and not the compaction that has the same rows: a replay begins there."""
+    table = source.table("t", (column("a"),), key=("a",))
+    name = TableName("lake", source.slot_name, "t")
+    for a in range(2):
+        table.insert(a)
+        plan = replace(source.stage(), tag_retention_days=0)
+        apply_batch(spark, plan)
+    left = loaded(spark, name).head
+    compacted = maintain(spark, plan_of(plan, snapshot_retention_s=None))
+    assert compacted.tables[name.target]["files_replaced"] == 2
+    assert loaded(spark, name).head != left
+    expire = plan_of(plan, compact=False, snapshot_retention_s=1)
+    for _ in range(2):
+        time.sleep(1.1)
+        maintain(spark, expire)
+        assert left in snapshots(spark, name)
+    # Nobody needs it when another batch has followed, and the retention is over.
+    table.insert(2)
+    apply_batch(spark, replace(source.stage(), tag_retention_days=0))
+    time.sleep(1.1)
+    maintain(spark, expire)
+    assert left not in snapshots(spark, name)
+
+
+def snapshots(spark: SparkSession, name: TableName) -> set[int]:
+    spark.catalog.refreshTable(name.sql)
+    return {row["snapshot_id"] for row in spark.table(f"{name.sql}.snapshots").collect()}
+
+
 def test_a_table_without_files_and_one_that_is_written_have_no_orphans(
     spark: SparkSession, source: Source
 ) -> None:
@@ -198,10 +230,6 @@ def test_what_was_seen_in_the_retention_can_be_read(spark: SparkSession, source:
     apply_batch(spark, plan)
     name = TableName("lake", source.slot_name, table.name)
 
-    def snapshots() -> set[int]:
-        spark.catalog.refreshTable(name.sql)
-        return {each["snapshot_id"] for each in spark.table(f"{name.sql}.snapshots").collect()}
-
     head = loaded(spark, name).head
     made = time.time()
     time.sleep(6)
@@ -210,9 +238,9 @@ def test_what_was_seen_in_the_retention_can_be_read(spark: SparkSession, source:
     assert head != loaded(spark, name).head
     # Back to when the first snapshot was there and the compaction was not.
     maintain(spark, plan_of(plan, compact=False, snapshot_retention_s=int(time.time() - made) - 2))
-    assert head in snapshots()
+    assert head in snapshots(spark, name)
     maintain(spark, plan_of(plan, compact=False))
-    assert head not in snapshots()
+    assert head not in snapshots(spark, name)
 
 
 def test_only_a_rewrite_that_meets_another_commit_is_left_for_the_next_time(
