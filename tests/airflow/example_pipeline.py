@@ -55,6 +55,7 @@ Rows = dict[str, Counter[tuple[Any, ...]]]
 class RunState:
     """What Airflow knows of a DAG run."""
 
+    run_id: str
     #: State and number of the try, by the task's name; the state None: not scheduled yet.
     tasks: dict[str, tuple[str | None, int]]
     #: What the tasks returned.
@@ -245,23 +246,23 @@ class Pipeline:
 
 def newest_run() -> RunState:
     """What Airflow's database says of the DAG run that was made last."""
-    return _state(-1)
+    return run_state(_run_ids()[-1])
 
 
 def run_before_newest() -> RunState:
     """What Airflow's database says of the DAG run that was made before the last one."""
-    return _state(-2)
+    return run_state(_run_ids()[-2])
 
 
-def oldest_run() -> RunState:
-    """What Airflow's database says of the DAG run that was made first."""
-    return _state(0)
-
-
-def _state(place: int) -> RunState:
+def _run_ids() -> list[str]:
+    """All DAG runs in their order, those of other tests too: they have Airflow's database in common."""
     with metadata_database() as database:
-        runs = database.execute("SELECT run_id FROM dag_run ORDER BY id").fetchall()
-        (run_id,) = runs[place]
+        return [run_id for (run_id,) in database.execute("SELECT run_id FROM dag_run ORDER BY id")]
+
+
+def run_state(run_id: str) -> RunState:
+    """What Airflow's database says of a DAG run."""
+    with metadata_database() as database:
         tasks = database.execute(
             "SELECT task_id, state, try_number FROM task_instance WHERE run_id = ?", (run_id,)
         ).fetchall()
@@ -269,6 +270,7 @@ def _state(place: int) -> RunState:
             "SELECT task_id, value FROM xcom WHERE run_id = ? AND key = 'return_value'", (run_id,)
         ).fetchall()
     return RunState(
+        run_id,
         {task_id.rpartition(".")[2]: (state, number) for task_id, state, number in tasks},
         {task_id.rpartition(".")[2]: parsed(value) for task_id, value in values},
     )

@@ -2,8 +2,8 @@
 
 ``interrupted_run.py start CONF [TASK]`` runs the DAG as ``airflow dags test`` does; ``resume [TASK]`` takes
 up the run that did not end where it was left. Named, the task's process ends by SIGKILL when the value that
-the task returned is in Airflow's database and before anything else is. ``clear`` clears all tasks of the
-oldest run as ``airflow tasks clear`` does. What is not here: any look at the result.
+the task returned is in Airflow's database and before anything else is. ``clear RUN`` clears all tasks of a
+run as ``airflow tasks clear`` does. What is not here: any look at the result.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def start(conf: str) -> None:
     main()
 
 
-def clear() -> None:
-    """Clear the oldest run, which ended."""
+def clear(run_id: str) -> None:
+    """Clear a run, which ended."""
     from airflow.__main__ import main
     from airflow.models.dagrun import DagRun
     from airflow.utils.session import create_session
     from sqlalchemy import select
 
-    oldest = select(DagRun.logical_date).where(DagRun.dag_id == DAG_ID).order_by(DagRun.id).limit(1)
     with create_session() as session:
-        date = session.scalar(oldest).isoformat()
+        query = select(DagRun.logical_date).where(DagRun.dag_id == DAG_ID, DagRun.run_id == run_id)
+        date = session.scalars(query).one().isoformat()
     sys.argv = ["airflow", "tasks", "clear", DAG_ID, "--yes", "-s", date, "-e", date]
     main()
 
@@ -93,10 +93,10 @@ def resume() -> None:
 def main() -> None:
     """Do what the arguments say."""
     command, *rest = sys.argv[1:]
-    conf = [rest.pop(0)] if command == "start" else []
+    given = [] if command == "resume" else [rest.pop(0)]
     if rest:
         kill_after_xcom(*rest)
-    {"start": start, "resume": resume, "clear": clear}[command](*conf)
+    {"start": start, "resume": resume, "clear": clear}[command](*given)
 
 
 if __name__ == "__main__":

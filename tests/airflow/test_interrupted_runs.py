@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.checkpoint import read_checkpoint
-from tests.airflow.example_pipeline import TABLES, RunState, newest_run, oldest_run
+from tests.airflow.example_pipeline import TABLES, RunState, newest_run, run_state
 
 if TYPE_CHECKING:
     from tests.airflow.example_pipeline import Pipeline
@@ -80,6 +80,7 @@ def test_f06_a_task_killed_after_its_xcom_is_repeated_with_the_same_batch(
     """F06: in the first run each task dies once; in the next one, which has changes, stage does."""
     wanted = pipeline.source_rows()
     batch = killed_in_stage(pipeline)
+    first_run_id = newest_run().run_id
     end = Lsn.parse(batch["end_lsn"])
     began, checkpoint = positions(pipeline)
     assert checkpoint is None
@@ -123,15 +124,15 @@ def test_f06_a_task_killed_after_its_xcom_is_repeated_with_the_same_batch(
     assert sealed_batches(pipeline) == 2
     assert positions(pipeline) == (Lsn.parse(batch["end_lsn"]),) * 2
     assert pipeline.lake_rows() == wanted
-    a_whole_old_run_is_cleared(pipeline, Lsn.parse(batch["end_lsn"]))
+    a_whole_old_run_is_cleared(pipeline, first_run_id, Lsn.parse(batch["end_lsn"]))
 
 
-def a_whole_old_run_is_cleared(pipeline: Pipeline, at: Lsn) -> None:
+def a_whole_old_run_is_cleared(pipeline: Pipeline, run_id: str, at: Lsn) -> None:
     """F16: its stage task, too, which goes on from the checkpoint and not from where the run began."""
     wanted = pipeline.source_rows()
-    assert pipeline.python(PROGRAM, "clear") == 0, pipeline.log[-5000:]
+    assert pipeline.python(PROGRAM, "clear", run_id) == 0, pipeline.log[-5000:]
     assert pipeline.python(PROGRAM, "resume") == 0, pipeline.log[-5000:]
-    run = oldest_run()
+    run = run_state(run_id)
     assert set(run.tasks.values()) == {("success", 3)}
     assert Lsn.parse(run.values["stage"]["start_lsn"]) == at
     end = Lsn.parse(run.values["stage"]["end_lsn"])

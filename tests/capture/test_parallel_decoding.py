@@ -236,7 +236,7 @@ def test_an_error_in_one_part_fails_the_batch(source: Source) -> None:
             assert process.poll() is None, "it ended before"
         _, said = process.communicate(timeout=60)
         assert process.returncode == 1, said
-    assert said.splitlines()[-1].startswith("airflow_provider_pgoutput.errors.SourceUnavailable: ")
+    assert "\nairflow_provider_pgoutput.errors.SourceUnavailable: " in said, said
     expect_nothing_staged_and_all_of_it_next(source, checkpoint)
 
 

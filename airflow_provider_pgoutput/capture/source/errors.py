@@ -183,7 +183,8 @@ def meaning(
     :param sqlstate: five characters, or None when libpq gave none.
     :param message: the primary message of the server, or what libpq printed.
     """
-    message = message.strip()
+    # What libpq prints has several lines; a log's line holds one.
+    message = " ".join(message.split())
     if not sqlstate:
         if any(words in message for words in _REPLICATION_NEEDED):
             return errors.MissingPrivilege(

@@ -176,3 +176,15 @@ def test_the_advice_for_what_the_server_cannot_stream(message: str) -> None:
 
 def test_a_message_about_a_value_is_not_repeated() -> None:
     assert "canary" not in str(meaning("22P02", 'invalid input syntax for type integer: "canary"'))
+
+
+def test_what_libpq_prints_becomes_one_line() -> None:
+    printed = (
+        "server closed the connection unexpectedly\n"
+        "\tThis probably means the server terminated abnormally\n"
+        "\tbefore or while processing the request.\n"
+    )
+    refused = meaning(None, printed)
+    assert type(refused) is SourceUnavailable
+    assert "\n" not in str(refused)
+    assert "unexpectedly This probably means the server terminated abnormally" in str(refused)
