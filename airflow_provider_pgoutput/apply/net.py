@@ -1,8 +1,10 @@
 """Nets changes with whole old rows (REPLICA IDENTITY FULL): images added minus images removed.
 
 With a key the net is taken for each key and transaction, because inside one transaction a deferrable
-key may stand twice; without a key, over all changes, and copies are
-counted. Images are compared to the last bit and NULL matches NULL.
+key may stand twice. PostgreSQL lets nobody alter a table while keys wait to be checked, so where its
+columns change inside a transaction each key stands once, and the net ends there: images before and after a
+rewrite are not compared. Without a key the net is taken over all changes, and copies are counted. Images
+are compared to the last bit and NULL matches NULL.
 What is not here: finding the copies in the target (``write.py``).
 Source: https://www.postgresql.org/docs/current/sql-altertable.html (REPLICA IDENTITY FULL).
 """
@@ -15,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply.names import Sql
 from airflow_provider_pgoutput.apply.types import SIGNED_ZEROS, comparable
+from airflow_provider_pgoutput.apply.versions import VERSION
 from airflow_provider_pgoutput.batch import changes as staged
 
 if TYPE_CHECKING:
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 
 COPIES = Sql("copies")
 _SIGN = "sign"
+#: Whether the first that a transaction did to an image was to take it away.
+_WAS = "was"
 _POSITION = f"struct({staged.COMMIT_LSN}, {staged.SEQ}, {_SIGN})"
 _LEADING = (staged.COMMIT_LSN, staged.SEQ, staged.OP, staged.XID, staged.COMMIT_TS)
 
@@ -37,7 +42,7 @@ def fold_full(changes: DataFrame, segment: Segment) -> DataFrame:
     """Fold the changes of a table with a key and whole old rows; see ``fold.py`` for the columns."""
     keys = segment.key_names
     values = [staged.new(i) for i in range(len(segment.columns)) if i not in segment.key]
-    groups = [*keys, staged.COMMIT_LSN, *_images(segment)]
+    moment = [staged.COMMIT_LSN, *([VERSION] if segment.is_mixed else [])]
     # Grouping makes 0.0 of -0.0, which equal each other, so such a key is taken from the newest row.
     signed = [staged.new(i) for i in segment.key if segment.columns[i].lake_type in SIGNED_ZEROS]
     plain = [name for name in keys if name not in signed]
@@ -45,23 +50,27 @@ def fold_full(changes: DataFrame, segment: Segment) -> DataFrame:
     row = f"struct({', '.join((staged.SEQ, staged.OP, staged.XID, staged.COMMIT_TS, *values))})"
     netted = (
         _signed(changes, segment)
-        .groupBy(*groups)
+        .groupBy(*keys, *moment, *_images(segment))
         .agg(
             F.expr(f"sum({_SIGN})").alias(COPIES),
+            F.expr(f"min_by({_SIGN}, {_POSITION}) < 0").alias(_WAS),
             F.expr(f"max_by({row}, {_POSITION})").alias("row"),
         )
     )
-    rows = netted.where(f"{COPIES} != 0").selectExpr(
-        *plain, staged.COMMIT_LSN, COPIES, f"{COPIES} > 0 AS live", "row.*"
+    # An image that was there, went and came again is the row, and the target may not have it yet: of a table
+    # that was rewritten an update without a change is the first to tell what it holds.
+    live = f"({COPIES} > 0 OR {COPIES} = 0 AND {_WAS})"
+    rows = netted.where(f"{COPIES} < 0 OR {live}").selectExpr(
+        *plain, *moment, COPIES, f"{live} AS live", "row.*"
     )
     newest = ", ".join((*_LEADING, *values))
-    ended = rows.groupBy(*keys, staged.COMMIT_LSN).agg(
-        # A table that is rewritten between two changes of a row shows the later one another image than
-        # the earlier one left, so what is gone may seem to live on: there are fewer rows then, all in all.
+    ended = rows.groupBy(*keys, *moment).agg(
+        # A rewrite that leaves the columns as they are (USING) makes no version, and may leave an image that
+        # nobody takes away: there are fewer rows then, all in all.
         F.expr(f"max(live) AND sum({COPIES}) >= 0").alias("live"),
         F.expr(f"max_by(struct({newest}), struct(live, {staged.SEQ}))").alias("newest"),
     )
-    last = F.expr(f"max_by(struct(live, newest), {staged.COMMIT_LSN})").alias("last")
+    last = F.expr(f"max_by(struct(live, newest), struct({', '.join(moment)}))").alias("last")
     return ended.groupBy(*keys).agg(last).selectExpr(*plain, "last.live", "last.newest.*")
 
 

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.manifest import Column, StagedFile, Table, TableVersion
 
+#: Number of the version that a change was made in; only where a segment ``is_mixed``.
+VERSION = Sql("version")
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -54,6 +57,11 @@ class Segment:
     def key_names(self) -> tuple[Sql, ...]:
         """Staged names of the key columns."""
         return tuple(Sql(staged.new(position)) for position in self.key)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether whole old rows of several versions meet: a rewrite may have changed them unseen between."""
+        return self.full and len(self.versions) > 1
 
     @property
     def imaged(self) -> tuple[int, ...]:
@@ -175,7 +183,8 @@ def read_changes(
     :param table: with all of its versions.
 
     Columns: those of ``batch/changes.py``; ``o`` and ``u`` only of the positions that have any, ``o`` of all
-    where old tuples are whole rows; the origin only when some change has one.
+    where old tuples are whole rows; the origin only when some change has one; ``VERSION`` where versions
+    are mixed.
     """
     parts = []
     for version in segment.versions:
@@ -196,6 +205,8 @@ def _read_version(
 ) -> DataFrame:
     leading = (*staged.LEADING, *(staged.ORIGINS if segment.has_origins else ()))
     schema, selected = [*leading], [name for name, _ in leading]
+    if segment.is_mixed:
+        selected.append(f"{version.version} AS {VERSION}")
     for i, column in enumerate(version.columns):
         schema += [(staged.new(i), column.lake_type), (staged.old(i), column.lake_type)]
         schema.append((staged.unchanged(i), "boolean"))
