@@ -8,6 +8,7 @@ reading itself (``source/copy.py``).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -17,10 +18,12 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.capture.copying_elsewhere import (
+    TableElsewhere,
     copied_elsewhere,
     is_elsewhere,
     ranges,
 )
+from airflow_provider_pgoutput.capture.hand_over import interleaved
 from airflow_provider_pgoutput.capture.progress import CopyProgress
 from airflow_provider_pgoutput.capture.source.catalog import read_names
 from airflow_provider_pgoutput.capture.source.copy import CopiedRows, CopyOrder, copy_tables
@@ -34,12 +37,13 @@ from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot, crea
 from airflow_provider_pgoutput.errors import SnapshotLost
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import TableVersion
     from airflow_provider_pgoutput.capture.context import CaptureContext
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
+    from airflow_provider_pgoutput.capture.source.copy import CopiedPart
     from airflow_provider_pgoutput.capture.source.copy_plan import CopyPlan, TableState
     from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
 
@@ -177,6 +181,8 @@ class _Round:
         self._snapshot = snapshot
         self._unsealed: dict[int, PublishedTable] = {}
         self._orders: list[CopyOrder] = []
+        #: Parts of each table that were not read yet.
+        self._missing: dict[int, int] = {}
 
     def copy(self, tables: Sequence[PublishedTable]) -> list[PublishedTable]:
         """Copy and seal tables; return those that have to be read in another snapshot."""
@@ -217,6 +223,7 @@ class _Round:
             )
             for each in tables
         ]
+        self._missing = {each.table.relation_oid: len(each.ranges) for each in self._orders}
         here: list[CopyOrder] = []
         there: list[CopyOrder] = []
         for order in self._orders:
@@ -225,14 +232,47 @@ class _Round:
         progress = CopyProgress(
             {each.name: storage[each.relation_oid].size_bytes for each in tables}
         )
-        with copied_elsewhere(context, self._snapshot.name, there) as copies:
-            self._read_here(here, plan, progress)
-            for order, copied in copies:
-                batch.take_copy(order.staged, copied)
-                progress.rows(copied.counts.copied, 0)
-                progress.part(order.table.name, 1)
-                self._seal(order, plan)
+        with contextlib.ExitStack() as copying:
+            sources: list[Generator[CopiedRows | CopiedPart | TableElsewhere, None, None]] = []
+            if there:
+                elsewhere = copied_elsewhere(context, self._snapshot.name, there)
+                sources.append(copying.enter_context(elsewhere))
+            if here:
+                sources.append(self._read_here(here))
+            for copied in interleaved(sources):
+                self._take(copied, plan, progress)
         progress.done()
+
+    def _read_here(
+        self, orders: Sequence[CopyOrder]
+    ) -> Generator[CopiedRows | CopiedPart, None, None]:
+        """Copy tables by connections of this process."""
+        request = self._context.request
+        return copy_tables(request.conninfo, self._snapshot.name, orders, request.copy_connections)
+
+    def _take(
+        self,
+        copied: CopiedRows | CopiedPart | TableElsewhere,
+        plan: CopyPlan,
+        progress: CopyProgress,
+    ) -> None:
+        """Stage what came; seal a table when that was the last of it."""
+        order, oid = copied.order, copied.order.table.relation_oid
+        if isinstance(copied, CopiedRows):
+            self._batch.copy_rows(order.staged, copied.rows, copied.rejected)
+            reach("stage.during_copy")
+            progress.rows(copied.rows.num_rows, copied.rows.nbytes)
+            return
+        if isinstance(copied, TableElsewhere):
+            self._batch.take_copy(order.staged, copied.copied)
+            progress.rows(copied.copied.counts.copied, 0)
+            self._missing[oid] = 0
+            progress.part(order.table.name, 1)
+        else:
+            self._missing[oid] -= 1
+            progress.part(order.table.name, 1 / len(order.ranges))
+        if not self._missing[oid]:
+            self._seal(order, plan)
 
     def _is_of_the_point(self, table: PublishedTable, plan: CopyPlan) -> bool:
         """Whether the table had at the snapshot's point the columns that it has now.
@@ -249,28 +289,6 @@ class _Round:
             self._snapshot.consistent_point,
         )
         return False
-
-    def _read_here(
-        self, orders: Sequence[CopyOrder], plan: CopyPlan, progress: CopyProgress
-    ) -> None:
-        """Copy tables by connections of this process."""
-        if not orders:
-            return
-        batch, request = self._batch, self._context.request
-        missing = {each.table.relation_oid: len(each.ranges) for each in orders}
-        for copied in copy_tables(
-            request.conninfo, self._snapshot.name, orders, request.copy_connections
-        ):
-            order = copied.order
-            if isinstance(copied, CopiedRows):
-                batch.copy_rows(order.staged, copied.rows, copied.rejected)
-                reach("stage.during_copy")
-                progress.rows(copied.rows.num_rows, copied.rows.nbytes)
-                continue
-            missing[order.table.relation_oid] -= 1
-            progress.part(order.table.name, 1 / len(order.ranges))
-            if not missing[order.table.relation_oid]:
-                self._seal(order, plan)
 
     def _seal(self, order: CopyOrder, plan: CopyPlan) -> None:
         """Seal a table whose every row was read, unless what was read is not all of one moment."""

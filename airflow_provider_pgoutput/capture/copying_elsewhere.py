@@ -8,14 +8,14 @@ that this process reads itself (``copying.py``).
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_provider_pgoutput.capture.copy_job import CopyJob, TableJob
 from airflow_provider_pgoutput.capture.source.copy_plan import block_ranges
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     from airflow_provider_pgoutput.capture.context import CaptureContext
     from airflow_provider_pgoutput.capture.copy_job import CopiedTable
@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 #: A table is read in parts of about this size on the server's disk, each a file or more. Larger than those
 #: that this process reads, as each part costs the engine a task and a session at the source.
 PART_BYTES = 256 << 20
+
+
+class TableElsewhere(NamedTuple):
+    """A table that the other engine copied."""
+
+    order: CopyOrder
+    copied: CopiedTable
 
 
 def is_elsewhere(request: CaptureRequest, storage: TableStorage) -> bool:
@@ -42,16 +49,15 @@ def ranges(request: CaptureRequest, storage: TableStorage) -> list[BlockRange]:
 @contextlib.contextmanager
 def copied_elsewhere(
     context: CaptureContext, snapshot_name: str, orders: Sequence[CopyOrder]
-) -> Iterator[Iterator[tuple[CopyOrder, CopiedTable]]]:
+) -> Iterator[Generator[TableElsewhere, None, None]]:
     """Begin to copy tables elsewhere; they follow, each when all of its files are there.
 
+    :param orders: one at least.
     :raises SnapshotLost: when the snapshot does not exist any more.
     :raises ConfigurationError: when the files that the engine wrote are not in this process's staging area.
     """
     engine, request = context.request.copy_engine, context.request
-    if engine is None or not orders:
-        yield iter(())
-        return
+    assert engine is not None, "a table is elsewhere only where there is an engine"
     by_oid = {each.table.relation_oid: each for each in orders}
     job = CopyJob(
         snapshot_name=snapshot_name,
@@ -68,7 +74,10 @@ def copied_elsewhere(
         conninfo=request.conninfo,
     )
     with engine.started(job) as found:
-        yield ((_checked(context, by_oid[copied.relation_oid], copied), copied) for copied in found)
+        yield (
+            TableElsewhere(_checked(context, by_oid[copied.relation_oid], copied), copied)
+            for copied in found
+        )
 
 
 def _folder(order: CopyOrder) -> str:

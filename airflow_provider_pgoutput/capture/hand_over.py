@@ -1,7 +1,8 @@
 """Items that threads make, handed to the one that takes them, a few at a time.
 
 The taker sees the items in order, then the end, or the error that making them raised. Either side may
-stop the whole: whoever waits then leaves soon. What is not here: the threads, which their owner joins.
+stop the whole: whoever waits then leaves soon. What is not here: the threads, which their owner joins, but
+for those that ``interleaved`` starts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator, Iterator, Sequence
 
 Item = TypeVar("Item")
 
@@ -97,3 +98,21 @@ class HandOver(Generic[Item]):
                 continue
             return True
         return False
+
+
+def interleaved(sources: Sequence[Generator[Item, None, None]]) -> Iterator[Item]:
+    """The items of several generators, each as it comes, until all have ended or one failed.
+
+    :param sources: a thread runs each; one alone runs here. When the taker leaves before the end, each is
+        closed after its next item.
+    """
+    if len(sources) == 1:
+        yield from sources[0]
+        return
+    items: HandOver[Item] = HandOver(1, makers=len(sources))
+    for each in sources:
+        threading.Thread(target=items.feed, args=(each,), name="interleaved", daemon=True).start()
+    try:
+        yield from items
+    finally:
+        items.stop()

@@ -19,8 +19,8 @@ from psycopg.conninfo import make_conninfo
 from pyarrow import parquet
 
 from airflow_provider_pgoutput.batch.manifest import Manifest
-from airflow_provider_pgoutput.capture import copying_elsewhere
-from airflow_provider_pgoutput.errors import ConnectionNotFound
+from airflow_provider_pgoutput.capture import copying, copying_elsewhere
+from airflow_provider_pgoutput.errors import ConnectionNotFound, SourceUnavailable
 from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
 from airflow_provider_pgoutput.quickstart.spark import spark_environment
 from tests.airflow.conftest import connection_json
@@ -328,6 +328,37 @@ def test_a_killed_driver_and_a_lost_snapshot_leave_no_half_of_a_table(
         repr({"n0": a, "n1": "s" * 100}) for a in range(2, 1501)
     )
     assert "1 of 1 tables are copied at a new point" in caplog.text
+
+
+def test_a_table_is_sealed_while_the_worker_copies_its_own(
+    stage: Callable[..., Any],
+    source: Session,
+    tmp_path: Path,
+    task_context: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The worker begins with its own table when Spark's is sealed, and then fails."""
+    source.execute(
+        "CREATE TABLE large (a int PRIMARY KEY, b text);"
+        "INSERT INTO large SELECT g, repeat('f', 100) FROM generate_series(1, 3000) g;"
+        "CREATE TABLE small (a int PRIMARY KEY);"
+        "INSERT INTO small VALUES (1);"
+        "CREATE PUBLICATION shop FOR TABLE large, small"
+    )
+    root = tmp_path / "staging" / "beside"
+    seals: list[Path] = []
+    read = copying.copy_tables
+
+    def read_late(*arguments: Any) -> Iterator[Any]:
+        seals.extend(eventually(lambda: list(root.glob("copies/*/*.json"))))
+        yield from read(*arguments)
+        raise SourceUnavailable("It went away.")
+
+    monkeypatch.setattr(copying, "copy_tables", read_late)
+    with pytest.raises(SourceUnavailable, match="It went away"):
+        stage("beside", spark_copy_from_bytes="100000").execute(task_context)
+    assert len(seals) == 1
+    assert spark_submit() is None, "the job was left"
 
 
 def test_wrong_arguments_fail_before_anything_is_made(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_pgoutput.capture.hand_over import HandOver
+from airflow_provider_pgoutput.capture.hand_over import HandOver, interleaved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -87,3 +87,43 @@ def test_a_stopped_taker_leaves_although_nothing_comes() -> None:
     assert joined(taker)
     assert taken == []
     assert empty.put(1) is False
+
+
+def test_what_one_generator_waits_for_holds_up_no_other() -> None:
+    told = threading.Event()
+
+    def patient() -> Generator[str, None, None]:
+        assert told.wait(_TIME_LIMIT_SECONDS)
+        yield "at last"
+
+    found = []
+    for item in interleaved([patient(), iter_of("a", "b")]):
+        found.append(item)
+        if item == "b":
+            told.set()
+    assert found == ["a", "b", "at last"]
+    assert list(interleaved([iter_of("alone")])) == ["alone"]
+    assert not list(interleaved([]))
+
+
+def iter_of(*items: str) -> Generator[str, None, None]:
+    yield from items
+
+
+def test_one_that_fails_stops_the_others() -> None:
+    closed = threading.Event()
+
+    def endless() -> Generator[int, None, None]:
+        try:
+            while True:
+                yield 1
+        finally:
+            closed.set()
+
+    def failing() -> Generator[int, None, None]:
+        yield 2
+        raise OSError("of one")
+
+    with pytest.raises(OSError, match="of one"):
+        list(interleaved([endless(), failing()]))
+    assert closed.wait(_TIME_LIMIT_SECONDS)

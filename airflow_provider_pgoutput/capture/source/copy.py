@@ -83,7 +83,7 @@ def copy_tables(
     snapshot_name: str,
     orders: Sequence[CopyOrder],
     connections: int,
-) -> Iterator[CopiedRows | CopiedPart]:
+) -> Generator[CopiedRows | CopiedPart, None, None]:
     """Read all tables, in this order; batches of several tables and parts interleave.
 
     :param snapshot_name: an exported snapshot whose session stays open until the last row.
