@@ -1,8 +1,9 @@
 """Tables of one source, some upserted and some as change logs, compared with the source row by row.
 
 For the life of tables: what is dropped, made again, renamed, moved, attached and detached. The lake is read
-with pyiceberg; a change log is folded here without any code of the package: the rows of the newest copy, and
-what came after them. Values are compared as text, so columns are whole numbers, decimals and strings.
+with pyiceberg, and Spark has to read the same. A change log is folded here without any code of the package:
+the rows of the newest copy, and what came after them. Values are compared as text, so columns are whole
+numbers, decimals and strings.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from psycopg import sql
 from pyiceberg.catalog import load_catalog
 
 from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, TableOptions
-from tests.conformance.compare import connect, difference, source_columns
+from tests.conformance.compare import connect, difference, quoted, source_columns
 from tests.conformance.pipeline import CATALOG, Batch, Pipeline
 
 if TYPE_CHECKING:
@@ -145,8 +146,21 @@ class Tables:
         return Counter(_texts(row, columns) for row in found.select(columns).to_pylist())
 
     def _read(self, target: str) -> Any:
-        catalog = load_catalog(CATALOG, **self.pipeline.catalog_properties)
-        return catalog.load_table((self.pipeline.namespace, target)).scan().to_arrow()
+        pipeline = self.pipeline
+        catalog = load_catalog(CATALOG, **pipeline.catalog_properties)
+        found = catalog.load_table((pipeline.namespace, target)).scan().to_arrow()
+        columns = [
+            each
+            for each in found.column_names
+            if each in _POSITION or not each.startswith(_METADATA)
+        ]
+        name = quoted(CATALOG, pipeline.namespace, target)
+        pipeline.spark.catalog.refreshTable(name)
+        frame = pipeline.spark.table(name).select(*map(quoted, columns))
+        by_spark = Counter(_texts(row.asDict(), columns) for row in frame.collect())
+        rows = Counter(_texts(row, columns) for row in found.to_pylist())
+        assert by_spark == rows, f"Spark reads {target} so: {difference(by_spark, rows)}"
+        return found
 
     def _columns(self, name: str) -> tuple[str, ...]:
         """Columns of a table of the source; none where it is gone."""
