@@ -1,10 +1,9 @@
 """Nets changes with whole old rows (REPLICA IDENTITY FULL): images added minus images removed.
 
 With a key the net is taken for each key and transaction, because inside one transaction a deferrable
-key may stand twice. PostgreSQL lets nobody alter a table while keys wait to be checked, so where its
-columns change inside a transaction each key stands once, and the net ends there: images before and after a
-rewrite are not compared. Without a key the net is taken over all changes, and copies are counted. Images
-are compared to the last bit and NULL matches NULL.
+key may stand twice; without a key, over all changes, and copies are counted. Images are compared to the last
+bit and NULL matches NULL. A transaction that changes the columns may give rows another image unseen: those of
+before and after are compared in the columns that stay as they are.
 What is not here: finding the copies in the target (``write.py``).
 Source: https://www.postgresql.org/docs/current/sql-altertable.html (REPLICA IDENTITY FULL).
 """
@@ -21,7 +20,7 @@ from airflow_provider_pgoutput.apply.versions import VERSION
 from airflow_provider_pgoutput.batch import changes as staged
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from airflow_provider_pgoutput.apply.versions import Segment
 
@@ -42,36 +41,49 @@ def fold_full(changes: DataFrame, segment: Segment) -> DataFrame:
     """Fold the changes of a table with a key and whole old rows; see ``fold.py`` for the columns."""
     keys = segment.key_names
     values = [staged.new(i) for i in range(len(segment.columns)) if i not in segment.key]
-    moment = [staged.COMMIT_LSN, *([VERSION] if segment.is_mixed else [])]
+    groups = [*keys, staged.COMMIT_LSN, *_images(segment)]
     # Grouping makes 0.0 of -0.0, which equal each other, so such a key is taken from the newest row.
     signed = [staged.new(i) for i in segment.key if segment.columns[i].lake_type in SIGNED_ZEROS]
     plain = [name for name in keys if name not in signed]
     values = [*signed, *values]
     row = f"struct({', '.join((staged.SEQ, staged.OP, staged.XID, staged.COMMIT_TS, *values))})"
-    netted = (
-        _signed(changes, segment)
-        .groupBy(*keys, *moment, *_images(segment))
-        .agg(
-            F.expr(f"sum({_SIGN})").alias(COPIES),
-            F.expr(f"min_by({_SIGN}, {_POSITION}) < 0").alias(_WAS),
-            F.expr(f"max_by({row}, {_POSITION})").alias("row"),
-        )
-    )
+    images = _signed(changes, segment)
+    if segment.is_mixed:
+        images = _comparable_images(images, changes, segment)
+    was = F.expr(f"min_by({_SIGN}, {_POSITION}) < 0").alias(_WAS)
+    netted = images.groupBy(*groups).agg(was, *_netted(row))
     # An image that was there, went and came again is the row, and the target may not have it yet: of a table
     # that was rewritten an update without a change is the first to tell what it holds.
     live = f"({COPIES} > 0 OR {COPIES} = 0 AND {_WAS})"
     rows = netted.where(f"{COPIES} < 0 OR {live}").selectExpr(
-        *plain, *moment, COPIES, f"{live} AS live", "row.*"
+        *plain, staged.COMMIT_LSN, COPIES, f"{live} AS live", _row(live)
     )
+    rows = rows.select(*plain, staged.COMMIT_LSN, COPIES, "live", "row.*")
     newest = ", ".join((*_LEADING, *values))
-    ended = rows.groupBy(*keys, *moment).agg(
-        # A rewrite that leaves the columns as they are (USING) makes no version, and may leave an image that
+    ended = rows.groupBy(*keys, staged.COMMIT_LSN).agg(
+        # A rewrite that leaves the columns as they are (USING) is not seen, and may leave an image that
         # nobody takes away: there are fewer rows then, all in all.
         F.expr(f"max(live) AND sum({COPIES}) >= 0").alias("live"),
         F.expr(f"max_by(struct({newest}), struct(live, {staged.SEQ}))").alias("newest"),
     )
-    last = F.expr(f"max_by(struct(live, newest), struct({', '.join(moment)}))").alias("last")
+    last = F.expr(f"max_by(struct(live, newest), {staged.COMMIT_LSN})").alias("last")
     return ended.groupBy(*keys).agg(last).selectExpr(*plain, "last.live", "last.newest.*")
+
+
+def _comparable_images(images: DataFrame, changes: DataFrame, segment: Segment) -> DataFrame:
+    """Leave the columns that do not last out of the images of transactions that change columns.
+
+    There are fewer of these than versions: who alters a table locks all others out until its commit.
+    """
+    versions = changes.groupBy(staged.COMMIT_LSN).agg(
+        F.expr(f"min({VERSION}) < max({VERSION})").alias("several")
+    )
+    spanning = [row[0] for row in versions.where("several").select(staged.COMMIT_LSN).collect()]
+    if not spanning:
+        return images
+    is_alone = ~F.col(staged.COMMIT_LSN).isin(spanning)
+    passing = [image(i) for i in segment.imaged if i not in segment.lasting]
+    return images.withColumns({name: F.when(is_alone, F.col(name)) for name in passing})
 
 
 def net_images(changes: DataFrame, segment: Segment) -> DataFrame:
@@ -83,15 +95,23 @@ def net_images(changes: DataFrame, segment: Segment) -> DataFrame:
     values = [staged.new(i) for i in range(len(segment.columns))]
     images = _images(segment)
     row = f"struct({', '.join((*_LEADING, *values))})"
-    netted = (
-        _signed(changes, segment)
-        .groupBy(*images)
-        .agg(
-            F.expr(f"sum({_SIGN})").alias(COPIES),
-            F.expr(f"max_by({row}, {_POSITION})").alias("row"),
-        )
+    netted = _signed(changes, segment).groupBy(*images).agg(*_netted(row))
+    rows = netted.where(f"{COPIES} != 0").selectExpr(*images, COPIES, _row(f"{COPIES} > 0"))
+    return rows.select(*images, COPIES, "row.*")
+
+
+def _netted(row: str) -> tuple[Column, ...]:
+    """How many of an image there are more, and the newest changes that added one and that took one away."""
+    return (
+        F.expr(f"sum({_SIGN})").alias(COPIES),
+        F.expr(f"max_by({row}, {_POSITION}) FILTER (WHERE {_SIGN} > 0)").alias("added"),
+        F.expr(f"max_by({row}, {_POSITION})").alias("newest"),
     )
-    return netted.where(f"{COPIES} != 0").selectExpr(*images, COPIES, "row.*")
+
+
+def _row(is_there: str) -> str:
+    """What tells of an image: of a row that is there the change that added it, whatever took others away."""
+    return f"CASE WHEN {is_there} THEN added ELSE newest END AS row"
 
 
 def _images(segment: Segment) -> list[Sql]:

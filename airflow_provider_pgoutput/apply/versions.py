@@ -73,6 +73,18 @@ class Segment:
         return tuple(i for i, column in enumerate(self.columns) if column.name in newest)
 
     @property
+    def lasting(self) -> tuple[int, ...]:
+        """Positions of the columns that are the same in all versions."""
+        alike = set.intersection(
+            *(
+                {(each.name, each.attribute_number, each.type_name) for each in version.columns}
+                for version in self.versions
+            )
+        )
+        names = {name for name, _, _ in alike}
+        return tuple(i for i in self.imaged if self.columns[i].name in names)
+
+    @property
     def unchanged(self) -> tuple[int, ...]:
         """Positions of the columns of which some value was left out as unchanged TOAST."""
         return self._staged_as(staged.unchanged)

@@ -109,6 +109,21 @@ def test_a_truncate_keeps_the_last_values_of_what_came_before_it_in_its_batch(
     ]
 
 
+def test_a_row_whose_equal_was_deleted_is_not_marked(
+    spark: SparkSession, source: Source, lake_rows: Any
+) -> None:
+    """Without a key rows that are equal have one image; its newest change is the delete."""
+    t = source.table("t", ABC, identity="f")
+    t.insert(1, "x", 0)
+    t.insert(1, "x", 0)
+    t.delete(a_is(1))
+    apply_batch(spark, replace(source.stage(), soft_delete=True))
+    assert lake_rows(t, "a", "_pgoutput_op") == [(1, "I")]
+    t.delete(a_is(1))
+    apply_batch(spark, replace(source.stage(), soft_delete=True))
+    assert lake_rows(t, "a", "_pgoutput_op") == [(1, "D")]
+
+
 def test_a_copy_keeps_the_rows_that_were_deleted(
     spark: SparkSession, source: Source, lake_rows: Any
 ) -> None:

@@ -362,6 +362,26 @@ def test_images_of_before_a_rewrite_and_after_it_are_not_compared(lake: Lake) ->
     assert lake.agrees()
 
 
+def test_keys_swap_while_the_columns_change(lake: Lake) -> None:
+    """A rename does not wait until keys are checked, and a key of the user's own is never checked."""
+    lake.execute("ALTER TABLE t DROP CONSTRAINT t_pkey", "ALTER TABLE t REPLICA IDENTITY FULL")
+    lake.execute("ALTER TABLE t ADD PRIMARY KEY (id) DEFERRABLE INITIALLY DEFERRED")
+    lake.run("UPDATE t SET b = b + 1")
+    with psycopg.connect(lake.pipeline.conninfo) as session:
+        session.execute("UPDATE t SET id = 2 WHERE a = 10")
+        session.execute("ALTER TABLE t RENAME b TO c")
+        session.execute("UPDATE t SET id = 1 WHERE a = 20")
+    lake.run()
+    assert lake.agrees()
+    lake.execute("ALTER TABLE t DROP CONSTRAINT t_pkey")
+    with psycopg.connect(lake.pipeline.conninfo) as session:
+        session.execute("UPDATE t SET id = 3 WHERE a = 20")
+        session.execute("ALTER TABLE t ADD d int DEFAULT 7")
+        session.execute("UPDATE t SET id = 1 WHERE a = 30")
+    lake.run(key_columns={"public.t": ("id",)})
+    assert lake.agrees()
+
+
 def test_columns_that_users_added_keep_their_values(lake: Lake) -> None:
     name = quoted(CATALOG, lake.pipeline.namespace, "t")
     spark = lake.pipeline.spark
