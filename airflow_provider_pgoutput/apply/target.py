@@ -199,7 +199,12 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
         if not behind:
             _refuse_foreign(table, marker, target, manifest, loaded=loaded)
     applied = marker.end_lsn if marker else None
-    copies = copy_lsn is not None and (applied is None or applied <= copy_lsn)
+    copies = copy_lsn is not None and (
+        applied is None
+        or applied <= copy_lsn
+        # An older copy is as good, as all that came after it is in the batch; a log would get that twice.
+        or (applied < manifest.end_lsn and not target.is_log)
+    )
     has_it = applied is not None and applied >= manifest.end_lsn and not copies
     if not has_it and (progress.end_lsn is None or progress.end_lsn < manifest.end_lsn):
         # What the lake has may be of tables that were renamed or made again since.
@@ -223,7 +228,7 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
             lsn=applied,
             advice="apply the batches between, in order.",
         )
-    floor = max(applied or Lsn(0), copy_lsn or Lsn(0))
+    floor = copy_lsn if copies and copy_lsn else max(applied or Lsn(0), copy_lsn or Lsn(0))
     if not copies and progress.end_lsn is not None:
         # A batch that was read again: what was committed before the checkpoint is in the table, or was left
         # out of it on request, also where no batch changed the table lately.
