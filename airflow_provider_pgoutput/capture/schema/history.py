@@ -67,7 +67,8 @@ class SchemaHistory:
             see ``FullKeys``.
         """
         before = self.before.get(table.relation_oid)
-        versions = self._numbered(table, before)
+        numbered = dataclasses.replace(table, versions=self._numbered(table, before))
+        versions = self.full_keys.by_number(numbered, before).versions
         versions = tuple(self._filled(table, each) for each in versions)
         changes = self._changes(table.relation_oid, before, versions)
         completed = dataclasses.replace(table, versions=versions, schema_changes=tuple(changes))
