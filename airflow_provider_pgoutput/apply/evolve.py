@@ -252,7 +252,9 @@ def _numbers(ids: Mapping[str, int], layout: Layout) -> dict[str, str]:
     fields = {number: ids[name] for number, name in layout.numbered.items() if name in ids}
     if not fields:
         return {}
-    text = columns_property(layout.table.relation_oid, fields, layout.unsent, layout.begun)
+    former = [ids[name] for name in layout.former if name in ids]
+    oid = layout.table.relation_oid
+    text = columns_property(oid, fields, layout.unsent, layout.begun, former)
     return {COLUMNS_PROPERTY: text}
 
 

@@ -20,6 +20,7 @@ from airflow_provider_pgoutput.apply.places import Place, Places
 from airflow_provider_pgoutput.apply.recorded import (
     begun,
     fields_of,
+    former_fields,
     known_fields,
     unsent_numbers,
 )
@@ -58,6 +59,8 @@ class Layout:
     foreign: frozenset[str] = frozenset()
     #: Each ``attnum`` that the source has, and does not send any more.
     unsent: frozenset[int] = frozenset()
+    #: Names of fields that are columns of a table which had the name before, and of this one no more.
+    former: frozenset[str] = frozenset()
     #: For the target's property: which batch made columns make room, see ``recorded.py``.
     begun: Begun | None = None
 
@@ -109,6 +112,8 @@ def lay_out(
         for each in row:
             each.is_current = True
         at.append(row)
+        if at_version == copied and row and not known and (copies or is_log):
+            places.leave(former_fields(target, table.relation_oid), is_dropped=drop_columns)
     if fields and not known and not copies:
         _warn_of_no_numbers(places, metadata)
     unsent = _unsent(table, target)
@@ -132,6 +137,7 @@ def lay_out(
         numbered=(numbered := places.numbered()),
         foreign=_foreign(places, at, unsent) if known or loaded else frozenset(),
         unsent=unsent,
+        former=frozenset(each.name for each in places.former if not each.is_dropped),
         begun=begun(target, table.relation_oid, starts, numbered),
     )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.apply.recorded import (
     begun_counts,
     fields_of,
+    former_fields,
     known_fields,
     retired_fields,
 )
@@ -60,6 +61,8 @@ class Places:
     retired: dict[int, list[Place]] = field(default_factory=dict)
     #: By number: the places that an attempt at the batch made already, in the order in which they are next.
     made: dict[int, list[Place]] = field(default_factory=dict)
+    #: Of columns that only a table which had the name before has; like those of dropped ones, they make room.
+    former: list[Place] = field(default_factory=list)
     #: Numbers of columns that are new at the source, where the target says which are not.
     added: frozenset[int | None] = frozenset()
 
@@ -88,7 +91,20 @@ class Places:
             if places:
                 self.every += places
                 self.by_column[number], *self.made[number] = places
+        if known:
+            self.leave(former_fields(target, relation_oid))
         return bool(known)
+
+    def leave(self, field_ids: Collection[int], *, is_dropped: bool = False) -> None:
+        """Take those of these fields that no column has for columns of a former table alone.
+
+        What comes later under their names is new, and nobody added them to the target.
+        """
+        for held in [each for each in self.free.values() if each.id in field_ids]:
+            place = self._known(held, None)
+            place.is_dropped = is_dropped
+            self.every.append(place)
+            self.former.append(place)
 
     def _known(self, found: Field, number: int | None) -> Place:
         del self.free[found.name]

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 #: Table property: JSON with the relation's OID and, by ``attnum``, the id of the field, and the ids of
 #: those that made room for it (``retired``, oldest first; absent where there are none); and the ``attnum``
-#: of those that the source has but does not send any more (``unsent``, the same). ``begun`` has the start of
-#: the newest batch that made columns make room (or the checkpoint, where that is past it), and how many had
-#: before it, by ``attnum``.
+#: of those that the source has but does not send any more (``unsent``, the same). ``former`` has the ids of
+#: fields that are columns of a table which had the name before, and of this one no more (the same). ``begun``
+#: has the start of the newest batch that made columns make room (or the checkpoint, where that is past it),
+#: and how many had before it, by ``attnum``.
 COLUMNS_PROPERTY = "pgoutput.columns"
 
 
@@ -59,6 +60,16 @@ def retired_fields(target: IcebergTable | None, relation_oid: int) -> dict[int, 
     """By ``attnum``: ids of the fields that made room for the one that it has now, oldest first."""
     found = _recorded(target, relation_oid).get("retired", {})
     return {int(number): [int(each) for each in ids] for number, ids in found.items()}
+
+
+def former_fields(target: IcebergTable | None, relation_oid: int) -> frozenset[int]:
+    """Ids of the fields that are columns of tables which had the name before, as far as is known."""
+    body = _body(target)
+    found = list(body.get("former", ()))
+    if body and body.get("relation_oid") != relation_oid:
+        found += body.get("fields", {}).values()
+        found += (each for ids in body.get("retired", {}).values() for each in ids)
+    return frozenset(int(each) for each in found)
 
 
 def begun_counts(
@@ -103,9 +114,14 @@ def unsent_numbers(target: IcebergTable | None, relation_oid: int) -> frozenset[
 
 
 def _recorded(target: IcebergTable | None, relation_oid: int) -> dict[str, Any]:
+    body = _body(target)
+    return body if body.get("relation_oid") == relation_oid else {}
+
+
+def _body(target: IcebergTable | None) -> dict[str, Any]:
     text = None if target is None else target.properties.get(COLUMNS_PROPERTY)
     body: dict[str, Any] = {} if text is None else json.loads(text)
-    return body if body.get("relation_oid") == relation_oid else {}
+    return body
 
 
 def columns_property(
@@ -113,12 +129,14 @@ def columns_property(
     fields: Mapping[tuple[int, int], int],
     unsent: Iterable[int] = (),
     begun_by: Begun | None = None,
+    former: Iterable[int] = (),
 ) -> str:
     """The text that ``known_fields`` reads.
 
     :param fields: ids, see ``Layout.numbered``.
     :param unsent: see ``Layout.unsent``.
     :param begun_by: see ``begun``.
+    :param former: ids, see ``former_fields``.
     """
     by_number: dict[str, int] = {}
     retired: dict[str, list[int]] = {}
@@ -129,4 +147,5 @@ def columns_property(
             retired.setdefault(str(number), []).append(field_id)
     body: dict[str, Any] = {"relation_oid": relation_oid, "fields": by_number}
     optional = {"retired": retired, "unsent": sorted(unsent), "begun": begun_by}
+    optional["former"] = sorted(former)
     return json.dumps(body | {name: each for name, each in optional.items() if each})

@@ -112,7 +112,8 @@ def test_a_target_that_has_the_new_column_already_gets_no_other() -> None:
 def evolved(by: Layout, **fields: tuple[int, str]) -> Any:
     """The target after the first attempt, with the property that it set."""
     ids = {slot: fields[name][0] for slot, name in by.numbered.items()}
-    return target(json.loads(columns_property(1, ids, by.unsent, by.begun)), **fields)
+    former = [fields[name][0] for name in by.former]
+    return target(json.loads(columns_property(1, ids, by.unsent, by.begun, former)), **fields)
 
 
 @pytest.mark.parametrize("start_lsn", ["0/1", "0/2"])
@@ -221,3 +222,70 @@ def test_a_column_that_is_no_longer_sent_is_remembered_until_it_is_sent_again() 
     known = target({**recorded, "unsent": [2]}, **fields)
     assert as_new_column(later, known).foreign == {"b"}
     assert as_new_column(full, known).unsent == set()
+
+
+def made_again(staged: Table, *, is_log: bool = False, drop_columns: bool = False) -> Layout:
+    """The first batch of a table that took the name of another, whose target somebody gave a column."""
+    recorded = {"relation_oid": 7, "fields": {"1": 1, "2": 2}, "retired": {"2": [3]}, "former": [4]}
+    fields = {"id": (1, "int"), "b": (2, "int"), "b__old_2": (3, "string"), "c": (4, "int")}
+    return lay_out(
+        staged,
+        target(recorded, **fields, theirs=(5, "int")),
+        starts=("0/1",),
+        copies=not is_log,
+        type_changes="fail",
+        drop_columns=drop_columns,
+        metadata={},
+        is_log=is_log,
+    )
+
+
+def without_b(staged: Table) -> Table:
+    first = dataclasses.replace(staged.versions[0], columns=staged.versions[0].columns[:1])
+    return dataclasses.replace(staged, versions=(first, *staged.versions[1:]))
+
+
+@pytest.mark.parametrize("is_log", [False, True])
+def test_columns_of_a_former_table_make_room_for_those_that_come_later(is_log: bool) -> None:
+    """Nobody added them to the target, so nobody could rename them."""
+    narrow = without_b(table("int", copied=0))
+    first = made_again(narrow, is_log=is_log)
+    assert (first.former, first.renamed, first.dropped) == ({"b", "b__old_2", "c"}, {}, set())
+    fields = {"id": (1, "int"), "b": (2, "int"), "b__old_2": (3, "string"), "c": (4, "int")}
+    added = SchemaChange(ADDED, "b", "", "integer", 2)
+    staged = dataclasses.replace(table("int"), schema_changes=(added,))
+    before = evolved(first, **fields, theirs=(5, "int"))
+    later = as_new_column(staged, before, "fail", "0/2")
+    assert later.renamed == {2: "b__old"}
+    assert later.numbered == {(1, 0): "id", (2, 0): "b"}
+    # As those of dropped columns, in rows that are written again they are NULL.
+    assert later.foreign == {"theirs"}
+    # The attempt that follows finds it so.
+    fields = {"id": (1, "int"), "b__old": (2, "int"), "b__old_2": (3, "string"), "c": (4, "int")}
+    after = evolved(later, **fields, theirs=(5, "int"), b=(6, "int"))
+    again = as_new_column(staged, after, "fail", "0/2")
+    assert (again.renamed, again.numbered) == ({}, later.numbered)
+    assert again.former == later.former == {"b__old", "b__old_2", "c"}
+    # What somebody added is theirs.
+    columns = (staged.versions[0].columns[0], dataclasses.replace(added_column(), name="theirs"))
+    versions = (dataclasses.replace(staged.versions[0], columns=columns),)
+    with pytest.raises(TableRefused, match="added at the source under a name"):
+        as_new_column(dataclasses.replace(staged, versions=versions), before, "fail", "0/2")
+
+
+def added_column() -> Column:
+    return table("int").versions[0].columns[1]
+
+
+def test_columns_of_a_former_table_are_taken_over_by_the_copy_alone() -> None:
+    """A column that comes after it, in the same batch, is a new one, and may have another type."""
+    assert made_again(table("int", copied=0)).former == {"b__old_2", "c"}
+    found = made_again(without_b(table("int", "string", copied=0)))
+    assert found.renamed == {2: "b__old"}
+    assert found.numbered == {(1, 0): "id", (2, 0): "b"}
+    assert found.former == {"b__old", "b__old_2", "c"}
+
+
+def test_columns_of_a_former_table_are_dropped_on_request() -> None:
+    found = made_again(without_b(table("int", copied=0)), drop_columns=True)
+    assert (found.dropped, found.former) == ({2, 3, 4}, set())

@@ -87,7 +87,7 @@ def test_random_changes_of_shape_reach_the_lake(pipeline: Pipeline, seed: int) -
             fields.assert_followed()
     _assert_history(pipeline, tables.batches, _source_columns(tables))
     print(f"seed {seed}: {sessions.done}, {len(tables.batches)} batches, {fields.kept} fields kept")
-    assert sessions.done["add"] > 0, "nothing changed its shape"
+    assert sessions.done.keys() & {"add", "drop", "rename", "retype"}, "nothing changed its shape"
     assert fields.kept > 0, "no column of a batch before was renamed"
 
 

@@ -42,6 +42,8 @@ MADE_AGAIN = {
         "INSERT INTO logged VALUES (5, 'third')",
     ),
     "emptied": ("CREATE TABLE emptied(a int PRIMARY KEY, b text)",),
+    "narrower": ("CREATE TABLE narrower(a int PRIMARY KEY)", "INSERT INTO narrower VALUES (4)"),
+    "thin_log": ("CREATE TABLE thin_log(a int PRIMARY KEY)", "INSERT INTO thin_log VALUES (4)"),
 }
 
 
@@ -59,7 +61,7 @@ def filled(*names: str) -> tuple[str, ...]:
 
 def test_a_table_that_was_made_again_replaces_the_former_one(pipeline: Pipeline) -> None:
     """C57: refused by default; with ``copy`` exactly the new table's rows, while other tables flow."""
-    tables = Tables(pipeline, logs=("public.logged",))
+    tables = Tables(pipeline, logs=("public.logged", "public.thin_log"))
     tables.run(
         *filled(*MADE_AGAIN, "beside", "dropped"),
         "CREATE PUBLICATION p FOR TABLES IN SCHEMA public",
@@ -83,6 +85,9 @@ def test_a_table_that_was_made_again_replaces_the_former_one(pipeline: Pipeline)
 
     # From now on they are tables like any other, whatever the policy.
     tables.run(
+        # Columns that the former ones had are new ones.
+        "ALTER TABLE narrower ADD b text",
+        "ALTER TABLE thin_log ADD b text",
         *(f"INSERT INTO {name}(a, b) VALUES (11, '12')" for name in MADE_AGAIN),
         "UPDATE reshaped SET c = 3 WHERE b = 2",
         "DELETE FROM same WHERE a = 1",

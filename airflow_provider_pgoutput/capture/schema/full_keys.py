@@ -1,14 +1,16 @@
 """Keys that changed under REPLICA IDENTITY FULL, where the stream does not tell since when.
 
 With FULL every column is part of the identity, so another primary key announces no other version: all
-rows of a batch get the key of now. Rows that were equal by it while it was no key yet would be taken for
-one, and rows of the lake be deleted that the source has. What is not here: the keys (``source/keys.py``).
+rows of a batch get the key of now, by the names that its columns have now. Rows that were equal by it while
+it was no key yet would be taken for one, and rows of the lake be deleted that the source has. What is not
+here: the keys (``source/keys.py``).
 
 Source: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -36,6 +38,25 @@ class FullKeys:
     configured: frozenset[str] = frozenset()
     #: OIDs of the tables that the lake has rows of.
     held: frozenset[int] = frozenset()
+
+    def by_number(self, table: Table, before: Shape | None) -> Table:
+        """The table with the key under FULL by the names that its columns had in each version.
+
+        Before one of them was renamed, its name of now is no column's, or another one's. Where the key is
+        not known to be of the same columns throughout, it is left as it is.
+
+        :param table: its columns have their numbers.
+        :param before: the table at the end of the last batch.
+        """
+        past = before if table.copy_lsn is None else Shape.of(table.versions[0])
+        now = Shape.of(table.versions[-1])
+        if table.name in self.configured or past is None:
+            return table
+        key = _ordered_numbers(now)
+        if not (_is_primary(past) and _is_primary(now) and key) or _numbers(past) != set(key):
+            return table
+        versions = (_with_key(each, key) for each in table.versions)
+        return dataclasses.replace(table, versions=tuple(versions))
 
     def check(self, table: Table, before: Shape | None, policy: SchemaPolicy) -> None:
         """Let a table pass whose rows under FULL were all written under one key, as far as is known.
@@ -102,6 +123,21 @@ def _same_key(one: Shape, two: Shape) -> bool:
 def _numbers(shape: Shape) -> set[int | None]:
     numbers = {each.name: each.number for each in shape.columns}
     return {numbers.get(name) for name in shape.key}
+
+
+def _ordered_numbers(shape: Shape) -> tuple[int, ...]:
+    """The columns of the key in its order; empty: one of them has no number."""
+    numbers = {each.name: each.number for each in shape.columns}
+    found = tuple(each for name in shape.key if (each := numbers.get(name)) is not None)
+    return found if len(found) == len(shape.key) else ()
+
+
+def _with_key(version: TableVersion, key: tuple[int, ...]) -> TableVersion:
+    """The version with a key of these columns, if it is one under FULL that has all of them."""
+    names = {each.attribute_number: each.name for each in version.columns}
+    if version.replica_identity != FULL or not names.keys() >= set(key):
+        return version
+    return dataclasses.replace(version, key_columns=tuple(names[number] for number in key))
 
 
 def _refuse(table: Table, before: Shape, now: Shape) -> None:

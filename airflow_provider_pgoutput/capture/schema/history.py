@@ -20,7 +20,7 @@ from airflow_provider_pgoutput.capture.schema.attribution import Catalog, attrib
 from airflow_provider_pgoutput.capture.schema.differences import differences, unfollowable
 from airflow_provider_pgoutput.capture.schema.full_keys import FullKeys
 from airflow_provider_pgoutput.capture.schema.older_rows import OlderRows, refuse_unknown_key
-from airflow_provider_pgoutput.capture.schema.policy import COPY, FAIL, CopyNeeded, copy_needed
+from airflow_provider_pgoutput.capture.schema.policy import COPY, WARN, CopyNeeded, copy_needed
 from airflow_provider_pgoutput.capture.schema.rewrites import keeps_values
 from airflow_provider_pgoutput.errors import TableRefused
 
@@ -67,7 +67,8 @@ class SchemaHistory:
             see ``FullKeys``.
         """
         before = self.before.get(table.relation_oid)
-        versions = self._numbered(table, before)
+        numbered = dataclasses.replace(table, versions=self._numbered(table, before))
+        versions = self.full_keys.by_number(numbered, before).versions
         versions = tuple(self._filled(table, each) for each in versions)
         changes = self._changes(table.relation_oid, before, versions)
         completed = dataclasses.replace(table, versions=versions, schema_changes=tuple(changes))
@@ -120,8 +121,8 @@ class SchemaHistory:
         if not named:
             return tuple(versions)
         found = attribute(state, named, self._catalog(table.relation_oid))
-        # Without a past there is nothing that could be destroyed, and a copy has its own.
-        if found.tied and state is not None and table.copy_lsn is None:
+        # Without a past there is nothing that could be destroyed.
+        if found.tied and state is not None:
             self._refuse_tied(table, found.tied)
         if found.unsure:
             self._warn_of_doubt(table, found.unsure, has_past=state is not None)
@@ -134,17 +135,20 @@ class SchemaHistory:
         return tuple(versions)
 
     def _refuse_tied(self, table: Table, columns: frozenset[str]) -> None:
-        if self.policy.unsure_columns == COPY:
-            raise CopyNeeded(table.relation_oid)
-        if self.policy.unsure_columns == FAIL:
-            raise TableRefused(
-                "A column was dropped and another took its place, and neither the stream nor the catalog"
-                " tells to which of the two the values in this batch belong.",
-                table=table.name,
-                column=", ".join(sorted(columns)),
-                advice=f"copy the table again (copy_tables=[{table.name!r}], or unsure_columns='copy' in"
-                " the stage task); unsure_columns='warn' takes them for the newer column's.",
-            )
+        if self.policy.unsure_columns == WARN:
+            return
+        names = ", ".join(sorted(columns))
+        # The columns that were copied are known, those of the rows after them are not.
+        if self.policy.unsure_columns == COPY or table.copy_lsn is not None:
+            raise copy_needed(table, names)
+        raise TableRefused(
+            "A column was dropped and another took its place, and neither the stream nor the catalog"
+            " tells to which of the two the values in this batch belong.",
+            table=table.name,
+            column=names,
+            advice=f"copy the table again (copy_tables=[{table.name!r}], or unsure_columns='copy' in"
+            " the stage task); unsure_columns='warn' takes them for the newer column's.",
+        )
 
     def _warn_of_doubt(self, table: Table, columns: frozenset[str], *, has_past: bool) -> None:
         if not self.attributes.get(table.relation_oid):

@@ -94,3 +94,58 @@ def test_a_key_that_no_batch_recorded_is_warned_of(caplog: pytest.LogCaptureFixt
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "copy_tables=['public.t']" in record.getMessage()
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize(
+    ("found", "names"),
+    [
+        ((), ("k", "code")),
+        # They changed places, so that the key has a name that was the other column's.
+        (("code",), ("code", "id")),
+    ],
+)
+def test_a_key_that_was_renamed_is_of_the_same_columns_before(
+    found: tuple[str, ...], names: tuple[str, str], copied: bool
+) -> None:
+    """The catalog has its name of now, by which earlier rows have no key, or a wrong one."""
+    then, now = version("f", *found), version("f", names[0], columns=names)
+    attributes = [
+        Attribute(number, name, False, 23, -1, None, False)
+        for number, name in enumerate(names, start=1)
+    ]
+    first = version("f", "id")
+    staged = table(*((first,) if copied else ()), then, now, copied=copied)
+    completed = history_of(*attributes, before=None if copied else OLD).complete(staged)
+    keys = [each.key_columns for each in completed.versions]
+    assert keys == [*((("id",),) if copied else ()), ("id",), names[:1]]
+    assert "key_changed" not in {each.kind for each in completed.schema_changes}
+
+
+@pytest.mark.parametrize(
+    ("past", "now"),
+    [
+        # Another key, none, and one of an index, which tells nothing of the primary key.
+        (Shape.of(version("f", "code")), version("f", "k", columns=("k", "code"))),
+        (Shape.of(version("f")), version("f", "k", columns=("k", "code"))),
+        (OLD, version("f", columns=("k", "code"))),
+        (OLD, version("i", "k", columns=("k", "code"))),
+        (None, version("f", "k", columns=("k", "code"))),
+    ],
+)
+def test_a_key_that_is_not_known_to_be_of_the_same_columns_is_left(
+    past: Shape | None, now: TableVersion
+) -> None:
+    staged = table(version("f"), now)
+    assert FullKeys().by_number(staged, past) == staged
+
+
+def test_a_configured_key_is_not_taken_for_the_primary_key() -> None:
+    staged = table(version("f", "code"), version("f", "code", columns=("id", "code")))
+    assert FullKeys(configured=frozenset({NAME})).by_number(staged, OLD) == staged
+    assert FullKeys().by_number(staged, OLD) == staged
+    renamed = table(version("f"), version("f", "k", columns=("k", "code")))
+    assert FullKeys(configured=frozenset({NAME})).by_number(renamed, OLD) == renamed
+    # A version that announces its key has it.
+    announced = table(version("d", "code"), version("f", "k", columns=("k", "code")))
+    assert FullKeys().by_number(announced, OLD) == announced

@@ -189,3 +189,26 @@ def test_of_a_column_added_after_the_copy_the_copied_rows_lack_what_it_was_fille
     history.complete(copied(table("id", "id a")))
     (message,) = warnings(caplog)
     assert "the added column a" in message
+
+
+@pytest.mark.parametrize("past", [None, "id a"])
+def test_values_after_the_copy_of_a_dropped_column_or_its_successor_are_not_guessed(
+    past: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The copy's own columns are known, and a row after it may be of either all the same."""
+    before = None if past is None else shape(past)
+    now = [attribute(1, "id"), attribute(2, "", dropped=True), attribute(3, "a")]
+    staged = copied(table("id a", "id a"))
+    for word in (FAIL, COPY):
+        policy = SchemaPolicy(unsure_columns=word)
+        with pytest.raises(SnapshotLost, match="after the table was copied") as refused:
+            history_of(*now, before=before, policy=policy).complete(staged)
+        assert (refused.value.table, refused.value.column) == ("public.t", "a")
+    found = history_of(*now, before=before, policy=SchemaPolicy(unsure_columns=WARN))
+    versions = found.complete(staged).versions
+    assert [[each.attribute_number for each in v.columns] for v in versions] == [[1, 2], [1, 3]]
+    assert "whether a kept its values" in caplog.text
+    # A row in between tells.
+    apart = copied(table("id a", "id"))
+    apart = dataclasses.replace(apart, versions=apart.versions + table("", "", "id a").versions[2:])
+    assert history_of(*now, before=before).complete(apart).copy_lsn
