@@ -323,3 +323,4 @@ def test_a_publication_that_the_server_skipped_is_known_in_any_language(source: 
         )
     assert [each is not None for each in heard] == [True, False, False]
     assert "uebersprungen" in str(heard[0])
+    assert "drop the slot" in str(heard[0])
