@@ -253,6 +253,13 @@ class CaptureContext:
             oids |= published & set(batch.relation_oids)
         return read_names(self.session, oids) if oids else {}
 
+    def unpublished(self, batch: BatchInProgress) -> dict[int, str | None]:
+        """Tables with rows in a batch that are not published any more, or gone: what the lake calls them."""
+        checkpoint = self.request.checkpoint
+        known = (checkpoint.tables if checkpoint else None) or {}
+        published = {each.relation_oid for each in self.published()}
+        return {oid: known.get(oid) for oid in batch.relation_oids if oid not in published}
+
     def history(self, relation_oids: Sequence[int]) -> SchemaHistory:
         """What tells the columns of these tables apart; asked when all of the batch was read."""
         checkpoint = self.request.checkpoint
