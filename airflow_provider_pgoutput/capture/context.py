@@ -42,6 +42,7 @@ from airflow_provider_pgoutput.capture.source.keys import Keys
 from airflow_provider_pgoutput.capture.source.membership import (
     changes_of_membership,
     refuse_other_names,
+    refuse_other_root,
     warn_of_membership_changes,
 )
 from airflow_provider_pgoutput.capture.source.publication_marks import read_marks
@@ -57,6 +58,7 @@ from airflow_provider_pgoutput.capture.staging.tables import Casters
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.batch.membership import PublishedSet
     from airflow_provider_pgoutput.batch.shape import Storage
     from airflow_provider_pgoutput.capture.request import CaptureRequest
@@ -204,6 +206,12 @@ class CaptureContext:
             self.session, before, self.marks, slot_name=self.request.slot_name
         )
 
+    def check_root(self, last: Manifest | None) -> None:
+        """Refuse partitions that are published under other names than in the lake's last batch."""
+        if last is not None and last.published is not None:
+            assert self.marks is not None, "they are taken when a run begins"
+            refuse_other_root(last.published, self.marks, slot_name=self.request.slot_name)
+
     def check_partitions(self, batch: BatchInProgress) -> None:
         """Refuse rows that were published under another table than before and after the batch."""
         if self._marks_before is None or self.marks is None:
@@ -244,6 +252,13 @@ class CaptureContext:
             published = {each.relation_oid for each in self.published()}
             oids |= published & set(batch.relation_oids)
         return read_names(self.session, oids) if oids else {}
+
+    def unpublished(self, batch: BatchInProgress) -> dict[int, str | None]:
+        """Tables with rows in a batch that are not published any more, or gone: what the lake calls them."""
+        checkpoint = self.request.checkpoint
+        known = (checkpoint.tables if checkpoint else None) or {}
+        published = {each.relation_oid for each in self.published()}
+        return {oid: known.get(oid) for oid in batch.relation_oids if oid not in published}
 
     def history(self, relation_oids: Sequence[int]) -> SchemaHistory:
         """What tells the columns of these tables apart; asked when all of the batch was read."""

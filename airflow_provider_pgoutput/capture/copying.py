@@ -28,6 +28,7 @@ from airflow_provider_pgoutput.capture.progress import CopyProgress
 from airflow_provider_pgoutput.capture.source.catalog import read_names
 from airflow_provider_pgoutput.capture.source.copy import CopiedRows, CopyOrder, copy_tables
 from airflow_provider_pgoutput.capture.source.copy_plan import (
+    read_labels,
     read_numbers,
     read_places,
     read_plan,
@@ -299,11 +300,13 @@ class _Round:
             read_places(context.session, [table])[oid] != state.place
             # The server finds tables and columns by the names that they have when it begins to read.
             or read_numbers(context.session, [table])[oid] != _numbers(table)
+            # New ones are in no row of the snapshot, but a renamed one is in what was read since.
+            or not state.labels.items() <= read_labels(context.session, [table])[oid].items()
             or read_names(context.session, [oid]).get(oid) != (table.schema_name, table.table_name)
         ):
             log.warning(
-                "Table %s was rewritten, truncated, renamed, given other partitions or columns since %s:"
-                " it is copied again at a new point.",
+                "Table %s was rewritten, truncated, renamed, given other partitions, labels of enums or"
+                " columns since %s: it is copied again at a new point.",
                 table.name,
                 self._snapshot.consistent_point,
             )

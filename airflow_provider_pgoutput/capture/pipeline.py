@@ -341,6 +341,7 @@ class _Capture:
             and not self._waits_for_copy(found[0], checkpoint)
         ):
             return found
+        context.check_root(self._last_batch(checkpoint))
         tables = context.published()
         # All are copied; this refuses those that were dropped and made again.
         tables_to_copy(tables, checkpoint, request)

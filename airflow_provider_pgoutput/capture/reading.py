@@ -144,6 +144,7 @@ def _seal(
         skipped=read.skipped,
         skip_lsns=context.skip_lsns,
         lake_lsn=context.lake_lsn,
+        unpublished=context.unpublished(batch),
     )
 
 

@@ -14,6 +14,7 @@ from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
 from airflow_provider_pgoutput.capture.request import SQL, WALSENDER, CaptureRequest
+from airflow_provider_pgoutput.capture.schema.policy import COPY
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     PgoutputError,
@@ -153,7 +154,13 @@ def test_a_publication_made_after_a_change_of_the_batch_is_refused(
     checkpoint = checkpoint_of(source.stage())
     source.execute("DROP PUBLICATION p", "INSERT INTO t VALUES (1)")
     source.execute("CREATE PUBLICATION p FOR TABLE t", "INSERT INTO t VALUES (2)")
-    refused(source, PublicationMissing, checkpoint=checkpoint, transport=transport)
+    options = {"checkpoint": checkpoint, "transport": transport, "on_slot_lost": COPY}
+    # The slot is sound, so that option alone does nothing.
+    message = refused(source, PublicationMissing, **options)
+    assert "drop the slot and run once with on_slot_lost='copy'" in message
+    source.execute(f"SELECT pg_drop_replication_slot('{source.slot_name}')")
+    batch = source.stage(**options)
+    assert sorted(row["a"] for row in source.copied(batch, "public.t")) == [1, 2]
 
 
 def test_two_column_lists_for_one_table_are_explained(source: Source) -> None:

@@ -12,6 +12,7 @@ from airflow_provider_pgoutput.capture.request import SQL, WALSENDER
 from airflow_provider_pgoutput.capture.schema.policy import COPY
 from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
 from airflow_provider_pgoutput.errors import (
+    PublicationChanged,
     SlotAheadOfCheckpoint,
     SlotLost,
     SlotNotFound,
@@ -173,6 +174,29 @@ def test_a_table_made_again_is_not_replaced_unasked(source: Source, lake: Checkp
     assert source.confirmed() is None
     batch = stage(source, dataclasses.replace(lake, tables=known), on_recreated_table=COPY)
     assert {each.name for each in batch.tables} == {"public.one", "public.two"}
+
+
+@pytest.mark.parametrize("slot", ["dropped", "moved"])
+def test_partitions_published_under_another_name_stop_the_run(source: Source, slot: str) -> None:
+    """A copy under other names would leave the tables of the former ones as they were, unseen."""
+    source.execute(
+        "CREATE TABLE root (a int PRIMARY KEY) PARTITION BY RANGE (a)",
+        "CREATE TABLE leaf PARTITION OF root FOR VALUES FROM (0) TO (100)",
+        "CREATE PUBLICATION loss FOR TABLE root",
+    )
+    lake = checkpoint_of(source.stage(publication_names=("loss",)))
+    source.execute(
+        "INSERT INTO root VALUES (1)", "ALTER PUBLICATION loss SET (publish_via_partition_root)"
+    )
+    drop(source)
+    if slot == "moved":
+        source.make_slot()
+    confirmed = source.confirmed()
+    with pytest.raises(PublicationChanged, match="publish_via_partition_root"):
+        stage(source, lake)
+    assert source.confirmed() == confirmed
+    source.execute("ALTER PUBLICATION loss SET (publish_via_partition_root = false)")
+    assert [row["a"] for row in source.copied(stage(source, lake), "public.leaf")] == [1]
 
 
 def test_with_two_phase_the_slot_is_made_for_it(source: Source, lake: Checkpoint) -> None:

@@ -191,6 +191,47 @@ def test_a_renamed_table_is_copied_too_when_another_takes_its_name(source: Sourc
     assert [row["a"] for row in source.copied(batch, "public.t")] == [2]
 
 
+#: What becomes of ``s.t`` before another table takes its name: it is published no more.
+ROTATED = {
+    "into another schema": ("ALTER TABLE s.t SET SCHEMA archive",),
+    "under another name": ("ALTER TABLE s.t RENAME TO old", "ALTER PUBLICATION q DROP TABLE s.old"),
+    "with rows under it": (
+        "ALTER TABLE s.t RENAME TO old",
+        "UPDATE s.old SET b = 'last'",
+        "ALTER PUBLICATION q DROP TABLE s.old",
+    ),
+}
+
+
+@pytest.mark.parametrize("options", [{"copy_tables": ["s.t"]}, {"on_recreated_table": "copy"}])
+@pytest.mark.parametrize("case", list(ROTATED))
+def test_a_table_that_left_its_name_and_the_publication_is_not_in_the_batch(
+    source: Source, case: str, options: dict[str, Any]
+) -> None:
+    """Apply would refuse it as renamed, run after run: it cannot be copied, as nobody publishes it."""
+    what = "TABLES IN SCHEMA s" if case == "into another schema" else "TABLE s.t"
+    source.execute(
+        "CREATE SCHEMA s",
+        "CREATE SCHEMA archive",
+        "CREATE TABLE s.t(a int PRIMARY KEY, b text)",
+        "INSERT INTO s.t VALUES (1, 'first')",
+        f"CREATE PUBLICATION q FOR {what}",
+    )
+    lake = lake_with(source.stage(publication_names=["p", "q"]))
+    source.execute("UPDATE s.t SET b = 'changed'", *ROTATED[case])
+    source.execute("CREATE TABLE s.t(a int PRIMARY KEY, b text)")
+    if what == "TABLE s.t":
+        source.execute("ALTER PUBLICATION q ADD TABLE s.t")
+    source.execute("INSERT INTO s.t VALUES (2, 'new')", "INSERT INTO t VALUES (7, 'beside')")
+    batch = source.stage(publication_names=["p", "q"], checkpoint=lake, **options)
+    assert {each.name: each.copy_lsn is not None for each in batch.tables} == {
+        "public.t": False,
+        "s.t": True,
+    }
+    assert source.copied(batch, "s.t") == [{"a": 2, "b": "new"}]
+    assert source.changes(batch, "s.t") == []
+
+
 def test_without_an_initial_copy_later_tables_are_not_copied_either(source: Source) -> None:
     first = source.stage(initial_copy="never")
     source.execute("CREATE TABLE u(a int PRIMARY KEY)", "INSERT INTO u VALUES (1)")

@@ -149,7 +149,9 @@ def test_c92_a_publication_created_late_stops_the_run(
         session.execute("CREATE PUBLICATION p FOR TABLE t")
         session.execute("INSERT INTO t VALUES (2, 'after')")
     before = (pipeline.confirmed_flush_lsn(), pipeline.checkpoint(), pipeline.snapshot_ids())
-    with pytest.raises(PublicationMissing):
+    with pytest.raises(
+        PublicationMissing, match="drop the slot and run once with on_slot_lost='copy'"
+    ):
         pipeline.stage(transport=transport)
     after = (pipeline.confirmed_flush_lsn(), pipeline.checkpoint(), pipeline.snapshot_ids())
     assert after == before

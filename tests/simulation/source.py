@@ -329,7 +329,7 @@ class StagedBatch:
     ) -> tuple[Manifest, str]:
         """Write the manifest."""
         server = server_now()
-        for nothing in ("names", "history", "skip_lsns", "lake_lsn"):
+        for nothing in ("names", "history", "skip_lsns", "lake_lsn", "unpublished"):
             found.pop(nothing)
         manifest = Manifest(
             slot_name=SLOT,
@@ -455,6 +455,10 @@ class Context(CaptureContext):
 
     def names(self, batch: Any) -> dict[int, tuple[str, str]]:
         """See ``CaptureContext``."""
+        return {}
+
+    def unpublished(self, batch: Any) -> dict[int, str | None]:
+        """See ``CaptureContext``: no table leaves the publication here."""
         return {}
 
     def history(self, relation_oids: Sequence[int]) -> Any:

@@ -63,6 +63,30 @@ SELECT a.attrelid::pg_catalog.int8, a.attname::pg_catalog.text, a.attnum::pg_cat
  WHERE a.attrelid = ANY (%s::pg_catalog.oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 """
 
+# Of the types of the columns and all that they are made of; those of the server itself hold no enums.
+_LABEL_QUERY = """
+WITH RECURSIVE used(root, oid) AS (
+    SELECT a.attrelid, a.atttypid FROM pg_catalog.pg_attribute a
+     WHERE a.attrelid = ANY (%s::pg_catalog.oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+       AND a.atttypid >= 10000
+     UNION
+    SELECT u.root, part.oid
+      FROM used u
+      JOIN pg_catalog.pg_type t ON t.oid = u.oid
+     CROSS JOIN LATERAL (
+           SELECT t.typelem AS oid
+            UNION ALL
+           SELECT t.typbasetype
+            UNION ALL
+           SELECT r.rngsubtype FROM pg_catalog.pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
+            UNION ALL
+           SELECT a.atttypid FROM pg_catalog.pg_attribute a
+            WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped) part
+     WHERE part.oid >= 10000)
+SELECT u.root::pg_catalog.int8, e.oid::pg_catalog.text, e.enumlabel::pg_catalog.text
+  FROM used u JOIN pg_catalog.pg_enum e ON e.enumtypid = u.oid
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class TableStorage:
@@ -100,6 +124,8 @@ class TableState:
     memberships: tuple[str, ...]
     #: ``pg_attribute.attnum`` by name: a column that was dropped and made again is another one.
     numbers: Mapping[str, int]
+    #: Labels of the enums in its columns, by the OID of their row: a renamed one is in no stream.
+    labels: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +208,14 @@ def read_states(
     marks = read_marks(session, publication_names, tables)
     places = read_places(session, tables)
     numbers = read_numbers(session, tables)
+    labels = read_labels(session, tables)
     return {
         each.relation_oid: TableState(
             places[each.relation_oid],
             marks.publications,
             each.memberships,
             numbers[each.relation_oid],
+            labels[each.relation_oid],
         )
         for each in marks.tables
     }
@@ -203,6 +231,16 @@ def read_numbers(session: Session, tables: Sequence[PublishedTable]) -> dict[int
         if name in published[oid]:
             numbers[oid][name] = number
     return numbers
+
+
+def read_labels(session: Session, tables: Sequence[PublishedTable]) -> dict[int, dict[str, str]]:
+    """The labels of all enums that the columns are made of, by the table's OID; waits for no lock."""
+    labels: dict[int, dict[str, str]] = {each.relation_oid: {} for each in tables}
+    with translated():
+        rows = session.execute(_LABEL_QUERY, (list(labels),)).fetchall()
+    for oid, row, label in rows:
+        labels[oid][row] = label
+    return labels
 
 
 @dataclass(frozen=True, slots=True)

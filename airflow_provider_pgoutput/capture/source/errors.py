@@ -37,7 +37,12 @@ _REPLICATION = (
     "ALTER ROLE <role> REPLICATION; on a managed service the role that it has for that, such as "
     "GRANT rds_replication TO <role>."
 )
-_CREATE = "create the publication, or correct its name; the slot was not moved."
+#: Of a change in the stream: the catalog of now was looked at before, and has the publication.
+_MADE_LATE = (
+    "create the publication if it was dropped just now. If it was made, or made again, after that change,"
+    " no run can decode it: drop the slot and run once with on_slot_lost='copy', which makes a new one and"
+    " copies the tables again. The slot was not moved."
+)
 _CONNECT = "check host, database, user, password, TLS and pg_hba.conf."
 _VERIFY = (
     "let sslrootcert in the connection's extras name the certificate of the authority that signed the "
@@ -85,7 +90,7 @@ _MEANINGS = (
         "42704",
         r"^publication \"",
         errors.PublicationMissing,
-        _CREATE,
+        _MADE_LATE,
     ),
     _Meaning(
         "42704", r"^replication slot \"", errors.SlotNotFound, "check slot_name and the connection."
@@ -261,7 +266,7 @@ def skipped_publication(
     return errors.PublicationMissing(
         f"The server left changes out: {notice.message_primary} [SQLSTATE 55000]",
         slot=slot,
-        advice=_CREATE,
+        advice=_MADE_LATE,
     )
 
 

@@ -28,11 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
-    from airflow_provider_pgoutput.batch.membership import (
-        PublicationMark,
-        PublishedSet,
-        TableMark,
-    )
+    from airflow_provider_pgoutput.batch.membership import PublishedSet, TableMark
     from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
     from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Session
@@ -167,15 +163,13 @@ def changes_of_membership(
         are now.
     :raises PublicationChanged: when partitions are published under other names than before.
     """
+    refuse_other_root(before, now, slot_name=slot_name)
     earlier = {each.oid: each for each in before.publications}
     gaps = set(_newly_generated(session, before, now))
     for publication in now.publications:
         was = earlier.get(publication.oid)
-        if was is None:
-            continue
-        if was.via_partition_root != publication.via_partition_root:
-            _refuse_other_root(publication, slot_name)
-        if was.written_by != publication.written_by:
+        # One that was made again has all of its tables copied, so it needs no warning.
+        if was is not None and was.written_by != publication.written_by:
             log.warning(
                 "Publication %s was altered: operations that it did not publish for a while are not in the"
                 " stream.",
@@ -260,16 +254,26 @@ def _has_gap(before: TableMark, now: TableMark) -> bool:
     return any(not carried.issuperset(_OPERATIONS - set(out_now.get(each, ""))) for each in added)
 
 
-def _refuse_other_root(publication: PublicationMark, slot_name: str) -> None:
-    now = str(publication.via_partition_root).lower()
-    before = str(not publication.via_partition_root).lower()
-    raise PublicationChanged(
-        f"publish_via_partition_root of publication {publication.name} was {before} and is {now} now, which "
-        "gives the rows of partitioned tables another table in the lake.",
-        slot=slot_name,
-        advice=f"set it to {before} again and name the partitioned tables in copy_tables once; or read the "
-        "publication with a new slot into another namespace.",
-    )
+def refuse_other_root(before: PublishedSet, now: PublishedSet, *, slot_name: str) -> None:
+    """Refuse partitions that are published under other names than before.
+
+    :raises PublicationChanged: names the publication.
+    """
+    by_oid = {each.oid: each for each in before.publications}
+    by_name = {each.name: each for each in before.publications}
+    for publication in now.publications:
+        # One that was dropped and made again is the same one to whoever reads it, with another OID.
+        was = by_oid.get(publication.oid) or by_name.get(publication.name)
+        if was is not None and was.via_partition_root != publication.via_partition_root:
+            value = str(publication.via_partition_root).lower()
+            former = str(was.via_partition_root).lower()
+            raise PublicationChanged(
+                f"publish_via_partition_root of publication {publication.name} was {former} and is {value} "
+                "now, which gives the rows of partitioned tables another table in the lake.",
+                slot=slot_name,
+                advice=f"set it to {former} again and name the partitioned tables in copy_tables once; or"
+                " read the publication with a new slot into another namespace.",
+            )
 
 
 def _replaced(published: Sequence[PublishedTable], seen: Mapping[int, str]) -> dict[str, str]:

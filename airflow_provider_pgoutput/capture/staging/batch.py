@@ -254,6 +254,7 @@ class BatchInProgress:
         skipped: tuple[SkippedTransaction, ...] = (),
         skip_lsns: Collection[Lsn] = (),
         lake_lsn: Lsn | None = None,
+        unpublished: Mapping[int, str | None] | None = None,
     ) -> tuple[Manifest, str]:
         """Write the manifest; the files are complete.
 
@@ -261,6 +262,8 @@ class BatchInProgress:
         :param names: schema and name of tables by OID, where the catalog knows better than the stream.
         :param skip_lsns: what was asked to be left out; a batch of the same range that has it is another one.
         :param lake_lsn: see ``seal`` of ``staging/seal.py``.
+        :param unpublished: the tables that are not published any more, or gone, by OID: what the lake calls
+            them, if it knows them.
         :raises CopyNeeded: a table changed so that it has to be copied; nothing was sealed.
         """
         server = server_now()
@@ -272,7 +275,7 @@ class BatchInProgress:
             publication_names=publication_names,
             start_lsn=self._start,
             end_lsn=end,
-            tables=self._finished_tables(names, history),
+            tables=self._finished_tables(names, history, unpublished or {}),
             transactions=transactions,
             last_commit_time=last_commit_time,
             rejected_files=(
@@ -314,25 +317,29 @@ class BatchInProgress:
         return tuple(oid for oid, name in names.items() if counted[name] > 1)
 
     def _finished_tables(
-        self, names: Mapping[int, tuple[str, str]], history: SchemaHistory
+        self,
+        names: Mapping[int, tuple[str, str]],
+        history: SchemaHistory,
+        unpublished: Mapping[int, str | None],
     ) -> tuple[Table, ...]:
         """The tables of the manifest, without one whose name went to a table that is copied here.
 
-        Such a table was dropped before the copy, which replaces all that the lake holds under the name.
+        Such a table was dropped before the copy, or left the publications, as one that is moved into an
+        archive: it cannot be copied. The copy replaces all that the lake holds under the name.
         """
-        ambiguous = set(self.ambiguous_oids) - set(names)
         finished = [
-            history.complete(table.finished(names.get(oid)))
-            for oid, table in sorted(self._tables.by_oid.items())
+            table.finished(names.get(oid)) for oid, table in sorted(self._tables.by_oid.items())
         ]
         copied = {each.name for each in finished if each.copy_lsn is not None}
-        return tuple(
-            each
-            for each in finished
-            if each.copy_lsn is not None
-            or each.relation_oid not in ambiguous
-            or each.name not in copied
-        )
+
+        def is_replaced(table: Table) -> bool:
+            if table.copy_lsn is not None or table.relation_oid not in unpublished:
+                return False
+            last = table.versions[-1]
+            former = {unpublished[table.relation_oid], f"{last.schema_name}.{last.table_name}"}
+            return not copied.isdisjoint(former)
+
+        return tuple(history.complete(each) for each in finished if not is_replaced(each))
 
     def _side_writer(self, kind: str, schema: pa.Schema) -> TableWriter:
         """A writer of rows that belong to no table of the source."""

@@ -179,11 +179,24 @@ def test_without_copies_a_gap_is_named(source: Source, caplog: pytest.LogCapture
     assert "public.t was not" not in caplog.text
 
 
-def test_partitions_published_under_another_name_stop_the_run(source: Source) -> None:
+VIA_ROOT = "FOR TABLE t, u, root, TABLES IN SCHEMA s WITH (publish_via_partition_root)"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER PUBLICATION p SET (publish_via_partition_root)",
+        # One transaction: no change can come between.
+        f"DROP PUBLICATION p; CREATE PUBLICATION p {VIA_ROOT}",
+        f"ALTER PUBLICATION p RENAME TO former; CREATE PUBLICATION p {VIA_ROOT}",
+    ],
+    ids=["altered", "made again", "another of its name"],
+)
+def test_partitions_published_under_another_name_stop_the_run(source: Source, change: str) -> None:
     source.execute(*SETUP)
     lake = lake_with(source.stage())
     source.execute("INSERT INTO root VALUES (1)")
-    source.execute("ALTER PUBLICATION p SET (publish_via_partition_root)")
+    source.execute(change)
     confirmed = source.confirmed()
     for _attempt in range(2):
         with pytest.raises(PublicationChanged, match="publish_via_partition_root") as refusal:
@@ -323,3 +336,4 @@ def test_a_publication_that_the_server_skipped_is_known_in_any_language(source: 
         )
     assert [each is not None for each in heard] == [True, False, False]
     assert "uebersprungen" in str(heard[0])
+    assert "drop the slot" in str(heard[0])
