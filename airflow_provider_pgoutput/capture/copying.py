@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.capture.copying_elsewhere import (
     TableElsewhere,
+    check,
     copied_elsewhere,
     is_elsewhere,
     ranges,
@@ -171,6 +172,16 @@ def _numbers(table: PublishedTable) -> dict[str, int]:
     return {each.name: each.attribute_number for each in table.columns}
 
 
+def _until_an_error(
+    tables: Generator[TableElsewhere, None, None], errors: list[Exception]
+) -> Generator[TableElsewhere, None, None]:
+    """What another engine copied; its error is kept, so that tables that this process reads are sealed."""
+    try:
+        yield from tables
+    except Exception as error:  # Raised when these are done.
+        errors.append(error)
+
+
 class _Round:
     """Tables that are read in one snapshot."""
 
@@ -235,13 +246,16 @@ class _Round:
         )
         with contextlib.ExitStack() as copying:
             sources: list[Generator[CopiedRows | CopiedPart | TableElsewhere, None, None]] = []
+            errors: list[Exception] = []
             if there:
                 elsewhere = copied_elsewhere(context, self._snapshot.name, there)
-                sources.append(copying.enter_context(elsewhere))
+                sources.append(_until_an_error(copying.enter_context(elsewhere), errors))
             if here:
                 sources.append(self._read_here(here))
             for copied in interleaved(sources):
                 self._take(copied, plan, progress)
+            if errors:
+                raise errors[0]
         progress.done()
 
     def _read_here(
@@ -265,6 +279,7 @@ class _Round:
             progress.rows(copied.rows.num_rows, copied.rows.nbytes)
             return
         if isinstance(copied, TableElsewhere):
+            check(self._context, order, copied.copied)
             self._batch.take_copy(order.staged, copied.copied)
             progress.rows(copied.copied.counts.copied, 0)
             self._missing[oid] = 0

@@ -29,7 +29,7 @@ PART_BYTES = 256 << 20
 
 
 class TableElsewhere(NamedTuple):
-    """A table that the other engine copied."""
+    """A table that the other engine copied; see ``check``."""
 
     order: CopyOrder
     copied: CopiedTable
@@ -50,11 +50,10 @@ def ranges(request: CaptureRequest, storage: TableStorage) -> list[BlockRange]:
 def copied_elsewhere(
     context: CaptureContext, snapshot_name: str, orders: Sequence[CopyOrder]
 ) -> Iterator[Generator[TableElsewhere, None, None]]:
-    """Begin to copy tables elsewhere; they follow, each when all of its files are there.
+    """Begin to copy tables elsewhere; they follow, each when the engine says that it is copied.
 
     :param orders: one at least.
     :raises SnapshotLost: when the snapshot does not exist any more.
-    :raises ConfigurationError: when the files that the engine wrote are not in this process's staging area.
     """
     engine, request = context.request.copy_engine, context.request
     assert engine is not None, "a table is elsewhere only where there is an engine"
@@ -74,10 +73,7 @@ def copied_elsewhere(
         conninfo=request.conninfo,
     )
     with engine.started(job) as found:
-        yield (
-            TableElsewhere(_checked(context, by_oid[copied.relation_oid], copied), copied)
-            for copied in found
-        )
+        yield (TableElsewhere(by_oid[copied.relation_oid], copied) for copied in found)
 
 
 def _folder(order: CopyOrder) -> str:
@@ -86,8 +82,11 @@ def _folder(order: CopyOrder) -> str:
     return writer.folder
 
 
-def _checked(context: CaptureContext, order: CopyOrder, copied: CopiedTable) -> CopyOrder:
-    """Find the files of a table, and delete what tasks left that died or were made twice."""
+def check(context: CaptureContext, order: CopyOrder, copied: CopiedTable) -> None:
+    """Find the files of a table, and delete what tasks left that died or were made twice.
+
+    :raises ConfigurationError: when the files that the engine wrote are not in this process's staging area.
+    """
     files, folder = (*copied.files, *copied.rejected_files), _folder(order)
     sizes = context.area.sizes([each.path for each in files])
     inside = all(each.path.startswith(f"{folder}/") for each in files)
@@ -102,4 +101,3 @@ def _checked(context: CaptureContext, order: CopyOrder, copied: CopiedTable) -> 
     for entry in context.area.entries(folder, recursive=True):
         if entry.path not in named:
             context.area.delete_file(entry.path)
-    return order
