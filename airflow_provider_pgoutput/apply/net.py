@@ -2,8 +2,8 @@
 
 With a key the net is taken for each key and transaction, because inside one transaction a deferrable
 key may stand twice; without a key, over all changes, and copies are counted. Images are compared to the last
-bit and NULL matches NULL. A transaction that changes the columns may give rows another image unseen: those of
-before and after are compared in the columns that stay as they are.
+bit and NULL matches NULL. A transaction that changes the columns may give rows another image unseen: it is
+netted in each version of the columns, and what is left is compared in the columns that stay as they are.
 What is not here: finding the copies in the target (``write.py``).
 Source: https://www.postgresql.org/docs/current/sql-altertable.html (REPLICA IDENTITY FULL).
 """
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 COPIES = Sql("copies")
 _SIGN = "sign"
-#: Whether the first that a transaction did to an image was to take it away.
+#: Whether the first that was done to an image was to take it away.
 _WAS = "was"
-_POSITION = f"struct({staged.COMMIT_LSN}, {staged.SEQ}, {_SIGN})"
+_POSITION = Sql(f"struct({staged.COMMIT_LSN}, {staged.SEQ}, {_SIGN})")
 _LEADING = (staged.COMMIT_LSN, staged.SEQ, staged.OP, staged.XID, staged.COMMIT_TS)
 
 
@@ -47,11 +47,11 @@ def fold_full(changes: DataFrame, segment: Segment) -> DataFrame:
     plain = [name for name in keys if name not in signed]
     values = [*signed, *values]
     row = f"struct({', '.join((staged.SEQ, staged.OP, staged.XID, staged.COMMIT_TS, *values))})"
-    images = _signed(changes, segment)
+    images, position = _signed(changes, segment), _POSITION
     if segment.is_mixed:
-        images = _comparable_images(images, changes, segment)
-    was = F.expr(f"min_by({_SIGN}, {_POSITION}) < 0").alias(_WAS)
-    netted = images.groupBy(*groups).agg(was, *_netted(row))
+        images = _of_several_versions(images, changes, segment)
+        position = Sql(f"struct({VERSION}, {_SIGN})")
+    netted = images.groupBy(*groups).agg(*_netted(row, position))
     # An image that was there, went and came again is the row, and the target may not have it yet: of a table
     # that was rewritten an update without a change is the first to tell what it holds.
     live = f"({COPIES} > 0 OR {COPIES} = 0 AND {_WAS})"
@@ -70,20 +70,33 @@ def fold_full(changes: DataFrame, segment: Segment) -> DataFrame:
     return ended.groupBy(*keys).agg(last).selectExpr(*plain, "last.live", "last.newest.*")
 
 
-def _comparable_images(images: DataFrame, changes: DataFrame, segment: Segment) -> DataFrame:
-    """Leave the columns that do not last out of the images of transactions that change columns.
+def _of_several_versions(images: DataFrame, changes: DataFrame, segment: Segment) -> DataFrame:
+    """Net in each version, and make images of one transaction comparable across versions.
 
-    There are fewer of these than versions: who alters a table locks all others out until its commit.
+    Of what is left, an image that is taken away was there when the version began, and one that is added is
+    there when it ends, whatever their positions. Transactions that change columns lose the columns that do
+    not last from their images; there are fewer of these than versions, as who alters a table locks all
+    others out until its commit.
     """
+    names = [each for each in images.columns if each != _SIGN]
+    groups = [*segment.key_names, staged.COMMIT_LSN, VERSION, *_images(segment)]
+    row = f"struct({', '.join(names)})"
+    signs = (
+        f"CASE WHEN {COPIES} != 0 THEN array_repeat(CAST(sign({COPIES}) AS INT), CAST(abs({COPIES}) AS INT))"
+        f" WHEN {_WAS} THEN array(-1, 1) END"
+    )
+    netted = images.groupBy(*groups).agg(*_netted(row, _POSITION))
+    ends = netted.selectExpr(f"explode({signs}) AS {_SIGN}", "added", "newest")
+    ends = ends.selectExpr(_SIGN, _row(f"{_SIGN} > 0")).select(_SIGN, "row.*")
     versions = changes.groupBy(staged.COMMIT_LSN).agg(
         F.expr(f"min({VERSION}) < max({VERSION})").alias("several")
     )
-    spanning = [row[0] for row in versions.where("several").select(staged.COMMIT_LSN).collect()]
+    spanning = [each[0] for each in versions.where("several").select(staged.COMMIT_LSN).collect()]
     if not spanning:
-        return images
+        return ends
     is_alone = ~F.col(staged.COMMIT_LSN).isin(spanning)
     passing = [image(i) for i in segment.imaged if i not in segment.lasting]
-    return images.withColumns({name: F.when(is_alone, F.col(name)) for name in passing})
+    return ends.withColumns({name: F.when(is_alone, F.col(name)) for name in passing})
 
 
 def net_images(changes: DataFrame, segment: Segment) -> DataFrame:
@@ -95,17 +108,18 @@ def net_images(changes: DataFrame, segment: Segment) -> DataFrame:
     values = [staged.new(i) for i in range(len(segment.columns))]
     images = _images(segment)
     row = f"struct({', '.join((*_LEADING, *values))})"
-    netted = _signed(changes, segment).groupBy(*images).agg(*_netted(row))
+    netted = _signed(changes, segment).groupBy(*images).agg(*_netted(row, _POSITION))
     rows = netted.where(f"{COPIES} != 0").selectExpr(*images, COPIES, _row(f"{COPIES} > 0"))
     return rows.select(*images, COPIES, "row.*")
 
 
-def _netted(row: str) -> tuple[Column, ...]:
-    """How many of an image there are more, and the newest changes that added one and that took one away."""
+def _netted(row: str, position: str) -> tuple[Column, ...]:
+    """Of an image: how many more there are, whether one was there first, the newest that came and of all."""
     return (
         F.expr(f"sum({_SIGN})").alias(COPIES),
-        F.expr(f"max_by({row}, {_POSITION}) FILTER (WHERE {_SIGN} > 0)").alias("added"),
-        F.expr(f"max_by({row}, {_POSITION})").alias("newest"),
+        F.expr(f"min_by({_SIGN}, {position}) < 0").alias(_WAS),
+        F.expr(f"max_by({row}, {position}) FILTER (WHERE {_SIGN} > 0)").alias("added"),
+        F.expr(f"max_by({row}, {position})").alias("newest"),
     )
 
 

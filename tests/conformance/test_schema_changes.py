@@ -380,6 +380,14 @@ def test_keys_swap_while_the_columns_change(lake: Lake) -> None:
         session.execute("UPDATE t SET id = 1 WHERE a = 30")
     lake.run(key_columns={"public.t": ("id",)})
     assert lake.agrees()
+    lake.execute("ALTER TABLE t ADD PRIMARY KEY (id) DEFERRABLE INITIALLY DEFERRED")
+    lake.run("UPDATE t SET a = 0", key_columns={"public.t": ("id",)})
+    with psycopg.connect(lake.pipeline.conninfo) as session:
+        session.execute("UPDATE t SET d = 70 + id, c = 0")
+        session.execute("ALTER TABLE t ALTER d TYPE bigint")
+        session.execute("UPDATE t SET id = id + 1")
+    lake.run(key_columns={"public.t": ("id",)})
+    assert lake.agrees()
 
 
 def test_a_key_that_is_renamed_under_full_finds_the_rows_of_before(lake: Lake) -> None:

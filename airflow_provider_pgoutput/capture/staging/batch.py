@@ -7,6 +7,7 @@ source, and what remains of an attempt (``attempt.py``).
 from __future__ import annotations
 
 import functools
+import logging
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
         StagedVersion,
     )
     from airflow_provider_pgoutput.capture.types.cast import ValuePolicy
+
+log = logging.getLogger(__name__)
 
 
 class BatchInProgress:
@@ -337,7 +340,15 @@ class BatchInProgress:
                 return False
             last = table.versions[-1]
             former = {unpublished[table.relation_oid], f"{last.schema_name}.{last.table_name}"}
-            return not copied.isdisjoint(former)
+            if copied.isdisjoint(former):
+                return False
+            log.warning(
+                "Table %s left the publications and another one that is copied has its name: its last %d"
+                " changes are not in this batch.",
+                table.name,
+                table.counts.changes,
+            )
+            return True
 
         return tuple(history.complete(each) for each in finished if not is_replaced(each))
 
