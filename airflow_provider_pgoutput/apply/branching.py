@@ -82,13 +82,20 @@ class Preparation(ABC):
         self._refuse_moved(self.table)
         self._fields = None if self.table is None else self.table.properties.get(COLUMNS_PROPERTY)
         self.write()
-        if self._writer is None:
+        if self._writer is None and not (self.table is not None and self._has_gone_back):
             return None
-        self._writer.mark(self.marker)
+        writer = self.writer()
+        writer.mark(self.marker)
         reach("apply.before_publish")
-        head = self._writer.head
+        head = writer.head
         assert head is not None, "the branch was marked"
         return Prepared(self.target, self.branch, self._base, head, self.evolved, self.counted)
+
+    @property
+    def _has_gone_back(self) -> bool:
+        """Whether the table was taken back, so that it has to say where it is though nothing changes it."""
+        replay = self.batch.plan.replay
+        return replay is not None and replay.in_place
 
     @property
     def marker(self) -> dict[str, str]:

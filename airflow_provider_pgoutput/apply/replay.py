@@ -45,6 +45,7 @@ from airflow_provider_pgoutput.errors import (
     BatchRefused,
     PublishRefused,
     TableRefused,
+    TableRolledBack,
 )
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from airflow_provider_pgoutput.apply.iceberg import Marker
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.batch.plan import Plan, Replay
 
@@ -85,6 +87,7 @@ def replay(spark: SparkSession, plan: Plan) -> ReplayResult:
     :raises BatchRefused: a batch is damaged or foreign, or a chosen table is in none of them.
     :raises BatchGap: the batches are no chain, or a table lacks what committed before them.
     :raises TableRefused: a target is not what the pipeline left there, or cannot go back.
+    :raises TableRolledBack: a target in another namespace is older than the checkpoint there says.
     :raises RowMissing: a partial update of a row that the target does not hold.
     :raises PublishRefused: a target kept moving; run the task again.
     :raises CommitStateUnknown: the catalog did not say what it committed; run the task again.
@@ -210,7 +213,9 @@ def _refuse_headless(
         marker = table.marker(manifest.slot_name) if table else None
         reaches = marker is not None and (has_all or marker.end_lsn >= begins)
         if target.is_log and table is not None and marker is not None:
-            _refuse_older_changes(table, target, manifest)
+            _refuse_older_changes(table, target, manifest, marker)
+        if reaches and not target.source.copy_lsn:
+            _refuse_rolled_back(target, manifest, marker, progress)
         begins_whole = target.source.copy_lsn or (target.is_log and marker is None)
         if not (begins_whole or reaches):
             raise BatchGap(
@@ -224,11 +229,34 @@ def _refuse_headless(
             )
 
 
-def _refuse_older_changes(table: IcebergTable, target: Target, first: Manifest) -> None:
+def _refuse_rolled_back(
+    target: Target, first: Manifest, marker: Marker | None, progress: checkpoint.Progress
+) -> None:
+    """Refuse to go on with a table that is older than the namespace's checkpoint says.
+
+    :raises TableRolledBack: what the batches before these changed in it would be missing.
+    """
+    known = progress.tables.get(target.name.target)
+    if known is None or marker is None or marker.end_lsn >= min(known, first.start_lsn):
+        return
+    raise TableRolledBack(
+        f"The checkpoint says {known}, the table says {marker.end_lsn}.",
+        slot=first.slot_name,
+        table=target.name.target,
+        lsn=known,
+        advice=f"begin at {marker.end_lsn} or before.",
+    )
+
+
+def _refuse_older_changes(
+    table: IcebergTable, target: Target, first: Manifest, marker: Marker
+) -> None:
     """Refuse batches of before a change log began: it would take none of them, and nobody would notice.
 
     :param first: the first of the batches with a change of the table.
     """
+    if first.start_lsn >= marker.end_lsn:
+        return
     since = table.written_from(first.slot_name)
     if since is None or since > first.start_lsn:
         raise TableRefused(
@@ -253,7 +281,7 @@ def _apply(
     skipped = [each for each in step.targets if starts[each.name.target].done]
     published = write_tables(spark, batch, todo, starts, progress)
     if in_place:
-        _demand_published(spark, step, published)
+        _demand_published(spark, step, published, starts)
     append_rejected(spark, batch)
     append_messages(spark, batch)
     applied = applied_tables(spark, manifest.batch_id, list(step.targets), skipped, published)
@@ -262,18 +290,20 @@ def _apply(
     return published
 
 
-def _demand_published(spark: SparkSession, step: Step, published: Mapping[str, int]) -> None:
+def _demand_published(
+    spark: SparkSession, step: Step, published: Mapping[str, int], starts: Mapping[str, Start]
+) -> None:
     """Demand that the tables are at this batch now, and not where they were before the replay.
 
     :raises PublishRefused: somebody else committed meanwhile, and the table was taken for done.
     """
     manifest = step.batch.manifest
     for target in step.targets:
+        name = target.name.target
+        if name not in published:
+            continue
         table = IcebergTable.load(spark, target.name)
-        marker = table.marker(manifest.slot_name) if table else None
-        if target.name.target in published and (
-            marker is None or marker.batch_id != manifest.batch_id
-        ):
+        if not (table and table.snapshot_of(manifest.batch_id, since=starts[name].head)):
             raise PublishRefused(
                 "Somebody else wrote to the table while it was replayed.",
                 table=target.name.target,

@@ -73,6 +73,7 @@ def go_back(
             refuse_other_deletes(target, table)
         _refuse_other_columns(steps, target, table, snapshot_id)
         if table is not None and snapshot_id is not None:
+            _refuse_inside_batch(table, manifest, snapshot_id, from_lsn)
             ways.append((table, snapshot_id))
         elif target.source.copy_lsn and not target.is_log:
             copied.add(name)
@@ -135,6 +136,33 @@ def _refuse_other_columns(
             table=target.name.target,
             advice="replay into another namespace, begin after the change, or copy the table again"
             " (copy_tables).",
+        )
+
+
+def _refuse_inside_batch(
+    table: IcebergTable, manifest: Manifest, snapshot_id: int, from_lsn: Lsn
+) -> None:
+    """Refuse to begin inside the batch that the table got next: its first changes would be missing.
+
+    :param manifest: a batch of the slot.
+    """
+    following: Lsn | None = None
+    for snapshot in table.history():
+        if int(snapshot.snapshotId()) == snapshot_id:
+            break
+        begins = snapshot.summary().get(words.SUMMARY_START_LSN)
+        if begins and _end_of(snapshot, manifest) is not None:
+            following = Lsn.parse(begins)
+    else:
+        return
+    if following is not None and following < from_lsn:
+        raise TableRefused(
+            f"The table got its next changes by a batch that begins at {following}, before {from_lsn}: those"
+            " between would be missing.",
+            slot=manifest.slot_name,
+            table=table.name.target,
+            lsn=from_lsn,
+            advice=f"begin at {following}.",
         )
 
 

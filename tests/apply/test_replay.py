@@ -273,6 +273,38 @@ def test_a_writer_in_between_is_no_success(
     assert story.rows(story.one) == source_rows(story.one)
 
 
+def test_a_writer_in_between_is_no_success_for_a_table_of_one_batch(
+    spark: SparkSession, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing came after its copy, so that what it says of itself is what the replay makes of it."""
+    from airflow_provider_pgoutput.apply import pipeline
+
+    t = source.table("t", (column("a"),), key=("a",))
+    for a in range(4):
+        t.insert(a)
+    source.pending.clear()
+    source.copy(t)
+    plan = source.stage()
+    apply_batch(spark, plan)
+    name = TableName("lake", source.slot_name, "t")
+    spark.sql(f"DELETE FROM {name.sql} WHERE a = 1")
+    publish, moved = pipeline.publish, []
+
+    def after_a_foreign_commit(*given: Any) -> int | None:
+        if not moved:
+            moved.append(True)
+            spark.sql(f"DELETE FROM {name.sql} WHERE a = 2")
+        return publish(*given)
+
+    monkeypatch.setattr(pipeline, "publish", after_a_foreign_commit)
+    wanted = replace(plan, replay=Replay((plan.manifest_uri,), (), in_place=True))
+    with pytest.raises(PublishRefused, match="Somebody else wrote"):
+        replay(spark, wanted)
+    replay(spark, wanted)
+    spark.catalog.refreshTable(name.sql)
+    assert sort(tuple(row) for row in spark.table(name.sql).collect()) == source_rows(t)
+
+
 def test_another_target_than_the_pipelines_is_refused(spark: SparkSession, shared: Story) -> None:
     tables = {"public.one": TableOptions(target="other")}
     with pytest.raises(TableRefused, match=r"writes the table to .*\.one"):
@@ -462,3 +494,83 @@ def test_a_replay_over_a_table_that_was_made_again_can_be_repeated(
     for _ in range(2):
         replay(spark, story.plan(0, 5, target=f"{source.slot_name}_again"))
         assert story.rows(story.one, f"{source.slot_name}_again") == source_rows(story.one)
+
+
+def test_it_does_not_begin_inside_a_batch(spark: SparkSession, story: Story) -> None:
+    """The slot was read again from a position in the midst of a batch that was applied."""
+    source, one = story.source, story.one
+    one.update(a_is(1), {"b": "before"})
+    one.update(a_is(2), {"b": "after"})
+    inside, kept = source.pending[0][0] + 0x30, source.pending[1:]
+    whole = story._next()
+    one.update(a_is(3), {"b": "later"})
+    source.pending, source.staged_to = kept + source.pending, inside
+    again = story._next()
+    story.assert_whole()
+
+    def in_place(*plans: Plan) -> Plan:
+        return replace(again, replay=Replay(tuple(each.manifest_uri for each in plans), (), True))
+
+    with pytest.raises(TableRefused, match="begins at") as refusal:
+        replay(spark, in_place(again))
+    assert str(open_batch(spark, whole).manifest.start_lsn) in str(refusal.value.advice)
+    story.assert_whole()
+    replay(spark, in_place(whole, again))
+    story.assert_whole()
+
+
+def test_a_table_that_a_longer_batch_leaves_as_it_was_says_where_it_is(
+    spark: SparkSession, story: Story
+) -> None:
+    """What two batches did to the row and undid is nothing in the one that was read again over both."""
+    source = story.source
+    bag = source.table("bag", (column("a"),), identity="f")
+    bag.insert(1)
+    story._next()
+    start, kept = source.staged_to, []
+    for a in (1, 2):
+        bag.update(a_is(a), {"a": 3 - a})
+        kept += source.pending
+        story._next()
+    story.one.update(a_is(1), {"b": "later"})
+    source.pending, source.staged_to = kept + source.pending, start
+    again = story._next()
+    replay(spark, replace(again, replay=Replay((again.manifest_uri,), (), in_place=True)))
+    story.assert_whole()
+    bag.insert(5)
+    story._next()
+    name = TableName("lake", source.slot_name, "bag")
+    spark.catalog.refreshTable(name.sql)
+    assert sort(tuple(row) for row in spark.table(name.sql).collect()) == source_rows(bag)
+
+
+def test_a_table_that_was_rolled_back_in_another_namespace_is_refused(
+    spark: SparkSession, shared: Story
+) -> None:
+    namespace = f"{shared.source.slot_name}_back"
+    replay(spark, shared.plan(0, 1, target=namespace))
+    table = shared.table(shared.one, namespace)
+    first = table.snapshot_of(open_batch(spark, shared.plans[0]).manifest.batch_id)
+    assert first is not None
+    table.go_back(first)
+    with pytest.raises(TableRolledBack, match="the table says"):
+        replay(spark, shared.plan(2, 3, target=namespace))
+    replay(spark, shared.plan(1, 3, target=namespace))
+    assert shared.rows(shared.one, namespace) == source_rows(shared.one)
+
+
+def test_a_change_log_goes_on_after_its_first_snapshots_expired(
+    spark: SparkSession, shared: Story
+) -> None:
+    namespace = f"{shared.source.slot_name}_goes_on"
+    replay(spark, shared.plan(0, 1, target=namespace, mode=CHANGE_LOG))
+    for tag in [each for each in shared.table(shared.one, namespace).java.refs() if each != "main"]:
+        spark.sql(f"ALTER TABLE lake.{namespace}.one DROP TAG {tag}")
+    spark.sql(
+        f"CALL lake.system.expire_snapshots(table => '{namespace}.one', retain_last => 1,"
+        " older_than => TIMESTAMP '2100-01-01 00:00:00')"
+    )
+    replay(spark, shared.plan(2, 3, target=namespace, mode=CHANGE_LOG))
+    whole = f"{shared.source.slot_name}_whole"
+    replay(spark, shared.plan(0, 3, target=whole, mode=CHANGE_LOG))
+    assert shared.rows(shared.one, namespace) == shared.rows(shared.one, whole)
