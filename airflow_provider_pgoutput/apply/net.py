@@ -46,7 +46,9 @@ def fold_full(changes: DataFrame, segment: Segment) -> DataFrame:
     signed = [staged.new(i) for i in segment.key if segment.columns[i].lake_type in SIGNED_ZEROS]
     plain = [name for name in keys if name not in signed]
     values = [*signed, *values]
-    row = f"struct({', '.join((staged.SEQ, staged.OP, staged.XID, staged.COMMIT_TS, *values))})"
+    row = Sql(
+        f"struct({', '.join((staged.SEQ, staged.OP, staged.XID, staged.COMMIT_TS, *values))})"
+    )
     images, position = _signed(changes, segment), _POSITION
     if segment.is_mixed:
         images = _of_several_versions(images, changes, segment)
@@ -54,9 +56,9 @@ def fold_full(changes: DataFrame, segment: Segment) -> DataFrame:
     netted = images.groupBy(*groups).agg(*_netted(row, position))
     # An image that was there, went and came again is the row, and the target may not have it yet: of a table
     # that was rewritten an update without a change is the first to tell what it holds.
-    live = f"({COPIES} > 0 OR {COPIES} = 0 AND {_WAS})"
+    live = Sql(f"({COPIES} > 0 OR {COPIES} = 0 AND {_WAS})")
     rows = netted.where(f"{COPIES} < 0 OR {live}").selectExpr(
-        *plain, staged.COMMIT_LSN, COPIES, f"{live} AS live", _row(live)
+        *plain, staged.COMMIT_LSN, COPIES, f"{live} AS live", _told_of(live)
     )
     rows = rows.select(*plain, staged.COMMIT_LSN, COPIES, "live", "row.*")
     newest = ", ".join((*_LEADING, *values))
@@ -78,16 +80,16 @@ def _of_several_versions(images: DataFrame, changes: DataFrame, segment: Segment
     not last from their images; there are fewer of these than versions, as who alters a table locks all
     others out until its commit.
     """
-    names = [each for each in images.columns if each != _SIGN]
+    whole = F.struct(*(each for each in images.columns if each != _SIGN))
     groups = [*segment.key_names, staged.COMMIT_LSN, VERSION, *_images(segment)]
-    row = f"struct({', '.join(names)})"
     signs = (
         f"CASE WHEN {COPIES} != 0 THEN array_repeat(CAST(sign({COPIES}) AS INT), CAST(abs({COPIES}) AS INT))"
         f" WHEN {_WAS} THEN array(-1, 1) END"
     )
-    netted = images.groupBy(*groups).agg(*_netted(row, _POSITION))
+    images = images.withColumn("whole", whole)
+    netted = images.groupBy(*groups).agg(*_netted(Sql("whole"), _POSITION))
     ends = netted.selectExpr(f"explode({signs}) AS {_SIGN}", "added", "newest")
-    ends = ends.selectExpr(_SIGN, _row(f"{_SIGN} > 0")).select(_SIGN, "row.*")
+    ends = ends.selectExpr(_SIGN, _told_of(Sql(f"{_SIGN} > 0"))).select(_SIGN, "row.*")
     versions = changes.groupBy(staged.COMMIT_LSN).agg(
         F.expr(f"min({VERSION}) < max({VERSION})").alias("several")
     )
@@ -107,13 +109,15 @@ def net_images(changes: DataFrame, segment: Segment) -> DataFrame:
     """
     values = [staged.new(i) for i in range(len(segment.columns))]
     images = _images(segment)
-    row = f"struct({', '.join((*_LEADING, *values))})"
+    row = Sql(f"struct({', '.join((*_LEADING, *values))})")
     netted = _signed(changes, segment).groupBy(*images).agg(*_netted(row, _POSITION))
-    rows = netted.where(f"{COPIES} != 0").selectExpr(*images, COPIES, _row(f"{COPIES} > 0"))
+    rows = netted.where(f"{COPIES} != 0").selectExpr(
+        *images, COPIES, _told_of(Sql(f"{COPIES} > 0"))
+    )
     return rows.select(*images, COPIES, "row.*")
 
 
-def _netted(row: str, position: str) -> tuple[Column, ...]:
+def _netted(row: Sql, position: Sql) -> tuple[Column, ...]:
     """Of an image: how many more there are, whether one was there first, the newest that came and of all."""
     return (
         F.expr(f"sum({_SIGN})").alias(COPIES),
@@ -123,9 +127,9 @@ def _netted(row: str, position: str) -> tuple[Column, ...]:
     )
 
 
-def _row(is_there: str) -> str:
+def _told_of(is_there: Sql) -> Sql:
     """What tells of an image: of a row that is there the change that added it, whatever took others away."""
-    return f"CASE WHEN {is_there} THEN added ELSE newest END AS row"
+    return Sql(f"CASE WHEN {is_there} THEN added ELSE newest END AS row")
 
 
 def _images(segment: Segment) -> list[Sql]:
