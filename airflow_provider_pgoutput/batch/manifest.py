@@ -31,8 +31,8 @@ _LATER_FIELDS = {
     "loaded_lsn": None,
     "skipped": (),
 }
-#: Fields that tell where something lies, and nothing of the content.
-_PLACES = frozenset({"path", "storage"})
+#: Fields that tell where something lies, or what was before, and nothing of the content.
+_NO_CONTENT = frozenset({"path", "storage", "highest_number"})
 
 #: ``pg_class.relreplident`` of REPLICA IDENTITY FULL.
 FULL = "f"
@@ -159,6 +159,9 @@ class Table:
     records_columns: bool = False
     #: Where the table lay when the batch was sealed, or before; None: not known, as in files of version 0.1.
     storage: Storage | None = None
+    #: Of ``pg_attribute.attnum``, the highest that a column of it ever had in any batch up to this; None: not
+    #: known, as in files of version 0.1.
+    highest_number: int | None = None
 
     @property
     def name(self) -> str:
@@ -374,18 +377,16 @@ def _content(value: Any) -> Any:
         return {
             name: _content(each)
             for name, each in value.items()
-            if name not in _PLACES and not (name in _LATER_FIELDS and each == _LATER_FIELDS[name])
+            if name not in _NO_CONTENT
+            and not (name in _LATER_FIELDS and each == _LATER_FIELDS[name])
         }
     if isinstance(value, list | tuple):
         return [_content(each) for each in value]
     return value
 
 
-def _storage(body: dict[str, Any] | None) -> Storage | None:
-    return None if body is None else storage_from((body["columns"], body["files"]))
-
-
 def _table(body: dict[str, Any]) -> Table:
+    storage = body.get("storage")
     return Table(
         **{
             **body,
@@ -394,6 +395,6 @@ def _table(body: dict[str, Any]) -> Table:
             "schema_changes": tuple(
                 SchemaChange(**each) for each in body.get("schema_changes", ())
             ),
-            "storage": _storage(body.get("storage")),
+            "storage": storage and storage_from((storage["columns"], storage["files"])),
         }
     )

@@ -96,20 +96,24 @@ class Shape:
     replica_identity: str
     #: None: not known, in a lake of an earlier version.
     storage: Storage | None = None
+    #: The highest number that a column is known to have had, those among them that are gone; 0: not known.
+    #: A column that comes later has a higher one.
+    highest_number: int = 0
 
     @classmethod
-    def of(cls, version: TableVersion, storage: Storage | None = None) -> Shape:
+    def of(
+        cls,
+        version: TableVersion,
+        storage: Storage | None = None,
+        highest_number: int | None = None,
+    ) -> Shape:
         """The shape of a version."""
         columns = tuple(
             KnownColumn(each.attribute_number, each.name, each.type_name, each.lake_type)
             for each in version.columns
         )
-        return cls(columns, tuple(version.key_columns), version.replica_identity, storage)
-
-    @property
-    def newest_number(self) -> int:
-        """The highest number of its columns; 0: none is known."""
-        return max((each.number or 0 for each in self.columns), default=0)
+        key, identity = tuple(version.key_columns), version.replica_identity
+        return cls(columns, key, identity, storage, highest_number or 0)
 
     def to_json(self) -> str:
         """The text that the checkpoint table keeps."""
@@ -123,6 +127,8 @@ class Shape:
         }
         if self.storage is not None:
             body["storage"] = [self.storage.columns, self.storage.files]
+        if self.highest_number:
+            body["highest_number"] = self.highest_number
         return json.dumps(body, ensure_ascii=True)
 
     @classmethod
@@ -132,7 +138,8 @@ class Shape:
             body = json.loads(text)
             columns = tuple(KnownColumn(*each) for each in body["columns"])
             storage = storage_from(body.get("storage"))
-            return cls(columns, tuple(body["key"]), str(body["replica_identity"]), storage)
+            key, identity = tuple(body["key"]), str(body["replica_identity"])
+            return cls(columns, key, identity, storage, int(body.get("highest_number", 0)))
         except (ValueError, KeyError, TypeError):
             return None
 

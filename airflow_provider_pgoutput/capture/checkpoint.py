@@ -153,6 +153,11 @@ def _columns(rows: pa.Table, *names: str) -> list[list[Any]]:
     return [rows.column(n).to_pylist() if n in there else [None] * rows.num_rows for n in names]
 
 
+def _alike(shape: Shape) -> Shape:
+    """The shape without what is no change of the columns."""
+    return replace(shape, storage=None, highest_number=0)
+
+
 def _shapes(of_tables: pa.Table) -> tuple[dict[int, Shape], dict[int, Lsn]]:
     """The newest columns of each table, and where the batch ended that they are of, wherever rows lie."""
     if "columns" not in of_tables.column_names:
@@ -165,7 +170,7 @@ def _shapes(of_tables: pa.Table) -> tuple[dict[int, Shape], dict[int, Lsn]]:
         if shape is None:
             continue
         before = shapes.get(oid)
-        if before is None or replace(before, storage=None) != replace(shape, storage=None):
+        if before is None or _alike(before) != _alike(shape):
             shaped_at[oid] = Lsn(int(row["end_lsn"], 16))
         shapes[oid] = shape
     changes = _columns(of_tables, "relation_oid", "schema_changes", "end_lsn")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pyarrow as pa
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
@@ -53,6 +55,14 @@ def test_columns_that_change_are_of_the_batch_that_changed_them() -> None:
     assert found is not None
     assert found.shaped_at == {16384: Lsn(500)}
     assert found.shapes == {16384: changed}
+
+
+def test_a_number_that_was_not_recorded_before_is_no_change() -> None:
+    known = dataclasses.replace(_INT, highest_number=3)
+    rows = [*ROWS, row(400, 500), row(400, 500, "public.t", columns=known.to_json())]
+    found = checkpoint_of(pa.Table.from_pylist(rows), "lake", "slot")
+    assert found is not None
+    assert (found.shapes, found.shaped_at) == ({16384: known}, {16384: Lsn(200)})
 
 
 def test_a_change_that_was_undone_in_its_batch_counts() -> None:

@@ -53,12 +53,17 @@ class Attribution:
 
 
 def attribute(
-    before: State | None, versions: Sequence[Sequence[Named]], catalog: Catalog
+    before: State | None,
+    versions: Sequence[Sequence[Named]],
+    catalog: Catalog,
+    highest_number: int = 0,
 ) -> Attribution:
     """Give the columns of every version their numbers.
 
     :param before: columns at the end of the last batch; None: not known.
     :param versions: columns of each version in the order of the announcement.
+    :param highest_number: the highest that a column is known to have had before, those among them that were
+        gone by the end of the last batch.
     """
     if not catalog.numbers:
         # The table is gone: only what is known from before can be said.
@@ -73,7 +78,7 @@ def attribute(
         unsure: set[str] = set()
         tied: set[str] = set()
         wrong: set[float] = set()
-        for gap in _gaps(before, versions, catalog, fences):
+        for gap in _gaps(before, versions, catalog, fences, highest_number):
             cheapest = search(gap)
             wrong |= set() if cheapest.is_possible else {gap.low, gap.high}
             unsure |= cheapest.unsure
@@ -158,10 +163,11 @@ def _gaps(
     versions: Sequence[Sequence[Named]],
     catalog: Catalog,
     fences: Mapping[str, int],
+    highest_number: int,
 ) -> list[Gap]:
     numbers = sorted(fences.values())
     parts = [_parts(columns, fences) for columns in versions]
-    born = max(before, default=0) if before else 0
+    born = max(highest_number, *before) if before else 0
     every = sorted(catalog.numbers | set(before or ()))
     found = []
     for place, (low, high) in enumerate(zip([0, *numbers], [*numbers, math.inf], strict=True)):

@@ -71,12 +71,16 @@ class SchemaHistory:
         versions = self.full_keys.by_number(numbered, before).versions
         versions = tuple(self._filled(table, each) for each in versions)
         changes = self._changes(table.relation_oid, before, versions)
-        completed = dataclasses.replace(table, versions=versions, schema_changes=tuple(changes))
-        storage = self._older_rows.storage_of(completed, before)
         completed = dataclasses.replace(
-            completed,
-            records_columns=before is None or before != Shape.of(versions[-1], storage),
-            storage=storage,
+            table,
+            versions=versions,
+            schema_changes=tuple(changes),
+            highest_number=_highest_number(versions, before),
+        )
+        storage = self._older_rows.storage_of(completed, before)
+        now = Shape.of(versions[-1], storage, completed.highest_number)
+        completed = dataclasses.replace(
+            completed, records_columns=before is None or before != now, storage=storage
         )
         for change in changes:
             log.info("%s: %s.", table.name, change)
@@ -120,7 +124,8 @@ class SchemaHistory:
         named = [[(each.name, each.type_name) for each in v.columns] for v in versions[first:]]
         if not named:
             return tuple(versions)
-        found = attribute(state, named, self._catalog(table.relation_oid))
+        born = before.highest_number if before else 0
+        found = attribute(state, named, self._catalog(table.relation_oid), born)
         # Without a past there is nothing that could be destroyed.
         if found.tied and state is not None:
             self._refuse_tied(table, found.tied)
@@ -252,6 +257,14 @@ def _refuse_late_types(table: Table) -> None:
     """
     for column in unfollowable(table, None):
         raise copy_needed(table, column.name)
+
+
+def _highest_number(versions: Sequence[TableVersion], before: Shape | None) -> int:
+    """The highest number that any column had up to the end of the batch; 0: none is known."""
+    numbers = [each.attribute_number or 0 for version in versions for each in version.columns]
+    # A shape of an earlier version of the package has those of its columns alone.
+    known = [before.highest_number, *(e.number or 0 for e in before.columns)] if before else []
+    return max(numbers + known, default=0)
 
 
 def _state(columns: Sequence[words.KnownColumn]) -> dict[int, tuple[str, str]] | None:

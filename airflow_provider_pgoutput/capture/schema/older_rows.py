@@ -90,9 +90,9 @@ class OlderRows:
         now, earlier = self.storage.get(oid), self._earlier(oid, before)
         if now is None or earlier is None:
             return now or earlier
-        newest = words.Shape.of(table.versions[-1]).newest_number
         # An earlier moment is as good, but for what wrote the table anew without a new column since.
-        return now if now.columns <= max(newest, earlier.columns) else earlier
+        known = max(table.highest_number or 0, earlier.columns)
+        return now if now.columns <= known else earlier
 
     def _earlier(self, relation_oid: int, before: Shape | None) -> Storage | None:
         """Where the table lay at the end of the last batch, or at least when this run began."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 #: Name and type of a column.
@@ -72,12 +72,13 @@ def search(gap: Gap) -> Found:
         return Found(unknown, names, is_possible=not is_whole)
     totals = _totals(steps, ends)
     optimal = [{e for e, total in each.items() if total == best} for each in totals]
-    path = [max(optimal[0])]
+    path = [_likeliest(gap, optimal[0], gap.before or ())]
     for step, readings in zip(steps[1:], optimal[1:], strict=True):
         last, spent = path[-1], steps[len(path) - 1][path[-1]].cost
-        path.append(
-            max(e for e in readings if step[e].cost == spent + step[e].steps.get(last, _IMPOSSIBLE))
-        )
+        reached = [
+            e for e in readings if step[e].cost == spent + step[e].steps.get(last, _IMPOSSIBLE)
+        ]
+        path.append(_likeliest(gap, reached, last.numbers))
     found = [list[int | None](each.numbers) for each in path]
     # Which of several short-lived columns one was makes no difference to anybody.
     matters = set(gap.before or ()) | set(gap.now)
@@ -99,6 +100,23 @@ def search(gap: Gap) -> Found:
                 # Without a past it goes by its name, unless the number says the same.
                 found[place][i] = None
     return Found([tuple(each) for each in found], unsure, tied)
+
+
+def _likeliest(gap: Gap, readings: Iterable[_Reading], numbers_before: Iterable[int]) -> _Reading:
+    """Of readings that need as few changes, the one that is taken.
+
+    Columns of now come first, of which it is said that they are in doubt. Of those that are gone, one that
+    was there is likelier than another of its name.
+    """
+    kept = frozenset(numbers_before)
+    return max(
+        readings,
+        key=lambda each: (
+            len(gap.now.keys() & each.numbers),
+            len(kept.intersection(each.numbers)),
+            each,
+        ),
+    )
 
 
 def _totals(

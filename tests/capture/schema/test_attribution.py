@@ -53,6 +53,9 @@ CASES = {
         *(ints(id=1), ["id a", "id a b", "id b a"], ints(id=1, b=3, a=4), (2,)),
         *([(1, 2), (1, 2, 3), (1, 3, 4)], "a b"),
     ),
+    "nothing happened yet, and it and a later one are gone by now": (
+        *(ints(id=1, a=2), ["id a"], ints(id=1, b=4), (2, 3), [(1, 2)], "a"),
+    ),
     "dropped, another added and renamed unseen": (
         *(ints(id=1, a=2), ["id b"], ints(id=1, c=3), (2,), [(1, 3)], "b"),
     ),
@@ -119,6 +122,24 @@ def test_a_type_tells_columns_apart() -> None:
     found = attribute(ints(id=1, a=2), [[("id", INT), ("a", INT)], [("id", INT), ("a", TEXT)]], now)
     assert found.numbers == ((1, 2), (1, 3))
     assert (found.unsure, found.tied) == ({"a"}, frozenset())
+
+
+def test_a_column_is_not_taken_for_one_that_batches_before_dropped() -> None:
+    """Column 2 was renamed, retyped and dropped, then 5 added; 3 and 4 had come and gone before."""
+    before, now = (
+        {1: ("id", INT), 2: ("y", TEXT)},
+        catalog({1: ("id", INT), 5: ("x", INT)}, 2, 3, 4),
+    )
+    versions = [
+        [("id", INT), ("b", TEXT)],
+        [("id", INT), ("b", INT)],
+        [("id", INT)],
+        [("id", INT), ("x", INT)],
+    ]
+    right = ((1, 2), (1, 2), (1,), (1, 5))
+    assert attribute(before, versions, now, 4).numbers == right
+    # Where nobody says that they had, that they come and go in this batch needs fewer changes.
+    assert attribute(before, versions, now).numbers != right
 
 
 def test_a_changed_type_under_the_same_name_counts_no_more_than_a_drop_and_an_addition() -> None:

@@ -114,6 +114,25 @@ def test_values_of_a_column_that_was_dropped_or_of_its_successor_are_not_guessed
     assert SchemaPolicy().unsure_columns == FAIL
 
 
+def test_the_highest_number_outlives_its_column() -> None:
+    """What came and went in a batch is known in the next, and no new column is taken for it."""
+    now = [attribute(1, "id"), attribute(2, "", dropped=True)]
+    gone = history_of(*now, before=shape("id")).complete(table("id", "id a", "id"))
+    assert (gone.highest_number, gone.records_columns) == (2, True)
+    before = Shape.from_json(Shape.of(gone.versions[-1], None, gone.highest_number).to_json())
+    assert before is not None
+    assert (before.highest_number, len(before.columns)) == (2, 1)
+    now.append(attribute(3, "", dropped=True))
+    later = history_of(*now, before=before).complete(table("id", "id b", "id"))
+    assert [each.attribute_number for each in later.versions[1].columns] == [1, 3]
+    assert later.highest_number == 3
+    # The lake of an earlier version has no such number.
+    old = Shape.from_json(shape("id a").to_json())
+    assert old is not None
+    assert old.highest_number == 0
+    assert history_of(attribute(1, "id"), before=old).complete(table("id")).highest_number == 2
+
+
 @pytest.mark.parametrize("name", ["older_rows", "type_changes", "unsure_columns"])
 def test_an_unknown_policy_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match=name):
