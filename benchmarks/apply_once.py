@@ -32,12 +32,15 @@ MERGED = f"lake.{NAMESPACE}.merged"
 
 
 def open_spark(lake: LocalLake) -> SparkSession:
-    """A local session with two cores, as the quick start has it."""
+    """A local session with two cores."""
     os.environ.update(spark_environment())
     from pyspark.sql import SparkSession  # noqa: PLC0415 - needs the environment
 
     builder = SparkSession.builder.master("local[2]").appName("pgoutput-benchmark")
-    for name, value in {**local_conf(), **lake.spark_conf()}.items():
+    settings = local_conf(driver_memory="6g")
+    # Java's own compiler and collector: the quick start's are for jobs of seconds.
+    del settings["spark.driver.extraJavaOptions"]
+    for name, value in {**settings, **lake.spark_conf()}.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")

@@ -159,8 +159,7 @@ class Table:
     records_columns: bool = False
     #: Where the table lay when the batch was sealed, or before; None: not known, as in files of version 0.1.
     storage: Storage | None = None
-    #: Of ``pg_attribute.attnum``, the highest that a column of it ever had in any batch up to this; None: not
-    #: known, as in files of version 0.1.
+    #: See ``Shape``; None: not known, as in files of version 0.1.
     highest_number: int | None = None
 
     @property

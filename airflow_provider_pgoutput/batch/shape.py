@@ -96,8 +96,8 @@ class Shape:
     replica_identity: str
     #: None: not known, in a lake of an earlier version.
     storage: Storage | None = None
-    #: The highest number that a column is known to have had, those among them that are gone; 0: not known.
-    #: A column that comes later has a higher one.
+    #: A number that a column had, perhaps one that is gone; 0: not known. A column that comes later has a
+    #: higher one, which says that it is none of those that the catalog has as dropped up to this.
     highest_number: int = 0
 
     @classmethod
@@ -139,7 +139,9 @@ class Shape:
             columns = tuple(KnownColumn(*each) for each in body["columns"])
             storage = storage_from(body.get("storage"))
             key, identity = tuple(body["key"]), str(body["replica_identity"])
-            return cls(columns, key, identity, storage, int(body.get("highest_number", 0)))
+            highest = body.get("highest_number")
+            known = highest if type(highest) is int else 0
+            return cls(columns, key, identity, storage, known)
         except (ValueError, KeyError, TypeError):
             return None
 

@@ -50,6 +50,9 @@ class Attribution:
     unsure: frozenset[str] = frozenset()
     #: Of these, columns of now, or taken for one, of which another reading needs no more changes at all.
     tied: frozenset[str] = frozenset()
+    #: A number that a column had by the end of the last version, in every reading that is worth it: a column
+    #: that comes later has a higher one.
+    highest_number: int = 0
 
 
 def attribute(
@@ -71,6 +74,7 @@ def attribute(
         return Attribution(
             tuple(tuple(known.get(n) for n, _ in each) for each in versions),
             frozenset() if before is None else _unlike(before, versions),
+            highest_number=max([highest_number, *known.values()]),
         )
     fences = _fences(before, versions, catalog)
     while True:
@@ -78,11 +82,13 @@ def attribute(
         unsure: set[str] = set()
         tied: set[str] = set()
         wrong: set[float] = set()
+        born = {highest_number, *(before or ()), *fences.values()}
         for gap in _gaps(before, versions, catalog, fences, highest_number):
             cheapest = search(gap)
             wrong |= set() if cheapest.is_possible else {gap.low, gap.high}
             unsure |= cheapest.unsure
             tied |= cheapest.tied
+            born.add(cheapest.born)
             for place, columns in enumerate(gap.versions):
                 names = [name for name, _ in columns]
                 found[place] |= dict(zip(names, cheapest.numbers[place], strict=True))
@@ -98,6 +104,7 @@ def attribute(
         ),
         frozenset(unsure),
         frozenset(tied),
+        max(born),
     )
 
 

@@ -67,7 +67,8 @@ class SchemaHistory:
             see ``FullKeys``.
         """
         before = self.before.get(table.relation_oid)
-        numbered = dataclasses.replace(table, versions=self._numbered(table, before))
+        versions, highest_number = self._numbered(table, before)
+        numbered = dataclasses.replace(table, versions=versions)
         versions = self.full_keys.by_number(numbered, before).versions
         versions = tuple(self._filled(table, each) for each in versions)
         changes = self._changes(table.relation_oid, before, versions)
@@ -75,7 +76,7 @@ class SchemaHistory:
             table,
             versions=versions,
             schema_changes=tuple(changes),
-            highest_number=_highest_number(versions, before),
+            highest_number=self._highest_number(table.relation_oid, versions[-1], highest_number),
         )
         storage = self._older_rows.storage_of(completed, before)
         now = Shape.of(versions[-1], storage, completed.highest_number)
@@ -109,8 +110,11 @@ class SchemaHistory:
             self.constant_default,
         )
 
-    def _numbered(self, table: Table, before: Shape | None) -> tuple[TableVersion, ...]:
-        """Give the columns of all versions but a copied one, which has them, their numbers."""
+    def _numbered(self, table: Table, before: Shape | None) -> tuple[tuple[TableVersion, ...], int]:
+        """Give the columns of all versions but a copied one, which has them, their numbers.
+
+        :return: the versions, and the ``highest_number`` of ``Attribution``.
+        """
         versions = list(table.versions)
         first = 0
         state = _state(before.columns) if before else None
@@ -121,10 +125,10 @@ class SchemaHistory:
                 for each in versions[0].columns
                 if each.attribute_number is not None
             }
+        born = max([before.highest_number if before else 0, *(state or ())])
         named = [[(each.name, each.type_name) for each in v.columns] for v in versions[first:]]
         if not named:
-            return tuple(versions)
-        born = before.highest_number if before else 0
+            return tuple(versions), born
         found = attribute(state, named, self._catalog(table.relation_oid), born)
         # Without a past there is nothing that could be destroyed.
         if found.tied and state is not None:
@@ -137,7 +141,15 @@ class SchemaHistory:
                 for column, number in zip(versions[place].columns, numbers, strict=True)
             )
             versions[place] = dataclasses.replace(versions[place], columns=columns)
-        return tuple(versions)
+        return tuple(versions), found.highest_number
+
+    def _highest_number(self, relation_oid: int, last: TableVersion, highest_number: int) -> int:
+        """What may be kept as the ``highest_number`` of a shape."""
+        published = {each.attribute_number or 0 for each in last.columns}
+        live = {e.number for e in self.attributes.get(relation_oid, ()) if not e.is_dropped}
+        # A column that exists and is not published may be again, and be gone when it is asked for.
+        is_hidden = any(number <= highest_number for number in live - published)
+        return max(published, default=0) if is_hidden else highest_number
 
     def _refuse_tied(self, table: Table, columns: frozenset[str]) -> None:
         if self.policy.unsure_columns == WARN:
@@ -159,7 +171,7 @@ class SchemaHistory:
         if not self.attributes.get(table.relation_oid):
             outcome = "the table is gone, so columns go by their names"
         elif has_past:
-            outcome = f"it is taken for a new one. copy_tables=[{table.name!r}] makes it exact"
+            outcome = f"what needs the fewest changes is taken. copy_tables=[{table.name!r}] makes it exact"
         else:
             outcome = (
                 "no earlier batch says which columns there were, so columns go by their names: of one that"
@@ -257,14 +269,6 @@ def _refuse_late_types(table: Table) -> None:
     """
     for column in unfollowable(table, None):
         raise copy_needed(table, column.name)
-
-
-def _highest_number(versions: Sequence[TableVersion], before: Shape | None) -> int:
-    """The highest number that any column had up to the end of the batch; 0: none is known."""
-    numbers = [each.attribute_number or 0 for version in versions for each in version.columns]
-    # A shape of an earlier version of the package has those of its columns alone.
-    known = [before.highest_number, *(e.number or 0 for e in before.columns)] if before else []
-    return max(numbers + known, default=0)
 
 
 def _state(columns: Sequence[words.KnownColumn]) -> dict[int, tuple[str, str]] | None:

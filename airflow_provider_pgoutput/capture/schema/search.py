@@ -58,6 +58,8 @@ class Found:
     unsure: set[str]
     #: Of these, names of columns that may be one of now in one reading and another in one that needs as few.
     tied: set[str] = field(default_factory=set)
+    #: The highest number that a column had by the end, in the reading in which that is least.
+    born: int = 0
     is_possible: bool = True
 
 
@@ -99,24 +101,24 @@ def search(gap: Gap) -> Found:
             if gap.before is None and gap.now.get(found[place][i] or 0, ("",))[0] != name:
                 # Without a past it goes by its name, unless the number says the same.
                 found[place][i] = None
-    return Found([tuple(each) for each in found], unsure, tied)
+    ends_close = [each.born for each, total in totals[-1].items() if total <= best + detour]
+    return Found([tuple(each) for each in found], unsure, tied, min(ends_close))
 
 
 def _likeliest(gap: Gap, readings: Iterable[_Reading], numbers_before: Iterable[int]) -> _Reading:
     """Of readings that need as few changes, the one that is taken.
 
-    Columns of now come first, of which it is said that they are in doubt. Of those that are gone, one that
-    was there is likelier than another of its name.
+    Columns of now come first, the newest of them, and it is said that they are in doubt. Of those that are
+    gone, one that was there is likelier than another of its name; then the least numbers leave most to come.
     """
     kept = frozenset(numbers_before)
-    return max(
-        readings,
-        key=lambda each: (
-            len(gap.now.keys() & each.numbers),
-            len(kept.intersection(each.numbers)),
-            each,
-        ),
-    )
+
+    def rank(each: _Reading) -> tuple[int, tuple[int, ...], int, int, tuple[int, ...]]:
+        of_now = tuple(number for number in each.numbers if number in gap.now)
+        least = tuple(-number for number in each.numbers)
+        return len(of_now), of_now, len(kept.intersection(each.numbers)), -each.born, least
+
+    return max(readings, key=rank)
 
 
 def _totals(
