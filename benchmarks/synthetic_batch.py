@@ -44,6 +44,8 @@ COLUMNS = (
 )
 #: Rows of one copy file and of one changes file.
 FILE_ROWS = 1_000_000
+#: About 16 MiB in memory, as capture writes them.
+GROUP_ROWS = 200_000
 TRANSACTION_ROWS = 1000
 #: A batch deletes only keys of its own residue class and updates only keys of the classes that no
 #: batch deletes from, so every change finds its row without bookkeeping.
@@ -176,7 +178,7 @@ class BatchWriter:
         )
         path = self._staging / relative
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, path, compression="zstd")
+        pq.write_table(table, path, row_group_size=GROUP_ROWS, compression="zstd")
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         return StagedFile(

@@ -109,7 +109,7 @@ def drop(name: str): spark.sql(str(name))
 def drop(name: str) -> Sql: return Sql(name)
 def drop(row): return cast(Sql, row["name"])
 def drop(row): return comparable(row["name"], "int")
-def drop(row): return Bounds("a", least=row["a"], greatest=Sql("1"))
+def drop(row): return KeyRange(least=row["a"], greatest=Sql("1"))
 def drop(row): self._sql_name: Sql = row["name"]
 def drop(extra: Mapping[str, Sql]): [frame.where(name) for name in extra]
 def drop(name: str): spark.table(name).writeTo(f"lake.{name}")

@@ -6,18 +6,16 @@ What is not here: the fold itself (``fold.py``) and the statements (``write.py``
 from __future__ import annotations
 
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from airflow_provider_pgoutput.apply import log
+from airflow_provider_pgoutput.apply import key_ranges, log
 from airflow_provider_pgoutput.apply.events import LIVE, source_key
 from airflow_provider_pgoutput.apply.fold import fold
-from airflow_provider_pgoutput.apply.names import Sql, literal, quote
+from airflow_provider_pgoutput.apply.names import quote
 from airflow_provider_pgoutput.apply.resolve import keep_foreign, keep_unsent, resolve
-from airflow_provider_pgoutput.apply.write import Bounds, can_bound
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.errors import BatchRefused, RowMissing, ValueRefused
@@ -31,6 +29,12 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.versions import Segment
 
 
+#: Of a target with fewer rows all keys are read sooner than a closer look at those of the batch takes.
+_MANY_ROWS = 4_000_000
+#: Of fewer keys, a table fits a processor's cache.
+_MANY_KEYS = 100_000
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What one pass over the folded rows proves and counts."""
@@ -39,7 +43,7 @@ class Facts:
     live: int
     #: Rows that lack a value which only the target can hold.
     incomplete: int
-    bounds: tuple[Bounds, ...]
+    extremes: key_ranges.Extremes
 
 
 def apply(
@@ -58,14 +62,18 @@ def apply(
         facts = _prove(folded, segment, missing)
         if not facts.keys:
             return
+        ranges = _ranges(preparation, segment, folded, facts)
         rows = folded
         if facts.incomplete:
             _refuse_moved_in_load(preparation, segment)
             held, converted = preparation.writer().rows(), preparation.layout.converted
-            rows = resolve(folded, held, segment, missing, converted)
+            rows = resolve(
+                folded, held, segment, missing, converted, is_large=_is_large(preparation)
+            )
         extra = log.of_folded()
         if segment.unsent and (facts.live or soft_delete) and not preparation.empty:
-            rows = keep_unsent(rows, preparation.writer().rows(), segment)
+            held = key_ranges.within(preparation.writer().rows(), ranges)
+            rows = keep_unsent(rows, held, segment)
         if preparation.layout.foreign and (facts.live or soft_delete) and not preparation.empty:
             rows, kept = keep_foreign(
                 rows, preparation.writer().rows_as_they_are(), segment, preparation.layout.foreign
@@ -75,7 +83,8 @@ def apply(
         # deletes are not published) and come back.
         if not preparation.empty:
             marker = None if facts.live or soft_delete or not is_last else preparation.marker
-            preparation.writer().delete_keys(folded, segment.key, facts.bounds, marker)
+            are_many = facts.keys >= _MANY_KEYS
+            preparation.writer().delete_keys(folded, segment.key, ranges, marker, are_many=are_many)
             preparation.counted["deleted_keys"] += facts.keys
         reach("apply.after_delete")
         if not soft_delete:
@@ -105,6 +114,19 @@ def _refuse_moved_in_load(preparation: TablePreparation, segment: Segment) -> No
         )
 
 
+def _is_large(preparation: TablePreparation) -> bool:
+    return preparation.writer().held() >= _MANY_ROWS
+
+
+def _ranges(
+    preparation: TablePreparation, segment: Segment, folded: DataFrame, facts: Facts
+) -> tuple[key_ranges.KeyRanges, ...]:
+    """Where the keys lie, as closely as the size of the target is worth it."""
+    if preparation.empty or not _is_large(preparation):
+        return key_ranges.whole(segment, facts.extremes)
+    return key_ranges.narrow(folded, segment, facts.extremes)
+
+
 def _prove(folded: DataFrame, segment: Segment, missing: tuple[int, ...]) -> Facts:
     """Prove that the rows are unique by key and that no key is NULL; count, and find the bounds."""
     lacking = " OR ".join(f"{source_key(i)} IS NOT NULL" for i in missing) or "false"
@@ -113,18 +135,16 @@ def _prove(folded: DataFrame, segment: Segment, missing: tuple[int, ...]) -> Fac
         F.expr(f"count_if({LIVE})").alias("live"),
         F.expr(f"count_if({lacking})").alias("incomplete"),
     )
-    ranged = [i for i in segment.key if can_bound(segment.columns[i])]
     facts = by_key.agg(
         F.count(F.lit(1)).alias("keys"),
         F.max("rows").alias("most"),
         F.sum("live").alias("live"),
         F.sum("incomplete").alias("incomplete"),
         *(F.expr(f"count_if({staged.new(i)} IS NULL)").alias(f"null{i}") for i in segment.key),
-        *(F.min(staged.new(i)).cast("string").alias(f"least{i}") for i in ranged),
-        *(F.max(staged.new(i)).cast("string").alias(f"greatest{i}") for i in ranged),
+        *key_ranges.extremes(segment),
     ).collect()[0]
     if not facts["keys"]:
-        return Facts(0, 0, 0, ())
+        return Facts(0, 0, 0, {})
     if facts["most"] > 1:
         raise BatchRefused(
             "The folded batch holds two rows with one key: this is a fault of the package.",
@@ -134,8 +154,8 @@ def _prove(folded: DataFrame, segment: Segment, missing: tuple[int, ...]) -> Fac
     for i in segment.key:
         if facts[f"null{i}"]:
             raise _null_key(segment.table, segment.columns[i].name)
-    bounds = tuple(_bounds(segment, i, facts[f"least{i}"], facts[f"greatest{i}"]) for i in ranged)
-    return Facts(facts["keys"], facts["live"], facts["incomplete"], bounds)
+    extremes = key_ranges.extremes_of(facts.asDict(), segment)
+    return Facts(facts["keys"], facts["live"], facts["incomplete"], extremes)
 
 
 def refuse_null_keys(rows: DataFrame, table: str, key: Mapping[str, str]) -> None:
@@ -158,16 +178,3 @@ def _null_key(table: str, column: str) -> ValueRefused:
         advice="choose a type that holds it (types of the stage task) or another key (key_columns), or change"
         " the rows at the source; then remove the manifest of this batch, so that it is staged again.",
     )
-
-
-def _bounds(segment: Segment, i: int, least: str, greatest: str) -> Bounds:
-    name, kind = segment.columns[i].name, segment.columns[i].lake_type
-    return Bounds(name, _bound(kind, least), _bound(kind, greatest))
-
-
-def _bound(lake_type: str, text: str) -> Sql:
-    """The literal of a value of a ranged type, from Spark's text of it."""
-    if lake_type == "date":
-        return Sql(f"DATE {literal(text)}")
-    suffix = {"long": "L"}.get(lake_type, "BD" if "decimal" in lake_type else "")
-    return Sql(f"{Decimal(text):f}{suffix}")

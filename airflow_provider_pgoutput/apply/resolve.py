@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
+from airflow_provider_pgoutput.apply import key_ranges
 from airflow_provider_pgoutput.apply.events import LIVE, source_key
 from airflow_provider_pgoutput.apply.names import Sql, quote
 from airflow_provider_pgoutput.batch import changes as staged
@@ -30,6 +31,8 @@ def resolve(
     segment: Segment,
     missing: tuple[int, ...],
     converted: frozenset[int] = frozenset(),
+    *,
+    is_large: bool = False,
 ) -> DataFrame:
     """Fill the columns in ``missing`` from the target rows under the keys ``t<i>``.
 
@@ -38,10 +41,11 @@ def resolve(
     :param folded: persisted by the caller.
     :param target: the target's rows in the columns ``n<i>``.
     :param converted: see ``Layout``.
+    :param is_large: whether a closer look at the keys is worth what is not read of the target then.
     :raises RowMissing: the target holds no row under such a key.
     :raises TableRefused: it holds several, or the value only as it was before its type changed.
     """
-    held = _held_rows(folded, target, segment, missing)
+    held = _held_rows(folded, target, segment, missing, is_large)
     rows, lacks = folded, []
     for i in missing:
         values = held.select(F.col(_HELD).alias(f"h{i}"), F.col(staged.new(i)).alias(f"v{i}"))
@@ -121,14 +125,35 @@ def keep_unsent(rows: DataFrame, target: DataFrame, segment: Segment) -> DataFra
     return rows.drop(*names).join(held, same, "left").drop(*held_keys)
 
 
+def _ranges(
+    wanted: DataFrame, segment: Segment, is_large: bool
+) -> tuple[key_ranges.KeyRanges, ...]:
+    ends = key_ranges.extremes(segment)
+    if not ends:
+        return ()
+    row = wanted.agg(F.count(F.lit(1)).alias("keys"), *ends).collect()[0]
+    if not row["keys"]:
+        return ()
+    extremes = key_ranges.extremes_of(row.asDict(), segment)
+    if not is_large:
+        return key_ranges.whole(segment, extremes)
+    return key_ranges.narrow(wanted, segment, extremes)
+
+
 def _held_rows(
-    folded: DataFrame, target: DataFrame, segment: Segment, missing: tuple[int, ...]
+    folded: DataFrame,
+    target: DataFrame,
+    segment: Segment,
+    missing: tuple[int, ...],
+    is_large: bool,
 ) -> DataFrame:
     """The target's rows under the keys wanted, read now: they are deleted from the branch later."""
     wanted_keys = F.array_compact(F.array(*(F.col(source_key(i)) for i in missing)))
     wanted = folded.select(F.explode(wanted_keys).alias("wanted")).distinct()
     own_key = F.struct(*(F.col(name) for name in segment.key_names))
     same = [F.col(name) == F.col("wanted")[name] for name in segment.key_names]
+    # All values of the rows are read in the files that hold one: few files are worth more here.
+    target = key_ranges.within(target, _ranges(wanted.select("wanted.*"), segment, is_large))
     values = [F.col(staged.new(i)) for i in missing]
     held = target.join(wanted, same, "inner").select(own_key.alias(_HELD), *values)
     held = held.localCheckpoint()

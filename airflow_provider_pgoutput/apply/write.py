@@ -7,13 +7,13 @@ Source: https://iceberg.apache.org/docs/latest/spark-writes/ (MERGE INTO, branch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
+from airflow_provider_pgoutput.apply import key_bits
 from airflow_provider_pgoutput.apply.names import Sql, quote
-from airflow_provider_pgoutput.apply.types import RANGED, comparable
+from airflow_provider_pgoutput.apply.types import comparable
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.errors import PublishRefused, RowMissing
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from airflow_provider_pgoutput.apply.iceberg import IcebergTable
+    from airflow_provider_pgoutput.apply.key_ranges import KeyRanges
     from airflow_provider_pgoutput.batch.manifest import Column
 
 _PROPERTY = "spark.sql.iceberg.snapshot-property."
@@ -31,17 +32,8 @@ _FILE, _POSITION = "_file", "_pos"
 #: Where a row that is deleted by its image lies. Like the aliases below no name that a column has: Spark
 #: takes ``t._file`` for a field of a column ``t``.
 _ITS_FILE, _ITS_POSITION = "_pgoutput_file", "_pgoutput_pos"
-_TARGET, _KEYS = "_pgoutput_target", "_pgoutput_keys"
+_TARGET, _KEYS = Sql("_pgoutput_target"), Sql("_pgoutput_keys")
 _MERGE_MODE, _MERGE_ON_READ = "write.merge.mode", "merge-on-read"
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """The smallest and the greatest value of a key column in the keys to delete, as SQL literals."""
-
-    column: str
-    least: Sql
-    greatest: Sql
 
 
 class BranchWriter:
@@ -72,6 +64,11 @@ class BranchWriter:
         """The branch's rows in the columns of the target."""
         return self._all()
 
+    def held(self) -> int:
+        """Rows that the branch holds, those that are deleted by position among them; 0: not known."""
+        snapshot = None if self.head is None else self.table.java.snapshot(self.head)
+        return 0 if snapshot is None else int(snapshot.summary().get("total-records") or 0)
+
     def delete_all(self) -> None:
         """Empty the branch."""
         self.table.delete_all(self.branch)
@@ -87,19 +84,27 @@ class BranchWriter:
         self,
         keys: DataFrame,
         positions: Sequence[int],
-        bounds: Sequence[Bounds] = (),
+        ranges: Sequence[KeyRanges] = (),
         marker: Mapping[str, str] | None = None,
+        *,
+        are_many: bool = False,
     ) -> None:
-        """Delete the rows whose key is in ``keys``, a frame with the key columns ``n<i>``."""
-        keys.select(*(staged.new(i) for i in positions)).createOrReplaceTempView(_KEYS_VIEW)
-        conditions = [
-            f"{_TARGET}.{quote(self._columns[i].name)} = {_KEYS}.{staged.new(i)}" for i in positions
-        ]
-        # Files whose range of keys lies outside are not read.
-        conditions += [
-            f"{_TARGET}.{quote(each.column)} BETWEEN {each.least} AND {each.greatest}"
-            for each in bounds
-        ]
+        """Delete the rows whose key is in ``keys``, a frame with the key columns ``n<i>``.
+
+        :param ranges: in which all keys lie.
+        :param are_many: whether it is worth more to look them up quickly than to do so at once.
+        """
+        names = {i: Sql(f"{_TARGET}.{quote(self._columns[i].name)}") for i in positions}
+        kinds = {self._columns[i].lake_type for i in positions}
+        if are_many and len(positions) == 1 and kinds <= key_bits.WHOLE_NUMBERS:
+            (i,) = positions
+            key_bits.words(keys, staged.new(i)).createOrReplaceTempView(_KEYS_VIEW)
+            conditions = [key_bits.condition(names[i], _KEYS)]
+        else:
+            keys.select(*(staged.new(i) for i in positions)).createOrReplaceTempView(_KEYS_VIEW)
+            conditions = [Sql(f"{names[i]} = {_KEYS}.{staged.new(i)}") for i in positions]
+        # Files whose keys lie outside are not read.
+        conditions += [each.condition(names[each.position]) for each in ranges]
         self._merge_delete(Sql(" AND ".join(conditions)), marker)
 
     def delete_images(self, images: DataFrame, copies: Sql, where: Sql) -> None:
@@ -261,8 +266,3 @@ class BranchWriter:
             Sql(f"{quote(column.name)} AS {staged.new(i)}")
             for i, column in enumerate(self._columns)
         ]
-
-
-def can_bound(column: Column) -> bool:
-    """Whether a range of the column's values may stand in a statement, see ``types.RANGED``."""
-    return column.lake_type.startswith(RANGED)

@@ -1,0 +1,158 @@
+"""How rows are found by many keys, and how files without any are passed over; and that the lake is right."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from airflow_provider_pgoutput.apply import key_bits, key_ranges, keyed
+from airflow_provider_pgoutput.apply.names import Sql
+from airflow_provider_pgoutput.apply.pipeline import apply_batch
+from airflow_provider_pgoutput.apply.versions import Segment
+from airflow_provider_pgoutput.batch.manifest import TableVersion
+from tests.apply.build import Source, column
+from tests.apply.conftest import source_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+#: SQL of a key of each ranged type out of a number of a thousand million, and what Spark calls the type.
+_FORMS = {
+    "int": ("CAST(k AS INT)", "INT"),
+    "long": ("CAST(k AS BIGINT) * 9000000000", "BIGINT"),
+    "decimal(38, 4)": (
+        "CAST(concat(k, '000000000000000000000000.0001') AS DECIMAL(38,4))",
+        "DECIMAL(38,4)",
+    ),
+    "date": ("date_add(DATE '0001-01-01', CAST((k + 1000000000) DIV 600 AS INT))", "DATE"),
+}
+
+
+def _segment(*lake_types: str) -> Segment:
+    columns = tuple(column(f"c{i}", kind) for i, kind in enumerate(lake_types))
+    version = TableVersion(0, "public", "t", "d", columns, tuple(each.name for each in columns))
+    return Segment("public.t", (version,), columns, tuple(range(len(columns))), full=False)
+
+
+def _ranges(keys: DataFrame, segment: Segment) -> tuple[key_ranges.KeyRanges, ...]:
+    row = keys.agg(*key_ranges.extremes(segment)).collect()[0]
+    found = key_ranges.extremes_of(row.asDict(), segment)
+    (whole, *_) = key_ranges.whole(segment, found)
+    assert len(whole.ranges) == 1
+    return key_ranges.narrow(keys, segment, found)
+
+
+def _frame(spark: SparkSession, numbers: list[int], lake_type: str) -> DataFrame:
+    form, kind = _FORMS[lake_type]
+    frame = spark.createDataFrame([(each,) for each in numbers], "k long")
+    return frame.select(F.expr(form).cast(kind).alias("n0"))
+
+
+@pytest.mark.parametrize("lake_type", _FORMS)
+def test_every_key_lies_in_a_range(spark: SparkSession, lake_type: str) -> None:
+    chance = random.Random(lake_type)  # noqa: S311 - a test has to repeat itself
+    segment = _segment(lake_type)
+    many = 1_000_000_000
+    clusters = [chance.randrange(-many, many) for _ in range(5)]
+    for numbers in (
+        [chance.randrange(-many, many) for _ in range(500)],
+        [min(many, each + chance.randrange(1000)) for each in clusters for _ in range(100)],
+        [-many, many],
+        [7],
+        [-1, 0, 1],
+    ):
+        keys = _frame(spark, numbers, lake_type).persist()
+        (found,) = _ranges(keys, segment)
+        assert 1 <= len(found.ranges) <= 16
+        assert keys.where(f"NOT {found.condition(Sql('n0'))}").isEmpty()
+        keys.unpersist()
+
+
+@pytest.mark.parametrize("lake_type", _FORMS)
+def test_what_lies_in_the_widest_gaps_is_in_no_range(spark: SparkSession, lake_type: str) -> None:
+    segment = _segment(lake_type)
+    keys = _frame(spark, [-900_000_000, *range(0, 9000, 600), 900_000_000], lake_type)
+    (found,) = _ranges(keys, segment)
+    assert len(found.ranges) == 3
+    between = _frame(spark, [-500_000_000, 500_000_000], lake_type)
+    assert between.where(found.condition(Sql("n0"))).isEmpty()
+
+
+def test_a_key_of_several_columns_has_ranges_of_each_that_may_stand_in_a_statement(
+    spark: SparkSession,
+) -> None:
+    segment = _segment("int", "string", "long")
+    keys = spark.sql("SELECT 1 AS n0, 'a' AS n1, 5L AS n2 UNION ALL SELECT 9, 'b', 5L")
+    first, second = _ranges(keys, segment)
+    assert (first.position, len(first.ranges)) == (0, 2)
+    assert second.condition(Sql("x")) == "(x BETWEEN 5L AND 5L)"
+
+
+@pytest.mark.parametrize("kind", ["INT", "BIGINT"])
+def test_bits_of_words_find_the_keys_and_no_other(spark: SparkSession, kind: str) -> None:
+    chance = random.Random(kind)  # noqa: S311 - a test has to repeat itself
+    most = (1 << 31 if kind == "INT" else 1 << 63) - 1
+    near = [*range(-130, 130), -most - 1, -most, most - 1, most]
+    every = [*near, *(chance.randrange(-most, most) for _ in range(200))]
+    wanted = {each for each in every if chance.random() < 0.5}
+    rows = spark.createDataFrame([(each,) for each in every], "id long")
+    rows = rows.select(F.col("id").cast(kind).alias("id")).alias("t")
+    keys = spark.createDataFrame([(each,) for each in wanted], "n0 long")
+    words = key_bits.words(keys.select(F.col("n0").cast(kind).alias("n0")), "n0").alias("w")
+    assert words.count() < len(wanted)
+    condition = F.expr(key_bits.condition(Sql("t.id"), Sql("w")))
+    found = [row["id"] for row in rows.join(words, condition).select("t.id").collect()]
+    assert sorted(found) == sorted(each for each in every if each in wanted)
+
+
+def test_files_between_the_keys_of_a_batch_are_not_read(
+    spark: SparkSession, source: Source, monkeypatch: pytest.MonkeyPatch, lake_rows: Any
+) -> None:
+    """Three files; rows of the first and the last change, large values left out, keys moved."""
+    monkeypatch.setattr(keyed, "_MANY_ROWS", 0)
+    table = source.table("t", (column("id"), column("v", "string")), key=("id",), toast=("v",))
+    for first in (0, 1000, 2000):
+        with source.transaction():
+            for number in range(first, first + 5):
+                table.insert(number, f"large {number}")
+        apply_batch(spark, source.stage())
+    seen = _merged_ranges(monkeypatch)
+    with source.transaction():
+        table.update(lambda row: row["id"] in {1, 2003}, {})
+        table.update(lambda row: row["id"] == 2, {"id": 3000})
+        table.delete(lambda row: row["id"] == 2004)
+    apply_batch(spark, source.stage())
+    assert lake_rows(table) == source_rows(table)
+    ((of_key,),) = seen
+    rows = spark.table(f"lake.{source.slot_name}.t").where(of_key.condition(Sql("id")))
+    rows.collect()
+    scan: Any = rows._jdf.queryExecution().executedPlan().collectLeaves().head()
+    metrics = scan.metrics()
+    names = [key for key in _keys(metrics) if "Data" in key]
+    counts = {key: metrics.apply(key).value() for key in names}
+    assert counts["skippedDataFiles"] >= 1, counts
+
+
+def _keys(metrics: Any) -> list[str]:
+    found, each = [], metrics.keys().iterator()
+    while each.hasNext():
+        found.append(each.next())
+    return found
+
+
+def _merged_ranges(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The ranges of every delete from now on."""
+    seen: list[Any] = []
+    known = keyed._ranges
+
+    def noted(*arguments: Any) -> Any:
+        seen.append(known(*arguments))
+        return seen[-1]
+
+    monkeypatch.setattr(keyed, "_ranges", noted)
+    return seen
