@@ -1,7 +1,7 @@
 """Applies synthetic batches and runs a bare MERGE of the same rows, in one warm Spark session.
 
 ``python -m benchmarks.apply_once`` reads its order as JSON from standard input and prints its result
-as the last line: medians in seconds. Both sides start from the same 20 M rows and get the same
+as the last line: medians in seconds. Both sides start from the same rows and get the same
 batches in turns; at the end their tables are compared, so a fast wrong answer does not count.
 
 The bare MERGE is one statement on a table without any of the pipeline's guarantees: its rows are
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 NAMESPACE = "bench"
 TARGET = f"lake.{NAMESPACE}.{TABLE_NAME}"
 MERGED = f"lake.{NAMESPACE}.merged"
+#: Ends the name of a size whose changes are of recent rows, but for a few.
+RECENT = " recent"
 
 
 def open_spark(lake: LocalLake) -> SparkSession:
@@ -119,7 +121,7 @@ def run(order: dict[str, object]) -> dict[str, object]:
     # The first round warms Java's compiler for both and is thrown away.
     for repetition in range(-1, repetitions):
         for name, size in sizes.items():
-            batch = writer.write_changes(size)
+            batch = writer.write_changes(size, recent=name.endswith(RECENT))
             times = found.setdefault(name, {"apply": [], "merge": []})
             for side in ("apply", "merge") if repetition % 2 == 0 else ("merge", "apply"):
                 seconds = apply(spark, staging, batch) if side == "apply" else merge(spark, batch)

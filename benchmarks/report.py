@@ -24,9 +24,8 @@ COPY_TARGETS = {"psql_text": 1.0, "psql_binary": 0.7}
 #: Of the table of taxi trips.
 COPY_CPU_TARGET = 900_000
 COPY_PEAK_TARGET_MIB = 256
-#: Least speed of apply as a multiple of the bare MERGE's, wanted on a table of 100 M rows. The benchmark's
-#: has 20 M, so a figure says how far it is there, and nothing about 100 M.
-APPLY_TARGETS = {"10k": 15.0, "1M": 4.0}
+#: Least speed of apply as a multiple of the bare MERGE's, on a table of 100 M rows.
+APPLY_TARGETS = {"10k": 15.0, "10k recent": 15.0, "1M": 4.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +137,15 @@ def table(result: dict[str, Any]) -> str:
                 f" {one['seconds']:>9.2f}"
             )
     if result["apply"]:
-        lines += ["", f"{'apply':<7} {'seconds':>9} {'bare MERGE':>11} {'times as fast':>14}"]
+        lines += ["", f"{'apply':<10} {'seconds':>9} {'bare MERGE':>11} {'times as fast':>14}"]
     for name, one in result["apply"].items():
         lines.append(
-            f"{name:<7} {one['seconds']:>9.2f} {one['merge_seconds']:>11.2f}"
+            f"{name:<10} {one['seconds']:>9.2f} {one['merge_seconds']:>11.2f}"
             f" {one['ratio_to_merge']:>14.2f}"
         )
     if result["apply"]:
         lines.append(
-            "The targets of apply are set for a table of 100 M rows; this one has 20 M at scale 1."
+            "The targets of apply are set for a table of 100 M rows, which this one has at scale 1."
         )
     lines += ["", f"{'target':<16} {'':<17} {'wanted':>8} {'measured':>11}"]
     for each in result["targets"]:

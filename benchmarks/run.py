@@ -29,8 +29,8 @@ from benchmarks.workloads import WORKLOADS, Source, backlog
 RESULTS = Path(__file__).with_name("results") / "latest.json"
 #: Below it nothing is a figure; a run only shows that everything runs.
 SMOKE_SCALE = 0.05
-APPLY_TABLE_ROWS = 20_000_000
-APPLY_SIZES = {"10k": 10_000, "1M": 1_000_000}
+APPLY_TABLE_ROWS = 100_000_000
+APPLY_SIZES = {"10k": 10_000, "10k recent": 10_000, "1M": 1_000_000}
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:

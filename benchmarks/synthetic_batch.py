@@ -50,6 +50,8 @@ TRANSACTION_ROWS = 1000
 #: A batch deletes only keys of its own residue class and updates only keys of the classes that no
 #: batch deletes from, so every change finds its row without bookkeeping.
 RESIDUES = 64
+#: Rows from anywhere that a batch of recent changes updates.
+OLD_ROWS = 10
 MOST_BATCHES = RESIDUES // 2
 _FIRST_LSN = 0x10000000
 _EPOCH_US = 1_767_225_600_000_000  # 2026-01-01 UTC
@@ -90,12 +92,15 @@ class BatchWriter:
         counts = Counts(copied=self._table_rows)
         return self._seal(files, counts, Lsn(self._lsn), transactions=0, folded_path=None)
 
-    def write_changes(self, count: int) -> SyntheticBatch:
-        """60 % updates of random rows, some hit again, 30 % inserts, 10 % deletes, mixed."""
+    def write_changes(self, count: int, *, recent: bool = False) -> SyntheticBatch:
+        """60 % updates of random rows, some hit again, 30 % inserts, 10 % deletes, mixed.
+
+        :param recent: of the newest hundredth of the table, but for ten rows.
+        """
         self._number += 1
         if self._number >= MOST_BATCHES:
             raise ValueError(f"at most {MOST_BATCHES - 1} batches of changes")
-        op, ids = self._draw(count)
+        op, ids = self._draw(count, recent)
         commit_lsn = self._lsn + 256 * (1 + np.arange(count, dtype=np.int64) // TRANSACTION_ROWS)
         folder = layout.attempt_folder(SLOT, Lsn(self._lsn), "changes")
         files = []
@@ -114,16 +119,18 @@ class BatchWriter:
         transactions = -(-count // TRANSACTION_ROWS)
         return self._seal(files, counts, None, transactions, folded)
 
-    def _draw(self, count: int) -> tuple[NDArray[np.uint8], Int64]:
+    def _draw(self, count: int, recent: bool) -> tuple[NDArray[np.uint8], Int64]:
         """Kinds and keys of a batch in stream order."""
         inserts, deletes = count * 3 // 10, count // 10
         fresh_updates = count // 10
         updates = count - inserts - deletes - fresh_updates
         groups = self._table_rows // RESIDUES
-        survivors = self._random.integers(0, groups, updates) * RESIDUES + self._random.integers(
-            MOST_BATCHES, RESIDUES, updates
-        )
-        doomed = self._random.choice(groups, deletes, replace=False) * RESIDUES + self._number
+        first = groups - max(deletes, groups // 100) if recent else 0
+        updated = self._random.integers(first, groups, updates)
+        updated[:OLD_ROWS] = self._random.integers(0, groups, len(updated[:OLD_ROWS]))
+        survivors = updated * RESIDUES + self._random.integers(MOST_BATCHES, RESIDUES, updates)
+        doomed = first + self._random.choice(groups - first, deletes, replace=False)
+        doomed = doomed * RESIDUES + self._number
         new = np.arange(self._next_id, self._next_id + inserts, dtype=np.int64)
         self._next_id += inserts
         op = np.repeat(np.frombuffer(b"UDI", dtype=np.uint8), (updates, deletes, inserts))

@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_pgoutput.batch.manifest import Manifest
 from benchmarks import report, run
 from benchmarks.staging import CONTENDERS, Measurement, median
-from benchmarks.synthetic_batch import BatchWriter
+from benchmarks.synthetic_batch import OLD_ROWS, BatchWriter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,3 +104,10 @@ def test_a_synthetic_batch_is_a_sealed_batch_beside_its_own_fold(tmp_path: Path)
     }
     assert folded == expected
     assert len(folded) < len(rows), "some keys change more than once"
+
+
+def test_recent_changes_are_of_the_newest_rows_but_for_a_few(tmp_path: Path) -> None:
+    writer = BatchWriter(tmp_path, table_rows=1_000_000)
+    batch = writer.write_changes(1000, recent=True)
+    ids = pq.read_table(batch.folded_path, columns=["id"]).column("id").to_pylist()
+    assert 0 < sum(each < 980_000 for each in ids) <= OLD_ROWS
