@@ -11,7 +11,6 @@ folded beforehand, there is no fold, no marker, no branch, no checkpoint.
 from __future__ import annotations
 
 import json
-import os
 import resource
 import statistics
 import sys
@@ -19,8 +18,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.batch.plan import Plan
-from airflow_provider_pgoutput.quickstart.spark import LocalLake, local_conf, spark_environment
+from airflow_provider_pgoutput.quickstart.spark import LocalLake
+from benchmarks.lake import apply, open_spark, say
 from benchmarks.synthetic_batch import TABLE_NAME, BatchWriter, SyntheticBatch
 
 if TYPE_CHECKING:
@@ -31,22 +30,6 @@ TARGET = f"lake.{NAMESPACE}.{TABLE_NAME}"
 MERGED = f"lake.{NAMESPACE}.merged"
 #: Ends the name of a size whose changes are of recent rows, but for a few.
 RECENT = " recent"
-
-
-def open_spark(lake: LocalLake) -> SparkSession:
-    """A local session with two cores."""
-    os.environ.update(spark_environment())
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - needs the environment
-
-    builder = SparkSession.builder.master("local[2]").appName("pgoutput-benchmark")
-    settings = local_conf(driver_memory="6g")
-    # Java's own compiler and collector: the quick start's are for jobs of seconds.
-    del settings["spark.driver.extraJavaOptions"]
-    for name, value in {**settings, **lake.spark_conf()}.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
-    return session
 
 
 def copy_properties(spark: SparkSession) -> None:
@@ -61,21 +44,6 @@ def copy_properties(spark: SparkSession) -> None:
     spark.sql(
         f"CREATE TABLE {MERGED} USING iceberg TBLPROPERTIES ({properties}) AS SELECT * FROM {TARGET}"
     )
-
-
-def apply(spark: SparkSession, staging: Path, batch: SyntheticBatch) -> float:
-    """Seconds of the pipeline's apply, from the manifest to the checkpoint row."""
-    from airflow_provider_pgoutput.apply.pipeline import apply_batch  # noqa: PLC0415
-
-    plan = Plan(
-        manifest_uri=batch.manifest_path.as_uri(),
-        staging_uri=staging.as_uri(),
-        catalog="lake",
-        namespace=NAMESPACE,
-    )
-    started = time.perf_counter()
-    apply_batch(spark, plan)
-    return time.perf_counter() - started
 
 
 def merge(spark: SparkSession, batch: SyntheticBatch) -> float:
@@ -113,7 +81,7 @@ def run(order: dict[str, object]) -> dict[str, object]:
     writer = BatchWriter(staging, int(str(order["table_rows"])))
     spark = open_spark(LocalLake(folder / "lake").create())
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS lake.{NAMESPACE}")
-    copy_seconds = apply(spark, staging, writer.write_copy())
+    copy_seconds = apply(spark, NAMESPACE, staging, writer.write_copy().manifest_path)
     say(f"apply: initial copy of {order['table_rows']} rows: {copy_seconds:.1f} s")
     copy_properties(spark)
 
@@ -124,7 +92,11 @@ def run(order: dict[str, object]) -> dict[str, object]:
             batch = writer.write_changes(size, recent=name.endswith(RECENT))
             times = found.setdefault(name, {"apply": [], "merge": []})
             for side in ("apply", "merge") if repetition % 2 == 0 else ("merge", "apply"):
-                seconds = apply(spark, staging, batch) if side == "apply" else merge(spark, batch)
+                seconds = (
+                    apply(spark, NAMESPACE, staging, batch.manifest_path)
+                    if side == "apply"
+                    else merge(spark, batch)
+                )
                 say(f"apply: {name} changes, {side}: {seconds:.2f} s")
                 if repetition >= 0:
                     times[side].append(seconds)
@@ -139,11 +111,6 @@ def run(order: dict[str, object]) -> dict[str, object]:
             for name, sides in found.items()
         },
     }
-
-
-def say(text: str) -> None:
-    """Progress goes to standard error; standard output is for the result."""
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

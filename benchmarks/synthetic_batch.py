@@ -1,12 +1,14 @@
 """Writes sealed batches without a database: the initial copy of a narrow table, then changes to it.
 
-The files and manifests obey ``batch/changes.py`` and ``batch/manifest.py`` as those of capture do;
-nothing of capture is used, so that apply is measured alone. Beside each batch of changes lies the
-same batch already folded, which is what the bare MERGE gets.
+The rows are numbered, and ``synthetic_keys.py`` writes the numbers as keys. The files and manifests
+obey ``batch/changes.py`` and ``batch/manifest.py`` as those of capture do; nothing of capture is used, so
+that apply is measured alone. Beside each batch of changes lies the same batch already folded, which is
+what the bare MERGE gets.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,16 +29,17 @@ from airflow_provider_pgoutput.batch.manifest import (
     Table,
     TableVersion,
 )
+from benchmarks.synthetic_keys import KEYS, key_arrays
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 SLOT = "bench_apply"
 RELATION_OID = 16384
 TABLE_NAME = "bench_narrow"
-#: Name, type OID, type modifier, PostgreSQL's type, lake type, part of the key.
-COLUMNS = (
-    Column("id", 20, -1, "bigint", "long", identity=True),
+#: Columns that are not of the key.
+VALUES = (
     Column("a", 23, -1, "integer", "int"),
     Column("b", 25, -1, "text", "string"),
     Column("c", 1184, -1, "timestamp with time zone", "timestamptz"),
@@ -47,12 +50,11 @@ FILE_ROWS = 1_000_000
 #: About 16 MiB in memory, as capture writes them.
 GROUP_ROWS = 200_000
 TRANSACTION_ROWS = 1000
-#: A batch deletes only keys of its own residue class and updates only keys of the classes that no
-#: batch deletes from, so every change finds its row without bookkeeping.
-RESIDUES = 64
+#: A batch deletes only keys of its own residue class and updates only keys of the upper half of the
+#: classes, from which no batch deletes, so every change finds its row without bookkeeping.
+BATCHES = 32
 #: Rows from anywhere that a batch of recent changes updates.
 OLD_ROWS = 10
-MOST_BATCHES = RESIDUES // 2
 _FIRST_LSN = 0x10000000
 _EPOCH_US = 1_767_225_600_000_000  # 2026-01-01 UTC
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
@@ -73,7 +75,22 @@ class SyntheticBatch:
 class BatchWriter:
     """Writes consecutive batches of one slot below ``staging``, the initial copy first."""
 
-    def __init__(self, staging: Path, table_rows: int, seed: int = 1) -> None:
+    def __init__(
+        self,
+        staging: Path,
+        table_rows: int,
+        seed: int = 1,
+        *,
+        key: str = "bigint",
+        table: int = 0,
+        most_batches: int = BATCHES,
+    ) -> None:
+        """``table`` tells the tables of one staging area apart; the copy is a batch, too."""
+        self._key = key
+        self._oid = RELATION_OID + table
+        self._name = f"{TABLE_NAME}_{table}" if table else TABLE_NAME
+        self._most_batches = most_batches
+        self.columns = (*KEYS[key], *VALUES)
         self._staging = staging
         self._table_rows = table_rows
         self._next_id = table_rows
@@ -87,7 +104,7 @@ class BatchWriter:
         files = []
         for number, start in enumerate(range(0, self._table_rows, FILE_ROWS)):
             ids = np.arange(start, min(start + FILE_ROWS, self._table_rows), dtype=np.int64)
-            values = _new_values(ids, np.zeros_like(ids))
+            values = self._values(ids, np.zeros_like(ids))
             files.append(self._write_file(folder, "copy", number, values, None))
         counts = Counts(copied=self._table_rows)
         return self._seal(files, counts, Lsn(self._lsn), transactions=0, folded_path=None)
@@ -98,8 +115,8 @@ class BatchWriter:
         :param recent: of the newest hundredth of the table, but for ten rows.
         """
         self._number += 1
-        if self._number >= MOST_BATCHES:
-            raise ValueError(f"at most {MOST_BATCHES - 1} batches of changes")
+        if self._number >= self._most_batches:
+            raise ValueError(f"at most {self._most_batches - 1} batches of changes")
         op, ids = self._draw(count, recent)
         commit_lsn = self._lsn + 256 * (1 + np.arange(count, dtype=np.int64) // TRANSACTION_ROWS)
         folder = layout.attempt_folder(SLOT, Lsn(self._lsn), "changes")
@@ -124,13 +141,14 @@ class BatchWriter:
         inserts, deletes = count * 3 // 10, count // 10
         fresh_updates = count // 10
         updates = count - inserts - deletes - fresh_updates
-        groups = self._table_rows // RESIDUES
+        most, residues = self._most_batches, 2 * self._most_batches
+        groups = self._table_rows // residues
         first = groups - max(deletes, groups // 100) if recent else 0
         updated = self._random.integers(first, groups, updates)
         updated[:OLD_ROWS] = self._random.integers(0, groups, len(updated[:OLD_ROWS]))
-        survivors = updated * RESIDUES + self._random.integers(MOST_BATCHES, RESIDUES, updates)
+        survivors = updated * residues + self._random.integers(most, residues, updates)
         doomed = first + self._random.choice(groups - first, deletes, replace=False)
-        doomed = doomed * RESIDUES + self._number
+        doomed = doomed * residues + self._number
         new = np.arange(self._next_id, self._next_id + inserts, dtype=np.int64)
         self._next_id += inserts
         op = np.repeat(np.frombuffer(b"UDI", dtype=np.uint8), (updates, deletes, inserts))
@@ -157,22 +175,28 @@ class BatchWriter:
             ).cast(_TIMESTAMP),
             changes.OLD_KIND: pa.array(np.where(deleted, "K", ""), pa.string(), mask=~deleted),
         }
-        values = _new_values(ids, ordinal)
+        values = self._values(ids, ordinal)
         absent = pa.array(deleted)
         for name in values.column_names:
             column = values[name].combine_chunks()
             columns[name] = pc.if_else(absent, pa.nulls(rows, column.type), column)
-        columns[changes.old(0)] = pa.array(ids, mask=~deleted)
+        for i, key in enumerate(key_arrays(self._key, ids)):
+            columns[changes.old(i)] = pc.if_else(absent, key, pa.nulls(rows, key.type))
         return pa.table(columns)
+
+    def _values(self, ids: Int64, ordinal: Int64) -> pa.Table:
+        """The whole rows, in the staged columns of their new values."""
+        arrays = [*key_arrays(self._key, ids), *_values(ids, ordinal)]
+        return pa.table({changes.new(i): each for i, each in enumerate(arrays)})
 
     def _write_folded(self, op: NDArray[np.uint8], ids: Int64) -> Path:
         """The last change of each key, by plain numpy: a second opinion on the fold as well."""
         last = len(ids) - 1 - np.unique(ids[::-1], return_index=True)[1]
-        values = _new_values(ids[last], last)
-        table = values.rename_columns([each.name for each in COLUMNS]).append_column(
+        values = self._values(ids[last], last)
+        table = values.rename_columns([each.name for each in self.columns]).append_column(
             "op", pa.array(op[last].view("S1").astype("U1"), pa.string())
         )
-        path = self._staging / "folded" / f"{self._number}.parquet"
+        path = self._staging / "folded" / f"{self._name}-{self._number}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path, compression="zstd")
         return path
@@ -180,9 +204,7 @@ class BatchWriter:
     def _write_file(
         self, folder: str, kind: str, number: int, table: pa.Table, span: tuple[Lsn, Lsn] | None
     ) -> StagedFile:
-        relative = (
-            f"{layout.table_folder(folder, RELATION_OID, 0)}/{layout.file_name(kind, number)}"
-        )
+        relative = f"{layout.table_folder(folder, self._oid, 0)}/{layout.file_name(kind, number)}"
         path = self._staging / relative
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path, row_group_size=GROUP_ROWS, compression="zstd")
@@ -209,11 +231,12 @@ class BatchWriter:
     ) -> SyntheticBatch:
         start = Lsn(self._lsn)
         end = start if copy_lsn is not None else Lsn(self._lsn + 256 * (transactions + 1))
-        version = TableVersion(0, "public", TABLE_NAME, "d", COLUMNS, ("id",), tuple(files))
+        key = tuple(each.name for each in KEYS[self._key])
+        version = TableVersion(0, "public", self._name, "d", self.columns, key, tuple(files))
         table = Table(
-            RELATION_OID,
+            self._oid,
             "public",
-            TABLE_NAME,
+            self._name,
             (version,),
             counts,
             copy_lsn=None if copy_lsn is None else str(copy_lsn),
@@ -230,28 +253,39 @@ class BatchWriter:
             transactions=transactions,
             created_by="benchmarks",
         )
-        path = self._staging / layout.manifest_path(SLOT, start, end, manifest.batch_id)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(manifest.to_json())
         self._lsn = int(end)
+        path = _write_manifest(self._staging, manifest)
         return SyntheticBatch(path, counts.changes or counts.copied, folded_path)
 
 
-def _new_values(ids: Int64, ordinal: Int64) -> pa.Table:
+def joined(staging: Path, batches: Sequence[SyntheticBatch]) -> Path:
+    """The manifest of one batch of all tables, of batches that have a table each and the same range."""
+    manifests = [Manifest.from_json(each.manifest_path.read_text()) for each in batches]
+    for each in batches:
+        each.manifest_path.unlink(missing_ok=True)
+    tables = tuple(table for each in manifests for table in each.tables)
+    return _write_manifest(staging, dataclasses.replace(manifests[0], tables=tables))
+
+
+def _write_manifest(staging: Path, manifest: Manifest) -> Path:
+    start, end = manifest.start_lsn, manifest.end_lsn
+    path = staging / layout.manifest_path(SLOT, start, end, manifest.batch_id)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(manifest.to_json())
+    return path
+
+
+def _values(ids: Int64, ordinal: Int64) -> list[pa.Array]:
     """What rows hold: as in workloads.sql, plus the change's ordinal, so that no change is idle."""
     digits = pc.utf8_lpad(pa.array(ids % 1_000_000).cast(pa.string()), 14, "0")
     cents = pa.array(ids % 10_000_000 + ordinal)
-    return pa.table(
-        {
-            changes.new(0): pa.array(ids),
-            changes.new(1): pa.array(((ids * 7919) % 1_000_003 + ordinal).astype(np.int32)),
-            changes.new(2): pc.binary_join_element_wise("value", digits, "-"),
-            changes.new(3): pa.array(
-                _EPOCH_US + (ids % 31_536_000 + ordinal) * 1_000_000 + ids % 1_000_000
-            ).cast(_TIMESTAMP),
-            changes.new(4): pc.divide(
-                cents.cast(pa.decimal128(19, 0)).cast(pa.decimal128(19, 2)),
-                pa.scalar(100, pa.decimal128(3, 0)),
-            ).cast(pa.decimal128(12, 2)),
-        }
-    )
+    moment = _EPOCH_US + (ids % 31_536_000 + ordinal) * 1_000_000 + ids % 1_000_000
+    return [
+        pa.array(((ids * 7919) % 1_000_003 + ordinal).astype(np.int32)),
+        pc.binary_join_element_wise("value", digits, "-"),
+        pa.array(moment).cast(_TIMESTAMP),
+        pc.divide(
+            cents.cast(pa.decimal128(19, 0)).cast(pa.decimal128(19, 2)),
+            pa.scalar(100, pa.decimal128(3, 0)),
+        ).cast(pa.decimal128(12, 2)),
+    ]

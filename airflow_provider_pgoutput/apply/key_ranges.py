@@ -34,7 +34,11 @@ _MOST_RANGES = 16
 #: A gap of a smaller part of all hardly holds a file.
 _LEAST_GAP = Decimal("0.01")
 
-#: Texts of the least and the greatest value, by position of a key column.
+#: Least keys of which ranges are made. Iceberg's ``truncate``, whose width has up to 31 bits, overflows below
+#: its type's least number: it puts such a row into the last partition, and a range does not find it.
+_LEAST = {"int": 0, "long": -(2**63) + 2**31}
+
+#: Texts of the least and the greatest value, by position of a key column that may have ranges.
 Extremes = dict[int, tuple[str, str]]
 
 
@@ -66,7 +70,13 @@ def extremes(segment: Segment) -> list[Column]:
 
 def extremes_of(row: Mapping[str, str], segment: Segment) -> Extremes:
     """The extremes out of the row of aggregates of at least one key."""
-    return {i: (row[f"least{i}"], row[f"greatest{i}"]) for i in _ranged(segment)}
+    found = {i: (row[f"least{i}"], row[f"greatest{i}"]) for i in _ranged(segment)}
+    lowest = {i: _LEAST.get(segment.columns[i].lake_type) for i in found}
+    return {
+        i: ends
+        for i, ends in found.items()
+        if (bound := lowest[i]) is None or Decimal(ends[0]) >= bound
+    }
 
 
 def whole(segment: Segment, found: Extremes) -> tuple[KeyRanges, ...]:

@@ -271,6 +271,7 @@ def isolated(spark: SparkSession) -> SparkSession:
         "spark.sql.iceberg.check-nullability": "false",
         # Old defaults that some clusters keep: each gives other values, or none, without a word.
         "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+        "spark.sql.legacy.timeParserPolicy": "CORRECTED",
         "spark.sql.timestampType": "TIMESTAMP_LTZ",
         "spark.sql.ansi.enabled": "true",
         "spark.sql.storeAssignmentPolicy": "ANSI",

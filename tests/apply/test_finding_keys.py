@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +15,7 @@ from airflow_provider_pgoutput.apply.names import Sql
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.versions import Segment
 from airflow_provider_pgoutput.batch.manifest import TableVersion
+from airflow_provider_pgoutput.batch.plan import TableOptions
 from tests.apply.build import Source, column
 from tests.apply.conftest import source_rows
 
@@ -23,7 +26,7 @@ pytestmark = pytest.mark.spark
 
 #: SQL of a key of each ranged type out of a number of a thousand million, and what Spark calls the type.
 _FORMS = {
-    "int": ("CAST(k AS INT)", "INT"),
+    "int": ("CAST(k AS INT) + 1000000000", "INT"),
     "long": ("CAST(k AS BIGINT) * 9000000000", "BIGINT"),
     "decimal(38, 4)": (
         "CAST(concat(k, '000000000000000000000000.0001') AS DECIMAL(38,4))",
@@ -136,6 +139,43 @@ def test_files_between_the_keys_of_a_batch_are_not_read(
     names = [key for key in _keys(metrics) if "Data" in key]
     counts = {key: metrics.apply(key).value() for key in names}
     assert counts["skippedDataFiles"] >= 1, counts
+
+
+@pytest.mark.parametrize(("kind", "least"), [("int", -(2**31)), ("long", -(2**63))])
+def test_the_least_number_of_its_type_is_found_where_iceberg_truncates_it(
+    spark: SparkSession, source: Source, lake_rows: Any, kind: str, least: int
+) -> None:
+    """Its partition is the last one: Iceberg's ``truncate`` overflows."""
+    table = source.table("t", (column("id", kind), column("v")), key=("id",))
+    with source.transaction():
+        for number in (least, least + 3, 5, 7):
+            table.insert(number, 1)
+    options = {"public.t": TableOptions(partitioned_by=("truncate(10, id)",))}
+    apply_batch(spark, replace(source.stage(), tables=options))
+    with source.transaction():
+        table.update(lambda row: row["id"] in {least, 5}, {"v": 2})
+        table.delete(lambda row: row["id"] == 7)
+    apply_batch(spark, replace(source.stage(), tables=options))
+    assert lake_rows(table) == source_rows(table)
+
+
+def test_dates_that_the_julian_calendar_has_are_found_whatever_the_cluster_prefers(
+    spark: SparkSession, source: Source, lake_rows: Any
+) -> None:
+    table = source.table("t", (column("id", "date"), column("v")), key=("id",))
+    days = [dt.date(1582, 10, 8), dt.date(1582, 10, 10), dt.date(1600, 1, 1)]
+    spark.conf.set("spark.sql.legacy.timeParserPolicy", "LEGACY")
+    try:
+        with source.transaction():
+            for day in days:
+                table.insert(day, 1)
+        apply_batch(spark, source.stage())
+        with source.transaction():
+            table.update(lambda row: True, {"v": 2})
+        apply_batch(spark, source.stage())
+    finally:
+        spark.conf.unset("spark.sql.legacy.timeParserPolicy")
+    assert lake_rows(table) == source_rows(table)
 
 
 def _keys(metrics: Any) -> list[str]:

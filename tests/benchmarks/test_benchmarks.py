@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import uuid
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -12,6 +16,7 @@ from airflow_provider_pgoutput.batch.manifest import Manifest
 from benchmarks import report, run
 from benchmarks.staging import CONTENDERS, Measurement, median
 from benchmarks.synthetic_batch import OLD_ROWS, BatchWriter
+from benchmarks.synthetic_keys import KEYS, key_arrays
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,3 +116,47 @@ def test_recent_changes_are_of_the_newest_rows_but_for_a_few(tmp_path: Path) -> 
     batch = writer.write_changes(1000, recent=True)
     ids = pq.read_table(batch.folded_path, columns=["id"]).column("id").to_pylist()
     assert 0 < sum(each < 980_000 for each in ids) <= OLD_ROWS
+
+
+def test_keys_of_different_rows_differ_and_are_what_postgresql_would_send() -> None:
+    numbers = np.arange(10_000, dtype=np.int64)
+    for kind, columns in KEYS.items():
+        keys = key_arrays(kind, numbers)
+        assert len(keys) == len(columns)
+        assert len(set(zip(*(each.to_pylist() for each in keys), strict=True))) == len(numbers)
+    (uuids,) = key_arrays("uuid", numbers)
+    assert [str(uuid.UUID(each)) for each in uuids.to_pylist()] == uuids.to_pylist()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("module", "arguments", "figures"),
+    [
+        (
+            "growth",
+            ["--kinds", "recent bigint", "random uuid", "--rows", "2000", "4000", "--changes=100"],
+            {"recent bigint": {"2000", "4000"}, "random uuid": {"2000", "4000"}},
+        ),
+        ("many_tables", ["--tables", "1", "2", "--rows=4000", "--changes=200"], {"1", "2"}),
+        (
+            "file_health",
+            [
+                "--rows=4000",
+                "--batches=2",
+                "--changes=100",
+                "--maintain-every=1",
+                "--measure-every=1",
+            ],
+            {"1", "2"},
+        ),
+    ],
+)
+def test_a_tiny_run_of_an_apply_measurement_prints_its_figures(
+    module: str, arguments: list[str], figures: set[str] | dict[str, set[str]]
+) -> None:
+    command = [sys.executable, "-m", f"benchmarks.{module}", "--repetitions", "1", *arguments]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found = json.loads(done.stdout)
+    assert set(found) == set(figures)
+    if isinstance(figures, dict):
+        assert {kind: set(sizes) for kind, sizes in found.items()} == figures

@@ -1,0 +1,55 @@
+"""What all measurements of the apply share: a Spark session, a lake, an applied batch, and progress.
+
+What is not here: the batches (``synthetic_batch.py``) and what is compared with what.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.batch.plan import Plan
+from airflow_provider_pgoutput.quickstart.spark import LocalLake, local_conf, spark_environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+
+def open_spark(lake: LocalLake) -> SparkSession:
+    """A local session with two cores."""
+    os.environ.update(spark_environment())
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - needs the environment
+
+    builder = SparkSession.builder.master("local[2]").appName("pgoutput-benchmark")
+    settings = local_conf(driver_memory="6g")
+    # Java's own compiler and collector: the quick start's are for jobs of seconds.
+    del settings["spark.driver.extraJavaOptions"]
+    for name, value in {**settings, **lake.spark_conf()}.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def apply(spark: SparkSession, namespace: str, staging: Path, manifest_path: Path) -> float:
+    """Seconds of the pipeline's apply of a sealed batch, from the manifest to the checkpoint row."""
+    from airflow_provider_pgoutput.apply.pipeline import apply_batch  # noqa: PLC0415
+
+    plan = Plan(
+        manifest_uri=manifest_path.as_uri(),
+        staging_uri=staging.as_uri(),
+        catalog="lake",
+        namespace=namespace,
+    )
+    started = time.perf_counter()
+    apply_batch(spark, plan)
+    return time.perf_counter() - started
+
+
+def say(text: str) -> None:
+    """Progress goes to standard error; standard output is for the result."""
+    print(text, file=sys.stderr, flush=True)
