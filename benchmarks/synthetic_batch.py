@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ from airflow_provider_pgoutput.batch.manifest import (
 from benchmarks.synthetic_keys import KEYS, key_arrays
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 SLOT = "bench_apply"
@@ -45,8 +46,10 @@ VALUES = (
     Column("c", 1184, -1, "timestamp with time zone", "timestamptz"),
     Column("d", 1700, (12 << 16 | 2) + 4, "numeric(12,2)", "decimal(12, 2)"),
 )
-#: Rows of one copy file and of one changes file.
+#: Rows that are made at once: those of a file of changes.
 FILE_ROWS = 1_000_000
+#: So many times as many are in a file of a copy, which has then about 192 MiB, as capture's have.
+PIECES_OF_A_COPY = 10
 #: About 16 MiB in memory, as capture writes them.
 GROUP_ROWS = 200_000
 TRANSACTION_ROWS = 1000
@@ -101,13 +104,20 @@ class BatchWriter:
     def write_copy(self) -> SyntheticBatch:
         """The initial copy: ids from 0 on, in order, as a table lies on PostgreSQL's disk."""
         folder = layout.attempt_folder(SLOT, Lsn(self._lsn), "copy")
-        files = []
-        for number, start in enumerate(range(0, self._table_rows, FILE_ROWS)):
-            ids = np.arange(start, min(start + FILE_ROWS, self._table_rows), dtype=np.int64)
-            values = self._values(ids, np.zeros_like(ids))
-            files.append(self._write_file(folder, "copy", number, values, None))
+        step = FILE_ROWS * PIECES_OF_A_COPY
+        files = [
+            self._write_file(folder, "copy", number, self._copied(start, start + step), None)
+            for number, start in enumerate(range(0, self._table_rows, step))
+        ]
         counts = Counts(copied=self._table_rows)
         return self._seal(files, counts, Lsn(self._lsn), transactions=0, folded_path=None)
+
+    def _copied(self, start: int, end: int) -> Iterator[pa.Table]:
+        """The rows of one file of the copy, in pieces."""
+        end = min(end, self._table_rows)
+        for begin in range(start, end, FILE_ROWS):
+            ids = np.arange(begin, min(begin + FILE_ROWS, end), dtype=np.int64)
+            yield self._values(ids, np.zeros_like(ids))
 
     def write_changes(self, count: int, *, recent: bool = False) -> SyntheticBatch:
         """60 % updates of random rows, some hit again, 30 % inserts, 10 % deletes, mixed.
@@ -126,7 +136,7 @@ class BatchWriter:
             table = self._changes_table(op[rows], ids[rows], commit_lsn[rows], start)
             lsns = commit_lsn[rows]
             span = (Lsn(int(lsns[0])), Lsn(int(lsns[-1])))
-            files.append(self._write_file(folder, "changes", number, table, span))
+            files.append(self._write_file(folder, "changes", number, iter((table,)), span))
         counts = Counts(
             inserts=int((op == ord("I")).sum()),
             updates=int((op == ord("U")).sum()),
@@ -202,21 +212,31 @@ class BatchWriter:
         return path
 
     def _write_file(
-        self, folder: str, kind: str, number: int, table: pa.Table, span: tuple[Lsn, Lsn] | None
+        self,
+        folder: str,
+        kind: str,
+        number: int,
+        pieces: Iterator[pa.Table],
+        span: tuple[Lsn, Lsn] | None,
     ) -> StagedFile:
         relative = f"{layout.table_folder(folder, self._oid, 0)}/{layout.file_name(kind, number)}"
         path = self._staging / relative
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, path, row_group_size=GROUP_ROWS, compression="zstd")
+        first = next(pieces)
+        rows = 0
+        with pq.ParquetWriter(path, first.schema, compression="zstd") as output:
+            for piece in itertools.chain((first,), pieces):
+                output.write_table(piece, row_group_size=GROUP_ROWS)
+                rows += len(piece)
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         return StagedFile(
             kind=kind,
             path=relative,
-            rows=len(table),
+            rows=rows,
             size_bytes=path.stat().st_size,
             sha256=digest,
-            columns=tuple(table.column_names),
+            columns=tuple(first.column_names),
             min_commit_lsn=str(span[0]) if span else None,
             max_commit_lsn=str(span[1]) if span else None,
         )

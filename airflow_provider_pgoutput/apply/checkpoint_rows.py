@@ -67,9 +67,10 @@ class SparkCheckpointRows:
             .where(F.col("system_identifier") == manifest.system_identifier)
             .groupBy("target", "relation_oid")
             .agg(F.max("end_lsn").alias("end_lsn"))
-            .orderBy("end_lsn")
             .collect()
         )
+        # Spark would run jobs of their own to sort a handful of rows.
+        found.sort(key=lambda row: row["end_lsn"])
         return [Newest(row["target"], row["relation_oid"], row["end_lsn"]) for row in found]
 
     def ensure(self, spark: SparkSession, name: TableName) -> None:

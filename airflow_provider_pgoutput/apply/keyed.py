@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 #: Of a target with fewer rows all keys are read sooner than a closer look at those of the batch takes.
 _MANY_ROWS = 4_000_000
-#: Of fewer keys, a table fits a processor's cache.
-_MANY_KEYS = 100_000
+#: A table of fewer keys fits a processor's cache, and fewer rows are read sooner than words are made.
+_KEYS_FOR_WORDS = 100_000
+_ROWS_FOR_WORDS = 50_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,9 @@ def apply(
         # deletes are not published) and come back.
         if not preparation.empty:
             marker = None if facts.live or soft_delete or not is_last else preparation.marker
-            are_many = facts.keys >= _MANY_KEYS
-            preparation.writer().delete_keys(folded, segment.key, ranges, marker, are_many=are_many)
+            writer = preparation.writer()
+            by_words = facts.keys >= _KEYS_FOR_WORDS or writer.held() >= _ROWS_FOR_WORDS
+            writer.delete_keys(folded, segment.key, ranges, marker, by_words=by_words)
             preparation.counted["deleted_keys"] += facts.keys
         reach("apply.after_delete")
         if not soft_delete:

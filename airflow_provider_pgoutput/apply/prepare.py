@@ -37,6 +37,10 @@ logger = logging.getLogger(__name__)
 #: Keys up to this size are sent to every executor, so that the target need not be shuffled.
 _BROADCAST_BYTES = 64 << 20
 _BYTES_OF_A_PARTITION = 32 << 20
+#: What a task reads of a staged file at least and at most, where there are cores for more.
+_SPLIT_BYTES = 16 << 20, 128 << 20
+#: What a row group of a table with a key has: those without a wanted key are not read, and a batch has few.
+_ROW_GROUP_BYTES = 16 << 20
 
 
 class TablePreparation(Preparation):
@@ -121,6 +125,8 @@ class TablePreparation(Preparation):
         defaults = {"format-version": str(plan.format_version)}
         for statement in ("delete", "update", "merge"):
             defaults[f"write.{statement}.mode"] = plan.write_mode
+        if key:
+            defaults["write.parquet.row-group-size-bytes"] = str(_ROW_GROUP_BYTES)
         return evolve.create_table(
             self.spark,
             target.name,
@@ -284,7 +290,7 @@ def isolated(spark: SparkSession) -> SparkSession:
 
 
 def own_session(spark: SparkSession, target: Target) -> SparkSession:
-    """An isolated session with as many shuffle partitions as the table's staged files deserve."""
+    """An isolated session that reads and shuffles as the table's staged files deserve."""
     session = isolated(spark)
     staged_bytes = sum(
         file.size_bytes for version in target.source.versions for file in version.files
@@ -292,6 +298,11 @@ def own_session(spark: SparkSession, target: Target) -> SparkSession:
     cores = spark.sparkContext.defaultParallelism
     wanted = max(cores, 4 * staged_bytes // _BYTES_OF_A_PARTITION)
     configured = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
-    partitions = min(wanted, max(configured, cores))
-    session.conf.set("spark.sql.shuffle.partitions", str(partitions))
+    session.conf.set("spark.sql.shuffle.partitions", str(min(wanted, max(configured, cores))))
+    # A task reads one part of one file: parts of several would make the rows of a copy, which are near each
+    # other at the source and often by key, a file whose keys are all over the table.
+    least, most = _SPLIT_BYTES
+    split = str(max(least, min(most, staged_bytes // cores)))
+    session.conf.set("spark.sql.files.maxPartitionBytes", split)
+    session.conf.set("spark.sql.files.openCostInBytes", split)
     return session

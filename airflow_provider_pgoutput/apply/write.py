@@ -87,16 +87,16 @@ class BranchWriter:
         ranges: Sequence[KeyRanges] = (),
         marker: Mapping[str, str] | None = None,
         *,
-        are_many: bool = False,
+        by_words: bool = False,
     ) -> None:
         """Delete the rows whose key is in ``keys``, a frame with the key columns ``n<i>``.
 
         :param ranges: in which all keys lie.
-        :param are_many: whether it is worth more to look them up quickly than to do so at once.
+        :param by_words: whether whole numbers are looked up as bits of words, see ``key_bits.py``.
         """
         names = {i: Sql(f"{_TARGET}.{quote(self._columns[i].name)}") for i in positions}
         kinds = {self._columns[i].lake_type for i in positions}
-        if are_many and len(positions) == 1 and kinds <= key_bits.WHOLE_NUMBERS:
+        if by_words and len(positions) == 1 and kinds <= key_bits.WHOLE_NUMBERS:
             (i,) = positions
             key_bits.words(keys, staged.new(i)).createOrReplaceTempView(_KEYS_VIEW)
             conditions = [key_bits.condition(names[i], _KEYS)]

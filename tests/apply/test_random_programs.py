@@ -95,7 +95,7 @@ def test_the_lake_equals_the_source(
 ) -> None:
     # As of tables so large that a closer look at the keys is worth it.
     monkeypatch.setattr(keyed, "_MANY_ROWS", 0)
-    monkeypatch.setattr(keyed, "_MANY_KEYS", 0)
+    monkeypatch.setattr(keyed, "_KEYS_FOR_WORDS", 0)
     random_ = random.Random(seed)  # noqa: S311 - not for secrets
     tables = _tables(source)
     for _ in range(4):
