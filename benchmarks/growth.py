@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 #: Kind of key and whether the changes are of the newest rows, by the name of the kind of changes.
 KINDS = {
     "recent bigint": ("bigint", True),
+    "recent uuid v7": ("uuid v7", True),
     "random bigint": ("bigint", False),
     "random uuid": ("uuid", False),
     "random text pair": ("text pair", False),

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from airflow_provider_pgoutput.batch.manifest import Column
 
-#: Key columns by kind of key. Of rows that follow each other the bigint keys do so, too, the UUIDs are
-#: anywhere, and the pairs of texts are of one tenant after the other.
+#: Key columns by kind of key. Of rows that follow each other the bigint keys and the UUIDs of version 7 do so
+#: as well, other UUIDs are anywhere, and the pairs of texts are of one tenant after the other.
 KEYS = {
     "bigint": (Column("id", 20, -1, "bigint", "long", identity=True),),
     "uuid": (Column("id", 2950, -1, "uuid", "string"),),
+    "uuid v7": (Column("id", 2950, -1, "uuid", "string"),),
     "text pair": (
         Column("tenant", 25, -1, "text", "string"),
         Column("code", 25, -1, "text", "string"),
@@ -26,6 +27,7 @@ KEYS = {
 _TENANTS = 1000
 _DASHES_BEFORE = (4, 6, 8, 10)
 _SALTS = (0x9E3779B97F4A7C15, 0x5851F42D4C957F2D)
+_FIRST_MS = 1_767_225_600_000  # 2026-01-01 UTC
 _HEX = np.frombuffer(bytes(range(256)).hex().encode(), dtype=np.uint8).reshape(256, 2)
 
 Int64 = NDArray[np.int64]
@@ -35,8 +37,8 @@ def key_arrays(kind: str, numbers: Int64) -> list[pa.Array]:
     """The key columns of the rows with these numbers."""
     if kind == "bigint":
         return [pa.array(numbers)]
-    if kind == "uuid":
-        return [_uuids(numbers)]
+    if kind.startswith("uuid"):
+        return [_uuids(numbers, in_order=kind == "uuid v7")]
     tenants = pc.utf8_lpad(pa.array(numbers % _TENANTS).cast(pa.string()), 4, "0")
     codes = pc.utf8_lpad(pa.array(numbers // _TENANTS).cast(pa.string()), 12, "0")
     return [
@@ -45,10 +47,15 @@ def key_arrays(kind: str, numbers: Int64) -> list[pa.Array]:
     ]
 
 
-def _uuids(numbers: Int64) -> pa.Array:
-    """A UUID for each number, in text, without any order."""
+def _uuids(numbers: Int64, *, in_order: bool) -> pa.Array:
+    """A UUID for each number, in text: of version 7, ten in a millisecond, or without any order."""
     halves = np.stack([_mixed(numbers, salt) for salt in _SALTS], axis=1)
     octets = halves.astype(">u8").view(np.uint8).reshape(len(numbers), 16)
+    if in_order:
+        moments = (_FIRST_MS + numbers // 10) << 16
+        octets[:, :6] = moments.astype(">u8").view(np.uint8).reshape(len(numbers), 8)[:, :6]
+        octets[:, 6] = 0x70
+        octets[:, 8] = octets[:, 8] & 0x3F | 0x80
     text = np.full((len(numbers), 36), ord("-"), dtype=np.uint8)
     at = 0
     for octet in range(16):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import uuid
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING
@@ -37,6 +38,10 @@ _LEAST_GAP = Decimal("0.01")
 #: Least keys of which ranges are made. Iceberg's ``truncate``, whose width has up to 31 bits, overflows below
 #: its type's least number: it puts such a row into the last partition, and a range does not find it.
 _LEAST = {"int": 0, "long": -(2**63) + 2**31}
+
+#: PostgreSQL's type of UUIDs, which have ranges as text, too: they are in the order of their numbers.
+_UUID_OID = 2950
+_UUID = "uuid as string"
 
 #: Texts of the least and the greatest value, by position of a key column that may have ranges.
 Extremes = dict[int, tuple[str, str]]
@@ -71,7 +76,7 @@ def extremes(segment: Segment) -> list[Column]:
 def extremes_of(row: Mapping[str, str], segment: Segment) -> Extremes:
     """The extremes out of the row of aggregates of at least one key."""
     found = {i: (row[f"least{i}"], row[f"greatest{i}"]) for i in _ranged(segment)}
-    lowest = {i: _LEAST.get(segment.columns[i].lake_type) for i in found}
+    lowest = {i: _LEAST.get(_kind(segment, i)) for i in found}
     return {
         i: ends
         for i, ends in found.items()
@@ -92,7 +97,7 @@ def narrow(keys: DataFrame, segment: Segment, found: Extremes) -> tuple[KeyRange
     """
     ranges = []
     for i, (least, greatest) in found.items():
-        kind = segment.columns[i].lake_type
+        kind = _kind(segment, i)
         start, end = _number(kind, least), _number(kind, greatest)
         if start == end:
             ranges.append(_key_ranges(segment, i, [(least, greatest)]))
@@ -124,15 +129,23 @@ def _ends(column: str, i: int) -> list[Column]:
 
 
 def _ranged(segment: Segment) -> list[int]:
-    return [i for i in segment.key if segment.columns[i].lake_type.startswith(RANGED)]
+    return [i for i in segment.key if _kind(segment, i).startswith((*RANGED, _UUID))]
+
+
+def _kind(segment: Segment, i: int) -> str:
+    """The lake type of a column, or that all values of the batch in it are UUIDs in text."""
+    column = segment.columns[i]
+    every = (each for version in segment.versions for each in version.columns)
+    types = {each.type_oid for each in every if each.name == column.name}
+    return _UUID if column.lake_type == "string" and types == {_UUID_OID} else column.lake_type
 
 
 def _merged(
-    lake_type: str, held: Sequence[tuple[str, str]], least_gap: Decimal
+    kind: str, held: Sequence[tuple[str, str]], least_gap: Decimal
 ) -> list[tuple[str, str]]:
     """Ranges in order, with all but the widest gaps closed."""
     gaps = [
-        (_number(lake_type, after[0]) - _number(lake_type, before[1]), place)
+        (_number(kind, after[0]) - _number(kind, before[1]), place)
         for place, (before, after) in enumerate(itertools.pairwise(held), start=1)
     ]
     widest = sorted((each for each in gaps if each[0] > least_gap), reverse=True)
@@ -141,29 +154,36 @@ def _merged(
     return [(held[begin][0], held[end - 1][1]) for begin, end in pairs]
 
 
-def _number(lake_type: str, text: str) -> Decimal:
+def _number(kind: str, text: str) -> Decimal:
     """A value of a ranged type out of Spark's text, as a number that is in the same order."""
-    if lake_type == "date":
+    if kind == "date":
         return Decimal(dt.date.fromisoformat(text).toordinal())
+    if kind == _UUID:
+        return Decimal(uuid.UUID(text).int)
     return Decimal(text)
 
 
-def _as_number(lake_type: str, column: str) -> Column:
+def _as_number(kind: str, column: str) -> Column:
     """The same of a column, roughly."""
-    if lake_type == "date":
+    if kind == "date":
         return F.unix_date(column).cast("double") + F.lit(float(dt.date(1970, 1, 1).toordinal()))
+    if kind == _UUID:
+        first_half = F.substring(F.translate(column, "-", ""), 1, 16)
+        return F.conv(first_half, 16, 10).cast("double") * F.lit(2.0**64)
     return F.col(column).cast("double")
 
 
 def _key_ranges(segment: Segment, i: int, ranges: Sequence[tuple[str, str]]) -> KeyRanges:
-    kind = segment.columns[i].lake_type
+    kind = _kind(segment, i)
     found = (KeyRange(_literal(kind, least), _literal(kind, end)) for least, end in ranges)
     return KeyRanges(i, tuple(found))
 
 
-def _literal(lake_type: str, text: str) -> Sql:
+def _literal(kind: str, text: str) -> Sql:
     """The literal of a value of a ranged type, from Spark's text of it."""
-    if lake_type == "date":
+    if kind == "date":
         return Sql(f"DATE {literal(text)}")
-    suffix = {"long": "L"}.get(lake_type, "BD" if "decimal" in lake_type else "")
+    if kind == _UUID:
+        return literal(text)
+    suffix = {"long": "L"}.get(kind, "BD" if "decimal" in kind else "")
     return Sql(f"{Decimal(text):f}{suffix}")

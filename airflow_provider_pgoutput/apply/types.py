@@ -37,8 +37,8 @@ _PRIMITIVES = {
 UUID = "uuid"
 #: Types with two zeros that are equal and print differently.
 SIGNED_ZEROS = frozenset({"float", "double"})
-#: Types whose smallest and greatest key of a batch make a range that files are skipped by. Text is
-#: not among them: a statement is shown in Spark's user interface, and a key may be a name.
+#: Types whose smallest and greatest key of a batch make a range that files are skipped by. Text is not
+#: among them, but for UUIDs: a statement is shown in Spark's user interface, and a key may be a name.
 RANGED = ("int", "long", "date", "decimal")
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
+_UUID_OID = 2950
 #: SQL of a key of each ranged type out of a number of a thousand million, and what Spark calls the type.
 _FORMS = {
     "int": ("CAST(k AS INT) + 1000000000", "INT"),
@@ -32,12 +33,21 @@ _FORMS = {
         "CAST(concat(k, '000000000000000000000000.0001') AS DECIMAL(38,4))",
         "DECIMAL(38,4)",
     ),
+    "uuid": (
+        "lower(concat(lpad(hex(k + 1000000000), 8, '0'), '-0000-7000-8000-', lpad(hex(k % 7 + 9), 12, '0')))",
+        "STRING",
+    ),
     "date": ("date_add(DATE '0001-01-01', CAST((k + 1000000000) DIV 600 AS INT))", "DATE"),
 }
 
 
 def _segment(*lake_types: str) -> Segment:
-    columns = tuple(column(f"c{i}", kind) for i, kind in enumerate(lake_types))
+    columns = tuple(
+        replace(column(f"c{i}", "string"), type_oid=_UUID_OID)
+        if kind == "uuid"
+        else column(f"c{i}", kind)
+        for i, kind in enumerate(lake_types)
+    )
     version = TableVersion(0, "public", "t", "d", columns, tuple(each.name for each in columns))
     return Segment("public.t", (version,), columns, tuple(range(len(columns))), full=False)
 
@@ -133,12 +143,7 @@ def test_files_between_the_keys_of_a_batch_are_not_read(
     assert lake_rows(table) == source_rows(table)
     ((of_key,),) = seen
     rows = spark.table(f"lake.{source.slot_name}.t").where(of_key.condition(Sql("id")))
-    rows.collect()
-    scan: Any = rows._jdf.queryExecution().executedPlan().collectLeaves().head()
-    metrics = scan.metrics()
-    names = [key for key in _keys(metrics) if "Data" in key]
-    counts = {key: metrics.apply(key).value() for key in names}
-    assert counts["skippedDataFiles"] >= 1, counts
+    assert _skipped_files(rows) >= 1
 
 
 @pytest.mark.parametrize(("kind", "least"), [("int", -(2**31)), ("long", -(2**63))])
@@ -176,6 +181,53 @@ def test_dates_that_the_julian_calendar_has_are_found_whatever_the_cluster_prefe
     finally:
         spark.conf.unset("spark.sql.legacy.timeParserPolicy")
     assert lake_rows(table) == source_rows(table)
+
+
+def test_text_that_was_no_uuid_at_first_has_no_range(spark: SparkSession) -> None:
+    segment = _segment("uuid")
+    (version,) = segment.versions
+    before = replace(version, columns=(column("c0", "string"),))
+    keys = _frame(spark, [1, 2, 3], "uuid")
+    assert len(_ranges(keys, segment)) == 1
+    text = replace(segment, versions=(before, version))
+    assert key_ranges.extremes(text) == []
+
+
+def test_recent_uuids_are_found_in_the_newest_files(
+    spark: SparkSession, source: Source, lake_rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of version 7, which begin with the time."""
+    monkeypatch.setattr(keyed, "_MANY_ROWS", 0)
+    key = replace(column("id", "string"), type_oid=_UUID_OID)
+    table = source.table("t", (key, column("v")), key=("id",))
+    identifiers = [
+        f"{at:08x}-0000-7000-8000-{at % 7:012x}" for at in range(1_700_000_000, 1_700_000_030)
+    ]
+    for first in (0, 10, 20):
+        with source.transaction():
+            for each in identifiers[first : first + 10]:
+                table.insert(each, 1)
+        apply_batch(spark, source.stage())
+    seen = _merged_ranges(monkeypatch)
+    with source.transaction():
+        table.update(lambda row: row["id"] in {identifiers[1], identifiers[25]}, {"v": 2})
+        table.delete(lambda row: row["id"] == identifiers[29])
+    apply_batch(spark, source.stage())
+    assert lake_rows(table) == source_rows(table)
+    ((of_key,),) = seen
+    assert (
+        _skipped_files(spark.table(f"lake.{source.slot_name}.t").where(of_key.condition(Sql("id"))))
+        >= 1
+    )
+
+
+def _skipped_files(rows: DataFrame) -> int:
+    """Data files that the scan of a frame passed over."""
+    rows.collect()
+    scan: Any = rows._jdf.queryExecution().executedPlan().collectLeaves().head()
+    metrics = scan.metrics()
+    counts = {key: int(metrics.apply(key).value()) for key in _keys(metrics) if "Data" in key}
+    return counts["skippedDataFiles"]
 
 
 def _keys(metrics: Any) -> list[str]:

@@ -124,8 +124,12 @@ def test_keys_of_different_rows_differ_and_are_what_postgresql_would_send() -> N
         keys = key_arrays(kind, numbers)
         assert len(keys) == len(columns)
         assert len(set(zip(*(each.to_pylist() for each in keys), strict=True))) == len(numbers)
-    (uuids,) = key_arrays("uuid", numbers)
-    assert [str(uuid.UUID(each)) for each in uuids.to_pylist()] == uuids.to_pylist()
+    for kind in ("uuid", "uuid v7"):
+        (uuids,) = key_arrays(kind, numbers)
+        assert [str(uuid.UUID(each)) for each in uuids.to_pylist()] == uuids.to_pylist()
+    in_order = uuids.to_pylist()[::10]
+    assert in_order == sorted(in_order)
+    assert {uuid.UUID(each).version for each in in_order} == {7}
 
 
 @pytest.mark.spark
@@ -134,8 +138,16 @@ def test_keys_of_different_rows_differ_and_are_what_postgresql_would_send() -> N
     [
         (
             "growth",
-            ["--kinds", "recent bigint", "random uuid", "--rows", "2000", "4000", "--changes=100"],
-            {"recent bigint": {"2000", "4000"}, "random uuid": {"2000", "4000"}},
+            [
+                "--kinds",
+                "recent uuid v7",
+                "random text pair",
+                "--rows",
+                "2000",
+                "4000",
+                "--changes=100",
+            ],
+            {"recent uuid v7": {"2000", "4000"}, "random text pair": {"2000", "4000"}},
         ),
         ("many_tables", ["--tables", "1", "2", "--rows=4000", "--changes=200"], {"1", "2"}),
         (
@@ -149,6 +161,7 @@ def test_keys_of_different_rows_differ_and_are_what_postgresql_would_send() -> N
             ],
             {"1", "2"},
         ),
+        ("tiny_batch", ["--rows=4000"], {"empty", "batch", "times_as_long"}),
     ],
 )
 def test_a_tiny_run_of_an_apply_measurement_prints_its_figures(
