@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 #: Keys up to this size are sent to every executor, so that the target need not be shuffled.
 _BROADCAST_BYTES = 64 << 20
 _BYTES_OF_A_PARTITION = 32 << 20
-#: What a task reads of a staged file at least and at most, where there are cores for more.
+#: What a task reads of a copy's file at least and at most.
 _SPLIT_BYTES = 16 << 20, 128 << 20
 #: What a row group of a table with a key has: those without a wanted key are not read, and a batch has few.
 _ROW_GROUP_BYTES = 16 << 20
@@ -299,10 +299,18 @@ def own_session(spark: SparkSession, target: Target) -> SparkSession:
     wanted = max(cores, 4 * staged_bytes // _BYTES_OF_A_PARTITION)
     configured = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
     session.conf.set("spark.sql.shuffle.partitions", str(min(wanted, max(configured, cores))))
-    # A task reads one part of one file: parts of several would make the rows of a copy, which are near each
-    # other at the source and often by key, a file whose keys are all over the table.
+    if not target.is_log and any(f.kind == "copy" for v in target.source.versions for f in v.files):
+        _read_apart(session, staged_bytes // cores)
+    return session
+
+
+def _read_apart(session: SparkSession, wanted_bytes: int) -> None:
+    """Let no task read parts of several staged files.
+
+    The rows of a copy are near each other at the source, and often by key; a task would make them files
+    whose keys are all over the table.
+    """
     least, most = _SPLIT_BYTES
-    split = str(max(least, min(most, staged_bytes // cores)))
+    split = str(max(least, min(most, wanted_bytes)))
     session.conf.set("spark.sql.files.maxPartitionBytes", split)
     session.conf.set("spark.sql.files.openCostInBytes", split)
-    return session

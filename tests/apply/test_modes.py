@@ -254,6 +254,7 @@ def test_pyiceberg_reads_deletion_vectors_and_identifier_fields(
     assert table.schema().identifier_field_names() == {"a", "c"}
     assert table.format_version == 3
     assert table.properties["pgoutput.source-table"] == "public.t"
+    assert table.properties["write.parquet.row-group-size-bytes"] == str(16 << 20)
 
 
 def test_partitions_properties_and_metadata_columns(
@@ -265,7 +266,10 @@ def test_partitions_properties_and_metadata_columns(
     t.insert(1, COMMIT_TIME)
     t.insert(2, None)
     options = TableOptions(
-        properties={"write.target-file-size-bytes": "1048576"},
+        properties={
+            "write.target-file-size-bytes": "1048576",
+            "write.parquet.row-group-size-bytes": "4194304",
+        },
         partitioned_by=("days(`at`)", "bucket(4, id)"),
     )
     metadata = ("_pgoutput_commit_lsn", "_pgoutput_commit_ts", "_pgoutput_op")
@@ -282,6 +286,7 @@ def test_partitions_properties_and_metadata_columns(
     table = IcebergTable.load(spark, TableName("lake", source.slot_name, "s__orders"))
     assert table is not None
     assert table.properties["write.target-file-size-bytes"] == "1048576"
+    assert table.properties["write.parquet.row-group-size-bytes"] == "4194304"
     assert [str(each.name()) for each in table.java.spec().fields()] == ["at_day", "id_bucket"]
 
 
