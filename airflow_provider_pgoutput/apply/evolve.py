@@ -49,6 +49,9 @@ _FILE_FORMAT = "write.format.default"
 _LACKING, _SHOWN = "lacking", "shown "
 #: ``IF NOT EXISTS`` looks first and creates then: tables prepared at the same time would both create.
 _NAMESPACE_LOCK = threading.Lock()
+#: Each commit leaves a metadata file, and a pipeline commits all day: what drops off Iceberg's list of the
+#: last hundred is removed.  https://iceberg.apache.org/docs/latest/maintenance/#remove-old-metadata-files
+_FEW_METADATA_FILES = {"write.metadata.delete-after-commit.enabled": "true"}
 #: Types that the specification does not allow for identifier fields.
 _NO_IDENTIFIER = ("float", "double", "list<", "map<", "struct<")
 
@@ -65,6 +68,7 @@ def create_table(
     """Create a table, and its namespace, unless they exist.
 
     :param columns: name, lake type and whether it is required, of each column.
+    :param properties: the table's; they go before ours.
     :param partitioned_by: transforms in Spark's notation.
     """
     with _NAMESPACE_LOCK:
@@ -80,6 +84,7 @@ def create_table(
     if location:
         parts.append(f"LOCATION {literal(location)}")
     parts.append(f"COMMENT {literal(comment)}")
+    properties = {**_FEW_METADATA_FILES, **properties}
     pairs = ", ".join(f"{literal(key)} = {literal(properties[key])}" for key in properties)
     parts.append(f"TBLPROPERTIES ({pairs})")
     if any(holds_uuid(kind) for _, kind, _ in columns):

@@ -21,7 +21,7 @@ from airflow_provider_pgoutput.apply.names import TableName
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX
 from airflow_provider_pgoutput.batch.maintenance import Maintenance
-from airflow_provider_pgoutput.batch.plan import Plan
+from airflow_provider_pgoutput.batch.plan import Plan, TableOptions
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     LakeUnavailable,
@@ -56,6 +56,20 @@ def plan_of(plan: Plan, **options: Any) -> Plan:
     steps = {"snapshot_retention_s": 0, "compact_options": {"min-input-files": "2"}, **options}
     slot_name = plan.namespace
     return replace(plan, manifest_uri="", maintenance=Maintenance(slot_name=slot_name, **steps))
+
+
+def test_old_metadata_files_go_with_the_commits(spark: SparkSession, source: Source) -> None:
+    """Nobody else removes them: a pipeline that runs every minute would leave thousands a day."""
+    table = source.table("t", (column("a"),), key=("a",))
+    few = TableOptions(properties={"write.metadata.previous-versions-max": "3"})
+    for a in range(4):
+        table.insert(a)
+        apply_batch(spark, replace(source.stage(), tables={"public.t": few}))
+    location = loaded(spark, TableName("lake", source.slot_name, "t")).java.location()
+    folder = Path(urlsplit(str(location)).path) / "metadata"
+    assert len(list(folder.glob("*.metadata.json"))) == 4
+    checkpoint = loaded(spark, TableName("lake", source.slot_name, "pgoutput_checkpoint"))
+    assert checkpoint.properties["write.metadata.delete-after-commit.enabled"] == "true"
 
 
 @pytest.mark.parametrize("format_version", [2, 3])
