@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.plan import Plan
 
 
+#: Rows of a batch, changed or copied, up to which Java's optimising compiler costs more than it saves.
+_ROWS_OF_A_SHORT_JOB = 100_000
+
+
 class PgoutputApplyOperator(SparkApplyOperator):
     """Apply a staged batch to Iceberg tables with Spark, and return what it did.
 
@@ -91,7 +95,9 @@ class PgoutputApplyOperator(SparkApplyOperator):
                 and self._recorded(lake, plan, manifest)
             ):
                 with log_group(f"Apply batch {batch.batch_id[:16]} with Spark"):
-                    result = self.run_job(context, area, lake, plan, batch.batch_id) or {}
+                    is_short = _rows(manifest) <= _ROWS_OF_A_SHORT_JOB
+                    job = self.run_job(context, area, lake, plan, batch.batch_id, is_short=is_short)
+                    result = job or {}
             batch.demand_applied(lake.checkpoint(slot_name))
         counts = batch_xcom(manifest, batch.manifest_uri)["tables"]
         log_tables(counts)
@@ -121,6 +127,10 @@ class PgoutputApplyOperator(SparkApplyOperator):
                     "end_lsn": str(batch.end_lsn),
                     "changes": changes,
                 }
+
+
+def _rows(manifest: Manifest) -> int:
+    return manifest.changes + sum(table.counts.copied for table in manifest.tables)
 
 
 def _result(

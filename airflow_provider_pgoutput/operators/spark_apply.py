@@ -85,11 +85,19 @@ class LakeJobOperator(SparkSubmitOperator):
         self.conn_id = conn_id
 
     def run_job(
-        self, context: Context, area: StagingArea, lake: Lake, plan: Plan, job_id: str
+        self,
+        context: Context,
+        area: StagingArea,
+        lake: Lake,
+        plan: Plan,
+        job_id: str,
+        *,
+        is_short: bool = False,
     ) -> dict[str, Any] | None:
         """Write the plan and run the job; return what it did, or None when it left no word.
 
         :param job_id: the batch's id, or another word for what is done.
+        :param is_short: the job has few rows to work on.
 
         What it did, or why it failed, is in the file that it leaves beside the plan.
         """
@@ -97,7 +105,7 @@ class LakeJobOperator(SparkSubmitOperator):
         plan_path = layout.plan_path(slot_name, job_id, new_attempt(context))
         area.write_whole(plan_path, plan.to_json().encode("utf-8"))
         try:
-            self._submit(context, lake, area.uri(plan_path))
+            self._submit(context, lake, area.uri(plan_path), is_short)
         except (AirflowException, RuntimeError) as error:
             status = getattr(getattr(self._hook, "_submit_sp", None), "returncode", None)
             if failure := job_failure(area, plan_path) or failure_of_status(status):
@@ -107,7 +115,7 @@ class LakeJobOperator(SparkSubmitOperator):
             raise failure
         return job_result(area, plan_path)
 
-    def _submit(self, context: Context, lake: Lake, plan_uri: str) -> None:
+    def _submit(self, context: Context, lake: Lake, plan_uri: str, is_short: bool) -> None:
         from airflow_provider_pgoutput.operators.spark_job import SparkJob
 
         self._conn_id = arguments.required_text(self.conn_id, "conn_id")
@@ -124,7 +132,11 @@ class LakeJobOperator(SparkSubmitOperator):
         try:
             conf = arguments.mapping(self.conf, "conf")
             with job.files(
-                lake.catalog.spark_secrets, self.properties_file, conf, self.env_vars
+                lake.catalog.spark_secrets,
+                self.properties_file,
+                conf,
+                self.env_vars,
+                is_short=is_short,
             ) as files:
                 self.conf = job.merged_conf(lake.catalog.spark_conf, conf)
                 self.env_vars = job.environment(lake.catalog.environment, self.env_vars)

@@ -82,12 +82,15 @@ class SparkJob:
         properties_file: str | None,
         given: Mapping[str, Any],
         env_vars: Mapping[str, Any] | None = None,
+        *,
+        is_short: bool = False,
     ) -> AbstractContextManager[SparkFiles]:
         """Write the files of the job, see ``spark_files``.
 
         :param properties_file: the user's; None: the ``spark-defaults.conf`` that it would be without.
         :param given: the user's configuration.
         :param env_vars: the user's environment.
+        :param is_short: the job has little to do.
         """
         redaction = given.get(REDACTION_KEY)
         of_submit = {} if self.on_kubernetes else env_vars or {}
@@ -95,6 +98,7 @@ class SparkJob:
             secrets,
             properties_file or spark_defaults(self.submit, of_submit),
             redaction=None if redaction is None else str(redaction),
+            is_short=is_short,
         )
 
     def merged_conf(self, catalog: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:

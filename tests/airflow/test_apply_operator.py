@@ -5,6 +5,7 @@ operator makes of its end. The real one is in ``test_end_to_end.py``.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -16,7 +17,7 @@ import pytest
 from airflow.sdk import Asset
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from airflow_provider_pgoutput.batch.manifest import SkippedTransaction
+from airflow_provider_pgoutput.batch.manifest import Counts, SkippedTransaction
 from airflow_provider_pgoutput.batch.plan import Plan
 from airflow_provider_pgoutput.errors import ConnectionNotFound, LakeUnavailable, PublishRefused
 from tests.airflow.spark_submit_double import SLOT, Workshop
@@ -98,6 +99,24 @@ def test_the_job_gets_a_plan_the_package_and_the_catalog(
     assert package_zip.endswith("airflow_provider_pgoutput.zip")
     assert mine == "/mine.zip"
     assert not Path(package_zip).exists(), "the files of the job are left behind"
+
+
+@pytest.mark.parametrize(
+    ("counts", "is_short"),
+    [
+        (Counts(inserts=60_000, deletes=40_000), True),
+        (Counts(inserts=60_000, deletes=40_001), False),
+        (Counts(copied=100_001), False),
+    ],
+)
+def test_java_is_told_of_a_job_with_few_rows(
+    workshop: Workshop, task_context: Any, counts: Counts, is_short: bool
+) -> None:
+    (table,) = workshop.manifest.tables
+    workshop.seal(tables=(dataclasses.replace(table, counts=counts),))
+    workshop.operator().execute(task_context)
+    options = "spark.driver.defaultJavaOptions=-XX:TieredStopAtLevel=1"
+    assert (options in workshop.seen()["properties"]) is is_short
 
 
 def test_secrets_are_in_a_private_file_and_nowhere_else(

@@ -24,6 +24,7 @@ from airflow_provider_pgoutput.operators.spark_files import (
     spark_files,
 )
 from airflow_provider_pgoutput.operators.spark_job import SparkJob, kill_descendants
+from airflow_provider_pgoutput.quickstart.spark import spark_environment
 
 CANARY = "canary-0xC0FFEE"
 
@@ -222,6 +223,30 @@ def test_properties_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         spark_files({}, str(tmp_path / "missing.properties")),
     ):
         pytest.fail("entered")
+
+
+@pytest.mark.parametrize("own", ["", "spark.driver.defaultJavaOptions -Xmine"])
+def test_javas_options_of_a_short_job_are_known_to_spark_and_give_way(
+    tmp_path: Path, own: str
+) -> None:
+    """The command with which Spark's own launcher starts Java."""
+    given = tmp_path / "mine.properties"
+    given.write_text(f"spark.driver.extraJavaOptions -XX:TieredStopAtLevel=4\n{own}")
+    environment = {**os.environ, **spark_environment(), "SPARK_PRINT_LAUNCH_COMMAND": "1"}
+    submit = Path(environment["SPARK_HOME"]) / "bin" / "spark-submit"
+    started = {}
+    for is_short in (False, True):
+        with spark_files({}, str(given), is_short=is_short) as files:
+            command = [str(submit), "--properties-file", files.properties_file, "--version"]
+            done = subprocess.run(
+                command, check=False, capture_output=True, text=True, env=environment
+            )
+        (line,) = (each for each in done.stderr.splitlines() if each.startswith("Spark Command:"))
+        started[is_short] = [each for each in line.split() if each.startswith("-X")]
+    ours = [] if own else ["-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=256m"]
+    # Of two options Java takes the last: the user's.
+    at = started[False].index("-XX:TieredStopAtLevel=4")
+    assert started[True] == [*started[False][:at], *ours, *started[False][at:]]
 
 
 _HARD = {
