@@ -338,8 +338,10 @@ NOT_RUN = (
         "C105",
         "the same as above, with the commit held before the commit log is written",
         (
-            "needs a server with injection points; the test above holds it after that; mended in the server,"
-            " so use a current minor version"
+            "needs a server with injection points; the test above holds it after that. A copy can lack a row"
+            " that commits in this instant. The server's change, `Wait for transactions of an initial"
+            " decoding snapshot to commit`, is of September 2026 or later: 15.19, 16.15 and 17.11, of August,"
+            " lack it, so use a later minor version; of 18.6 it is not known"
         ),
     ),
 )
