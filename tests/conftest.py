@@ -78,7 +78,9 @@ def pytest_runtest_makereport(
     name = item.nodeid.rpartition("/")[2]
     kept = name.startswith(passed.NOTED)
     if os.environ.get(passed.VARIABLE) and kept and (report.when == "call" or report.failed):
-        version = item.config.getoption("--postgres-version")
+        asked = item.config.getoption("--postgres-version")
+        # A test that needs another server than the one asked for says which.
+        version = dict(item.user_properties).get("postgres_version", asked)
         passed.note(name, version, passed=report.passed)
     return report
 

@@ -19,6 +19,7 @@ from airflow_provider_pgoutput.capture.request import ALWAYS
 from airflow_provider_pgoutput.capture.schema.full_keys import FullKeys
 from airflow_provider_pgoutput.capture.schema.history import SchemaHistory
 from airflow_provider_pgoutput.capture.schema.older_rows import seen_from
+from airflow_provider_pgoutput.capture.schema.policy import COPY
 from airflow_provider_pgoutput.capture.slot_reading import SlotReading
 from airflow_provider_pgoutput.capture.source.attributes import (
     read_attributes,
@@ -142,6 +143,15 @@ class CaptureContext:
             return frozenset()
         begun = {each.relation_oid for each in self.marks.tables}
         return frozenset(each.relation_oid for each in self.published()) - begun
+
+    def only_known(self) -> frozenset[int] | None:
+        """OIDs of the tables that the lake has, when the changes of no other are taken; None: of all.
+
+        Among the others may be one that was published for a while only, so the catalog cannot name them all.
+        """
+        checkpoint = self.request.checkpoint
+        known = None if checkpoint is None else checkpoint.tables
+        return None if self.request.on_new_table == COPY or known is None else frozenset(known)
 
     def with_waiting_copies(
         self, start: Lsn, tables: tuple[PublishedTable, ...]

@@ -31,6 +31,7 @@ from airflow_provider_pgoutput.capture.source.membership import (
     begins_a_lake,
     holds_copies,
     tables_to_copy,
+    without_ignored,
 )
 from airflow_provider_pgoutput.capture.source.slot import (
     SlotFacts,
@@ -325,8 +326,7 @@ class _Capture:
         """Whether apply could not follow the types of a batch that was staged without a copy."""
         if self._request.schema_policy.type_changes != COPY:
             return False
-        shapes = checkpoint.shapes
-        return any(unfollowable(e, shapes.get(e.relation_oid)) for e in sealed.tables)
+        return any(unfollowable(e, checkpoint.shapes.get(e.relation_oid)) for e in sealed.tables)
 
     def _batch_after_a_loss(
         self, checkpoint: Checkpoint, slot: SlotFacts | None, confirmed: Lsn | None
@@ -342,7 +342,7 @@ class _Capture:
         ):
             return found
         context.check_root(self._last_batch(checkpoint))
-        tables = context.published()
+        tables = without_ignored(context.published(), checkpoint, request)
         # All are copied; this refuses those that were dropped and made again.
         tables_to_copy(tables, checkpoint, request)
         context.check_may_copy(tables)

@@ -53,6 +53,7 @@ def stage_changes(
             limits = Limits()
         # A target that was taken late may lie past a table's publication: its copy is the next run's.
         batch.left_out = context.published_since_begin()
+        batch.only = context.only_known()
         read = _read(context, batch, start, target, limits, two_phase)
         return _seal(context, batch, read, two_phase)
 

@@ -28,6 +28,8 @@ AUTO = "auto"
 ALWAYS = "always"
 NEVER = "never"
 
+IGNORE = "ignore"
+
 AFTER_APPLY = "after_apply"
 AFTER_STAGE = "after_stage"
 
@@ -64,6 +66,9 @@ class CaptureRequest:
     #: Before there is a checkpoint, and with ``never``: the tables were loaded from outside, and no change
     #: before it is missing in them.  Later: read the slot again from there on, see ``positions.py``.
     start_lsn: Lsn | None = None
+    #: A published table that the lake never saw, once there is a checkpoint: ``copy`` it; ``ignore`` it, with
+    #: all that is written to it, until ``copy_tables`` names it; or ``fail``.
+    on_new_table: str = COPY
     #: A published table whose name the lake knows as that of another, which is gone: ``fail``, or ``copy``
     #: it, which replaces the rows of the other.
     on_recreated_table: str = FAIL
@@ -144,6 +149,17 @@ class CaptureRequest:
                 raise ConfigurationError(
                     f"Unknown {name} {value!r}.", advice=f"use {FAIL!r} or {COPY!r}."
                 )
+        if self.on_new_table not in {COPY, IGNORE, FAIL}:
+            raise ConfigurationError(
+                f"Unknown on_new_table {self.on_new_table!r}.",
+                advice=f"use {COPY!r}, {IGNORE!r} or {FAIL!r}.",
+            )
+        if self.on_new_table != COPY and self.initial_copy == NEVER:
+            raise ConfigurationError(
+                "on_new_table goes with initial_copy='always' only: without copies the lake does not tell "
+                "which tables are new.",
+                advice="leave one of the two out.",
+            )
         if self.start_lsn is None:
             return
         if not self.start_lsn:

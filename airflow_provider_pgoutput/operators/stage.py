@@ -66,6 +66,8 @@ class PgoutputStageOperator(CopyingOperator):
     :param start_lsn: read the slot again from this LSN on, at or after its ``confirmed_flush_lsn`` and not
         past the checkpoint; for one run. Before there is a checkpoint, with ``never``: the LSN at which the
         lake's tables were loaded from outside, which later runs pass over.
+    :param on_new_table: a published table that the lake never saw, after the first run: ``copy`` it;
+        ``ignore`` it, with what is written to it, until ``copy_tables`` names it; or ``fail``.
     :param on_recreated_table: a table that was dropped and created again under its name: ``fail``, or
         ``copy`` it again in place of the rows of the former one.
     :param on_slot_lost: a slot that was invalidated, dropped or moved past the lake: ``fail``, or make a new
@@ -121,6 +123,7 @@ class PgoutputStageOperator(CopyingOperator):
         "max_seconds",
         "initial_copy",
         "start_lsn",
+        "on_new_table",
         "on_recreated_table",
         "on_slot_lost",
         "advance",
@@ -166,6 +169,7 @@ class PgoutputStageOperator(CopyingOperator):
         max_seconds: int | str | None = None,
         initial_copy: str = "always",
         start_lsn: str | None = None,
+        on_new_table: str = "copy",
         on_recreated_table: str = "fail",
         on_slot_lost: str = "fail",
         advance: str = "after_apply",
@@ -199,9 +203,8 @@ class PgoutputStageOperator(CopyingOperator):
         self.message_prefixes = message_prefixes
         self.origin = origin
         self.max_changes, self.max_bytes, self.max_seconds = max_changes, max_bytes, max_seconds
-        self.initial_copy = initial_copy
-        self.start_lsn = start_lsn
-        self.on_recreated_table = on_recreated_table
+        self.initial_copy, self.start_lsn = initial_copy, start_lsn
+        self.on_new_table, self.on_recreated_table = on_new_table, on_recreated_table
         self.on_slot_lost, self.advance = on_slot_lost, advance
         self.failover = failover
         self.skip_lsns, self.copy_tables = skip_lsns, copy_tables
@@ -268,6 +271,7 @@ class PgoutputStageOperator(CopyingOperator):
             options=options,
             initial_copy=arguments.required_text(self.initial_copy, "initial_copy"),
             start_lsn=arguments.lsn(self.start_lsn, "start_lsn"),
+            on_new_table=arguments.required_text(self.on_new_table, "on_new_table"),
             on_recreated_table=arguments.required_text(
                 self.on_recreated_table, "on_recreated_table"
             ),

@@ -176,6 +176,19 @@ def test_a_table_made_again_is_not_replaced_unasked(source: Source, lake: Checkp
     assert {each.name for each in batch.tables} == {"public.one", "public.two"}
 
 
+def test_a_new_table_is_left_out_after_a_loss_where_it_shall(
+    source: Source, lake: Checkpoint
+) -> None:
+    drop(source)
+    oids = source.execute("SELECT oid::int FROM pg_class WHERE relname = 'one'")
+    known = dataclasses.replace(lake, tables={oids[0][0]: "public.one"})
+    with pytest.raises(TableRefused, match="the lake does not have it"):
+        stage(source, known, on_new_table="fail")
+    assert source.confirmed() is None
+    batch = stage(source, known, on_new_table="ignore")
+    assert {each.name for each in batch.tables} == {"public.one"}
+
+
 @pytest.mark.parametrize("slot", ["dropped", "moved"])
 def test_partitions_published_under_another_name_stop_the_run(source: Source, slot: str) -> None:
     """A copy under other names would leave the tables of the former ones as they were, unseen."""

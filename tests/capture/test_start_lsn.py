@@ -161,6 +161,8 @@ def test_a_failover_slot_is_made_where_the_server_has_them(source: Source) -> No
         {"start_lsn": Lsn(7)},
         {"initial_copy": "never", "start_lsn": Lsn(0)},
         {"on_recreated_table": "guess"},
+        {"on_new_table": "guess"},
+        {"on_new_table": "ignore", "initial_copy": "never"},
     ],
 )
 def test_arguments_of_the_copy_are_checked(options: dict[str, Any]) -> None:

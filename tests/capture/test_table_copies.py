@@ -154,6 +154,63 @@ def test_what_is_asked_for_must_be_published(source: Source) -> None:
         source.stage(checkpoint=lake_with(first), copy_tables=["public.nobody"])
 
 
+@pytest.mark.parametrize("transport", ["sql", "walsender"])
+def test_new_tables_are_left_out_until_they_are_named(
+    source: Source, transport: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``ignore``: also one that was published for a while only, of which a part would be in the stream."""
+    first = source.stage()
+    source.execute(
+        "CREATE TABLE u(a int PRIMARY KEY)",
+        "CREATE TABLE v(a int PRIMARY KEY)",
+        "INSERT INTO u VALUES (1)",
+        "INSERT INTO v VALUES (1)",
+        "ALTER PUBLICATION p ADD TABLE u, v",
+        "INSERT INTO u VALUES (2)",
+        "INSERT INTO v VALUES (2)",
+        "ALTER PUBLICATION p DROP TABLE v",
+        "INSERT INTO t VALUES (1, 'beside')",
+    )
+    ignore: dict[str, Any] = {"on_new_table": "ignore", "transport": transport}
+    second = source.stage(checkpoint=lake_with(first), **ignore)
+    assert [each.name for each in second.tables] == ["public.t"]
+    assert [row["a"] for row in source.changes(second, "public.t")] == [1]
+    assert "left out until copy_tables names them: public.u" in caplog.text
+    assert "Changes of public.v are left out" in caplog.text
+    source.execute("INSERT INTO u VALUES (3)")
+    lake = lake_with(first, second)
+    copied = source.stage(checkpoint=lake, copy_tables=["public.u"], **ignore)
+    assert sorted(row["a"] for row in source.copied(copied, "public.u")) == [1, 2, 3]
+    # From now on the lake knows it.
+    source.execute("INSERT INTO u VALUES (4)")
+    later = source.stage(checkpoint=lake_with(first, second, copied), **ignore)
+    assert [row["a"] for row in source.changes(later, "public.u")] == [4]
+
+
+def test_new_tables_stop_the_run_where_they_shall(source: Source) -> None:
+    """``fail``: nothing is staged, and the slot stays, until the table is named or no longer published."""
+    first = source.stage()
+    source.execute(
+        "CREATE TABLE u(a int PRIMARY KEY)",
+        "INSERT INTO u VALUES (1)",
+        "ALTER PUBLICATION p ADD TABLE u",
+        "INSERT INTO u VALUES (2)",
+        "INSERT INTO t VALUES (1, 'beside')",
+    )
+    confirmed, lake = source.confirmed(), lake_with(first)
+    for _attempt in range(2):
+        with pytest.raises(TableRefused, match="the lake does not have it") as refusal:
+            source.stage(checkpoint=lake, on_new_table="fail")
+        assert refusal.value.table == "public.u"
+        assert refusal.value.advice
+    assert source.confirmed() == confirmed
+    second = source.stage(checkpoint=lake, on_new_table="fail", copy_tables=["public.u"])
+    assert sorted(row["a"] for row in source.copied(second, "public.u")) == [1, 2]
+    source.execute("INSERT INTO u VALUES (3)")
+    third = source.stage(checkpoint=lake_with(first, second), on_new_table="fail")
+    assert [row["a"] for row in source.changes(third, "public.u")] == [3]
+
+
 def recreate(source: Source) -> None:
     source.execute("INSERT INTO t VALUES (8, 'of the former table')", "DROP TABLE t")
     source.execute("CREATE TABLE t(a int PRIMARY KEY)", "INSERT INTO t VALUES (1)")

@@ -113,6 +113,13 @@ def read_with_pyiceberg(pipeline: Pipeline, table: str) -> Counter[Row]:
     return read_arrow(catalog.load_table((pipeline.namespace, table)).scan().to_arrow())
 
 
+def delete_files(pipeline: Pipeline, table: str) -> int:
+    """How many files of deletes a table of the lake has: none where it is written copy-on-write."""
+    catalog = load_catalog(CATALOG, **pipeline.catalog_properties)
+    snapshot = catalog.load_table((pipeline.namespace, table)).current_snapshot()
+    return int(((snapshot and snapshot.summary) or {}).get("total-delete-files", 0))
+
+
 def read_arrow(table: pa.Table) -> Counter[Row]:
     """The rows of an Arrow table; moments and floats by their bits."""
     names = sorted(table.column_names)

@@ -1,8 +1,9 @@
 """Run a group of scenarios through one database, and keep what happened.
 
 A pipeline copies the tables before the scenarios' DML, takes all of the WAL afterwards in one batch, and
-applies every batch again. Beside it a second pipeline takes one batch for each transaction, of some groups
-only among the ``exhaustive`` tests. The same WAL is staged in every way there is, see ``ways.py``.
+applies every batch again. Beside it a second pipeline takes one batch for each transaction into copy-on-write
+tables, with the publications in the other order, of some groups only among the ``exhaustive`` tests. The same
+WAL is staged in every way there is, see ``ways.py``.
 What is not here: any judgement; the tests look at the ``GroupRun``.
 """
 
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
+from airflow_provider_pgoutput.batch.plan import COPY_ON_WRITE, MERGE_ON_READ
 from tests.conformance.compare import connect
 from tests.conformance.pipeline import Pipeline
 from tests.conformance.scenario import GROUPS, Copy, Group, In, Scenario
@@ -33,7 +35,12 @@ if TYPE_CHECKING:
 
 ONE_BATCH = "one_batch"
 PER_TRANSACTION = "per_transaction"
-VARIANTS = {ONE_BATCH: {}, PER_TRANSACTION: {"max_changes": 1}}
+#: By variant: arguments of its captures after the copy, and of the applies.
+VARIANTS: dict[str, dict[str, Any]] = {ONE_BATCH: {}, PER_TRANSACTION: {"max_changes": 1}}
+PLANS: dict[str, dict[str, Any]] = {
+    ONE_BATCH: {"write_mode": MERGE_ON_READ},
+    PER_TRANSACTION: {"write_mode": COPY_ON_WRITE},
+}
 
 
 @dataclass(frozen=True)
@@ -76,18 +83,18 @@ def run_group(
     conninfo = create_database(server, f"conformance_{name}", scenarios, group)
     for scenario in scenarios:
         execute(conninfo, scenario, scenario.setup)
+    names = tuple(publication for scenario in scenarios for publication in scenario.publications)
     pipelines = {
         variant: Pipeline(
             conninfo=conninfo,
             slot_name=f"{name}_{variant}",
-            publication_names=tuple(
-                publication for scenario in scenarios for publication in scenario.publications
-            ),
+            publication_names=names if variant == ONE_BATCH else names[::-1],
             namespace=f"{name}_{variant}",
             staging=folder,
             catalog_properties=catalog_properties,
             spark=spark,
             capture_options={"options": group.options},
+            plan_options=dict(PLANS[variant]),
         )
         for variant in variants
     }

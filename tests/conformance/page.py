@@ -31,20 +31,24 @@ versions in the table are those on which a test passed when that was last noted,
 `tests/conformance/passed.json`.
 
 Each scenario is read with the newest protocol version and streaming on. All transactions go to the lake in
-one batch (`one_batch`), and a second time from the same WAL with one batch for each transaction
-(`per_transaction`; for some groups of scenarios only `make test ALL=1` does that). What pyiceberg reads of a
-table must be what Spark reads. Every batch is applied a second time, the initial copy first: no table
-may get a snapshot from that (`test_applied_twice`). Every row change must be counted in its batch
-(`test_every_change_is_counted`).
+one batch, into merge-on-read tables (`one_batch`), and a second time from the same WAL with one batch for
+each transaction, into copy-on-write tables, which must get no file of deletes, with the publications named
+in the other order (`per_transaction`; for some groups of scenarios only `make test ALL=1` does that). What
+pyiceberg reads of a table must be what Spark reads. Every batch is applied a second time, the initial copy
+first: no table may get a snapshot from that (`test_applied_twice`). Every row change must be counted in its
+batch (`test_every_change_is_counted`).
 
-The WAL of each scenario is staged again in every way that the server has, and what is staged has to be the
-same, to the last value and position (`test_every_way_stages_the_same`): over SQL and over a walsender, each
-with protocol versions 1 to 4 (3 on PostgreSQL 15), each with streaming `off`, `on` (from 2 on) and
-`parallel` (4), while the server streams every transaction (15: every one past 64 kB); with one batch for
-each transaction; by three connections that decode small parts at once; and, where the scenario is about
-them, each of these as text and in binary form, with and without `two_phase`. That is {ways_16} ways for
-most scenarios and up to {most_16} (PostgreSQL 15: {ways_15}
-and up to {most_15}).
+The WAL of these scenarios (all that `test_scenarios.py` is named for) is staged again in every way that the
+server has, and what is staged has to be the same, to the last value and position
+(`test_every_way_stages_the_same`): over SQL and over a walsender, each with protocol versions 1 to 4 (3 on
+PostgreSQL 15), each with streaming `off`, `on` (from 2 on) and `parallel` (4), while the server streams
+every transaction (15: every one past 64 kB); with one batch for each transaction; by three connections that
+decode small parts at once; with the publications named in the other order; and, where the scenario is about
+them, each of these as text and in binary form, with and without `two_phase`. That is {ways_16} ways for most
+scenarios and up to {most_16} (PostgreSQL 15: {ways_15} and up to {most_15}).
+
+What is in another file of tests has to stop, or needs a server or a moment of its own: it is read with the
+default options over SQL, into merge-on-read tables, and in no other way, unless the second table says so.
 
 | scenario | PostgreSQL | test |
 |---|---|---|

@@ -199,7 +199,7 @@ SCENARIOS = (
     ),
     Scenario(
         "C40",
-        "a stored generated column is published when asked for, a virtual one never",
+        "a stored generated column is published when option or column list ask for it, a virtual one never",
         group="reading",
         least_version=18,
         setup=(
@@ -208,11 +208,23 @@ SCENARIOS = (
                 " c int GENERATED ALWAYS AS (a * 3) VIRTUAL)"
             ),
             "CREATE PUBLICATION {p} FOR TABLE t WITH (publish_generated_columns = stored)",
+            (
+                "CREATE TABLE listed(a int primary key, b int GENERATED ALWAYS AS (a * 2) STORED,"
+                " c int GENERATED ALWAYS AS (a * 3) STORED)"
+            ),
+            # A column list publishes what it names, whatever the option says.
+            "CREATE PUBLICATION {p}_list FOR TABLE listed (a, b)",
             "INSERT INTO t VALUES (7)",
+            "INSERT INTO listed VALUES (7)",
         ),
-        dml=("INSERT INTO t VALUES (1)", "UPDATE t SET a = 2 WHERE a = 1"),
-        expected={"t": [("2", "4"), ("7", "14")]},
+        dml=(
+            "INSERT INTO t VALUES (1)",
+            "UPDATE t SET a = 2 WHERE a = 1",
+            "INSERT INTO listed VALUES (1)",
+            "UPDATE listed SET a = 2 WHERE a = 1",
+        ),
+        expected={"t": [("2", "4"), ("7", "14")], "listed": [("2", "4"), ("7", "14")]},
         absent_columns=("c",),
-        changes=(1, 1),
+        changes=(1, 1, 1, 1),
     ),
 )

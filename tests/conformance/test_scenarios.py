@@ -1,7 +1,8 @@
 """PostgreSQL to Iceberg, end to end, judged by the source itself and by what each scenario demands.
 
 Every scenario runs with one batch for all, and every batch is applied a second time. The same WAL is
-staged in every other way and compared there; some also with one batch applied for each transaction.
+staged in every other way and compared there; some also with one batch applied for each transaction, to
+copy-on-write tables.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from airflow_provider_pgoutput.batch.plan import COPY_ON_WRITE
 from tests.conformance.compare import (
     connect,
+    delete_files,
     difference,
     lake_fields,
     quoted,
@@ -25,6 +28,7 @@ from tests.conformance.compare import (
 from tests.conformance.groups import (
     ONE_BATCH,
     PER_TRANSACTION,
+    PLANS,
     VARIANTS,
     GroupRun,
     VariantRun,
@@ -119,6 +123,8 @@ def test_scenario(
                 assert not difference(found, read_source(session, schema, table, chosen)), table
             other = read_with_pyiceberg(run.pipeline, target(run, scenario, table))
             assert not difference(read_arrow(spark.table(name).toArrow()), other), table
+            if PLANS[variant]["write_mode"] == COPY_ON_WRITE:
+                assert not delete_files(run.pipeline, target(run, scenario, table)), table
 
 
 @every_variant

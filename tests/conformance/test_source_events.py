@@ -1,6 +1,6 @@
 """What happens to a source beside its rows, from the server into the lake: lost slots, silence, late commits.
 
-Scenarios C35, C36, C84, C97, C101, C104, C105. What the stream holds in each case is looked at in
+Scenarios C35, C36, C84, C93, C97, C101, C104, C105. What the stream holds in each case is looked at in
 ``tests/capture/test_server_states.py``.
 """
 
@@ -127,6 +127,37 @@ def test_c84_a_silent_publication_moves_the_checkpoint_alone(
     assert (after["t"], set(after)) == (heads["t"], set(heads))
     tables.run("INSERT INTO t VALUES (3, 'seen')", transport=transport)
     tables.assert_equal("t")
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_c93_transactions_that_go_on_while_the_copy_waits_for_them(
+    tables: Tables, transport: str
+) -> None:
+    """C93, F31: both wrote to the table before it was published, and write more while the run waits."""
+    tables.execute("CREATE TABLE u(a int PRIMARY KEY)")
+    with (
+        psycopg.connect(tables.pipeline.conninfo) as first,
+        psycopg.connect(tables.pipeline.conninfo) as second,
+    ):
+        first.execute("INSERT INTO u VALUES (11)")
+        second.execute("INSERT INTO u VALUES (21)")
+        tables.execute("ALTER PUBLICATION p ADD TABLE u")
+        with running(tables, transport=transport) as batches:
+            waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'transactionid'"
+            wait_until(lambda: tables.execute(waiting))
+            second.execute("INSERT INTO u VALUES (22)")
+            second.execute("INSERT INTO t VALUES (2, 'of the same transaction')")
+            second.commit()
+            tables.execute("INSERT INTO u VALUES (99)")
+            time.sleep(0.3)
+            assert not batches, "the copy waits for the other one"
+            first.execute("INSERT INTO u VALUES (12)")
+            first.execute("DELETE FROM u WHERE a = 11")
+            first.commit()
+    assert tables.lake_rows("u") == {(each,): 1 for each in ("12", "21", "22", "99")}
+    tables.run("UPDATE u SET a = 13 WHERE a = 12", transport=transport)
+    tables.assert_equal("t", "u")
+    tables.assert_repeatable()
 
 
 def test_c97_a_lost_slot_stops_the_run_until_it_may_copy(tables: Tables) -> None:

@@ -1,7 +1,7 @@
 """Tables that are dropped, made again, renamed and moved, from the source into the lake.
 
-Scenarios C52, C57, C58, C91 and more. What is not here: partitions (``test_partition_life.py``), and that
-nothing is published of what is refused by default (``test_refusals.py``).
+Scenarios C52, C57 to C59, C90, C91 and more. What is not here: partitions (``test_partition_life.py``), and
+that nothing is published of what is refused by default (``test_refusals.py``).
 """
 
 from __future__ import annotations
@@ -164,6 +164,55 @@ def test_a_renamed_or_moved_table_goes_on_as_it_is_told(pipeline: Pipeline) -> N
     tables.assert_repeatable()
 
 
+@pytest.mark.parametrize("transport", ["sql", "walsender"])
+def test_c59_two_tables_that_had_one_name_in_a_transaction_are_told_apart(
+    pipeline: Pipeline, transport: str
+) -> None:
+    """C59: refused by name; then each has its own rows, though version 15 announces no renamed schema."""
+    tables = Tables(pipeline)
+    tables.run(
+        "CREATE SCHEMA s1",
+        "CREATE TABLE s1.t(a int PRIMARY KEY)",
+        "INSERT INTO s1.t VALUES (0)",
+        "CREATE PUBLICATION p FOR ALL TABLES",
+    )
+    former = tables.source_rows("s1.t")
+    tables.execute(
+        "BEGIN",
+        "INSERT INTO s1.t VALUES (1)",
+        "ALTER SCHEMA s1 RENAME TO s2",
+        "CREATE SCHEMA s1",
+        "CREATE TABLE s1.t(a int PRIMARY KEY)",
+        "INSERT INTO s1.t VALUES (2)",
+        "INSERT INTO s2.t VALUES (3)",
+        "COMMIT",
+    )
+    refused = "renamed to s2.t, and another made under its name"
+    assert tables.refused(TableRefused, refused, transport=transport) == "s1.t"
+    tables.assert_holds("s1.t", former)
+    tables.run(on_recreated_table="copy", transport=transport)
+    assert tables.lake_rows("s1.t") == {("2",): 1}
+    assert tables.lake_rows("s2.t") == {("0",): 1, ("1",): 1, ("3",): 1}
+
+    # Without a copy the rows of one transaction come under two names of a schema, or on 15 under the first.
+    tables.execute(
+        "BEGIN",
+        "INSERT INTO s1.t VALUES (4)",
+        "INSERT INTO s2.t VALUES (5)",
+        "ALTER SCHEMA s2 RENAME TO s3",
+        "INSERT INTO s3.t VALUES (6)",
+        "DELETE FROM s3.t WHERE a = 1",
+        "COMMIT",
+    )
+    assert tables.refused(TableRefused, "was renamed", transport=transport) == "s3.t"
+    target = pipeline.plan(tables.batches[0]).target_name("s2", "t")
+    tables.set_targets({"s3.t": target})
+    tables.run(transport=transport)
+    tables.assert_holds("s3.t", tables.source_rows("s3.t"), target=target)
+    tables.assert_equal("s1.t")
+    tables.assert_repeatable()
+
+
 def test_tables_that_leave_a_publication_and_come_to_one(pipeline: Pipeline) -> None:
     """C52, C91: what was not published all the time is copied, and what left stays as it was."""
     tables = Tables(pipeline, logs=("public.logged",))
@@ -212,6 +261,63 @@ def test_tables_that_leave_a_publication_and_come_to_one(pipeline: Pipeline) -> 
     assert "other.across was not published all the time" in "\n".join(warnings)
     tables.assert_equal("other.across", "s.came", "logged", "s.back")
     tables.assert_holds("s.across", former)
+    tables.assert_repeatable()
+
+
+@pytest.mark.parametrize("transport", ["sql", "walsender"])
+def test_c91_without_a_copy_what_was_published_flows_and_the_gap_is_named(
+    pipeline: Pipeline, transport: str
+) -> None:
+    """C91 with ``initial_copy="never"``: rows 1, 3 and 4, which are sent; row 2 and the deletes are not."""
+    tables = Tables(pipeline)
+    tables.run("CREATE TABLE t(a int PRIMARY KEY, b text)", "CREATE PUBLICATION p FOR TABLE t")
+    with collected_warnings() as warnings:
+        batch = tables.run(
+            "INSERT INTO t VALUES (1, 'a')",
+            "ALTER PUBLICATION p DROP TABLE t",
+            "INSERT INTO t VALUES (2, 'b')",
+            "ALTER PUBLICATION p ADD TABLE t",
+            "INSERT INTO t VALUES (3, 'c')",
+            "ALTER PUBLICATION p SET (publish = 'insert')",
+            "DELETE FROM t",
+            "INSERT INTO t VALUES (4, 'd')",
+            initial_copy="never",
+            transport=transport,
+        )
+    (table,) = batch.tables
+    assert (table.copy_lsn, table.counts.changes) == (None, 3)
+    assert tables.lake_rows("t") == {("1", "a"): 1, ("3", "c"): 1, ("4", "d"): 1}
+    said = "\n".join(warnings)
+    assert "public.t was not published all the time" in said
+    assert "Publication p was altered" in said
+    # What the warning says closes it.
+    tables.run(copy_tables=("public.t",))
+    tables.assert_equal("t")
+    tables.assert_repeatable()
+
+
+def test_c90_new_tables_are_left_out_or_stop_the_run_until_they_are_named(
+    pipeline: Pipeline,
+) -> None:
+    """C90: ``on_new_table``, with a publication that takes up whatever is made."""
+    tables = Tables(pipeline)
+    tables.run(*filled("old"), "CREATE PUBLICATION p FOR ALL TABLES")
+    tables.execute(*filled("c"), "DELETE FROM c WHERE a = 1", "DELETE FROM old WHERE a = 1")
+    assert tables.refused(TableRefused, "lake does not have it", on_new_table="fail") == "public.c"
+    with collected_warnings() as warnings:
+        tables.run(on_new_table="ignore")
+    assert any("public.c" in each and "left out" in each for each in warnings)
+    tables.assert_equal("old")
+    assert "c" not in pipeline.snapshot_ids()
+    tables.run("UPDATE c SET b = 'x'", "DELETE FROM old WHERE a = 2", on_new_table="ignore")
+    assert "c" not in pipeline.snapshot_ids()
+    tables.run(on_new_table="fail", copy_tables=("public.c",))
+    tables.run("DELETE FROM c WHERE a = 2", on_new_table="fail")
+    tables.assert_equal("old", "c")
+    # And a table that was left out, once they are copied again.
+    tables.run(*filled("d"), on_new_table="ignore")
+    tables.run()
+    tables.assert_equal("d")
     tables.assert_repeatable()
 
 

@@ -1,9 +1,10 @@
 """Stage the WAL of a group in every way there is: what is staged has to be the same.
 
 A way is a transport, a protocol version that the server has, a value of ``streaming`` that this version
-has, and where the group is about them ``two_phase`` and ``binary`` on and off. Once three connections decode
-small parts at the same time. Each way reads a copy of the
-pipeline's slot to the end, while the server streams whatever it may. What is not here: the comparison.
+has, and where the group is about them ``two_phase`` and ``binary`` on and off. Once three connections
+decode small parts at the same time, and once the publications are named in the other order. Each way
+reads a copy of the pipeline's slot to the end, while the server streams whatever it may. What is not
+here: the comparison.
 """
 
 from __future__ import annotations
@@ -51,8 +52,13 @@ def newest_version(major: int) -> int:
     return 4 if major >= 16 else 3
 
 
-def ways_of(group: Group, major: int) -> dict[str, dict[str, Any]]:
-    """Arguments of a capture, by the name of the way."""
+def ways_of(
+    group: Group, major: int, publication_names: tuple[str, ...] = ()
+) -> dict[str, dict[str, Any]]:
+    """Arguments of a capture, by the name of the way.
+
+    :param publication_names: those that are read, in the order of all other ways.
+    """
     ways: dict[str, dict[str, Any]] = {}
     versions = range(1, newest_version(major) + 1)
     for transport, version, two_phase, binary in itertools.product(
@@ -73,6 +79,8 @@ def ways_of(group: Group, major: int) -> dict[str, dict[str, Any]]:
                 ways["-".join([*words, "each_transaction"])] = {**way, "max_changes": 1}
     newest = StreamOptions(newest_version(major), "on")
     ways["sql-in_parts"] = {"transport": "sql", "options": newest, **IN_PARTS}
+    other_order = {"publication_names": publication_names[::-1]}
+    ways["sql-other_order"] = {"transport": "sql", "options": newest, **other_order}
     return ways
 
 
@@ -90,7 +98,7 @@ def stage_every_way(
     target = pipeline.flush_lsn()
     found: dict[str, Staged | Exception] = {}
     with streamed(pipeline, group, major):
-        for way, options in ways_of(group, major).items():
+        for way, options in ways_of(group, major, pipeline.publication_names).items():
             try:
                 batches = _stage(pipeline, way, options, target, folder / way)
                 found[way] = staged_rows(batches, folder / way)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.membership import FILTERED
 from airflow_provider_pgoutput.capture.request import ALWAYS
-from airflow_provider_pgoutput.capture.schema.policy import FAIL
+from airflow_provider_pgoutput.capture.schema.policy import COPY, FAIL
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.source.publication_marks import (
     attached_partitions,
@@ -86,6 +86,38 @@ def warn_of_membership_changes(
     return tuple(table or publication for publication, table in rows)
 
 
+def without_ignored(
+    published: Sequence[PublishedTable], checkpoint: Checkpoint | None, request: CaptureRequest
+) -> tuple[PublishedTable, ...]:
+    """The published tables but those that are new to the lake, when ``on_new_table`` does not copy these.
+
+    One that was made again under a name that the lake knows is not new: ``on_recreated_table`` is for it.
+
+    :raises TableRefused: when there is a new one, and the policy is to fail.
+    """
+    seen = None if checkpoint is None else checkpoint.tables
+    if request.on_new_table == COPY or seen is None:
+        return tuple(published)
+    known = {*seen.values(), *request.copy_tables}
+    new = {
+        each.name for each in published if each.relation_oid not in seen and each.name not in known
+    }
+    if new and request.on_new_table == FAIL:
+        raise TableRefused(
+            "The table is published, and the lake does not have it.",
+            slot=request.slot_name,
+            table=min(new),
+            advice="name it in copy_tables, which copies it in this run, or take it out of the publication; "
+            "on_new_table='copy' copies whatever is published, 'ignore' leaves out what is new.",
+        )
+    if new:
+        log.warning(
+            "Published and not in the lake, so left out until copy_tables names them: %s",
+            ", ".join(sorted(new)),
+        )
+    return tuple(each for each in published if each.name not in new)
+
+
 def tables_to_copy(
     published: Sequence[PublishedTable],
     checkpoint: Checkpoint | None,
@@ -101,7 +133,7 @@ def tables_to_copy(
 
     :param gaps: OIDs of tables that were not published all the time.
     :raises ConfigurationError: when a table that was asked for is not published.
-    :raises TableRefused: when a table was dropped and made again, and the policy is to fail.
+    :raises TableRefused: when a table was dropped and made again, or is new, and the policy is to fail.
     """
     names = {each.name for each in published}
     if missing := sorted(set(request.copy_tables) - names):
@@ -110,6 +142,7 @@ def tables_to_copy(
             slot=request.slot_name,
             advice="write them as schema.table, and add them to a publication that is read.",
         )
+    published = without_ignored(published, checkpoint, request)
     tables = None if checkpoint is None else checkpoint.tables
     unasked = request.initial_copy == ALWAYS and tables is not None
     seen = tables or {}

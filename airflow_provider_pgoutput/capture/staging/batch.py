@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.membership import PublishedSet
     from airflow_provider_pgoutput.capture.copy_job import CopiedTable
     from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock, LogicalMessageBlock
+    from airflow_provider_pgoutput.capture.pgoutput.messages import Relation
     from airflow_provider_pgoutput.capture.schema.history import SchemaHistory
     from airflow_provider_pgoutput.capture.source.catalog import Server
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
@@ -96,6 +97,9 @@ class BatchInProgress:
         self.only_copied = False
         #: Tables that were published while others were copied, by OID: the next batch copies them.
         self.left_out: frozenset[int] = frozenset()
+        #: Tables that the lake has, by OID, when changes of others are left out; None: they are not.
+        self.only: frozenset[int] | None = None
+        self._warned_of: set[int] = set()
         #: Writers of values that the columns of a table that is copied could not hold, by OID.
         self._copy_rejected: dict[int, TableWriter] = {}
         self._copy_rejected_files: list[StagedFile] = []
@@ -108,7 +112,7 @@ class BatchInProgress:
         """
         oid = block.relation.oid
         copied_at = self.copied_at.get(oid)
-        if copied_at is None and (self.only_copied or oid in self.left_out):
+        if copied_at is None and self._leaves_out(block.relation):
             return
         if copied_at is not None:
             block = block.since(copied_at)
@@ -125,6 +129,20 @@ class BatchInProgress:
                 self.reject(rejected)
             table.counts += staged.counts
         self.rows += len(block)
+
+    def _leaves_out(self, relation: Relation) -> bool:
+        """Whether the changes of a table that is not copied are left out."""
+        if self.only_copied or relation.oid in self.left_out:
+            return True
+        if self.only is None or relation.oid in self.only:
+            return False
+        if relation.oid not in self._warned_of:
+            self._warned_of.add(relation.oid)
+            log.warning(
+                "Changes of %s are left out: the lake does not have the table, see on_new_table.",
+                relation.name,
+            )
+        return True
 
     def add_copy(self, relation_oid: int, version: TableVersion, copy_lsn: Lsn) -> StagedTable:
         """Take a table that is copied; its rows follow, then ``seal_copy`` or ``drop_copy``."""
