@@ -265,6 +265,24 @@ def test_advance_moves_to_the_checkpoint_and_no_further(source: Source) -> None:
     assert [row["a"] for row in source.changes(third, "public.t")] == [2]
 
 
+def test_two_tables_that_are_called_by_one_name_are_refused(source: Source) -> None:
+    """B25: ``copy_tables`` could mean either, and so could XCom and the options of apply."""
+    source.execute(
+        'CREATE SCHEMA "a.b"',
+        "CREATE SCHEMA a",
+        'CREATE TABLE "a.b".c(i int PRIMARY KEY)',
+        'CREATE TABLE a."b.c"(i int PRIMARY KEY)',
+        'ALTER PUBLICATION p ADD TABLE "a.b".c',
+    )
+    first = source.stage(copy_tables=["a.b.c"])
+    source.execute('ALTER PUBLICATION p ADD TABLE a."b.c"')
+    both = 'The published tables "a"."b.c" and "a.b"."c" are called by one name'
+    assert both in refused(source, ConfigurationError, checkpoint=checkpoint_of(first))
+    new = dataclasses.replace(source, slot_name=f"{source.slot_name}_new")
+    assert both in refused(new, ConfigurationError)
+    assert new.confirmed() is None
+
+
 def test_advance_refuses_positions_that_are_none(source: Source) -> None:
     first = source.stage()
     with pytest.raises(ConfigurationError):
