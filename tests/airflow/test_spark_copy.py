@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tempfile
 import threading
 import time
@@ -221,6 +222,15 @@ def test_the_copy_is_that_of_the_other_engine_and_every_executor_took_part(
 
 
 class Staging(threading.Thread):
+    last = re.findall(r"INFO (\d of 6 tables, .* left)", log)[-1]
+    rows_copied = sum(each.counts.copied for each in found.tables)
+    assert re.fullmatch(
+        rf"6 of 6 tables, (\d+\.\d) of about \1 MiB copied; {rows_copied:,} rows, [\d,]+ rows/s,"
+        r" \d+\.\d MiB/s; about 0 s left",
+        last,
+    ), last
+    assert ", 0 rows/s" not in last
+    assert " 0.0 MiB/s" not in last
     """A stage task in a thread."""
 
     def __init__(self, operator: PgoutputStageOperator, context: Any) -> None:
@@ -274,6 +284,7 @@ def test_a_killed_driver_and_a_lost_snapshot_leave_no_half_of_a_table(
         "CREATE PUBLICATION shop FOR TABLE first, second"
     )
     root = tmp_path / "staging" / "interrupted"
+    capsys: pytest.CaptureFixture[str],
 
     def waiting_for_lock() -> list[int]:
         found = source.execute(
@@ -300,6 +311,13 @@ def test_a_killed_driver_and_a_lost_snapshot_leave_no_half_of_a_table(
         locker.rollback()
     sealed = json.loads(seal.read_text())
     assert {str(path.relative_to(root.parent)) for path in root.rglob("*.parquet")} >= {
+        # How far it is, with the second table still to come.
+        half = re.compile(
+            r"INFO 1 of 2 tables, \d+\.\d of about \d+\.\d MiB copied; 9,000 rows, [1-9][\d,]* rows/s,"
+            r" \d+\.\d MiB/s; about [\d,]+ s left"
+        )
+        printed: list[str] = []
+        eventually(lambda: printed.append(capsys.readouterr().out) or half.search("".join(printed)))
         each["path"] for each in sealed["files"]
     }
     source.execute("DELETE FROM first WHERE a = 1")
