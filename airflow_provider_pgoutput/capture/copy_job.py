@@ -41,6 +41,8 @@ class TableJob:
     #: Relative to the staging root; nobody else writes below it.
     folder: str
     ranges: tuple[BlockRange, ...]
+    #: What it takes on the server's disk, TOAST included: what "done" is measured by.
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ class CopiedTable:
     files: tuple[StagedFile, ...]
     rejected_files: tuple[StagedFile, ...]
     counts: Counts
+    #: Of all rows, in memory.
+    read_bytes: int
 
     def to_json(self) -> str:
         """The answer as text; no value of a row is in it."""
@@ -108,6 +112,7 @@ class CopiedTable:
             files=tuple(StagedFile.from_body(each) for each in body["files"]),
             rejected_files=tuple(StagedFile.from_body(each) for each in body["rejected_files"]),
             counts=Counts(**body["counts"]),
+            read_bytes=body["read_bytes"],
         )
 
 
@@ -141,4 +146,5 @@ def _table_job(body: dict[str, Any]) -> TableJob:
         version=TableVersion.from_body(body["version"]),
         folder=body["folder"],
         ranges=tuple(BlockRange(**each) for each in body["ranges"]),
+        size_bytes=body["size_bytes"],
     )

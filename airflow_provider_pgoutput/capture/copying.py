@@ -248,7 +248,7 @@ class _Round:
             sources: list[Generator[CopiedRows | CopiedPart | TableElsewhere, None, None]] = []
             errors: list[Exception] = []
             if there:
-                elsewhere = copied_elsewhere(context, self._snapshot.name, there)
+                elsewhere = copied_elsewhere(context, self._snapshot.name, there, storage)
                 sources.append(_until_an_error(copying.enter_context(elsewhere), errors))
             if here:
                 sources.append(self._read_here(here))
@@ -281,9 +281,9 @@ class _Round:
         if isinstance(copied, TableElsewhere):
             check(self._context, order, copied.copied)
             self._batch.take_copy(order.staged, copied.copied)
-            progress.rows(copied.copied.counts.copied, 0)
             self._missing[oid] = 0
             progress.part(order.table.name, 1)
+            progress.rows(copied.copied.counts.copied, copied.copied.read_bytes)
         else:
             self._missing[oid] -= 1
             progress.part(order.table.name, 1 / len(order.ranges))

@@ -15,7 +15,7 @@ from airflow_provider_pgoutput.capture.source.copy_plan import block_ranges
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from airflow_provider_pgoutput.capture.context import CaptureContext
     from airflow_provider_pgoutput.capture.copy_job import CopiedTable
@@ -48,11 +48,15 @@ def ranges(request: CaptureRequest, storage: TableStorage) -> list[BlockRange]:
 
 @contextlib.contextmanager
 def copied_elsewhere(
-    context: CaptureContext, snapshot_name: str, orders: Sequence[CopyOrder]
+    context: CaptureContext,
+    snapshot_name: str,
+    orders: Sequence[CopyOrder],
+    storage: Mapping[int, TableStorage],
 ) -> Iterator[Generator[TableElsewhere, None, None]]:
     """Begin to copy tables elsewhere; they follow, each when the engine says that it is copied.
 
     :param orders: one at least.
+    :param storage: how large the tables are, by OID.
     :raises SnapshotLost: when the snapshot does not exist any more.
     """
     engine, request = context.request.copy_engine, context.request
@@ -66,7 +70,11 @@ def copied_elsewhere(
         memory_mib=request.memory_mib,
         tables=tuple(
             TableJob(
-                each.table, each.staged.versions[-1].version, _folder(each), tuple(each.ranges)
+                each.table,
+                each.staged.versions[-1].version,
+                _folder(each),
+                tuple(each.ranges),
+                storage[each.table.relation_oid].size_bytes,
             )
             for each in orders
         ),

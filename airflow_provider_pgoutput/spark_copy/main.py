@@ -31,11 +31,12 @@ from airflow_provider_pgoutput.capture.copy_job import (
     CopyJob,
     copied_file,
 )
+from airflow_provider_pgoutput.capture.progress import CopyProgress
 from airflow_provider_pgoutput.errors import ConfigurationError, PgoutputError
-from airflow_provider_pgoutput.spark_copy.ranges import copy_range, failure_of
+from airflow_provider_pgoutput.spark_copy.ranges import AddUp, DoneSoFar, copy_range, failure_of
 
 if TYPE_CHECKING:
-    from pyspark import Broadcast
+    from pyspark import Accumulator, Broadcast
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,11 @@ class _Copy:
         self._folder = folder
         shared = dataclasses.replace(job, conninfo="")
         self._shared: Broadcast[CopyJob] = context.broadcast(shared)
+        self._progress = CopyProgress({each.table.name: each.size_bytes for each in job.tables})
+        self._done: list[Accumulator[DoneSoFar]] = [
+            context.accumulator(DoneSoFar(), AddUp()) for _ in job.tables
+        ]
+        self._reported = [DoneSoFar()] * len(job.tables)
 
     def run(self) -> None:
         """Copy all tables.
@@ -103,11 +109,14 @@ class _Copy:
                     self._context.cancelAllJobs()
                     raise
                 self._report()
+        self._progress.done()
 
     def _copy_table(self, number: int) -> None:
         table = self._job.tables[number].table
         count = len(self._job.tables[number].ranges)
-        copy = functools.partial(copy_range, self._shared, self._job.conninfo, number)
+        copy = functools.partial(
+            copy_range, self._shared, self._job.conninfo, self._done[number], number
+        )
         try:
             done = self._context.parallelize(range(count), count).map(copy).collect()
         except Py4JJavaError as error:
@@ -117,6 +126,7 @@ class _Copy:
             files=tuple(file for each in done for file in each.files),
             rejected_files=tuple(file for each in done for file in each.rejected_files),
             counts=sum((each.counts for each in done), Counts()),
+            read_bytes=sum(each.read_bytes for each in done),
         )
         _write_whole(self._folder / copied_file(table.relation_oid), copied.to_json())
         executors = Counter(each.executor for each in done)
@@ -129,16 +139,15 @@ class _Copy:
         )
 
     def _report(self) -> None:
-        tracker = self._context.statusTracker()
-        stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
-        for stage in stages:
-            if stage is not None:
-                log.info(
-                    "%d of %d parts copied, %d being read.",
-                    stage.numCompletedTasks,
-                    stage.numTasks,
-                    stage.numActiveTasks,
-                )
+        """Take note of what was done since the last time; a line follows when it is time for one."""
+        rows = read_bytes = 0
+        for number, table in enumerate(self._job.tables):
+            done, before = self._done[number].value, self._reported[number]
+            self._reported[number] = done
+            self._progress.part(table.table.name, (done.ranges - before.ranges) / len(table.ranges))
+            rows += done.rows - before.rows
+            read_bytes += done.read_bytes - before.read_bytes
+        self._progress.rows(rows, read_bytes)
 
 
 def _meaning(message: str) -> PgoutputError | None:

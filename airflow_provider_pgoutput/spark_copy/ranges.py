@@ -15,9 +15,10 @@ import os
 import re
 import socket
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
+from pyspark import AccumulatorParam
 
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.batch.manifest import Counts
@@ -32,7 +33,7 @@ from airflow_provider_pgoutput.errors import PgoutputError, error_named
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pyspark import Broadcast
+    from pyspark import Accumulator, Broadcast
 
     from airflow_provider_pgoutput.batch.manifest import StagedFile
     from airflow_provider_pgoutput.capture.copy_job import CopyJob, TableJob
@@ -49,8 +50,29 @@ class CopiedRange:
     files: tuple[StagedFile, ...]
     rejected_files: tuple[StagedFile, ...]
     counts: Counts
+    read_bytes: int
     #: Host, and process that starts an executor's Python workers: one for each executor.
     executor: str
+
+
+class DoneSoFar(NamedTuple):
+    """What the tasks of a table have done that Spark counted."""
+
+    ranges: int = 0
+    rows: int = 0
+    read_bytes: int = 0
+
+
+class AddUp(AccumulatorParam[DoneSoFar]):
+    """Lets the driver see what is done while tasks are running: each task adds its own, once."""
+
+    def zero(self, value: DoneSoFar) -> DoneSoFar:
+        """Where a task begins."""
+        return DoneSoFar()
+
+    def addInPlace(self, value1: DoneSoFar, value2: DoneSoFar) -> DoneSoFar:  # noqa: N802
+        """The sum."""
+        return DoneSoFar(*map(sum, zip(value1, value2, strict=True)))
 
 
 class TaskFailed(Exception):
@@ -60,6 +82,7 @@ class TaskFailed(Exception):
 def copy_range(
     shared: Broadcast[CopyJob],
     conninfo: str | Mapping[str, Any],
+    done: Accumulator[DoneSoFar],
     table_number: int,
     range_number: int,
 ) -> CopiedRange:
@@ -67,17 +90,20 @@ def copy_range(
 
     :param shared: the job without the source's connection parameters.
     :param conninfo: the parameters. They travel in the task itself, as Spark may write a broadcast to disk.
+    :param done: is told of the range when it is copied.
     :raises TaskFailed: for any ``PgoutputError``; ``failure_of`` finds it again in Spark's message.
     """
     job = shared.value
     table = job.tables[table_number]
     try:
-        return _Range(job, table).copy(conninfo, table.ranges[range_number])
+        copied = _Range(job, table).copy(conninfo, table.ranges[range_number])
     except PgoutputError as error:
         text = json.dumps({"error": type(error).__name__, "message": str(error)}).join(_MARKS)
         # The traceback that Spark prints quotes this line, so the marks are not in it. Of what came before
         # nothing is said: what the server's words are besides may quote rows.
         raise TaskFailed(text) from None
+    done += DoneSoFar(1, copied.counts.copied, copied.read_bytes)
+    return copied
 
 
 def failure_of(message: str) -> PgoutputError | None:
@@ -104,11 +130,13 @@ class _Range:
 
     def copy(self, conninfo: str | Mapping[str, Any], blocks: BlockRange) -> CopiedRange:
         """Read all rows of the range and complete their files."""
-        order, counts = CopyOrder(self._table.table, self._staged, [blocks]), Counts()
+        order = CopyOrder(self._table.table, self._staged, [blocks])
+        counts, read_bytes = Counts(), 0
         try:
             for part in copy_tables(conninfo, self._job.snapshot_name, [order], 1):
                 if isinstance(part, CopiedRows):
                     counts += self._keep(part)
+                    read_bytes += part.rows.nbytes
             self._pool.finish()
         except BaseException:
             self._pool.abandon()
@@ -121,6 +149,7 @@ class _Range:
             files=tuple(self._rows.files),
             rejected_files=tuple(self._rejected.files),
             counts=counts,
+            read_bytes=read_bytes,
             executor=f"{socket.gethostname()}:{os.getppid()}",
         )
 

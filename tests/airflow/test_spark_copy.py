@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tempfile
 import threading
 import time
@@ -24,11 +25,22 @@ from airflow_provider_pgoutput.errors import ConnectionNotFound, SourceUnavailab
 from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
 from airflow_provider_pgoutput.quickstart.spark import spark_environment
 from tests.airflow.conftest import connection_json
+from tests.conformance.compare import (
+    connect,
+    difference,
+    lake_fields,
+    quoted,
+    read_lake,
+    read_source,
+)
+from tests.conformance.pipeline import CATALOG, Batch, Pipeline
 from tests.reader_role import reader_conninfo
 from tests.spark_cluster import WORKERS, SparkCluster, standalone_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from pyspark.sql import SparkSession
 
     from airflow_provider_pgoutput.batch.manifest import StagedFile, Table
     from tests.airflow.conftest import TestLake
@@ -221,6 +233,15 @@ def test_the_copy_is_that_of_the_other_engine_and_every_executor_took_part(
 
 
 class Staging(threading.Thread):
+    last = re.findall(r"INFO (\d of 6 tables, .* left)", log)[-1]
+    rows_copied = sum(each.counts.copied for each in found.tables)
+    assert re.fullmatch(
+        rf"6 of 6 tables, (\d+\.\d) of about \1 MiB copied; {rows_copied:,} rows, [\d,]+ rows/s,"
+        r" \d+\.\d MiB/s; about 0 s left",
+        last,
+    ), last
+    assert ", 0 rows/s" not in last
+    assert " 0.0 MiB/s" not in last
     """A stage task in a thread."""
 
     def __init__(self, operator: PgoutputStageOperator, context: Any) -> None:
@@ -274,6 +295,7 @@ def test_a_killed_driver_and_a_lost_snapshot_leave_no_half_of_a_table(
         "CREATE PUBLICATION shop FOR TABLE first, second"
     )
     root = tmp_path / "staging" / "interrupted"
+    capsys: pytest.CaptureFixture[str],
 
     def waiting_for_lock() -> list[int]:
         found = source.execute(
@@ -300,6 +322,13 @@ def test_a_killed_driver_and_a_lost_snapshot_leave_no_half_of_a_table(
         locker.rollback()
     sealed = json.loads(seal.read_text())
     assert {str(path.relative_to(root.parent)) for path in root.rglob("*.parquet")} >= {
+        # How far it is, with the second table still to come.
+        half = re.compile(
+            r"INFO 1 of 2 tables, \d+\.\d of about \d+\.\d MiB copied; 9,000 rows, [1-9][\d,]* rows/s,"
+            r" \d+\.\d MiB/s; about [\d,]+ s left"
+        )
+        printed: list[str] = []
+        eventually(lambda: printed.append(capsys.readouterr().out) or half.search("".join(printed)))
         each["path"] for each in sealed["files"]
     }
     source.execute("DELETE FROM first WHERE a = 1")
@@ -328,6 +357,96 @@ def test_a_killed_driver_and_a_lost_snapshot_leave_no_half_of_a_table(
         repr({"n0": a, "n1": "s" * 100}) for a in range(2, 1501)
     )
     assert "1 of 1 tables are copied at a new point" in caplog.text
+
+
+class Writer(threading.Thread):
+    """Changes two tables, a transaction after the other."""
+
+    def __init__(self, conninfo: str) -> None:
+        super().__init__(daemon=True)
+        self._conninfo = conninfo
+        self._ended = threading.Event()
+        self.transactions = 0
+
+    def run(self) -> None:
+        with psycopg.connect(self._conninfo) as session:
+            while not self._ended.is_set():
+                number = self.transactions % 3000
+                for table in ("first", "second"):
+                    session.execute(f"DELETE FROM {table} WHERE a = {3 * number}".encode())
+                    session.execute(
+                        f"UPDATE {table} SET b = 'changed' WHERE a = {3 * number + 1}".encode()
+                    )
+                    session.execute(
+                        f"INSERT INTO {table} VALUES ({100_000 + self.transactions}, 'new')".encode()
+                    )
+                session.commit()
+                self.transactions += 1
+                time.sleep(0.01)
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
+
+
+def test_a_copy_under_writes_and_what_follows_make_the_lake_the_source(
+    stage: Callable[..., Any],
+    source: Session,
+    postgres_database: str,
+    spark: SparkSession,
+    lake_catalog_properties: dict[str, str],
+    set_connection: Callable[[str, dict[str, Any]], None],
+    tmp_path: Path,
+    task_context: Any,
+) -> None:
+    """No gap and no double around the copy's point, in a table with a key and in one without."""
+    source.execute(
+        "CREATE TABLE first (a int PRIMARY KEY, b text);"
+        "INSERT INTO first SELECT g, repeat('f', 100) FROM generate_series(1, 9000) g;"
+        "CREATE TABLE second (a int, b text);"
+        "ALTER TABLE second REPLICA IDENTITY FULL;"
+        "INSERT INTO second SELECT g % 6000, repeat('s', 100) FROM generate_series(1, 9000) g;"
+        "CREATE PUBLICATION shop FOR TABLE first, second"
+    )
+    extra = {name: value for name, value in lake_catalog_properties.items() if name != "uri"}
+    set_connection(
+        "iceberg_default",
+        {"conn_type": "iceberg", "host": lake_catalog_properties["uri"], "extra": extra},
+    )
+    pipeline = Pipeline(
+        conninfo=postgres_database,
+        slot_name="under_writes",
+        publication_names=("shop",),
+        namespace="spark_copy_under_writes",
+        staging=tmp_path / "staging",
+        catalog_properties=lake_catalog_properties,
+        spark=spark,
+    )
+    writer = Writer(postgres_database)
+    writer.start()
+    operator = stage("under_writes", namespace=pipeline.namespace, catalog_name=CATALOG)
+    staging = Staging(operator, task_context)
+    staging.start()
+    eventually(spark_submit)
+    begun = writer.transactions
+    staging.join(240)
+    assert staging.error is None
+    assert writer.transactions > begun + 20
+    writer.end()
+    first = Batch(manifest_of(staging.batch), staging.batch["manifest_uri"])
+    assert [each.counts.copied > 5000 for each in first.manifest.tables] == [True, True]
+    pipeline.apply(first)
+    second = pipeline.stage()
+    assert second.manifest.changes > 100
+    pipeline.apply(second)
+    with connect(postgres_database) as session:
+        for table in ("first", "second"):
+            name = quoted(CATALOG, pipeline.namespace, table)
+            spark.catalog.refreshTable(name)
+            fields = [lake_fields(spark, name)[column] for column in ("a", "b")]
+            held = read_source(session, "public", table, fields)
+            assert not difference(read_lake(spark, name, fields), held), table
+            assert held.total() > 5000
 
 
 def test_a_table_is_sealed_while_the_worker_copies_its_own(

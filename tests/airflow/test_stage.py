@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_provider_pgoutput.batch import crash_points
 from airflow_provider_pgoutput.batch.manifest import Manifest
+from airflow_provider_pgoutput.capture.source import copy
 from airflow_provider_pgoutput.errors import ConnectionNotFound
 from airflow_provider_pgoutput.operators.batches import ReceivedBatch
 from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
@@ -215,7 +217,9 @@ def test_changes_of_schema_and_values_that_do_not_fit_are_in_its_log_and_xcom(
     assert "infinity" not in caplog.text
 
 
-def test_what_cannot_work_fails_at_once(tmp_path: Path, task_context: Any) -> None:
+def test_what_cannot_work_fails_at_once_and_makes_no_slot(
+    source: Session, tmp_path: Path, task_context: Any
+) -> None:
     wrong = {
         "PublicationMissing: .*missing": {"publication_names": ["missing"]},
         "transport": {"transport": "pigeon"},
@@ -236,6 +240,7 @@ def test_what_cannot_work_fails_at_once(tmp_path: Path, task_context: Any) -> No
     for message, changed in wrong.items():
         with pytest.raises(AirflowFailException, match=message):
             stage(tmp_path, **changed).execute(task_context)
+        assert source.execute("SELECT count(*) FROM pg_replication_slots").fetchone() == (0,)
 
 
 def test_a_connection_that_airflow_does_not_give_is_asked_for_again(
@@ -306,3 +311,38 @@ def test_a_slot_that_somebody_reads_is_tried_again_later(
         )
         with pytest.raises(SlotBusy):
             stage(tmp_path).execute(task_context)
+
+
+def test_as_many_connections_copy_at_once_as_it_is_told(
+    source: Session, tmp_path: Path, task_context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the first rows, when none of the others are taken, so that nobody gets to the end of a table."""
+    monkeypatch.setattr(copy, "_BATCH_BYTES", 1)
+    for number in range(6):
+        source.execute(
+            f"CREATE TABLE many_{number} AS SELECT generate_series(1, 50) AS id".encode()
+        )
+        source.execute(f"ALTER PUBLICATION shop ADD TABLE many_{number}".encode())
+    counts: list[int] = []
+
+    def copying() -> int:
+        row = source.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND query LIKE 'COPY (SELECT%' AND state <> 'idle'"
+        ).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def at(point: str) -> None:
+        if point == "stage.during_copy" and not counts:
+            deadline = time.monotonic() + 30
+            while copying() < 4 and time.monotonic() < deadline:
+                time.sleep(0.05)
+            # One more would have begun by now.
+            time.sleep(0.5)
+            counts.append(copying())
+
+    with crash_points.watched(at):
+        batch = stage(tmp_path, copy_connections="4").execute(task_context)
+    assert counts == [4]
+    assert {each["copied"] for each in batch["tables"].values()} == {2, 50}

@@ -11,10 +11,11 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture.advance import advance_slot
+from airflow_provider_pgoutput.capture.advance import SlotOnServer, advance_slot, move_slot
 from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
 from airflow_provider_pgoutput.capture.request import SQL, WALSENDER, CaptureRequest
 from airflow_provider_pgoutput.capture.schema.policy import COPY
+from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     PgoutputError,
@@ -23,6 +24,7 @@ from airflow_provider_pgoutput.errors import (
     SlotBusy,
     SlotNotFound,
     SourceChanged,
+    SourceError,
     SourceUnavailable,
     ValueRefused,
     WrongSlot,
@@ -30,6 +32,7 @@ from airflow_provider_pgoutput.errors import (
 from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:
+    from airflow_provider_pgoutput.capture.source.catalog import Server
     from tests.capture.pipeline_support import Source
 
 pytestmark = pytest.mark.postgres
@@ -262,6 +265,24 @@ def test_advance_moves_to_the_checkpoint_and_no_further(source: Source) -> None:
     assert [row["a"] for row in source.changes(third, "public.t")] == [2]
 
 
+def test_two_tables_that_are_called_by_one_name_are_refused(source: Source) -> None:
+    """B25: ``copy_tables`` could mean either, and so could XCom and the options of apply."""
+    source.execute(
+        'CREATE SCHEMA "a.b"',
+        "CREATE SCHEMA a",
+        'CREATE TABLE "a.b".c(i int PRIMARY KEY)',
+        'CREATE TABLE a."b.c"(i int PRIMARY KEY)',
+        'ALTER PUBLICATION p ADD TABLE "a.b".c',
+    )
+    first = source.stage(copy_tables=["a.b.c"])
+    source.execute('ALTER PUBLICATION p ADD TABLE a."b.c"')
+    both = 'The published tables "a"."b.c" and "a.b"."c" are called by one name'
+    assert both in refused(source, ConfigurationError, checkpoint=checkpoint_of(first))
+    new = dataclasses.replace(source, slot_name=f"{source.slot_name}_new")
+    assert both in refused(new, ConfigurationError)
+    assert new.confirmed() is None
+
+
 def test_advance_refuses_positions_that_are_none(source: Source) -> None:
     first = source.stage()
     with pytest.raises(ConfigurationError):
@@ -271,3 +292,26 @@ def test_advance_refuses_positions_that_are_none(source: Source) -> None:
     with pytest.raises(SlotNotFound):
         advance_slot(source.reader, "nobody_s_slot", first.end_lsn)
     assert source.confirmed() == str(first.end_lsn)
+
+
+class _FlushedFurther(SlotOnServer):
+    """A slot whose server tells a position that it has not reached, as one does that has gone back since."""
+
+    def server(self) -> Server:
+        told = super().server()
+        return dataclasses.replace(told, flush_lsn=Lsn(told.flush_lsn + (1 << 30)))
+
+
+def test_a_server_that_moves_the_slot_less_far_than_asked_is_no_success(source: Source) -> None:
+    """B24: past the end of its WAL the server moves a slot to that end only, and calls it done."""
+    first = source.stage()
+    source.execute("INSERT INTO t VALUES (1, 'flushed')")
+    asked = Lsn(first.end_lsn + (1 << 29))
+    with sessions.connect(source.reader) as session:
+        slot = _FlushedFurther(session, source.reader, source.slot_name)
+        with pytest.raises(SourceError, match=r"moved the slot to .* only") as refusal:
+            move_slot(slot, asked, first.system_identifier)
+    assert refusal.value.lsn == str(asked)
+    reached = Lsn.parse(str(source.confirmed()))
+    assert first.end_lsn < reached < asked
+    assert f"to {reached} only" in str(refusal.value)

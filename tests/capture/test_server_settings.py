@@ -7,8 +7,10 @@ Source: https://www.postgresql.org/docs/current/runtime-config-replication.html
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,3 +94,40 @@ def test_b16_and_a_slot_that_falls_behind(
     with pytest.raises(SlotLost, match=r"(wal_removed|WAL removed)") as lost:
         source.stage(checkpoint=lake)
     assert "on_slot_lost" in str(lost.value.advice)
+
+
+def allow_plugins(source: Source, libraries: str) -> None:
+    """Let the server take these output plugins only; every session that begins from now on knows it."""
+    source.execute(
+        f"ALTER SYSTEM SET output_plugin_libraries = {libraries}", "SELECT pg_reload_conf()"
+    )
+    deadline = time.monotonic() + 60
+    while source.execute("SHOW output_plugin_libraries") != [(libraries,)]:
+        assert time.monotonic() < deadline, "the server does not read its configuration again"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("transport", ["sql", "walsender"])
+def test_b04_a_server_that_does_not_allow_the_plugin(source: Source, transport: str) -> None:
+    """The server says the SQLSTATE of a missing right, and a GRANT would not help."""
+    if not source.execute("SELECT name FROM pg_settings WHERE name = 'output_plugin_libraries'"):
+        pytest.skip("the setting came with the minor versions of 2026")
+    lake = checkpoint_of(source.stage())
+    source.execute("INSERT INTO t VALUES (1, 'later')")
+    new = dataclasses.replace(source, slot_name=f"{source.slot_name}_new")
+    allow_plugins(source, "test_decoding")
+    try:
+        for refused, checkpoint in ((source, lake), (new, None)):
+            with pytest.raises(ConfigurationError, match="as an output plugin") as refusal:
+                refused.stage(checkpoint=checkpoint, transport=transport)
+            assert "output_plugin_libraries" in str(refusal.value.advice)
+            assert "GRANT" not in str(refusal.value)
+        assert new.confirmed() is None
+        assert not new.manifests()
+        assert source.confirmed() == str(lake.end_lsn)
+        # What the advice says.
+        allow_plugins(source, "test_decoding, pgoutput")
+        batch = source.stage(checkpoint=lake, transport=transport)
+        assert [row["a"] for row in source.changes(batch, "public.t")] == [1]
+    finally:
+        source.execute("ALTER SYSTEM RESET output_plugin_libraries", "SELECT pg_reload_conf()")

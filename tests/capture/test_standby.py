@@ -22,7 +22,7 @@ import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import advance_slot
-from airflow_provider_pgoutput.errors import SourceUnavailable
+from airflow_provider_pgoutput.errors import SourceUnavailable, WrongSlot
 from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
 from tests.capture.pipeline_support import Source, checkpoint_of
 from tests.reader_role import reader_conninfo
@@ -177,3 +177,46 @@ def test_a_standby_is_read_over_a_promotion_of_its_primary_and_its_own(
     source.execute("INSERT INTO t VALUES (4, 'third timeline')")
     batch = source.stage(transport=transport, checkpoint=lake)
     assert (keys(source, batch), batch.timeline) == ([4], 3)
+
+
+def test_a_slot_that_is_synchronised_from_a_primary_is_refused(
+    primary: EmbeddedPostgres, standby: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    """B07: it serves after a promotion only, and then goes on where the primary's was."""
+    if primary.major < 17:
+        pytest.skip("the server synchronises no slots")
+    first = Source(primary.conninfo(), "synchronised", tmp_path / "staging")
+    source = dataclasses.replace(first, conninfo=standby.conninfo())
+    reader_conninfo(primary.conninfo())
+    first.execute(
+        "CREATE TABLE t (a int PRIMARY KEY, b text)",
+        "CREATE PUBLICATION p FOR TABLE t",
+        "SELECT pg_create_physical_replication_slot('a_standby')",
+    )
+    lake = checkpoint_of(first.stage(failover=True))
+    standby.stop()
+    standby.settings["primary_slot_name"] = "a_standby"
+    # To read the slots it needs a database, too.
+    standby.settings["primary_conninfo"] = primary.conninfo()
+    standby.start()
+    synchronised(first, source)
+    with pytest.raises(WrongSlot, match="synchronised from a primary"):
+        source.stage(checkpoint=lake)
+    with pytest.raises(WrongSlot, match="synchronised from a primary"):
+        advance_slot(source.reader, first.slot_name, Lsn(lake.end_lsn + 1))
+
+    primary.stop()
+    promote(standby)
+    source.execute("INSERT INTO t VALUES (1, 'promoted')")
+    assert keys(source, source.stage(checkpoint=lake)) == [1]
+
+
+def synchronised(primary: Source, standby: Source) -> None:
+    """Wait until the standby has the slot for good, which it has when it is as far as the primary's."""
+    query = f"SELECT temporary FROM pg_replication_slots WHERE slot_name = '{standby.slot_name}' AND synced"
+    deadline = time.monotonic() + 60
+    while standby.execute(query) != [(False,)]:
+        assert time.monotonic() < deadline, "the standby does not synchronise the slot"
+        primary.execute("SELECT pg_log_standby_snapshot()")
+        replayed(primary, standby)
+        standby.execute("SELECT pg_sync_replication_slots()")

@@ -12,6 +12,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from psycopg import sql
+
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.errors import translated
@@ -218,7 +220,8 @@ def read_published_tables(
 
     Source: https://www.postgresql.org/docs/current/logical-replication-row-filter.html
 
-    :raises ConfigurationError: when publications give one table different column lists.
+    :raises ConfigurationError: when publications give one table different column lists, or two tables are
+        called by one name.
     """
     with translated():
         rows = session.execute(
@@ -232,7 +235,26 @@ def read_published_tables(
     by_oid: dict[int, list[tuple[Any, ...]]] = {}
     for row in rows:
         by_oid.setdefault(row[0], []).append(row)
-    return tuple(_table(group, attributes[oid], keys) for oid, group in by_oid.items())
+    tables = tuple(_table(group, attributes[oid], keys) for oid, group in by_oid.items())
+    _refuse_one_name_for_two(tables)
+    return tables
+
+
+def _refuse_one_name_for_two(tables: Sequence[PublishedTable]) -> None:
+    """Options, XCom and log name a table ``schema.table``, as it is: a dot may be of either part."""
+    by_name: dict[str, PublishedTable] = {}
+    for table in tables:
+        other = by_name.setdefault(table.name, table)
+        if other is not table:
+            quoted = [
+                sql.Identifier(each.schema_name, each.table_name).as_string()
+                for each in (other, table)
+            ]
+            raise ConfigurationError(
+                f"The published tables {quoted[0]} and {quoted[1]} are called by one name here.",
+                table=table.name,
+                advice="leave one of them out of the publications, or rename it.",
+            )
 
 
 def _table(

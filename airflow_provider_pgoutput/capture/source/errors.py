@@ -125,6 +125,13 @@ _MEANINGS = (
         errors.MissingPrivilege,
         "GRANT EXECUTE ON FUNCTION <it>.",
     ),
+    # A list of the server's, the same for every role: the SQLSTATE is that of a right, and no GRANT helps.
+    _Meaning(
+        "42501",
+        "may not be used as an output plugin$",
+        errors.ConfigurationError,
+        "add pgoutput to the server's setting output_plugin_libraries and reload its configuration.",
+    ),
     _Meaning("42501", "", errors.MissingPrivilege, "GRANT what the message names to the role."),
     _Meaning("22023", "proto_version", errors.WrongSlot, "use a slot of the plugin pgoutput."),
     _Meaning(

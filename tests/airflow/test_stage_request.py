@@ -1,0 +1,169 @@
+"""What the stage operator makes of its arguments: each of them reaches the request of capture.
+
+What is not here: what capture does with a request (``tests/capture``), and refusals (``test_stage.py``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from airflow.sdk import DAG
+from psycopg.conninfo import conninfo_to_dict
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.request import CaptureRequest
+from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
+from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from airflow_provider_pgoutput.operators.copying import CopyingOperator, SparkCopy
+from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
+from tests.airflow.conftest import TestLake, connection_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Every argument, each with another value than its default and as a template gives it: as text.
+GIVEN = {
+    "slot_name": "other_slot",
+    "publication_names": '["one", "two"]',
+    "staging_uri": "file:///other/staging",
+    "namespace": "other_namespace",
+    "postgres_conn_id": "other_source",
+    "iceberg_conn_id": "other_iceberg",
+    "catalog_name": "other_lake",
+    "transport": "auto",
+    "decode_parallelism": "3",
+    "proto_version": "3",
+    "streaming": "off",
+    "two_phase": "true",
+    "binary": "true",
+    "messages": "true",
+    "message_prefixes": '["audit"]',
+    "origin": "none",
+    "max_changes": "11",
+    "max_bytes": "12",
+    "max_seconds": "13",
+    "initial_copy": "never",
+    "start_lsn": "0/14",
+    "on_recreated_table": "copy",
+    "on_slot_lost": "copy",
+    "advance": "after_stage",
+    "failover": "true",
+    "skip_lsns": '["0/15"]',
+    "copy_tables": '["s.copied"]',
+    "value_policy": '{"default": "fail"}',
+    "type_options": '{"uuid": "uuid"}',
+    "column_types": '{"s.t.c": "string"}',
+    "key_columns": '{"s.t": ["k"]}',
+    "older_rows": "default",
+    "type_changes": "copy",
+    "unsure_columns": "warn",
+    "memory_mib": "16",
+    "copy_connections": "5",
+    "copy_engine": "spark",
+    "spark_conn_id": "other_spark",
+    "spark_copy_from_bytes": "17",
+    "spark_copy_conf": '{"spark.cores.max": "18"}',
+}
+#: Of capture alone; no argument is for them.
+OWN = {"part_bytes"}
+
+
+def names_of(operator: type) -> set[str]:
+    parameters = inspect.signature(operator.__init__).parameters.values()
+    return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+
+def defaults_of(given: Any) -> set[str]:
+    """Names of the fields that have the value that they have without being given one."""
+    plain = {
+        each.name: each.default_factory() if callable(each.default_factory) else each.default
+        for each in dataclasses.fields(given)
+    }
+    return {name for name, value in plain.items() if getattr(given, name) == value} - OWN
+
+
+def test_every_argument_is_templated_and_here() -> None:
+    names = names_of(PgoutputStageOperator) | names_of(CopyingOperator)
+    assert names == set(GIVEN) == set(PgoutputStageOperator.template_fields)
+
+
+@pytest.fixture
+def request_of(
+    lake: TestLake, set_connection: Callable[[str, dict[str, Any]], None], task_context: Any
+) -> Callable[..., CaptureRequest]:
+    """The request that an operator of a DAG makes in a task."""
+    other = dataclasses.replace(lake, namespace="other_namespace", catalog_name="other_lake")
+    other.record("other_slot", "0/99")
+    extra = {name: value for name, value in lake.properties.items() if name != "uri"}
+    uri = lake.properties["uri"]
+    set_connection("other_iceberg", {"conn_type": "iceberg", "host": uri, "extra": extra})
+    set_connection("other_spark", {"conn_type": "spark", "host": "spark://there", "port": 7077})
+
+    def make(schedule: Any, **given: Any) -> CaptureRequest:
+        with DAG("any_dag", schedule=schedule):
+            operator = PgoutputStageOperator(task_id="any_task", **given)
+        return operator._request(task_context)
+
+    return make
+
+
+def test_every_argument_reaches_the_request(
+    request_of: Callable[..., CaptureRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_OTHER_SOURCE", connection_json("host=there dbname=shop"))
+    found = request_of(timedelta(minutes=7), **GIVEN)
+    expected: dict[str, Any] = {
+        "slot_name": "other_slot",
+        "publication_names": ("one", "two"),
+        "staging_uri": "file:///other/staging",
+        "transport": "auto",
+        "decode_parallelism": 3,
+        "options": StreamOptions(
+            proto_version=3,
+            streaming="off",
+            two_phase=True,
+            binary=True,
+            messages=True,
+            message_prefixes=("audit",),
+            origin="none",
+        ),
+        "max_changes": 11,
+        "max_bytes": 12,
+        "max_seconds": 13,
+        "initial_copy": "never",
+        "start_lsn": Lsn(0x14),
+        "on_recreated_table": "copy",
+        "on_slot_lost": "copy",
+        "advance": "after_stage",
+        "failover": True,
+        "seconds_between_runs": 420,
+        "skip_lsns": (Lsn(0x15),),
+        "copy_tables": ("s.copied",),
+        "value_policy": {"default": "fail"},
+        "type_options": {"uuid": "uuid"},
+        "column_types": {"s.t.c": "string"},
+        "key_columns": {"s.t": ["k"]},
+        "schema_policy": SchemaPolicy("default", "copy", "warn"),
+        "memory_mib": 16,
+        "copy_connections": 5,
+        "copy_engine": SparkCopy(
+            "other_spark", 17, {"spark.cores.max": "18"}, "airflow-any_dag-any_task-copy"
+        ),
+    }
+    for name, value in expected.items():
+        assert getattr(found, name) == value, name
+    for given in (found, found.options, found.schema_policy):
+        assert not defaults_of(given), "an argument that goes nowhere would not be noticed"
+    assert isinstance(found.conninfo, str)
+    parameters = conninfo_to_dict(found.conninfo)
+    assert (parameters["host"], parameters["dbname"]) == ("there", "shop")
+    # Read from the lake that the arguments name.
+    assert found.checkpoint is not None
+    assert found.checkpoint.end_lsn == Lsn(0x99)
+    assert found.attempt.startswith("1-")
+    looked_at = {*expected, "conninfo", "checkpoint", "attempt"}
+    assert looked_at | OWN == {each.name for each in dataclasses.fields(CaptureRequest)}
