@@ -273,3 +273,22 @@ def test_values_after_the_copy_of_a_dropped_column_or_its_successor_are_not_gues
     apart = copied(table("id a", "id"))
     apart = dataclasses.replace(apart, versions=apart.versions + table("", "", "id a").versions[2:])
     assert history_of(*now, before=before).complete(apart).copy_lsn
+
+
+def test_a_table_that_was_made_again_is_compared_with_the_former_one_by_name() -> None:
+    """The numbers of its columns are its own: they say nothing about the fields of the former one."""
+    now = [attribute(1, "b"), attribute(2, "id"), attribute(3, "c")]
+    made_again = copied(table("b id c", "b id c"))
+    former = dataclasses.replace(shape("id a b"), replica_identity="f")
+    history = dataclasses.replace(history_of(*now), former={"public.t": former})
+    changes = history.complete(made_again).schema_changes
+    assert [str(each) for each in changes] == [
+        "column a was dropped",
+        "column c was added, integer",
+        "the replica identity changed from f to d",
+    ]
+    assert {each.attribute_number for each in changes} == {None}
+    # One whose own past is known is compared with that, and one that is not copied with nothing.
+    known = dataclasses.replace(history, before={1: shape("b id c")})
+    assert not known.complete(made_again).schema_changes
+    assert not history.complete(table("b id c")).schema_changes
