@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply import carry, evolve, keyed, keyless, log, versions
 from airflow_provider_pgoutput.apply.branching import Preparation
+from airflow_provider_pgoutput.apply.defaults import missing_value
 from airflow_provider_pgoutput.apply.failures import failure
 from airflow_provider_pgoutput.apply.iceberg import discard
 from airflow_provider_pgoutput.apply.java import JAVA_ERRORS
@@ -104,7 +105,7 @@ class TablePreparation(Preparation):
         replaced = self.start.copies and not self.target.is_log
         for column in self.columns:
             if column.name in self.evolved.lacking and not replaced:
-                writer.fill(column.name, versions.missing_value(column))
+                writer.fill(column.name, missing_value(column, self.target.source.name))
         return writer
 
     @property
