@@ -251,7 +251,8 @@ def _settle_names(places: Places, foreign: frozenset[str]) -> None:
     if clash := sorted(taken & foreign):
         places.refuse_taken(clash[0], "renamed at the source to")
     taken |= foreign
-    for each in places.every:
+    # Also of a column that is gone by the end of the batch, it is the older values that make room.
+    for each in sorted(places.every, key=lambda place: place.is_retired):
         if each.is_current and not each.is_retired:
             continue
         if each.name in taken or each.is_dropped:
