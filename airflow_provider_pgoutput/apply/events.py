@@ -72,3 +72,13 @@ def events(changes: DataFrame, segment: Segment, updates_with_old: bool) -> Data
         if i in segment.old
     }
     return changes.withColumns(keys).drop(*(staged.old(i) for i in segment.old))
+
+
+def arrivals(changes: DataFrame, segment: Segment, updates_with_old: bool) -> DataFrame:
+    """The keys under which a row came to be, by an insert or by a move; see ``events``.
+
+    Whatever stood under such a key before was another row.
+    """
+    rows = events(changes, segment, updates_with_old)
+    came = rows.where(f"{LIVE} AND ({MOVED} OR {staged.OP} = '{staged.INSERT}')")
+    return came.select(*segment.key_names).distinct()

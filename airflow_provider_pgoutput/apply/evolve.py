@@ -15,6 +15,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_provider_pgoutput.apply import uuids
+from airflow_provider_pgoutput.apply.defaults import missing_value
 from airflow_provider_pgoutput.apply.iceberg import FILL_PREFIX, IcebergTable
 from airflow_provider_pgoutput.apply.java import (
     JAVA_ERRORS,
@@ -25,8 +26,8 @@ from airflow_provider_pgoutput.apply.java import (
 )
 from airflow_provider_pgoutput.apply.names import Sql, TableName, literal, quote
 from airflow_provider_pgoutput.apply.recorded import COLUMNS_PROPERTY, columns_property
-from airflow_provider_pgoutput.apply.types import UUID, holds_uuid, spark_type
-from airflow_provider_pgoutput.apply.versions import missing_value
+from airflow_provider_pgoutput.apply.types import UUID, holds_uuid, lake_type_of, spark_type
+from airflow_provider_pgoutput.batch.lake_types import list_element, struct_fields
 from airflow_provider_pgoutput.batch.manifest import Column
 from airflow_provider_pgoutput.errors import LakeUnavailable, PublishRefused, TableRefused
 
@@ -206,8 +207,15 @@ def _evolve_once(
             if column.missing_value is not None:
                 # In the same commit: a run that is killed now leaves the note for the next one.
                 noted[column.name] = _LACKING if default is None else f"{_SHOWN}{table.head}"
-        elif not field.type().equals(kind) and field.type().isPrimitiveType():
-            change, changed = change.updateColumn(column.name, kind), True
+        elif field.type().isPrimitiveType():
+            if not field.type().equals(kind):
+                change, changed = change.updateColumn(column.name, kind), True
+        elif lake_type_of(field.type()) != column.lake_type:
+            change, changed = (
+                _grow(spark, change, column.name, field.type(), column.lake_type),
+                True,
+            )
+            wanted_properties |= uuids.without_bounds(column.name, column.lake_type)
     for name, field in present.items():
         if field.isRequired() and name not in key:
             change, changed = change.makeColumnOptional(name), True
@@ -230,6 +238,27 @@ def _evolve_once(
         transaction.commitTransaction()
         logger.info("Changed schema or properties of %s.", table.name.target)
     table.java.refresh()
+
+
+def _grow(spark: SparkSession, change: Any, name: str, held: Any, wanted: str) -> Any:
+    """Add the fields that the structs of a column lack: all that ``widens`` allows beside numbers.
+
+    :param name: of the column or of a part of it, as Iceberg spells parts.
+    :param held: its type.
+    :param wanted: the lake type that it shall have.
+    """
+    if held.isListType():
+        element = held.asListType().elementType()
+        return _grow(spark, change, f"{name}.element", element, list_element(wanted) or "")
+    if not held.isStructType():
+        return change
+    present = {str(each.name()): each.type() for each in elements(held.asStructType().fields())}
+    for part, kind in struct_fields(wanted) or ():
+        if part in present:
+            change = _grow(spark, change, f"{name}.{part}", present[part], kind)
+        else:
+            change = change.addColumn(name, part, _java_type(spark, kind))
+    return change
 
 
 def _rename(spark: SparkSession, transaction: Any, table: IcebergTable, layout: Layout) -> bool:
@@ -302,7 +331,7 @@ def _default(spark: SparkSession, table: IcebergTable, column: Column, kind: Any
         return None
     jvm: Any = spark._jvm
     expressions = class_named(jvm, "org.apache.iceberg.expressions.Expressions")
-    converted = spark.range(1).selectExpr(f"{missing_value(column)} AS v")
+    converted = spark.range(1).selectExpr(f"{missing_value(column, table.name.target)} AS v")
     java_value = converted._jdf.head().get(0)
     if column.lake_type == UUID:
         return expressions.lit(java_value).to(kind)

@@ -12,7 +12,7 @@ from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply import key_ranges, log
-from airflow_provider_pgoutput.apply.events import LIVE, source_key
+from airflow_provider_pgoutput.apply.events import LIVE, arrivals, source_key
 from airflow_provider_pgoutput.apply.fold import fold
 from airflow_provider_pgoutput.apply.names import quote
 from airflow_provider_pgoutput.apply.resolve import keep_foreign, keep_unsent, resolve
@@ -72,14 +72,16 @@ def apply(
                 folded, held, segment, missing, converted, is_large=_is_large(preparation)
             )
         extra = log.of_folded()
-        if segment.unsent and (facts.live or soft_delete) and not preparation.empty:
-            held = key_ranges.within(preparation.writer().rows(), ranges)
-            rows = keep_unsent(rows, held, segment)
-        if preparation.layout.foreign and (facts.live or soft_delete) and not preparation.empty:
-            rows, kept = keep_foreign(
-                rows, preparation.writer().rows_as_they_are(), segment, preparation.layout.foreign
-            )
-            extra |= kept
+        foreign = preparation.layout.foreign
+        if (segment.unsent or foreign) and (facts.live or soft_delete) and not preparation.empty:
+            arrived = _arrived(preparation, segment, changes)
+            if segment.unsent:
+                held = key_ranges.within(preparation.writer().rows(), ranges)
+                rows = keep_unsent(rows, held, segment, arrived)
+            if foreign:
+                held = preparation.writer().rows_as_they_are()
+                rows, kept = keep_foreign(rows, held, segment, foreign, arrived)
+                extra |= kept
         # Also for inserts alone: rows can leave the source without an event (a partition is detached,
         # deletes are not published) and come back.
         if not preparation.empty:
@@ -99,6 +101,18 @@ def apply(
         reach("apply.after_append")
     finally:
         folded.unpersist()
+
+
+def _arrived(
+    preparation: TablePreparation, segment: Segment, changes: DataFrame
+) -> DataFrame | None:
+    """The keys whose rows are others than those that the target holds; None: not known, so none are.
+
+    A table that was loaded after the start of its first batch may hold the very row that an insert brings.
+    """
+    if preparation.start.overlaps:
+        return None
+    return arrivals(changes, segment, preparation.counts.old_tuples > 0)
 
 
 def _refuse_moved_in_load(preparation: TablePreparation, segment: Segment) -> None:

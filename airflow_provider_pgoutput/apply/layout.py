@@ -57,6 +57,8 @@ class Layout:
     numbered: Mapping[tuple[int, int], str] = field(default_factory=dict)
     #: Names of fields that no version of the batch has: no column of the source, or one of before.
     foreign: frozenset[str] = frozenset()
+    #: Names of fields that nothing says to be columns of the source, or of a table of before.
+    others: frozenset[str] = frozenset()
     #: Each ``attnum`` that the source has, and does not send any more.
     unsent: frozenset[int] = frozenset()
     #: Names of fields that are columns of a table which had the name before, and of this one no more.
@@ -98,8 +100,7 @@ def lay_out(
     places = Places(table.name, type_changes, copies, {each.name: each for each in fields}, keys)
     known = places.know(target, table.relation_oid, starts)
     if known:
-        added = (each for each in table.schema_changes if each.kind == shape.ADDED)
-        places.added = frozenset(each.attribute_number for each in added) - {None}
+        places.added = _numbers_of(table, shape.ADDED) - {None}
     at: list[list[Place]] = []
     copied = _copied_version(table)
     for at_version, version in enumerate(table.versions):
@@ -135,7 +136,8 @@ def lay_out(
             **{e.name: e.field.lake_type for e in places.every if e.field and not e.is_dropped},
         },
         numbered=(numbered := places.numbered()),
-        foreign=_foreign(places, at, unsent) if known or loaded else frozenset(),
+        foreign=_foreign(places, at, unsent, copies=copies) if known or loaded else frozenset(),
+        others=_others(places),
         unsent=unsent,
         former=frozenset(each.name for each in places.former if not each.is_dropped),
         begun=begun(target, table.relation_oid, starts, numbered),
@@ -149,26 +151,38 @@ def _sought_by(version: TableVersion) -> tuple[str, ...]:
     return tuple(each.name for each in version.columns)
 
 
+def _others(places: Places) -> frozenset[str]:
+    return frozenset(places.free) - set(METADATA_COLUMNS)
+
+
 def _foreign(
-    places: Places, at: Sequence[Sequence[Place]], unsent: frozenset[int]
+    places: Places, at: Sequence[Sequence[Place]], unsent: frozenset[int], *, copies: bool
 ) -> frozenset[str]:
-    """Names of fields of which the batch says nothing, so that a changed row keeps what it has in them."""
+    """Names of fields of which the batch says nothing, so that a changed row keeps what it has in them.
+
+    What is not sent is NULL in the rows of a copy.
+    """
     taken = {place for row in at for place in row}
+    unsent = frozenset() if copies else unsent
     left = {
         each.name
         for each in places.every
         if (each.is_retired or each.number in unsent) and not each.is_dropped and each not in taken
     }
-    return frozenset(places.free) - set(METADATA_COLUMNS) | left
+    return _others(places) | left
 
 
 def _unsent(table: Table, target: IcebergTable | None) -> frozenset[int]:
     """Each ``attnum`` that a column list left out, now or before, and that was not sent since."""
-    changes = (each for each in table.schema_changes if each.kind == shape.UNPUBLISHED)
-    found = {each.attribute_number for each in changes}
+    found = _numbers_of(table, shape.UNPUBLISHED)
     newest = {each.attribute_number for each in table.versions[-1].columns}
     left_out = unsent_numbers(target, table.relation_oid) | found
     return frozenset(each for each in left_out - newest if each is not None)
+
+
+def _numbers_of(table: Table, kind: str) -> frozenset[int | None]:
+    """Each ``attnum`` of which the batch has a change of this kind."""
+    return frozenset(each.attribute_number for each in table.schema_changes if each.kind == kind)
 
 
 def _copied_version(table: Table) -> int:
@@ -221,7 +235,7 @@ def _warn_of_no_numbers(places: Places, metadata: Mapping[str, str]) -> None:
 
 def _mark_dropped(table: Table, every: Sequence[Place]) -> None:
     """What the source dropped since the last batch; key columns of earlier versions are still needed."""
-    gone = {e.attribute_number for e in table.schema_changes if e.kind == shape.DROPPED}
+    gone = _numbers_of(table, shape.DROPPED)
     keys = {name for version in table.versions for name in version.key_columns}
     for each in every:
         if each.number in gone and each.number is not None and not each.is_current:
@@ -237,7 +251,8 @@ def _settle_names(places: Places, foreign: frozenset[str]) -> None:
     if clash := sorted(taken & foreign):
         places.refuse_taken(clash[0], "renamed at the source to")
     taken |= foreign
-    for each in places.every:
+    # Also of a column that is gone by the end of the batch, it is the older values that make room.
+    for each in sorted(places.every, key=lambda place: place.is_retired):
         if each.is_current and not each.is_retired:
             continue
         if each.name in taken or each.is_dropped:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from airflow_provider_pgoutput.apply import evolve, keyed, keyless, log, versions
+from airflow_provider_pgoutput.apply import carry, evolve, keyed, keyless, log, versions
 from airflow_provider_pgoutput.apply.branching import Preparation
+from airflow_provider_pgoutput.apply.defaults import missing_value
 from airflow_provider_pgoutput.apply.failures import failure
 from airflow_provider_pgoutput.apply.iceberg import discard
 from airflow_provider_pgoutput.apply.java import JAVA_ERRORS
@@ -104,7 +105,7 @@ class TablePreparation(Preparation):
         replaced = self.start.copies and not self.target.is_log
         for column in self.columns:
             if column.name in self.evolved.lacking and not replaced:
-                writer.fill(column.name, versions.missing_value(column))
+                writer.fill(column.name, missing_value(column, self.target.source.name))
         return writer
 
     @property
@@ -145,8 +146,11 @@ class TablePreparation(Preparation):
         rows = versions.read_copy(self.spark, self.batch, self.layout.table, self.columns)
         writer = self.writer()
         # Not of a key that was made anew: nothing would be found by it.
-        keeps_gone = self.soft_delete and self._key and set(self._key) <= set(self.layout.existing)
-        if keeps_gone and not self.empty:
+        held_key = self._key if set(self._key) <= set(self.layout.existing) else ()
+        kept: dict[str, Sql] = {}
+        if rows is not None and not self.empty and not self.target.is_log:
+            rows, kept = carry.over_copy(self, rows, held_key)
+        if self.soft_delete and held_key and not self.empty:
             if rows is not None:
                 names = [each.name for each in self.columns]
                 writer.delete_keys(rows, [names.index(each) for each in self._key])
@@ -162,7 +166,8 @@ class TablePreparation(Preparation):
                 at = {each.name: staged.new(i) for i, each in enumerate(self.columns)}
                 key = {at[name]: name for name in self._key}
                 keyed.refuse_null_keys(rows, self.target.source.name, key)
-            writer.append(rows, log.of_copy(self.start.floor, numbered=self.target.is_log))
+            extra = log.of_copy(self.start.floor, numbered=self.target.is_log)
+            writer.append(rows, extra | kept)
             self.counted["appended"] += self.counts.copied
             self.empty = False
         reach("apply.after_copy")

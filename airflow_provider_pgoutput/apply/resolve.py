@@ -84,7 +84,11 @@ def _refuse_unconverted(rows: DataFrame, segment: Segment, i: int) -> None:
 
 
 def keep_foreign(
-    rows: DataFrame, target: DataFrame, segment: Segment, foreign: frozenset[str]
+    rows: DataFrame,
+    target: DataFrame,
+    segment: Segment,
+    foreign: frozenset[str],
+    arrived: DataFrame | None,
 ) -> tuple[DataFrame, dict[str, Sql]]:
     """Give rows what the target holds under their key in columns that are not the source's.
 
@@ -92,6 +96,7 @@ def keep_foreign(
     which become one row, one gives its values.
 
     :param target: the target's rows in its own columns.
+    :param arrived: the keys ``n<i>`` whose rows are others than those that the target may hold under them.
     :return: the rows with further columns, and the names of these by column of the target.
     """
     names = {name: Sql(f"x{i}") for i, name in enumerate(sorted(foreign))}
@@ -100,29 +105,38 @@ def keep_foreign(
         *(F.col(quote(column)).alias(f"k{name}") for column, name in keys.items()),
         *(F.col(quote(column)).alias(name) for column, name in names.items()),
     )
-    same = [F.col(f"k{name}") == F.col(name) for name in keys.values()]
-    wanted = rows.select(*keys.values()).distinct()
-    held_keys = [f"k{name}" for name in keys.values()]
-    held = held.join(wanted, same, "left_semi").dropDuplicates(held_keys).localCheckpoint()
-    return rows.join(held, same, "left").drop(*held_keys), names
+    return _with_held(rows, held, segment, arrived), names
 
 
-def keep_unsent(rows: DataFrame, target: DataFrame, segment: Segment) -> DataFrame:
+def keep_unsent(
+    rows: DataFrame, target: DataFrame, segment: Segment, arrived: DataFrame | None
+) -> DataFrame:
     """Give rows what the target holds under their key in columns that the source no longer sends.
 
     Read now, as in ``keep_foreign``.
 
     :param target: the target's rows in the columns ``n<i>``.
+    :param arrived: see ``keep_foreign``.
     """
     names = [staged.new(i) for i in segment.unsent]
     held = target.select(
         *(F.col(name).alias(f"k{name}") for name in segment.key_names), *(F.col(n) for n in names)
     )
-    same = [F.col(f"k{name}") == F.col(name) for name in segment.key_names]
-    wanted = rows.select(*segment.key_names).distinct()
-    held_keys = [f"k{name}" for name in segment.key_names]
+    return _with_held(rows.drop(*names), held, segment, arrived)
+
+
+def _with_held(
+    rows: DataFrame, held: DataFrame, segment: Segment, arrived: DataFrame | None
+) -> DataFrame:
+    """Join rows with those held, whose key has the names ``kn<i>``; see ``keep_foreign``."""
+    keys: list[str] = [*segment.key_names]
+    same = [F.col(f"k{name}") == F.col(name) for name in keys]
+    wanted = rows.select(*keys).distinct()
+    if arrived is not None:
+        wanted = wanted.join(arrived, keys, "left_anti")
+    held_keys = [f"k{name}" for name in keys]
     held = held.join(wanted, same, "left_semi").dropDuplicates(held_keys).localCheckpoint()
-    return rows.drop(*names).join(held, same, "left").drop(*held_keys)
+    return rows.join(held, same, "left").drop(*held_keys)
 
 
 def _ranges(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_provider_pgoutput.apply.java import elements
-from airflow_provider_pgoutput.apply.names import Sql, quote
+from airflow_provider_pgoutput.apply.names import Sql, literal, quote
 from airflow_provider_pgoutput.batch.lake_types import (
     decimal_type,
     list_element,
@@ -83,6 +83,27 @@ def comparable(expression: Sql, lake_type: str, depth: int = 0) -> Sql:
         whole = f"struct({', '.join(inner)})"
         return Sql(f"CASE WHEN {expression} IS NOT NULL THEN {whole} END")
     return expression
+
+
+def widened(expression: Sql, old: str, new: str, depth: int = 0) -> Sql:
+    """A Spark expression of a value of the type ``old`` in ``new``, which is the same or holds its values.
+
+    :param expression: see ``comparable``; so is ``depth``.
+    """
+    if old != new and (element := list_element(new)):
+        name = Sql(f"x{depth}")
+        inner = widened(name, list_element(old) or "", element, depth + 1)
+        return Sql(f"transform({expression}, {name} -> {inner})")
+    held = dict(struct_fields(old) or ())
+    if old == new or not held:
+        return Sql(f"CAST({expression} AS {spark_type(new)})")
+    parts = []
+    for attribute, kind in struct_fields(new) or ():
+        part = Sql(f"CAST(NULL AS {spark_type(kind)})")
+        if attribute in held:
+            part = widened(Sql(f"{expression}.{quote(attribute)}"), held[attribute], kind, depth)
+        parts.append(f"{literal(attribute)}, {part}")
+    return Sql(f"CASE WHEN {expression} IS NOT NULL THEN named_struct({', '.join(parts)}) END")
 
 
 def lake_type_of(java_type: Any) -> str:

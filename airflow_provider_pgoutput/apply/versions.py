@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from airflow_provider_pgoutput.apply.names import Sql, literal
+from airflow_provider_pgoutput.apply.defaults import missing_value
+from airflow_provider_pgoutput.apply.names import Sql
 from airflow_provider_pgoutput.apply.staged import StagedBatch, read_files
-from airflow_provider_pgoutput.apply.types import spark_type
+from airflow_provider_pgoutput.apply.types import widened
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.batch import shape
 from airflow_provider_pgoutput.batch.manifest import FULL
@@ -225,12 +226,13 @@ def _read_version(
     at = {column.name: i for i, column in enumerate(version.columns)}
     for position, one in enumerate(segment.columns):
         column, source = _without_default(one, gone), at.get(one.name)
+        kind = None if source is None else version.columns[source].lake_type
         new = None if source is None else Sql(staged.new(source))
-        value = _value(column, new, Sql("op != 'D'"))
+        value = _value(segment.table, column, new, kind, Sql("op != 'D'"))
         selected.append(f"{value} AS {staged.new(position)}")
         if position in segment.old:
             old = None if source is None else Sql(staged.old(source))
-            value = _value(column, old, Sql("old_kind = 'O'"))
+            value = _value(segment.table, column, old, kind, Sql("old_kind = 'O'"))
             selected.append(f"{value} AS {staged.old(position)}")
         if position in segment.unchanged:
             flag = "false" if source is None else f"coalesce({staged.unchanged(source)}, false)"
@@ -253,8 +255,9 @@ def read_copy(
         selected = []
         for position, column in enumerate(columns):
             source = at.get(column.name)
+            kind = None if source is None else version.columns[source].lake_type
             held = None if source is None else Sql(staged.new(source))
-            value = _value(_without_default(column, gone), held, Sql("true"))
+            value = _value(table.name, _without_default(column, gone), held, kind, Sql("true"))
             selected.append(f"{value} AS {staged.new(position)}")
         parts.append(read_files(spark, batch, files, schema).selectExpr(*selected))
     return reduce(lambda left, right: left.union(right), parts) if parts else None
@@ -265,34 +268,15 @@ def _without_default(column: Column, gone: frozenset[str]) -> Column:
     return dataclasses.replace(column, missing_value=None) if column.name in gone else column
 
 
-def _value(column: Column, held: Sql | None, exists: Sql) -> Sql:
-    """SQL of one column out of the staged column that holds it, or of what older rows show in it."""
-    if held is not None:
-        return Sql(f"CAST({held} AS {spark_type(column.lake_type)})")
-    return Sql(f"CASE WHEN {exists} THEN {missing_value(column)} END")
+def _value(table: str, column: Column, held: Sql | None, kind: str | None, exists: Sql) -> Sql:
+    """SQL of one column out of the staged column that holds it, or of what older rows show in it.
 
-
-def missing_value(column: Column) -> Sql:
-    """SQL of what rows older than the column show in it.
-
-    :raises TableRefused: it is of a type whose text is not read here.
+    :param kind: lake type of the staged column.
+    :param exists: whether the row has values on that side.
     """
-    text, kind = column.missing_value, spark_type(column.lake_type)
-    if text is None:
-        return Sql(f"CAST(NULL AS {kind})")
-    if column.lake_type == "binary":
-        return Sql(f"unhex({literal(text.removeprefix(chr(92) + 'x'))})")
-    if column.lake_type.startswith("list<") and text == "{}":
-        return Sql(f"CAST(array() AS {kind})")
-    if column.lake_type.startswith("map<") and not text:
-        return Sql(f"CAST(map() AS {kind})")
-    if column.lake_type.startswith(("list<", "map<", "struct<")):
-        raise TableRefused(
-            "A column was added with a default of a type that cannot be filled into older rows.",
-            column=column.name,
-            advice="copy the table again.",
-        )
-    return Sql(f"CAST({literal(text)} AS {kind})")
+    if held is not None and kind is not None:
+        return widened(held, kind, column.lake_type)
+    return Sql(f"CASE WHEN {exists} THEN {missing_value(column, table)} END")
 
 
 def _files(version: TableVersion, kind: str) -> list[StagedFile]:

@@ -52,7 +52,8 @@ class Column:
     #: Whether the relation message flags it as part of the replica identity.
     identity: bool = False
     #: What rows that are older than the column show in it, as text: PostgreSQL fills a constant
-    #: default in without row events (``pg_attribute.attmissingval``).  None: NULL.
+    #: default in without row events (``pg_attribute.attmissingval``).  None: NULL.  Of a list and of a
+    #: struct's fields it is a JSON array, of a map an object; in them each value is text, or null.
     missing_value: str | None = None
     #: ``pg_attribute.attnum``: what stays when the column is renamed.  None: not known.
     attribute_number: int | None = None

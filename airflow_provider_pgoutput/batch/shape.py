@@ -21,6 +21,8 @@ DROPPED = "column_dropped"
 UNPUBLISHED = "column_unpublished"
 RENAMED = "column_renamed"
 RETYPED = "type_changed"
+#: The type has its name, and is another in the lake: attributes of a composite, or a choice of the user's.
+REMADE = "lake_type_changed"
 KEY = "key_changed"
 IDENTITY = "replica_identity_changed"
 
@@ -30,6 +32,7 @@ _WORDS = {
     UNPUBLISHED: "column {column} is no longer published",
     RENAMED: "column {before} was renamed to {after}",
     RETYPED: "column {column} changed from {before} to {after}",
+    REMADE: "the lake type of column {column} changed from {before} to {after}",
     KEY: "the key changed from ({before}) to ({after})",
     IDENTITY: "the replica identity changed from {before} to {after}",
 }

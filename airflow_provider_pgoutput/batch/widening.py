@@ -5,7 +5,7 @@ Source: https://iceberg.apache.org/spec/#schema-evolution
 
 from __future__ import annotations
 
-from airflow_provider_pgoutput.batch.lake_types import decimal_type
+from airflow_provider_pgoutput.batch.lake_types import decimal_type, list_element, struct_fields
 
 _WIDENINGS = {("int", "long"), ("float", "double")}
 
@@ -15,4 +15,26 @@ def widens(old: str, new: str) -> bool:
     if (old, new) in _WIDENINGS:
         return True
     before, after = decimal_type(old), decimal_type(new)
-    return bool(before and after and before[1] == after[1] and before[0] < after[0])
+    if before and after:
+        return before[1] == after[1] and before[0] < after[0]
+    return old != new and _grows(old, new)
+
+
+def _grows(old: str, new: str) -> bool:
+    """Whether ``new`` is ``old``, or ``old`` with more fields at the end of its structs.
+
+    Fields that come while others go may be these under another name, whose values they would lose.
+    """
+    if old == new:
+        return True
+    if (before := list_element(old)) and (after := list_element(new)):
+        return _grows(before, after)
+    fields, wanted = struct_fields(old) or (), struct_fields(new) or ()
+    return (
+        bool(fields)
+        and all(
+            name == as_name and _grows(kind, as_kind)
+            for (name, kind), (as_name, as_kind) in zip(fields, wanted, strict=False)
+        )
+        and len(fields) <= len(wanted)
+    )

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.batch.shape import SchemaChange
 
 SCHEMA_VERSION = 1
 _MOST_SCHEMA_CHANGES = 100
@@ -23,7 +26,8 @@ class BatchXCom(TypedDict):
     changes: int
     #: By ``schema.table``: inserts, updates, deletes, truncates, copied, rejected.
     tables: dict[str, dict[str, int]]
-    #: By ``schema.table``: what changed of its schema, in words, the first hundred; else left out.
+    #: By ``schema.table``: what changed of its schema, in words, the first hundred and how many more there
+    #: are; else left out.
     schema_changes: NotRequired[dict[str, list[str]]]
     #: Commit LSN and row changes of each transaction that was left out on request; else left out.
     skipped: NotRequired[dict[str, int]]
@@ -46,7 +50,7 @@ def batch_xcom(manifest: Manifest, manifest_uri: str) -> BatchXCom:
         },
     )
     changed = {
-        table.name: [str(change) for change in table.schema_changes[:_MOST_SCHEMA_CHANGES]]
+        table.name: _in_words(table.schema_changes)
         for table in manifest.tables
         if table.schema_changes
     }
@@ -55,3 +59,11 @@ def batch_xcom(manifest: Manifest, manifest_uri: str) -> BatchXCom:
     if manifest.skipped:
         batch["skipped"] = {each.commit_lsn: each.changes for each in manifest.skipped}
     return batch
+
+
+def _in_words(changes: Sequence[SchemaChange]) -> list[str]:
+    words = [str(change) for change in changes[:_MOST_SCHEMA_CHANGES]]
+    more = len(changes) - len(words)
+    if more:
+        words.append(f"and {more} more, which the log and the checkpoint table have")
+    return words

@@ -58,6 +58,13 @@ class Checkpoint:
     #: What batches left out on request, as the table has it: JSON with commit LSNs and numbers of changes.
     skipped: tuple[str, ...] = ()
 
+    @property
+    def shapes_by_name(self) -> dict[str, Shape]:
+        """The columns of the newest table that had each name."""
+        names = self.tables or {}
+        oldest_first = sorted(self.shapes, key=lambda oid: self.shaped_at.get(oid, Lsn(0)))
+        return {names[oid]: self.shapes[oid] for oid in oldest_first if oid in names}
+
 
 def read_checkpoint(
     catalog_name: str, catalog_properties: Mapping[str, str], namespace: str, slot_name: str

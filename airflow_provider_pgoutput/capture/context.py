@@ -277,6 +277,7 @@ class CaptureContext:
         return SchemaHistory(
             policy=self.request.schema_policy,
             before=before,
+            former={} if checkpoint is None else checkpoint.shapes_by_name,
             attributes=seen_from(before, read_attributes(self.session, relation_oids)),
             # After the columns: of one that is known by then no later place is missed.
             storage=read_storage(self.session, relation_oids),

@@ -174,6 +174,11 @@ def column(name: str, lake_type: str = "int", missing: str | None = None) -> Col
     return Column(name, 25, -1, lake_type, lake_type, missing_value=missing)
 
 
+def numbered(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    """The columns of a table with their ``attnum``, as capture finds it out."""
+    return tuple(replace(each, attribute_number=i) for i, each in enumerate(columns, start=1))
+
+
 class Source:
     """A database with one slot. Every change outside ``transaction`` is one of its own."""
 

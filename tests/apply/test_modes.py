@@ -14,7 +14,7 @@ from airflow_provider_pgoutput.apply.names import TableName
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.batch.manifest import StagedFile
 from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, TableOptions
-from tests.apply.build import COMMIT_TIME, Source, column
+from tests.apply.build import COMMIT_TIME, Source, column, numbered
 from tests.apply.conftest import source_rows
 from tests.apply.fold_cases import ABC, BIG, a_is
 
@@ -172,19 +172,24 @@ def test_a_copy_keeps_no_row_that_lacks_the_key_of_now(
 def test_of_several_rows_under_one_key_one_keeps_what_users_added(
     spark: SparkSession, source: Source, lake_rows: Any
 ) -> None:
-    """Such as deleted ones that stayed, under a key that is another now: an insert makes one row of them."""
-    t = source.table("t", ABC, key=("a",))
+    """Such as deleted ones that stayed, under a key that is another now: an update makes one row of them."""
+    t = source.table("t", numbered(ABC), key=("a",))
     for a in (1, 2):
         t.insert(a, "same", 0)
         t.delete(a_is(a))
+    t.insert(3, "same", 0)
     t.insert(9, "other", 0)
     apply_batch(spark, replace(source.stage(), soft_delete=True))
     name = TableName("lake", source.slot_name, "t").sql
     spark.sql(f"ALTER TABLE {name} ADD COLUMN note string")
+    spark.sql(f"UPDATE {name} SET note = 'of ' || b")
     t.alter(key=("b",))
-    t.insert(3, "same", 1)
+    t.update(a_is(3), {"c": 1})
     apply_batch(spark, replace(source.stage(), soft_delete=True))
-    assert lake_rows(t, "a", "b", "_pgoutput_op") == [(3, "same", "I"), (9, "other", "I")]
+    assert lake_rows(t, "a", "b", "note", "_pgoutput_op") == [
+        (3, "same", "of same", "U"),
+        (9, "other", "of other", "I"),
+    ]
 
 
 def test_a_soft_delete_of_one_of_two_equal_rows(

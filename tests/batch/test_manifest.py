@@ -239,3 +239,15 @@ def test_the_xcom_says_what_changed_of_a_schema() -> None:
     value = batch_xcom(changed, "file:///staging/m.json")
     assert value["schema_changes"] == {tables[0].name: ["column a was renamed to b"]}
     assert "schema_changes" not in batch_xcom(manifest, "file:///staging/m.json")
+
+
+def test_the_xcom_says_how_much_it_leaves_out_of_a_schema() -> None:
+    manifest = make_manifest()
+    changes = tuple(SchemaChange("column_dropped", f"c{number}") for number in range(123))
+    for count, said in ((100, 100), (123, 101)):
+        tables = (dataclasses.replace(manifest.tables[0], schema_changes=changes[:count]),)
+        value = batch_xcom(dataclasses.replace(manifest, tables=tables), "uri")
+        words = value["schema_changes"][tables[0].name]
+        assert words[:100] == [f"column c{number} was dropped" for number in range(100)]
+        assert len(words) == said
+    assert words[-1].startswith("and 23 more")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.conformance.groups import ONE_BATCH, VARIANTS, GroupRun, run_group
-from tests.conformance.one_table import Lake
+from tests.conformance.one_table import Lake, begun
 from tests.conformance.pipeline import Pipeline
 from tests.conformance.scenario import Scenario
 
@@ -99,11 +99,4 @@ def pipeline(
 
 @pytest.fixture
 def lake(pipeline: Pipeline) -> Lake:
-    lake = Lake(pipeline)
-    lake.execute(
-        "CREATE TABLE t(id int PRIMARY KEY, a int, b int)",
-        "CREATE PUBLICATION p FOR TABLE t",
-        "INSERT INTO t SELECT g, g * 10, g * 100 FROM generate_series(1, 3) g",
-    )
-    lake.run()
-    return lake
+    return begun(pipeline)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -45,13 +47,17 @@ class Lake:
             return cursor.fetchall() if cursor.description else []
 
     def rows(self, *columns: str) -> list[tuple[Any, ...]]:
-        """Rows of the target, sorted, in these columns; read with Spark."""
+        """Rows of the target, sorted, in these columns; read with Spark, and the same for pyiceberg."""
         spark = self.pipeline.spark.newSession()
         # Names that differ only in case are different columns.
         spark.conf.set("spark.sql.caseSensitive", "true")
         frame = spark.table(quoted(CATALOG, self.pipeline.namespace, "t"))
-        wanted = [quoted(each) for each in columns or frame.columns]
-        return sorted((tuple(row) for row in frame.select(*wanted).collect()), key=repr)
+        names = columns or tuple(frame.columns)
+        rows = frame.select(*map(quoted, names)).collect()
+        found = sorted(map(_exactly, map(_of_spark, rows)))
+        others = sorted(map(_exactly, self.rows_without_spark(*names)))
+        assert found == others, f"Spark reads {found}, pyiceberg {others}"
+        return sorted((tuple(row) for row in rows), key=repr)
 
     def rows_without_spark(self, *columns: str) -> list[tuple[Any, ...]]:
         """The same, read with pyiceberg."""
@@ -75,9 +81,7 @@ class Lake:
                 " AND NOT attisdropped ORDER BY attnum"
             )
         )
-        wanted = self.source_rows(*names)
-        assert self.rows(*names) == wanted
-        assert self.rows_without_spark(*names) == wanted
+        assert self.rows(*names) == self.source_rows(*names)
         return True
 
     def differs(self, *columns: str) -> bool:
@@ -93,6 +97,10 @@ class Lake:
         """Names and ids of the target's fields."""
         return {each.name: each.field_id for each in self.table().schema().fields}
 
+    def data_files(self) -> set[str]:
+        """Where the target's files of rows are."""
+        return {each.file.file_path for each in self.table().scan().plan_files()}
+
     def table(self, name: str = "t") -> Any:
         catalog = load_catalog(CATALOG, **self.pipeline.catalog_properties)
         return catalog.load_table((self.pipeline.namespace, name))
@@ -100,6 +108,44 @@ class Lake:
     def said(self, manifest: Manifest) -> list[str]:
         """What changed of the schema, as it is said in XCom."""
         return batch_xcom(manifest, "uri").get("schema_changes", {}).get("public.t", [])
+
+
+def begun(pipeline: Pipeline) -> Lake:
+    """A table of three rows, which the first batch has copied."""
+    lake = Lake(pipeline)
+    lake.execute(
+        "CREATE TABLE t(id int PRIMARY KEY, a int, b int)",
+        "CREATE PUBLICATION p FOR TABLE t",
+        "INSERT INTO t SELECT g, g * 10, g * 100 FROM generate_series(1, 3) g",
+    )
+    lake.run()
+    return lake
+
+
+def _of_spark(value: Any) -> Any:
+    """A value of Spark as pyiceberg gives it: pairs for a map, and only the values of a struct."""
+    if isinstance(value, dict):
+        return [(key, _of_spark(each)) for key, each in value.items()]
+    if isinstance(value, list | tuple):
+        return [_of_spark(each) for each in value]
+    return bytes(value) if isinstance(value, bytearray) else value
+
+
+def _exactly(value: Any) -> str:
+    """A text that two values of the lake share when they are the same to the bit, whoever read them."""
+    if isinstance(value, float):
+        return "nan" if math.isnan(value) else value.hex()
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        # As Spark gives it: without a zone, in that of the process.
+        return repr(value.astimezone().replace(tzinfo=None))
+    if isinstance(value, dict):
+        value = [*value.values()]
+    if isinstance(value, list) and all(isinstance(each, tuple) for each in value):
+        # The pairs of a map, which each reader has in an order of its own.
+        value = sorted(value)
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(_exactly, value))})"
+    return repr(value)
 
 
 def as_before(batch: Batch, staging: Path) -> Batch:

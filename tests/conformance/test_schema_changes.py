@@ -1,7 +1,7 @@
 """ALTER TABLE while a pipeline runs, from a real server to Iceberg tables.
 
-Each test has a table and a pipeline of its own and takes a few batches. The rows are read with Spark; what
-became of the fields is read with pyiceberg.
+Each test has a table and a pipeline of its own and takes a few batches. The rows are read with Spark and with
+pyiceberg, which have to agree; what became of the fields is read with pyiceberg.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch.checkpoint import LATER_COLUMNS
+from airflow_provider_pgoutput.batch.shape import RETYPED, UNPUBLISHED
 from airflow_provider_pgoutput.batch.xcom import batch_xcom
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
 from airflow_provider_pgoutput.errors import TableRefused, ValueRefused
@@ -262,14 +263,19 @@ def test_columns_that_are_no_longer_sent_keep_what_the_lake_has(lake: Lake) -> N
         "UPDATE t SET a = 2 WHERE id < 3",
         "INSERT INTO t VALUES (4, 40, 400, 10)",
         "UPDATE t SET a = 2 WHERE id = 4",
+        "INSERT INTO t VALUES (5, 50, 500, 10)",
+        "UPDATE t SET id = 1 - id WHERE id < 2",
+        "UPDATE t SET id = 1 - id WHERE id < 2",
         # It came back to the publication, so it would be copied.
         initial_copy="never",
     )
     assert lake.agrees("id", "a", "b")
-    assert lake.rows("id", "c") == [(1, 8), (2, 9), (3, 7), (4, None)]
-    lake.run("UPDATE t SET a = 3 WHERE id < 4")
+    assert lake.rows("id", "c") == [(1, None), (2, 9), (3, 7), (4, None), (5, None)]
+    # A row has nothing of the one that had its key before.
+    again = "DELETE FROM t WHERE id = {0}", "INSERT INTO t VALUES ({0}, 30, 300, 11)"
+    lake.run("UPDATE t SET a = 3 WHERE id < 4", *(each.format(3) for each in again))
     assert lake.agrees("id", "a", "b")
-    assert lake.rows("id", "c") == [(1, 8), (2, 9), (3, 7), (4, None)]
+    assert lake.rows("id", "c") == [(1, None), (2, 9), (3, None), (4, None), (5, None)]
 
 
 def test_what_older_rows_show_is_null_a_default_or_copied(
@@ -285,10 +291,13 @@ def test_what_older_rows_show_is_null_a_default_or_copied(
     assert "column c" in warning
     assert "copy_tables" in warning
     assert lake.rows("id", "c") == [(1, None), (2, None), (3, None), (4, 7)]
-    policy = SchemaPolicy(older_rows="default")
+    policy, files = SchemaPolicy(older_rows="default"), lake.data_files()
     add = [each.format("d", "6 + 2") for each in rewritten]
     lake.run(*add, "INSERT INTO t(id) VALUES (5)", schema_policy=policy)
     assert lake.rows("id", "d") == [(1, 8), (2, 8), (3, 8), (4, 8), (5, 8)]
+    # The table says it of the files that there are.
+    assert lake.table().schema().find_field("d").initial_default == 8
+    assert files < lake.data_files()
     # A sequence is not moved by looking at it.
     caplog.clear()
     lake.execute("CREATE SEQUENCE s", "ALTER TABLE t ADD e bigint DEFAULT nextval('s')")
@@ -434,6 +443,10 @@ def test_columns_that_users_added_keep_their_values(lake: Lake) -> None:
     lake.run()
     assert lake.agrees()
     assert lake.rows("id", "remark") == [(1, "n1"), (2, "n2"), (4, None)]
+    # Nor does a copy lose it.
+    lake.run("INSERT INTO t VALUES (5)", "DELETE FROM t WHERE id = 2", copy_tables=("public.t",))
+    assert lake.agrees()
+    assert lake.rows("id", "remark") == [(1, "n1"), (4, None), (5, None)]
 
 
 def test_a_lake_of_before_columns_had_numbers_goes_on(
@@ -517,3 +530,28 @@ def test_every_change_is_in_the_log_in_xcom_and_a_row_of_the_history(
     # The columns are kept where they are not what the row before says.
     assert [row["columns"] is None for row in rows] == [False, False, True]
     assert lake.agrees("id", "a", "b")
+
+
+def test_a_type_and_a_narrower_column_list_are_told_everywhere(
+    lake: Lake, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "airflow_provider_pgoutput")
+    manifest = lake.run(
+        "ALTER TABLE t ALTER a TYPE bigint",
+        "UPDATE t SET a = 5000000000 WHERE id = 1",
+        "ALTER PUBLICATION p SET TABLE t (id, a)",
+        "UPDATE t SET a = 6 WHERE id = 2",
+        # It came back to the publication, so it would be copied.
+        initial_copy="never",
+    )
+    changes = ["column a changed from integer to bigint", "column b is no longer published"]
+    assert [each.kind for each in manifest.tables[0].schema_changes] == [RETYPED, UNPUBLISHED]
+    assert lake.said(manifest) == changes
+    logged = [each.getMessage() for each in caplog.records]
+    assert [each for each in logged if each.startswith("public.t: column")] == [
+        f"public.t: {each}." for each in changes
+    ]
+    rows = lake.table("pgoutput_checkpoint").scan().to_arrow().to_pylist()
+    (row,) = [e for e in rows if e["table_name"] and e["batch_id"] == manifest.batch_id]
+    assert row["schema_changes"] == json.dumps(changes)
+    assert lake.agrees("id", "a")

@@ -80,6 +80,21 @@ def test_a_table_that_was_made_again_replaces_the_former_one(pipeline: Pipeline)
     assert tables.refused(TableRefused, "dropped and created again") in names
     batch = tables.run(on_recreated_table="copy")
     assert {each.name for each in batch.tables if each.copy_lsn is not None} == names
+    said = {each.name: [str(one) for one in each.schema_changes] for each in batch.tables}
+    assert {name: changes for name, changes in said.items() if changes} == {
+        "public.reshaped": [
+            "column c was added, numeric(9,2)",
+            "column b changed from text to integer",
+            "column a changed from integer to text",
+            "the key changed from (a) to (b)",
+        ],
+        "public.keyless": [
+            "the key changed from (a) to (none)",
+            "the replica identity changed from d to f",
+        ],
+        "public.narrower": ["column b was dropped"],
+        "public.thin_log": ["column b was dropped"],
+    }
     tables.assert_equal(*MADE_AGAIN, "beside")
     tables.assert_holds("dropped", kept)
 

@@ -86,4 +86,6 @@ def _of_column(one: words.KnownColumn, two: words.KnownColumn) -> list[SchemaCha
         found.append(
             SchemaChange(words.RETYPED, two.name, one.type_name, two.type_name, two.number)
         )
+    elif one.lake_type != two.lake_type:
+        found.append(SchemaChange(words.REMADE, two.name, one.lake_type, two.lake_type, two.number))
     return found

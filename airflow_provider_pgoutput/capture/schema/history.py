@@ -57,6 +57,8 @@ class SchemaHistory:
     #: By OID: where they lay when the run began, before anything was copied or read.
     storage_at_start: Mapping[int, Storage] = field(default_factory=dict)
     full_keys: FullKeys = field(default_factory=FullKeys)
+    #: By name, of the last batch that held a table of it.
+    former: Mapping[str, Shape] = field(default_factory=dict)
 
     def complete(self, table: Table) -> Table:
         """The table with the numbers of its columns, and what changed since the last batch.
@@ -72,6 +74,8 @@ class SchemaHistory:
         versions = self.full_keys.by_number(numbered, before).versions
         versions = tuple(self._filled(table, each) for each in versions)
         changes = self._changes(table.relation_oid, before, versions)
+        if before is None and table.copy_lsn is not None and table.name in self.former:
+            changes = [*_since_former(self.former[table.name], versions[0]), *changes]
         completed = dataclasses.replace(
             table,
             versions=versions,
@@ -260,6 +264,16 @@ class SchemaHistory:
             if self.policy.type_changes == COPY:
                 raise copy_needed(table, change.column)
             refuse_unknown_key(table, change.attribute_number, "of the key changed its type")
+
+
+def _since_former(former: Shape, version: TableVersion) -> list[SchemaChange]:
+    """What lies between a table and the one that had its name before, whose numbers say nothing about it."""
+    return differences(_by_name(former), _by_name(Shape.of(version)), set())
+
+
+def _by_name(shape: Shape) -> Shape:
+    columns = tuple(dataclasses.replace(each, number=None) for each in shape.columns)
+    return dataclasses.replace(shape, columns=columns)
 
 
 def _refuse_late_types(table: Table) -> None:

@@ -8,8 +8,9 @@ Source: https://www.postgresql.org/docs/current/catalog-pg-attribute.html
 
 from __future__ import annotations
 
+import json
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 _TIME_OID, _NUMERIC_OID = 1083, 1700
 #: date, timestamp and timestamptz, of which infinity and BC are usual defaults.
 _DATE_OIDS = frozenset({1082, 1114, 1184})
+#: Lake types that are made of others: apply has no parser of PostgreSQL's text for them.
+_NESTED = ("list<", "map<", "struct<")
 
 
 def lake_text(
@@ -42,14 +45,15 @@ def lake_text(
 
     Where the lake type was chosen it need not be PostgreSQL's text, and need not hold the value.
 
-    :param policy: what becomes of a date or timestamp that no lake type but text holds.
+    :param policy: what becomes of a date, a timestamp or a list that no lake type but text holds.
     :param is_key: older rows would have no key without it, so the policy does not count.
     :raises ValueRefused: it does not; the side table is for values of rows, and here is none.
     """
     info, text = base_type(column.type_oid, types), column.missing_value
     if text is None or info is None or column.lake_type == "string":
         return text
-    if info.oid not in {_TIME_OID, _NUMERIC_OID} | _DATE_OIDS:
+    is_nested = column.lake_type.startswith(_NESTED)
+    if info.oid not in {_TIME_OID, _NUMERIC_OID} | _DATE_OIDS and not is_nested:
         return text
     caster = column_caster(column, ValuePolicy(), types=types, table=table)
     try:
@@ -60,7 +64,7 @@ def lake_text(
         # A timestamp of an older version whose text has the zone of now; apply reads both.
         return text
     if len(result.rejected):
-        if info.oid in _DATE_OIDS:
+        if is_nested or info.oid in _DATE_OIDS:
             _leave_out(column, table, policy or ValuePolicy(), is_key=is_key)
             return None
         raise ValueRefused(
@@ -69,7 +73,22 @@ def lake_text(
             column=column.name,
             advice="choose 'string' for it in column_types.",
         )
+    if is_nested:
+        return json.dumps(_parts(result.values[0].as_py(), result.values.type), ensure_ascii=True)
     return str(result.values[0].as_py()) if info.oid == _TIME_OID else text
+
+
+def _parts(value: Any, kind: pa.DataType) -> Any:
+    """A value with every part as text, as ``Column.missing_value`` has it."""
+    if value is None:
+        return None
+    if pa.types.is_list(kind):
+        return [_parts(each, kind.value_type) for each in value]
+    if pa.types.is_map(kind):
+        return dict(value)
+    if pa.types.is_struct(kind):
+        return [_parts(value[each.name], each.type) for each in kind]
+    return f"\\x{value.hex()}" if pa.types.is_binary(kind) else str(value)
 
 
 def _leave_out(column: Column, table: str, policy: ValuePolicy, *, is_key: bool) -> None:

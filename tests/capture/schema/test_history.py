@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from airflow_provider_pgoutput.batch.manifest import Column, Counts, Table, TableVersion
-from airflow_provider_pgoutput.batch.shape import KEY, KnownColumn, Shape
+from airflow_provider_pgoutput.batch.shape import KEY, REMADE, KnownColumn, Shape
 from airflow_provider_pgoutput.capture.schema.policy import (
     COPY,
     FAIL,
@@ -273,3 +273,40 @@ def test_values_after_the_copy_of_a_dropped_column_or_its_successor_are_not_gues
     apart = copied(table("id a", "id"))
     apart = dataclasses.replace(apart, versions=apart.versions + table("", "", "id a").versions[2:])
     assert history_of(*now, before=before).complete(apart).copy_lsn
+
+
+def test_a_table_that_was_made_again_is_compared_with_the_former_one_by_name() -> None:
+    """The numbers of its columns are its own: they say nothing about the fields of the former one."""
+    now = [attribute(1, "b"), attribute(2, "id"), attribute(3, "c")]
+    made_again = copied(table("b id c", "b id c"))
+    former = dataclasses.replace(shape("id a b"), replica_identity="f")
+    history = dataclasses.replace(history_of(*now), former={"public.t": former})
+    changes = history.complete(made_again).schema_changes
+    assert [str(each) for each in changes] == [
+        "column a was dropped",
+        "column c was added, integer",
+        "the replica identity changed from f to d",
+    ]
+    assert {each.attribute_number for each in changes} == {None}
+    # One whose own past is known is compared with that, and one that is not copied with nothing.
+    known = dataclasses.replace(history, before={1: shape("b id c")})
+    assert not known.complete(made_again).schema_changes
+    assert not history.complete(table("b id c")).schema_changes
+
+
+def test_a_lake_type_that_changed_under_one_name_is_said() -> None:
+    """As when a composite gets an attribute, or another type is chosen for a column."""
+    kinds = ("struct<x: int>", "struct<x: int, y: int>")
+    key, held = shape("id a").columns
+    before = dataclasses.replace(
+        shape("id a"), columns=(key, dataclasses.replace(held, lake_type=kinds[0]))
+    )
+    (version,) = table("id a").versions
+    columns = (version.columns[0], dataclasses.replace(version.columns[1], lake_type=kinds[1]))
+    staged = dataclasses.replace(
+        table("id a"), versions=(dataclasses.replace(version, columns=columns),)
+    )
+    history = history_of(attribute(1, "id"), attribute(2, "a"), before=before)
+    (change,) = history.complete(staged).schema_changes
+    assert (change.kind, change.column, change.attribute_number) == (REMADE, "a", 2)
+    assert (change.before, change.after) == kinds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -166,15 +167,38 @@ def test_what_older_rows_show_is_text_of_the_lake_type() -> None:
 
 
 @pytest.mark.parametrize(
+    ("type_oid", "lake_type", "text", "expected"),
+    [
+        (1009, "list<string>", r'{a,"b,\"\\",NULL,""}', ["a", 'b,"\\', None, ""]),
+        (1007, "list<int>", "{}", []),
+        (1000, "list<boolean>", "{t,f}", ["True", "False"]),
+        (1001, "list<binary>", r'{"\\x00ff"}', [r"\x00ff"]),
+        (1182, "list<date>", "{2024-02-29}", ["2024-02-29"]),
+        (1185, "list<timestamptz>", '{"2024-02-29 01:02:03+00"}', ["2024-02-29 01:02:03+00:00"]),
+        (1022, "list<double>", "{1.5,NaN,-Infinity}", ["1.5", "nan", "-inf"]),
+        (90001, PAIR_STRUCT, "(1.5,)", ["1.500000000", None]),
+        (90002, f"list<{PAIR_STRUCT}>", '{"(1,)",NULL}', [["1.000000000", None], None]),
+        (90003, PAIR_STRUCT, "(,)", [None, None]),
+    ],
+)
+def test_of_a_type_that_is_made_of_others_it_is_json(
+    type_oid: int, lake_type: str, text: str, expected: object
+) -> None:
+    assert json.loads(missing(type_oid, lake_type, text)) == expected
+
+
+@pytest.mark.parametrize(
     ("type_oid", "lake_type", "text"),
     [
+        (1007, "list<int>", "{{1,2},{3,4}}"),
+        (90001, PAIR_STRUCT, "(NaN,)"),
         (1184, "timestamptz", "infinity"),
         (1114, "timestamp", "-infinity"),
         (1114, "timestamp", "10000-01-01 00:00:00"),
         (1082, "date", "0044-03-15 BC"),
     ],
 )
-def test_a_date_that_older_rows_show_and_the_lake_cannot_hold_goes_by_the_policy(
+def test_a_value_that_older_rows_show_and_the_lake_cannot_hold_goes_by_the_policy(
     type_oid: int, lake_type: str, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert missing(type_oid, "string", text) == text

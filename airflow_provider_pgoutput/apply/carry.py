@@ -1,0 +1,72 @@
+"""Carries what users put into columns of their own over a copy, which replaces all rows of the source.
+
+A row is the one that the target holds under its key, as far as anybody can tell. Where no key finds it, the
+values go with the rows, and that is said. What is not here: rows that a change replaces (``resolve.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from airflow_provider_pgoutput.apply.names import Sql, quote
+from airflow_provider_pgoutput.apply.target import OP_COLUMN
+from airflow_provider_pgoutput.batch import changes as staged
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from pyspark.sql import DataFrame
+
+    from airflow_provider_pgoutput.apply.prepare import TablePreparation
+
+logger = logging.getLogger(__name__)
+
+
+def over_copy(
+    preparation: TablePreparation, rows: DataFrame, key: Collection[str]
+) -> tuple[DataFrame, dict[str, Sql]]:
+    """Give the rows of a copy what the target holds under their key in columns that are not the source's.
+
+    Read now: the rows are deleted from the branch before the copy is appended.
+
+    :param rows: in the columns ``n<i>`` of the batch.
+    :param key: names of the key columns, if the target had them before; else none.
+    :return: the rows with further columns, and the names of these by column of the target.
+    """
+    layout, held = preparation.layout, preparation.writer().rows_as_they_are()
+    kept = sorted(layout.foreign) if key else []
+    if lost := sorted((layout.others | layout.foreign) - set(kept)):
+        _warn(preparation, held, lost)
+    if not kept:
+        return rows, {}
+    held = held.where(_any_value(kept))
+    if OP_COLUMN in layout.existing:
+        # What was deleted and is there now was inserted since, as another row.
+        held = held.where(f"NOT ({quote(OP_COLUMN)} <=> '{staged.DELETE}')")
+    names = {name: Sql(f"x{i}") for i, name in enumerate(kept)}
+    at = {column.name: staged.new(i) for i, column in enumerate(preparation.columns)}
+    keys = {name: Sql(f"k{at[name]}") for name in key}
+    selected = [f"{quote(name)} AS {alias}" for name, alias in {**keys, **names}.items()]
+    held = held.selectExpr(*selected).dropDuplicates([*keys.values()]).localCheckpoint()
+    if held.isEmpty():
+        return rows, {}
+    same = " AND ".join(f"{alias} = {at[name]}" for name, alias in keys.items())
+    return rows.join(held, F.expr(same), "left").drop(*keys.values()), names
+
+
+def _warn(preparation: TablePreparation, held: DataFrame, lost: Collection[str]) -> None:
+    if not held.where(_any_value(lost)).isEmpty():
+        logger.warning(
+            "%s: the copy replaces all rows, and nothing tells which of them is which of those before: what"
+            " they had in %s, which the source does not have, is NULL now. An earlier snapshot of the table"
+            " still has it.",
+            preparation.target.name.target,
+            ", ".join(lost),
+        )
+
+
+def _any_value(columns: Collection[str]) -> Sql:
+    return Sql(" OR ".join(f"{quote(name)} IS NOT NULL" for name in columns) or "false")

@@ -1,0 +1,94 @@
+"""ALTER TYPE of a composite that is a struct in the lake: the tables keep their types' names."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
+from airflow_provider_pgoutput.errors import TableRefused
+from tests.conformance.one_table import begun
+
+if TYPE_CHECKING:
+    from tests.conformance.pipeline import Pipeline
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+NARROW = "struct<street: string, n: int>"
+WIDE = "struct<street: string, n: int, zip: string>"
+OTHER = "struct<street: string, number: int>"
+
+
+def changed(column: str, before: str, after: str) -> str:
+    return f"the lake type of column {column} changed from {before} to {after}"
+
+
+def test_attributes_come_in_place_go_like_columns_and_are_not_renamed_unseen(
+    pipeline: Pipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "airflow_provider_pgoutput")
+    pipeline.capture_options["type_options"] = {"composite": "struct"}
+    lake = begun(pipeline)
+    lake.execute("CREATE TYPE place AS (street text, n int)")
+    lake.run(
+        "ALTER TABLE t ADD c place, ADD l place[]",
+        # None is NULL: pyiceberg 0.12 reads an empty one for each list of structs that is.
+        "UPDATE t SET l = ARRAY[ROW('b', id)::place, NULL]",
+        "UPDATE t SET c = ROW('a', 1) WHERE id < 3",
+    )
+    street = lake.table().schema().find_field("c.street").field_id
+    files = lake.data_files()
+    said = [
+        lake.said(
+            lake.run(
+                "ALTER TYPE place ADD ATTRIBUTE zip text",
+                "UPDATE t SET c = ROW('x', 5, 'z') WHERE id = 2",
+                "INSERT INTO t(id, c, l) VALUES (4, ROW('y', 6, NULL), '{}')",
+            )
+        )
+    ]
+    assert lake.table().schema().find_field("c.street").field_id == street
+    assert lake.rows("id", "c", "l") == [
+        (1, ("a", 1, None), [("b", 1, None), None]),
+        (2, ("x", 5, "z"), [("b", 2, None), None]),
+        (3, None, [("b", 3, None), None]),
+        (4, ("y", 6, None), []),
+    ]
+    assert files < lake.data_files(), "nothing that was there is written again"
+
+    # What the lake has stays, as of a column that was dropped.
+    said.append(
+        lake.said(
+            lake.run(
+                "ALTER TYPE place DROP ATTRIBUTE zip",
+                "UPDATE t SET c = ROW('q', 9) WHERE id = 1",
+            )
+        )
+    )
+    assert lake.rows("id", "c")[:2] == [(1, ("q", 9, None)), (2, ("x", 5, "z"))]
+
+    # Whether an attribute was renamed, or went while another came, is not told.
+    lake.execute("ALTER TYPE place RENAME ATTRIBUTE n TO number", "UPDATE t SET a = 0 WHERE id = 3")
+    with pytest.raises(TableRefused, match="one of three") as refused:
+        lake.run()
+    assert (refused.value.table, refused.value.column) == ("public.t", "c")
+    manifest = lake.run(schema_policy=SchemaPolicy(type_changes="copy"))
+    assert manifest.tables[0].copy_lsn is not None
+    said.append(lake.said(manifest))
+    assert lake.agrees("id", "a", "b")
+    assert lake.rows("id", "c") == [
+        *((1, ("q", 9)), (2, ("x", 5)), (3, None), (4, ("y", 6))),
+    ]
+
+    assert said == [
+        [changed("c", NARROW, WIDE), changed("l", f"list<{NARROW}>", f"list<{WIDE}>")],
+        [changed("c", WIDE, NARROW), changed("l", f"list<{WIDE}>", f"list<{NARROW}>")],
+        [changed("c", NARROW, OTHER), changed("l", f"list<{NARROW}>", f"list<{OTHER}>")],
+    ]
+    logged = {each.getMessage() for each in caplog.records}
+    assert {f"public.t: {one}." for each in said for one in each} <= logged
+    kept = lake.table("pgoutput_checkpoint").scan().to_arrow().column("schema_changes").to_pylist()
+    assert {json.dumps(each) for each in said} <= set(kept)
