@@ -22,6 +22,7 @@ PgoutputError
 |   |__ SourceChanged             other system identifier or timeline, or a source behind the lake
 |   |__ SourceError               the server refused a statement for a reason with no class here
 |   |__ TemporaryFilesFull        the server has no room for the temporary file of an answer
+|   |__ NoBinaryForm              a value came in the binary form of a type that is read as text only
 |   |__ DecodedTooEarly           the server cannot decode a transaction before its end, with two_phase
 |   |__ LakeDenied                the Iceberg catalog does not take the login, or forbids what was asked
 |   |__ BatchRefused              a manifest or staged file is missing, damaged or of another pipeline
@@ -175,6 +176,10 @@ class SourceError(FatalError):
 
 class DecodedTooEarly(FatalError):
     """The server cannot decode a transaction before its end, which streaming and two_phase ask of it."""
+
+
+class NoBinaryForm(FatalError):
+    """A column is of a type that is not read in its binary form; the text form can be asked for."""
 
 
 class LakeDenied(FatalError):

@@ -54,7 +54,7 @@ from airflow_provider_pgoutput.capture.source.target import read_flush_lsn
 from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
 from airflow_provider_pgoutput.capture.staging.prepared import TwoPhase
 from airflow_provider_pgoutput.capture.staging.seal import find_ending, find_sealed
-from airflow_provider_pgoutput.capture.staging.tables import Casters
+from airflow_provider_pgoutput.capture.staging.sent_values import Casters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -84,7 +84,14 @@ class CaptureContext:
         self.publication_names = tuple(request.publication_names)
         self.options = request.options.for_server(server, self.publication_names)
         self.keys = Keys(request.key_columns)
-        self.describer = Describer(session, self.keys, request.types, request.policy)
+        self.describer = Describer(
+            session,
+            self.keys,
+            request.types,
+            request.policy,
+            # Prepared transactions of an earlier batch may be in binary form.
+            attributes=self.options.binary or self.options.two_phase,
+        )
         #: Where tables were loaded from outside, and the first batch starts; None: they were not.
         self.loaded_lsn = request.start_lsn
         #: The checkpoint, where the slot is read again; None: this run begins at the checkpoint by itself.
@@ -120,9 +127,13 @@ class CaptureContext:
         is_first = self.request.checkpoint is None
         check_column_types(tables, types, self.request.types, is_first=is_first)
         check_key_columns(tables, self.keys.configured, is_first=is_first)
-        if self.options.binary:
-            check_binary_forms(tables, types, self.request.types)
         warn_of_missing_identity(publications, tables)
+
+    def check_forms(self) -> None:
+        """Before a read in binary mode; see ``check_binary_forms``."""
+        if self.options.binary:
+            tables = self.published()
+            check_binary_forms(tables, self.describer.types_of(tables))
 
     def take_marks(self) -> None:
         """Record by what the tables are published and where they lie, before anything is copied or read."""
@@ -318,7 +329,8 @@ class CaptureContext:
             request.memory_mib,
             Casters(
                 self.describer.copy_caster,
-                self.describer.binary_caster if self.options.binary else self.describer.text_caster,
+                self.describer.text_caster,
+                self.describer.binary_caster,
             ),
             request.options.message_prefixes,
         )

@@ -22,7 +22,7 @@ from airflow_provider_pgoutput.capture.reading import stage_changes, stage_copie
 from airflow_provider_pgoutput.capture.request import AFTER_STAGE, ALWAYS, NEVER
 from airflow_provider_pgoutput.capture.schema.differences import unfollowable
 from airflow_provider_pgoutput.capture.schema.policy import COPY, CopyNeeded
-from airflow_provider_pgoutput.capture.second_try import easier
+from airflow_provider_pgoutput.capture.second_try import ANSWERED, easier
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.source.errors import of_slot
@@ -53,11 +53,9 @@ from airflow_provider_pgoutput.capture.staging.seal import (
 )
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
-    DecodedTooEarly,
     SlotAheadOfCheckpoint,
     SlotLost,
     SlotNotFound,
-    TemporaryFilesFull,
 )
 
 if TYPE_CHECKING:
@@ -81,7 +79,7 @@ def stage_batch(request: CaptureRequest) -> tuple[Manifest, str]:
     while True:
         try:
             return _stage_once(request)
-        except (DecodedTooEarly, TemporaryFilesFull) as error:
+        except ANSWERED as error:
             if (following := easier(request, error)) is None:
                 raise
             request = following
@@ -133,6 +131,7 @@ def _sealed_in(context: CaptureContext) -> tuple[Manifest, str]:
         )
     capture = _Capture(context)
     context.check_publications()
+    context.check_forms()
     context.take_marks()
     if request.checkpoint is not None:
         return capture.next_batch(request.checkpoint, slot, confirmed)

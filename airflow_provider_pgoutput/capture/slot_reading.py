@@ -148,7 +148,6 @@ class SlotReading:
             self._target,
             skip_origins=options.skip_origins,
             skip_lsns=self._context.skip_lsns | self._context.left_out,
-            binary=options.binary,
         )
 
     def _open_stream(self, two_phase: TwoPhase | None) -> ChangeStream:

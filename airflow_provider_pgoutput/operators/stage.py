@@ -53,7 +53,7 @@ class PgoutputStageOperator(CopyingOperator):
         that the server need not keep them; None: ``on`` where the server can and nothing is lost by it.
     :param two_phase: read prepared transactions at PREPARE TRANSACTION; the slot remembers it. They are
         applied at COMMIT PREPARED, as without.
-    :param binary: read values in binary form; only for tables whose types all have one that we read.
+    :param binary: read values in binary form; as text where a type has none that we read.
     :param messages: stage logical messages (``pg_logical_emit_message``); they go to the table
         ``pgoutput_messages`` of the namespace.
     :param message_prefixes: only logical messages with one of these prefixes; empty: all.

@@ -26,7 +26,8 @@ from airflow_provider_pgoutput.capture.source.copy import CopiedRows, CopyOrder,
 from airflow_provider_pgoutput.capture.source.describe import copy_caster
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.rejected import SCHEMA as REJECTED_SCHEMA
-from airflow_provider_pgoutput.capture.staging.tables import Casters, StagedTable, StagedVersion
+from airflow_provider_pgoutput.capture.staging.sent_values import Casters
+from airflow_provider_pgoutput.capture.staging.tables import StagedTable, StagedVersion
 from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
 from airflow_provider_pgoutput.errors import PgoutputError, error_named
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 from pyarrow import parquet
 
 from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
-from airflow_provider_pgoutput.errors import ConfigurationError
+from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
@@ -133,13 +134,121 @@ def test_a_copy_and_its_changes_are_one_table(source: Source) -> None:
     assert [row["b"] for row in source.copied(first, "public.t")] == ["copied"]
 
 
-def test_types_without_a_binary_form_are_named_before_the_read(source: Source) -> None:
+def staged_in(source: Source, *, binary: bool, **options: Any) -> tuple[Any, ...]:
+    """What a copy of the slot gives, in one of the forms."""
+    slot = f"{source.slot_name}_{binary}".lower()
+    source.execute(f"SELECT pg_copy_logical_replication_slot('{source.slot_name}', '{slot}')")
+    manifest = source.stage(
+        slot_name=slot, initial_copy="never", options=StreamOptions(binary=binary), **options
+    )
+    source.execute(f"SELECT pg_drop_replication_slot('{slot}')")
+    return content(source, manifest)
+
+
+@pytest.mark.parametrize("transport", ["sql", "walsender"])
+def test_types_without_a_binary_form_are_named_and_all_is_read_as_text(
+    source: Source, caplog: pytest.LogCaptureFixture, transport: str
+) -> None:
     source.execute(
-        "CREATE TABLE odd(a int PRIMARY KEY, b interval, c inet, d text)",
+        "CREATE TABLE odd(a int PRIMARY KEY, b tsvector, c regclass, d text)",
         "ALTER PUBLICATION p ADD TABLE odd",
     )
-    with pytest.raises(ConfigurationError) as refused:
-        source.stage(options=StreamOptions(binary=True))
-    for named in ("public.odd.b (interval)", "public.odd.c (inet)", "text mode"):
-        assert named in str(refused.value)
-    assert source.confirmed() is None
+    source.make_slot()
+    source.execute("INSERT INTO odd VALUES (1, 'a:1', 'pg_class', 'x')", "UPDATE odd SET d = 'y'")
+    found = staged_in(source, binary=True, transport=transport)
+    for named in ("2 published column(s)", "public.odd.b (tsvector)", "public.odd.c (regclass)"):
+        assert named in caplog.text
+    assert caplog.text.count("The slot is read as text.") == 1
+    assert found == staged_in(source, binary=False, transport=transport)
+    assert found[0]["public.odd"].changes == 2
+
+
+#: A type that we do not read in binary form, and one that the server does not even send in it.
+PASSING = {"tsvector": "'a:1'", "aclitem[]": "ARRAY[makeaclitem(10, 10, 'SELECT', false)]"}
+
+
+@pytest.mark.parametrize("transport", ["sql", "walsender"])
+@pytest.mark.parametrize("kind", PASSING)
+def test_a_type_that_is_only_in_the_backlog_lets_all_be_read_as_text(
+    source: Source, caplog: pytest.LogCaptureFixture, kind: str, transport: str
+) -> None:
+    source.make_slot()
+    source.execute(
+        "INSERT INTO t VALUES (1, 'before')",
+        f"ALTER TABLE t ADD c {kind}",
+        f"INSERT INTO t VALUES (2, 'with it', {PASSING[kind]})",
+        "ALTER TABLE t DROP c",
+        "INSERT INTO t VALUES (3, 'after')",
+    )
+    found = staged_in(source, binary=True, transport=transport)
+    assert caplog.text.count("The slot is read as text.") == 1
+    assert found == staged_in(source, binary=False, transport=transport)
+    assert found[0]["public.t"].inserts == 3
+
+
+def test_a_type_without_a_send_function_comes_as_text_beside_binary_values(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    source.execute(
+        "CREATE TABLE shy(a int, b aclitem, c date, PRIMARY KEY (a))",
+        "ALTER TABLE shy REPLICA IDENTITY FULL",
+        "ALTER PUBLICATION p ADD TABLE shy",
+    )
+    source.make_slot()
+    source.execute(
+        "INSERT INTO shy VALUES (1, makeaclitem(10, 10, 'SELECT', false), '2026-01-01')",
+        "INSERT INTO shy VALUES (2, NULL, 'infinity')",
+        "UPDATE shy SET c = '2026-01-02'",
+    )
+    found = staged_in(source, binary=True)
+    assert "The slot is read as text." not in caplog.text
+    assert found == staged_in(source, binary=False)
+    assert "=r/" in found[1]["public.shy"]
+
+
+@pytest.mark.parametrize("first_in_binary", [True, False])
+def test_what_was_prepared_in_one_form_is_committed_in_the_other(
+    source: Source, first_in_binary: bool
+) -> None:
+    """Its rows wait as they came, and the batch that they are committed in may be read otherwise."""
+    options = StreamOptions(binary=True, two_phase=True)
+    source.execute(
+        "CREATE TABLE p1(a int PRIMARY KEY, b date, c numeric)",
+        "CREATE TABLE p2(a int PRIMARY KEY, b text)",
+        "ALTER PUBLICATION p ADD TABLE p1, p2",
+    )
+    odd = ("ALTER TABLE p2 ADD w tsvector", "ALTER TABLE p2 DROP w")
+    if not first_in_binary:
+        source.execute(odd[0])
+    last = source.stage(options=options)
+    with psycopg.connect(source.conninfo, autocommit=True) as session:
+        session.execute("BEGIN")
+        session.execute("INSERT INTO p1 VALUES (1, '2026-02-28', 1.50), (2, 'infinity', 'NaN')")
+        session.execute("PREPARE TRANSACTION 'waits'")
+    source.execute("INSERT INTO p2 (a, b) VALUES (1, 'x')")
+    last = source.stage(options=options, checkpoint=checkpoint_of(last))
+    assert len(last.prepared) == 1
+    source.execute(odd[0] if first_in_binary else odd[1])
+    source.execute(
+        "INSERT INTO p1 VALUES (3, '2026-03-01', 2.5)",
+        "COMMIT PREPARED 'waits'",
+        "UPDATE p1 SET b = '2026-03-02' WHERE a = 1",
+    )
+    found = source.stage(options=options, checkpoint=checkpoint_of(last))
+    rows = [(row["a"], str(row["b"]), row["c"]) for row in source.changes(found, "public.p1")]
+    assert rows == [
+        (3, "2026-03-01", "2.5"),
+        (1, "2026-02-28", "1.50"),
+        (2, "None", "NaN"),
+        (1, "2026-03-02", "1.50"),
+    ]
+    (rejected,) = found.rejected_files
+    kept = parquet.read_table(source.staging / rejected.path).to_pylist()
+    assert [(row["raw_value"], row["key"]) for row in kept] == [("infinity", '{"a": "2"}')]
+
+
+def test_what_is_chosen_to_be_text_is_printed_as_the_server_does(source: Source) -> None:
+    workload(source)
+    chosen = {f"public.typed.c{place}": "string" for place in range(len(VALUES))}
+    found = staged_in(source, binary=True, column_types=chosen)
+    assert found == staged_in(source, binary=False, column_types=chosen)

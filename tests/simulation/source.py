@@ -397,6 +397,9 @@ class Context(CaptureContext):
         """See ``CaptureContext``."""
         self._world.step("look at the publication")
 
+    def check_forms(self) -> None:
+        """See ``CaptureContext``: all is read as text here."""
+
     def take_marks(self) -> None:
         """See ``CaptureContext``."""
         tables = (TableMark(each.relation_oid, each.name, ("all",)) for each in self.published())

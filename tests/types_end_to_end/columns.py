@@ -13,6 +13,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
@@ -53,6 +54,15 @@ EXTENSIONS = ("hstore", "citext", "ltree", "vector")
 def missing_extensions(version: int) -> tuple[str, ...]:
     """Those that the tests' server of this version was packaged without; every other one must be there."""
     return () if version >= 18 else ("vector",)
+
+
+def has_xml(session: psycopg.Connection[Any]) -> bool:
+    """Whether the server was built with libxml, without which it has the type and no value of it."""
+    try:
+        session.execute("SELECT '<a/>'::xml")
+    except psycopg.errors.FeatureNotSupported:
+        return False
+    return True
 
 
 _UUIDS = st.uuids().map(str) | st.sampled_from([*VALUES["uuid"]])

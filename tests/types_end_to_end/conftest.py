@@ -19,8 +19,9 @@ from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
 from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
-from airflow_provider_pgoutput.capture.types.binary import has_binary_form
+from airflow_provider_pgoutput.capture.types.binary import can_be_sent
 from airflow_provider_pgoutput.capture.types.mapping import CATALOG_QUERY, type_catalog
+from airflow_provider_pgoutput.capture.types.type_info import ATTRIBUTE_QUERY, with_attributes
 from tests.capture.types.oracle import plain
 from tests.conformance.compare import connect
 from tests.conformance.pipeline import Batch, Pipeline
@@ -31,6 +32,7 @@ from tests.types_end_to_end.columns import (
     TYPES,
     OracleColumn,
     columns,
+    has_xml,
     missing_extensions,
 )
 
@@ -114,7 +116,7 @@ def staged(
     conninfo, folder = _make_database(postgres_server), tmp_path_factory.mktemp(_DATABASE)
     with contextlib.closing(connect(conninfo)) as session:
         chosen = _make_table(session)
-        binary = _in_binary(session, chosen)
+        binary = _in_binary(session)
         copied = _insert(session, chosen, first=1)
         for statement in keys.COPIED:
             session.execute(statement)
@@ -275,35 +277,27 @@ def _make_table(session: psycopg.Connection[Any]) -> list[OracleColumn]:
     for name in extensions:
         session.execute(f"CREATE EXTENSION {name} SCHEMA public")
     session.execute(TYPES)
-    with_xml = True
-    try:
-        session.execute("SELECT '<a/>'::xml")
-    except psycopg.errors.FeatureNotSupported:
-        with_xml = False
-    found = columns(version, extensions, with_xml=with_xml)
+    found = columns(version, extensions, with_xml=has_xml(session))
     defined = ", ".join(f"c{place} {each.sql_type}" for place, each in enumerate(found))
     session.execute(f'CREATE TABLE public."values" (id int PRIMARY KEY, {defined})')
     for statement in keys.SETUP:
         session.execute(statement)
     others = ", ".join(f"public.{name}" for name in keys.TABLES)
     session.execute(f'CREATE PUBLICATION p FOR TABLE public."values", {others}')
-    listed = ", ".join(f"c{place}" for place in _in_binary(session, found))
+    listed = ", ".join(f"c{place}" for place in _in_binary(session))
     session.execute(f'CREATE PUBLICATION b FOR TABLE public."values" (id, {listed})')
     return found
 
 
-def _in_binary(session: psycopg.Connection[Any], chosen: Sequence[OracleColumn]) -> list[int]:
-    """Places of the columns that binary mode reads: the type has a form, and the choice is not its text."""
-    types = type_catalog(session.execute(CATALOG_QUERY).fetchall())
+def _in_binary(session: psycopg.Connection[Any]) -> list[int]:
+    """Places of the columns that binary mode reads."""
+    catalog = type_catalog(session.execute(CATALOG_QUERY).fetchall())
+    types = with_attributes(catalog, session.execute(ATTRIBUTE_QUERY).fetchall())
     oids = session.execute(
         "SELECT atttypid::int8 FROM pg_attribute"
         """ WHERE attrelid = 'public."values"'::regclass AND attnum > 1 ORDER BY attnum"""
     ).fetchall()
-    return [
-        place
-        for place, (each, (oid,)) in enumerate(zip(chosen, oids, strict=True))
-        if has_binary_form(oid, types) and each.choice != "string"
-    ]
+    return [place for place, (oid,) in enumerate(oids) if can_be_sent(oid, types)]
 
 
 def _hostile(session: psycopg.Connection[Any], *, with_locale: bool) -> None:

@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from airflow_provider_pgoutput.capture.pgoutput.blocks import Forms
     from airflow_provider_pgoutput.capture.pgoutput.origins import ChunkOrigins
 
     Order = NDArray[np.intp] | None
-    Column = tuple[pa.Array | None, NDArray[np.bool_] | None]
+    Column = tuple[pa.Array | None, NDArray[np.bool_] | None, Forms]
 
 
 def assemble(rows: Rows, origins: ChunkOrigins | None = None) -> list[ChangeBlock]:
@@ -92,7 +93,9 @@ def _of_width(
             old_kind=old_kind[first:last],
             new=_slices(new_columns, first, last, has_new),
             old=_slices(old_columns, first, last, has_old),
-            unchanged=tuple(_marked(marks, first, last) for _, marks in new_columns),
+            new_binary=_forms(new_columns, first, last),
+            old_binary=_forms(old_columns, first, last),
+            unchanged=tuple(_marked(marks, first, last) for _, marks, _ in new_columns),
             origin=found[0] if found else None,
             origin_lsn=found[1] if found else None,
         )
@@ -112,12 +115,15 @@ def _grouped(version: NDArray[np.intp]) -> tuple[Order, list[tuple[int, int]]]:
 
 
 def _columns(tuples: Tuples | None, order: Order, width: int) -> list[Column]:
-    """Make the columns of the new or of the old tuples, and the marks of unchanged TOAST in them."""
+    """Make the columns of the new or of the old tuples, with marks of unchanged TOAST and of binary form."""
     if tuples is None:
-        return [(None, None)] * width
+        return [(None, None, False)] * width
     slots = tuples.slots if order is None else tuples.slots[order]
     collector = Collector(tuples.found, slots)
-    return [(collector.values(column), collector.unchanged(column)) for column in range(width)]
+    return [
+        (collector.values(column), collector.unchanged(column), collector.binary(column))
+        for column in range(width)
+    ]
 
 
 def _slices(
@@ -125,7 +131,13 @@ def _slices(
 ) -> tuple[pa.Array | None, ...]:
     return tuple(
         values.slice(first, last - first) if is_there and values is not None else None
-        for values, _ in columns
+        for values, _, _ in columns
+    )
+
+
+def _forms(columns: list[Column], first: int, last: int) -> tuple[Forms, ...]:
+    return tuple(
+        form if isinstance(form, bool) else form[first:last].copy() for _, _, form in columns
     )
 
 

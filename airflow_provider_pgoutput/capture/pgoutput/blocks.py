@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.pgoutput.messages import Relation
 
+    #: Which values of a column are in binary form and not in text: all, none, or those that are marked.
+    Forms = bool | NDArray[np.bool_]
+
 
 @dataclass(frozen=True, slots=True)
 class MessageChunk:
@@ -52,6 +55,10 @@ class ChangeBlock:
     new: tuple[pa.Array | None, ...]
     #: By position of the column; None: no change of the block has an old tuple.
     old: tuple[pa.Array | None, ...]
+    #: By position of the column.
+    new_binary: tuple[Forms, ...]
+    #: By position of the column.
+    old_binary: tuple[Forms, ...]
     #: By position of the column; None: nothing is unchanged TOAST in it.
     unchanged: tuple[NDArray[np.bool_] | None, ...]
     #: Name of the origin of each change's transaction; None: no change of the block has one.
@@ -71,7 +78,7 @@ class ChangeBlock:
         """Some of the changes; nothing is copied."""
 
         def cut(value: Any) -> Any:
-            if value is None or value is self.relation:
+            if value is None or value is self.relation or isinstance(value, bool):
                 return value
             if isinstance(value, tuple):
                 return tuple(cut(each) for each in value)

@@ -9,6 +9,9 @@ The copying is Arrow's: with offsets ``start 0, end 0, start 1, end 1, ...`` ove
 values are every other element of a binary array, and one ``take`` collects them, in any order, with
 nulls. This is 7 to 25 times faster than gathering single bytes with numpy.
 
+Each value says itself whether it is text or binary. With the option ``binary`` a type without a send
+function still comes as text, and what was prepared in an earlier batch comes as it was read then.
+
 What may be in which message is the decoder's matter.
 """
 
@@ -23,6 +26,8 @@ import pyarrow.compute as pc
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from airflow_provider_pgoutput.capture.pgoutput.blocks import Forms
 
 TEXT: Final = ord("t")
 BINARY: Final = ord("b")
@@ -47,10 +52,8 @@ class Walk:
     starts: list[NDArray[np.int64]]
     #: By column: positions just past it.
     ends: list[NDArray[np.int64]]
-    #: By column: the kind of each value; None: all have a value.
-    kinds: list[NDArray[np.uint8] | None]
-    #: The kind of a value that is there: ``TEXT`` or ``BINARY``.
-    value_kind: int
+    #: By column: the kind of each value; a number: all are ``TEXT``, or all are ``BINARY``.
+    kinds: list[NDArray[np.uint8] | int]
     #: Positions just past the tuples.
     final: NDArray[np.int64]
 
@@ -58,7 +61,7 @@ class Walk:
         """By tuple: whether it holds unchanged TOAST."""
         found = np.zeros(len(self.final), dtype=np.bool_)
         for kind in self.kinds:
-            if kind is not None:
+            if not isinstance(kind, int):
                 found |= kind == UNCHANGED
         return found
 
@@ -68,19 +71,17 @@ def walk(
     words: NDArray[np.uint64],
     positions: NDArray[np.int64],
     width: int,
-    value_kind: int = TEXT,
 ) -> Walk:
     """Walk tuples of ``width`` columns.
 
     :param data: the bytes of the chunk.
     :param words: view of ``data``; element ``i`` is the ``<u8`` that starts at byte ``i``.
     :param positions: of the first value's kind in each tuple, ascending.
-    :param value_kind: ``TEXT`` or ``BINARY``: the kind of all values that are there.
     :raises WalkFault: when a value has a kind that no tuple has, or a tuple leads out of the chunk.
     """
     starts: list[NDArray[np.int64]] = []
     ends: list[NDArray[np.int64]] = []
-    kinds: list[NDArray[np.uint8] | None] = []
+    kinds: list[NDArray[np.uint8] | int] = []
     for _ in range(width):
         try:
             word = words[positions].byteswap()
@@ -88,12 +89,13 @@ def walk(
             raise WalkFault(int(np.argmax(positions >= len(words)))) from None
         kind = (word >> np.uint64(56)).astype(np.uint8)
         lengths = ((word >> np.uint64(24)) & np.uint64(0xFFFFFFFF)).view(np.int64)
-        if (kind == value_kind).all():
+        first = int(kind[0])
+        if first in {TEXT, BINARY} and (kind == first).all():
             start = positions + 5
             positions = start + lengths
-            kinds.append(None)
+            kinds.append(first)
         else:
-            is_value = kind == value_kind
+            is_value = (kind == TEXT) | (kind == BINARY)
             wrong = ~(is_value | (kind == NULL) | (kind == UNCHANGED))
             if wrong.any():
                 raise WalkFault(int(np.argmax(wrong)))
@@ -102,7 +104,7 @@ def walk(
             kinds.append(kind)
         starts.append(start)
         ends.append(positions)
-    return Walk(data, starts, ends, kinds, value_kind, positions)
+    return Walk(data, starts, ends, kinds, positions)
 
 
 class Collector:
@@ -126,8 +128,8 @@ class Collector:
         count = len(found.final)
         kind = found.kinds[column]
         indices = self._indices
-        if kind is not None:
-            is_value = kind == found.value_kind
+        if not isinstance(kind, int):
+            is_value = (kind == TEXT) | (kind == BINARY)
             if not is_value.any():
                 return pa.nulls(len(self._slots), pa.binary())
             indices = self._with_gaps(is_value[self._slots] & self._present)
@@ -141,9 +143,20 @@ class Collector:
     def unchanged(self, column: int) -> NDArray[np.bool_] | None:
         """Which values are unchanged TOAST; None: not one."""
         kind = self._found.kinds[column]
-        if kind is None or not (is_unchanged := kind == UNCHANGED).any():
+        if isinstance(kind, int) or not (is_unchanged := kind == UNCHANGED).any():
             return None
         marks: NDArray[np.bool_] = is_unchanged[self._slots] & self._present
+        return marks
+
+    def binary(self, column: int) -> Forms:
+        """Which values are in binary form, see ``Forms``; of what has no value it says nothing."""
+        kind = self._found.kinds[column]
+        if isinstance(kind, int):
+            return kind == BINARY
+        is_binary = kind == BINARY
+        if not is_binary.any() or not (kind == TEXT).any():
+            return bool(is_binary.any())
+        marks: NDArray[np.bool_] = is_binary[self._slots] & self._present
         return marks
 
     def _with_gaps(self, valid: NDArray[np.bool_]) -> pa.Array:

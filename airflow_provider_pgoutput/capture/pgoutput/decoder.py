@@ -52,7 +52,6 @@ class Decoder:
     :param skip_origins: skip transactions that this server replicated from another, as the server's
         option ``origin 'none'`` does from version 16 on.
     :param skip_lsns: commit LSNs of transactions to skip, whatever is in them.
-    :param binary: values come in binary form, as with the server's option ``binary``.
     """
 
     def __init__(
@@ -62,9 +61,7 @@ class Decoder:
         *,
         skip_origins: bool = False,
         skip_lsns: Collection[Lsn] = (),
-        binary: bool = False,
     ) -> None:
-        self._binary = binary
         self._transactions = Transactions(
             start_lsn, end_lsn, skip_origins=skip_origins, skip_lsns=skip_lsns
         )
@@ -129,7 +126,7 @@ class Decoder:
 
     def _decode(self, chunk: MessageChunk) -> list[ChangeBlock]:
         messages = Messages(chunk)
-        placed = Chunk(messages, self._transactions.follow(messages), self._relations, self._binary)
+        placed = Chunk(messages, self._transactions.follow(messages), self._relations)
         self._relations.start_chunk()
         truncates: list[tuple[int, int]] = []
         for index in messages.of("RYT").tolist():

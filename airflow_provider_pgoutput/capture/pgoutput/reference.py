@@ -55,7 +55,16 @@ class Unchanged(enum.Enum):
 
 
 UNCHANGED = Unchanged.UNCHANGED
-Value = bytes | Unchanged | None
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """A value in binary form; one in text is its bytes."""
+
+    content: bytes
+
+
+Value = bytes | Binary | Unchanged | None
 Tuple = tuple[Value, ...]
 
 
@@ -100,9 +109,7 @@ class ReferenceDecoder:
         *,
         skip_origins: bool = False,
         skip_lsns: Collection[Lsn] = (),
-        binary: bool = False,
     ) -> None:
-        self._binary = binary
         self._start_lsn = start_lsn
         self._end_lsn = end_lsn
         self._skip_origins = skip_origins
@@ -229,7 +236,7 @@ class ReferenceDecoder:
             relations = [self._relation(oid) for oid in truncate.relation_oids]
             return [Change(each, *place, None, None, None, *origin) for each in relations]
         relation = self._relation(oid_of_row(body, self._lsn))
-        old_kind, old, new = parse_row(body, relation, self._lsn, binary=self._binary)
+        old_kind, old, new = parse_row(body, relation, self._lsn)
         return [Change(relation, *place, old_kind, new, old, *origin)]
 
     def _relation(self, oid: int) -> Relation:
@@ -268,7 +275,7 @@ def oid_of_row(body: bytes, lsn: Lsn | None) -> int:
 
 
 def parse_row(
-    body: bytes, relation: Relation, lsn: Lsn | None, *, binary: bool = False
+    body: bytes, relation: Relation, lsn: Lsn | None
 ) -> tuple[str | None, Tuple | None, Tuple | None]:
     """Parse an Insert, Update or Delete into the kind of its old tuple, the old and the new tuple.
 
@@ -279,7 +286,6 @@ def parse_row(
     :raises ProtocolError: when the bytes are not exactly one such message of ``relation``.
     """
     operation = chr(body[0])
-    value_kind = "b" if binary else "t"
     reader = MessageReader(body, f"{EVENT_NAMES[operation]} of {relation.name}", lsn)
     reader.uint32()
     kind = chr(reader.byte())
@@ -291,30 +297,30 @@ def parse_row(
             raise reader.fault(
                 f"{kind} does not go with replica identity {relation.replica_identity}", back=1
             )
-        old_kind, old = kind, _tuple(reader, relation, value_kind, may_be_unchanged=False)
+        old_kind, old = kind, _tuple(reader, relation, may_be_unchanged=False)
         if operation == "U":
             kind = chr(reader.byte())
             if kind != "N":
                 raise reader.fault("no tuple of this kind may follow", back=1)
     if operation != "D":
-        new = _tuple(reader, relation, value_kind, may_be_unchanged=True)
+        new = _tuple(reader, relation, may_be_unchanged=True)
     reader.finish()
     return old_kind, old, new
 
 
-def _tuple(
-    reader: MessageReader, relation: Relation, value_kind: str, *, may_be_unchanged: bool
-) -> Tuple:
+def _tuple(reader: MessageReader, relation: Relation, *, may_be_unchanged: bool) -> Tuple:
     count = reader.int16()
     if count != len(relation.columns):
         raise reader.fault(f"{count} columns instead of {len(relation.columns)}", back=2)
-    return tuple(_value(reader, value_kind, may_be_unchanged) for _ in range(count))
+    return tuple(_value(reader, may_be_unchanged) for _ in range(count))
 
 
-def _value(reader: MessageReader, value_kind: str, may_be_unchanged: bool) -> Value:
+def _value(reader: MessageReader, may_be_unchanged: bool) -> Value:
     kind = chr(reader.byte())
-    if kind == value_kind:
+    if kind == "t":
         return reader.content(reader.int32())
+    if kind == "b":
+        return Binary(reader.content(reader.int32()))
     if kind == "n":
         return None
     if kind == "u" and may_be_unchanged:
@@ -335,7 +341,10 @@ def changes_of_block(block: ChangeBlock) -> list[Change]:
         marks = block.unchanged[position] if is_new else None
         if marks is not None and marks[row]:
             return UNCHANGED
-        return None if values is None else values[row]
+        found = None if values is None else values[row]
+        forms = (block.new_binary if is_new else block.old_binary)[position]
+        is_binary = forms if isinstance(forms, bool) else forms[row]
+        return Binary(found) if isinstance(found, bytes) and is_binary else found
 
     def change(row: int) -> Change:
         operation = chr(block.op[row])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import numpy as np
 
-from airflow_provider_pgoutput.capture.pgoutput.columns import BINARY, TEXT, Walk, WalkFault, walk
+from airflow_provider_pgoutput.capture.pgoutput.columns import Walk, WalkFault, walk
 from airflow_provider_pgoutput.capture.pgoutput.reference import (
     oid_of_row,
     parse_row,
@@ -55,8 +55,6 @@ class Chunk:
     messages: Messages
     placement: Placement
     relations: Relations
-    #: Whether values are in binary form.
-    binary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,7 @@ class Rows:
         index = int(self.message[row])
         relation = self.chunk.relations.versions[int(self.version[row])]
         body, lsn = self.chunk.messages.body(index), self.chunk.placement.lsn(index)
-        parse_row(body, relation, lsn, binary=self.chunk.binary)
+        parse_row(body, relation, lsn)
         raise AssertionError("the reference decoder accepts a row that this one refused")
 
 
@@ -180,8 +178,7 @@ def find_tuples(rows: Rows, width: int) -> tuple[Tuples | None, Tuples | None]:
 def _walk(rows: Rows, chosen: NDArray[np.intp], starts: NDArray[np.int64], width: int) -> Walk:
     messages = rows.chunk.messages
     try:
-        kind = BINARY if rows.chunk.binary else TEXT
-        return walk(messages.data, messages.words("<u8"), starts, width, kind)
+        return walk(messages.data, messages.words("<u8"), starts, width)
     except WalkFault as fault:
         rows.refuse(int(chosen[fault.row]))
 

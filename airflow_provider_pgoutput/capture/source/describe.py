@@ -43,6 +43,7 @@ class Describer:
     :param session: a session that no read of the stream uses.
     :param type_options: what the owner of the pipeline chose about types.
     :param policy: what becomes of values that older rows show and no lake type holds.
+    :param attributes: ask for the attributes of composite types, whatever was chosen.
     """
 
     def __init__(
@@ -51,10 +52,13 @@ class Describer:
         keys: Keys,
         type_options: TypeOptions | None = None,
         policy: ValuePolicy | None = None,
+        *,
+        attributes: bool = False,
     ) -> None:
         self._session = session
         self._keys = keys
         self._type_options = type_options or TypeOptions()
+        self._wants_attributes = attributes or self._type_options.wants_attributes
         self._policy = policy
         self._types: dict[int, TypeInfo] | None = None
         #: What the stream that is read said of types, by OID: all that is left of one that was dropped since.
@@ -160,8 +164,7 @@ class Describer:
         if self._types is None:
             self._types = {}
         if any(find_type(oid, self._types) is None for oid in wanted):
-            wants = self._type_options.wants_attributes
-            self._types = read_types(self._session, attributes=wants)
+            self._types = read_types(self._session, attributes=self._wants_attributes)
             for oid in wanted:
                 if find_type(oid, self._types) is None and oid in self.announced:
                     self._types |= _dropped_domain(self.announced[oid])

@@ -53,6 +53,8 @@ _LATER = "nothing; the next attempt connects again."
 #: Servers fail so when a transaction changed the catalog and its rows are decoded before it ended.
 _BEFORE_ITS_END = "set streaming to off; with two_phase, use a new slot without it."
 
+_AS_TEXT = "use text mode (binary=False)."
+
 _NO_ROOM = (
     "set transport to 'auto' or 'walsender', which needs no such files; or let the server have more room "
     "(temp_file_limit, temp_tablespaces)."
@@ -151,6 +153,9 @@ _MEANINGS = (
     # "could not map filenumber ...", before version 16 "filenode".
     _Meaning("XX000", "to relation OID", errors.DecodedTooEarly, _BEFORE_ITS_END),
     _Meaning("XX000", "pg_attribute catalog is missing", errors.DecodedTooEarly, _BEFORE_ITS_END),
+    _Meaning(
+        "42883", "^no binary output function available for type ", errors.NoBinaryForm, _AS_TEXT
+    ),
     _Meaning("08", "", errors.SourceUnavailable, _LATER),
     _Meaning("53", "", errors.SourceUnavailable, _LATER),
     _Meaning("57", "", errors.SourceUnavailable, _LATER),

@@ -27,7 +27,8 @@ from airflow_provider_pgoutput.capture.staging.sealed_copies import (
     find_seals,
     write_seal,
 )
-from airflow_provider_pgoutput.capture.staging.tables import Casters, StagedTables, stage_block
+from airflow_provider_pgoutput.capture.staging.sent_values import Casters
+from airflow_provider_pgoutput.capture.staging.tables import StagedTables, stage_block
 from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
 from airflow_provider_pgoutput.capture.types.values import in_parts
 

@@ -25,8 +25,8 @@ from airflow_provider_pgoutput.capture.staging.rejected import (
     Rejection,
     rejected_rows,
 )
+from airflow_provider_pgoutput.capture.staging.sent_values import SentCaster
 from airflow_provider_pgoutput.capture.types.arrow import arrow_type
-from airflow_provider_pgoutput.capture.types.cast import ColumnCaster, ValuePolicy, column_caster
 from airflow_provider_pgoutput.errors import ProtocolError, ValueRefused
 
 if TYPE_CHECKING:
@@ -34,10 +34,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from airflow_provider_pgoutput.batch.manifest import Column, StagedFile
-    from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock
+    from airflow_provider_pgoutput.batch.manifest import StagedFile
+    from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock, Forms
     from airflow_provider_pgoutput.capture.pgoutput.messages import Relation
+    from airflow_provider_pgoutput.capture.staging.sent_values import Casters
     from airflow_provider_pgoutput.capture.staging.writers import TableWriter
+    from airflow_provider_pgoutput.capture.types.cast import ColumnCaster, ValuePolicy
     from airflow_provider_pgoutput.capture.types.values import CastResult
 
 _LETTERS = pa.DictionaryArray.from_arrays(pa.array([], pa.int8()), pa.array([], pa.string())).type
@@ -77,26 +79,6 @@ class Describe(Protocol):
         ...
 
 
-class MakeCaster(Protocol):
-    """Chooses the caster of a column, for values in text or in binary form."""
-
-    def __call__(
-        self, column: Column, policy: ValuePolicy, *, table: str | None = None
-    ) -> ColumnCaster:
-        """See ``types/cast.py`` and ``types/binary.py``."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Casters:
-    """Who chooses the casters of a batch."""
-
-    #: Of copied values, in the form in which each is fetched.
-    copied: MakeCaster = column_caster
-    #: Of changed values: text, or binary where the slot is read so.
-    changed: MakeCaster = column_caster
-
-
 @dataclass(slots=True)
 class StagedVersion:
     """One version of a table with its casters and its files."""
@@ -105,8 +87,8 @@ class StagedVersion:
     version: TableVersion
     #: Of copied values, in the form in which each is fetched.
     casters: tuple[ColumnCaster, ...]
-    #: Of changed values, in the form in which the slot is read.
-    change_casters: tuple[ColumnCaster, ...]
+    #: Of changed values.
+    change_casters: tuple[SentCaster, ...]
     changes_writer: TableWriter | None = None
     copy_writer: TableWriter | None = None
     #: Of a copy that an earlier attempt sealed.
@@ -123,7 +105,7 @@ class StagedVersion:
         """Choose the casters of a version's columns."""
         name = f"{version.schema_name}.{version.table_name}"
         copied = tuple(choose.copied(each, policy, table=name) for each in version.columns)
-        changed = tuple(choose.changed(each, policy, table=name) for each in version.columns)
+        changed = tuple(SentCaster(each, policy, name, choose) for each in version.columns)
         return cls(relation_oid, version, copied, changed)
 
     @property
@@ -253,19 +235,21 @@ def stage_block(version: StagedVersion, block: ChangeBlock) -> StagedRows:
         names += [each.name for each in _ORIGIN_FIELDS]
         columns += [block.origin, block.origin_lsn]
     rejected: list[pa.RecordBatch] = []
-    for place, (caster, raw) in enumerate(zip(version.change_casters, block.new, strict=True)):
+    sent = zip(version.change_casters, block.new, block.new_binary, strict=True)
+    for place, (caster, raw, forms) in enumerate(sent):
         names.append(changes.new(place))
         if raw is None:
             columns.append(pa.nulls(len(block), caster.arrow_type))
             continue
-        result = _cast(caster, raw, block)
+        result = _cast(caster, raw, forms, block)
         columns.append(result.values)
         if len(result.rejected):
             rejected.append(_rejected(version, block, place, NEW_TUPLE, result.rejected))
-    for place, (caster, raw) in enumerate(zip(version.change_casters, block.old, strict=True)):
+    sent = zip(version.change_casters, block.old, block.old_binary, strict=True)
+    for place, (caster, raw, forms) in enumerate(sent):
         if raw is None or raw.null_count == len(raw):
             continue
-        result = _cast(caster, raw, block)
+        result = _cast(caster, raw, forms, block)
         names.append(changes.old(place))
         columns.append(result.values)
         if len(result.rejected):
@@ -280,12 +264,12 @@ def stage_block(version: StagedVersion, block: ChangeBlock) -> StagedRows:
     return StagedRows(rows, _counts(block, unchanged_toast, rejected), rejected)
 
 
-def _cast(caster: ColumnCaster, raw: pa.Array, block: ChangeBlock) -> CastResult:
+def _cast(caster: SentCaster, raw: pa.Array, forms: Forms, block: ChangeBlock) -> CastResult:
     """Cast a column of a block; an error says which transaction cannot be staged."""
     try:
-        return caster.cast(raw)
+        return caster.cast(raw, forms)
     except (ValueRefused, ProtocolError) as error:
-        lsn = Lsn(int(block.commit_lsn[_first_refused(caster, raw)]))
+        lsn = Lsn(int(block.commit_lsn[_first_refused(caster, raw, forms)]))
         raise type(error)(
             error.message,
             table=error.table,
@@ -295,13 +279,13 @@ def _cast(caster: ColumnCaster, raw: pa.Array, block: ChangeBlock) -> CastResult
         ) from error
 
 
-def _first_refused(caster: ColumnCaster, raw: pa.Array) -> int:
+def _first_refused(caster: SentCaster, raw: pa.Array, forms: Forms) -> int:
     """The first value that cannot be cast: that of the shortest beginning that cannot."""
     good, bad = 0, len(raw)
     while bad - good > 1:
         middle = (good + bad) // 2
         try:
-            caster.cast(raw.slice(0, middle))
+            caster.cast(raw.slice(0, middle), forms if isinstance(forms, bool) else forms[:middle])
         except (ValueRefused, ProtocolError):
             bad = middle
         else:
@@ -336,13 +320,13 @@ def _rejected(
     positions: NDArray[np.int64],
 ) -> pa.RecordBatch:
     chosen = pa.array(positions)
-    raw = (block.new if tuple_kind == NEW_TUPLE else block.old)[place]
+    raw, forms = _values(block, tuple_kind, place)
     assert raw is not None, "what was rejected was cast before"
     rejection = Rejection(
         column=version.version.columns[place],
         tuple_kind=tuple_kind,
-        raw=version.change_casters[place].texts(raw.take(chosen)),
-        key=dict(_keys(version, block, tuple_kind, chosen)),
+        raw=version.change_casters[place].texts(raw.take(chosen), _at(forms, positions)),
+        key=dict(_keys(version, block, tuple_kind, positions)),
         op=_letters(_OP_CODES[block.op[positions]], _OPS).cast(pa.string()),
         commit_lsn=pa.array(block.commit_lsn[positions]),
         seq=pa.array(block.seq[positions]),
@@ -350,17 +334,31 @@ def _rejected(
     return rejected_rows(version.version, version.relation_oid, rejection)
 
 
+def _values(block: ChangeBlock, tuple_kind: str, place: int) -> tuple[pa.Array | None, Forms]:
+    """A column of the new or of the old tuples, and in which form its values are."""
+    if tuple_kind == NEW_TUPLE:
+        return block.new[place], block.new_binary[place]
+    return block.old[place], block.old_binary[place]
+
+
+def _at(forms: Forms, positions: NDArray[np.int64]) -> Forms:
+    return forms if isinstance(forms, bool) else forms[positions]
+
+
 def _keys(
-    version: StagedVersion, block: ChangeBlock, tuple_kind: str, chosen: pa.Array
+    version: StagedVersion, block: ChangeBlock, tuple_kind: str, positions: NDArray[np.int64]
 ) -> Iterator[tuple[str, pa.Array]]:
     """Text of the key columns: of the tuple itself, else of the other one (unchanged TOAST)."""
-    first, second = (block.new, block.old) if tuple_kind == NEW_TUPLE else (block.old, block.new)
+    other = OLD_TUPLE if tuple_kind == NEW_TUPLE else NEW_TUPLE
     for place, column in enumerate(version.version.columns):
         if column.name not in version.version.key_columns:
             continue
-        found = [each[place] for each in (first, second)]
-        taken = [each.take(chosen) for each in found if each is not None]
-        raw = pa.nulls(len(chosen), pa.binary())
-        if taken:
-            raw = pc.coalesce(*taken) if len(taken) == 2 else taken[0]
-        yield column.name, version.change_casters[place].texts(raw)
+        found = [_values(block, each, place) for each in (tuple_kind, other)]
+        texts = [
+            version.change_casters[place].texts(
+                raw.take(pa.array(positions)), _at(forms, positions)
+            )
+            for raw, forms in found
+            if raw is not None
+        ]
+        yield column.name, pc.coalesce(*texts) if texts else pa.nulls(len(positions), pa.binary())

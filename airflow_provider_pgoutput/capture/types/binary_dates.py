@@ -92,7 +92,7 @@ def cast_wire_time(raw: pa.Array) -> CastResult:
 
 def time_texts(raw: pa.Array) -> pa.Array:
     """``12:34:56.7``, of the microseconds since midnight; ``24:00:00`` is a time."""
-    return at_rows_of(raw, _clock(_times(raw)))
+    return at_rows_of(raw, clock_texts(_times(raw)))
 
 
 def _times(raw: pa.Array) -> NDArray[np.int64]:
@@ -102,7 +102,7 @@ def _times(raw: pa.Array) -> NDArray[np.int64]:
     return found
 
 
-def _clock(micros: NDArray[np.int64]) -> pa.Array:
+def clock_texts(micros: NDArray[np.int64]) -> pa.Array:
     """Microseconds of a day as text, without zeros at the end of the fraction."""
     whole = micros // 1_000_000
     # Numbers of 32 bits are divided several at a time.
@@ -154,7 +154,7 @@ def timestamp_printer(zone: bytes) -> Printer:
         found = fixed_numbers(raw, _MICROS)
         _check_valid(found, _TIMESTAMPS)
         days, micros = np.divmod(found, _DAY_US)
-        parts = zip(found, _dates(days), _clock(micros).to_pylist(), strict=True)
+        parts = zip(found, _dates(days), clock_texts(micros).to_pylist(), strict=True)
         printed = [
             _special(number) or b"%b %b%b%b" % (date.encode(), clock, zone, era.encode())
             for number, (date, era), clock in parts

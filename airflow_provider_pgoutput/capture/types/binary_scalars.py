@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 #: From wire bytes to PostgreSQL's text, Arrow ``binary`` both; null stays null.
 Printer = Callable[[pa.Array], pa.Array]
 
-_JSONB_VERSION = 1
+_TEXT_VERSION = 1
 _UUID_BYTES = 16
 #: Where each group of hexadecimal digits of a uuid begins and ends, in digits.
 _UUID_GROUPS = ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))
@@ -143,11 +143,11 @@ def same_texts(raw: pa.Array) -> pa.Array:
     return raw
 
 
-def jsonb_texts(raw: pa.Array) -> pa.Array:
-    """What follows the version byte of jsonb."""
+def versioned_texts(raw: pa.Array) -> pa.Array:
+    """What follows the version byte of jsonb, jsonpath and ltree."""
     runs, rows = ByteRuns.of(raw), valid_rows(raw)
     starts, ends = runs.starts.copy(), runs.ends
-    if (ends[rows] == starts[rows]).any() or (runs.data[starts[rows]] != _JSONB_VERSION).any():
+    if (ends[rows] == starts[rows]).any() or (runs.data[starts[rows]] != _TEXT_VERSION).any():
         raise MalformedText
     starts[rows] += 1
     return cut(runs.data, starts, ends, null_mask(raw))

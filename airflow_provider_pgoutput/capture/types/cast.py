@@ -191,7 +191,7 @@ def column_caster(
     :param table: ``schema.table``, for errors.
     :raises ConfigurationError: when the column's lake type is unknown.
     """
-    return ColumnCaster(column, policy, table, _caster(column.lake_type, column.type_oid, types))
+    return ColumnCaster(column, policy, table, caster_of(column.lake_type, column.type_oid, types))
 
 
 _FIXED: Mapping[str, Caster] = {
@@ -203,14 +203,15 @@ _FIXED: Mapping[str, Caster] = {
 }
 
 
-def _caster(lake_type: str, type_oid: int, types: Mapping[int, TypeInfo]) -> Caster:
+def caster_of(lake_type: str, type_oid: int, types: Mapping[int, TypeInfo]) -> Caster:
+    """The caster of text of a type to a lake type."""
     if lake_type in _FIXED:
         return _FIXED[lake_type]
     target, info = arrow_type(lake_type), base_type(type_oid, types)
     if (element := list_element(lake_type)) is not None:
         brackets = BOX_ARRAY if info is not None and info.oid == BOX_ARRAY_OID else ARRAY
         element_oid = 0 if info is None else info.element_oid
-        return list_caster(target, brackets, _caster(element, element_oid, types))
+        return list_caster(target, brackets, caster_of(element, element_oid, types))
     if (fields := struct_fields(lake_type)) is not None:
         return _struct_caster(target, fields, info, types)
     if info is not None and info.oid == _TIME_OID:
@@ -239,7 +240,7 @@ def _struct_caster(
             advice="stage the batch again.",
         )
     casters = [
-        _caster(kind, attribute.type_oid, types)
+        caster_of(kind, attribute.type_oid, types)
         for (_, kind), attribute in zip(fields, attributes, strict=True)
     ]
     return record_caster(target, casters)

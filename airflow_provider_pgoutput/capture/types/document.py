@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.changes import REJECTED
 from airflow_provider_pgoutput.batch.lake_types import list_element, struct_fields
-from airflow_provider_pgoutput.capture.types.binary import has_binary_form
+from airflow_provider_pgoutput.capture.types.binary import can_be_sent, has_binary_form
 from airflow_provider_pgoutput.capture.types.cast import FAMILIES
 from airflow_provider_pgoutput.capture.types.document_text import (
     CHOSEN,
@@ -32,7 +32,7 @@ from airflow_provider_pgoutput.capture.types.options import TypeOptions
 from airflow_provider_pgoutput.capture.types.type_info import Attribute
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _USER_TYPES = """
 ## User types, extensions and arrays
@@ -119,15 +119,20 @@ _SAMPLES = (
         TypeInfo(90002, "public", "pair", "c", attributes=(Attribute("a", 23, -1), Attribute("b", 1184, -1))),
         -1, "composite",
     ),
-    (TypeInfo(90003, "public", "floats", "r"), -1, "range, multirange"),
+    (TypeInfo(90003, "public", "floats", "r", part_oid=701), -1, "range, multirange"),
     (TypeInfo(90004, "public", "price", "d", base_oid=1700, base_type_modifier=786438), -1,
      "domain, as its base type: over `numeric(12,2)`"),
     (TypeInfo(90005, "public", "names", "d", base_oid=1009), -1, "domain over `text[]`"),
-    (TypeInfo(90006, "public", "citext", "b"), -1, "`citext`"),
-    (TypeInfo(90007, "public", "hstore", "b"), -1, "`hstore`"),
-    (TypeInfo(90008, "public", "vector", "b"), 3, "`vector(3)`, `halfvec(3)` of pgvector"),
-    (TypeInfo(90009, "public", "sparsevec", "b"), -1, "`sparsevec` of pgvector"),
-    (TypeInfo(90010, "public", "geometry", "b"), -1, "any other type of an extension"),
+    (TypeInfo(90006, "public", "citext", "b", send="textsend"), -1, "`citext`"),
+    (TypeInfo(90007, "public", "hstore", "b", send="hstore:hstore_send"), -1, "`hstore`"),
+    (TypeInfo(90016, "public", "ltree", "b", send="ltree:ltree_send"), -1,
+     "`ltree`, `lquery`, `ltxtquery`"),
+    (TypeInfo(90008, "public", "vector", "b", send="vector:vector_send"), 3,
+     "`vector(3)`, `halfvec(3)` of pgvector"),
+    (TypeInfo(90009, "public", "sparsevec", "b", send="vector:sparsevec_send"), -1,
+     "`sparsevec` of pgvector"),
+    (TypeInfo(90010, "public", "geometry", "b", send="postgis:geometry_send"), -1,
+     "any other type of an extension"),
     (BUILTIN_TYPES[1007], -1, ""),
     (BUILTIN_TYPES[1231], 786438, ""),
     (BUILTIN_TYPES[1009], -1, ""),
@@ -154,17 +159,17 @@ def spark_type(lake: str) -> str:
     return _SPARK.get(lake) or lake.upper()
 
 
-def _row(label: str, lake: str, key: str, *, binary: bool) -> str:
+def _row(label: str, lake: str, key: str, *, binary: str) -> str:
     family = re.split(r"[<(]", lake)[0]
     exact = _EXACT_OF_TYPE.get(key, _EXACT[family])
     unfit = _UNFIT_OF_TYPE.get(key, _UNFIT.get(family, ""))
-    return (
-        f"| {label} | `{lake}` | `{spark_type(lake)}` | {_binary(binary)} | {exact} | {unfit} |\n"
-    )
+    return f"| {label} | `{lake}` | `{spark_type(lake)}` | {binary} | {exact} | {unfit} |\n"
 
 
-def _binary(readable: bool) -> str:
-    return "yes" if readable else "text only"
+def _binary(type_oid: int, catalog: Mapping[int, TypeInfo]) -> str:
+    if has_binary_form(type_oid, catalog):
+        return "yes"
+    return "sent as text" if can_be_sent(type_oid, catalog) else "text only"
 
 
 def _builtin_rows() -> Iterator[str]:
@@ -176,14 +181,14 @@ def _builtin_rows() -> Iterator[str]:
         lake = lake_type(info.oid, -1, {})
         place = order.index(lake) if lake in order else len(order)
         name = f"`{type_name(info.oid, -1, {})}`"
-        binary = has_binary_form(info.oid, {})
+        binary = _binary(info.oid, {})
         rows.append((place, info.oid, _row(name, lake, info.name, binary=binary)))
     for precision, scale in _NUMERICS:
         modifier = (precision << 16 | scale & 0x7FF) + 4
         lake = lake_type(_NUMERIC_OID, modifier, {})
         name = type_name(_NUMERIC_OID, modifier, {})
         key = "numeric" if lake == "string" else ""
-        row = _row(f"`{name}`", lake, key, binary=has_binary_form(_NUMERIC_OID, {}))
+        row = _row(f"`{name}`", lake, key, binary=_binary(_NUMERIC_OID, {}))
         rows.append((order.index("double"), _NUMERIC_OID, row))
     yield from (row for _, _, row in sorted(rows, key=lambda each: each[:2]))
 
@@ -195,7 +200,7 @@ def _chosen_rows() -> Iterator[str]:
         lake = lake_type(type_oid, -1, catalog, options.of("", ""))
         name = "composite" if kind == "composite" else f"`{type_name(type_oid, -1, catalog)}`"
         option = f"`{{{json.dumps(kind)}: {json.dumps(choice)}}}`"
-        binary = _binary(has_binary_form(type_oid, catalog))
+        binary = _binary(type_oid, catalog)
         kinds = f"`{lake}` | `{spark_type(lake)}` | {binary}"
         yield f"| {option} | {name} | {kinds} | {exact} | {unfit} |\n"
 
@@ -205,7 +210,7 @@ def _user_rows() -> Iterator[str]:
     for info, modifier, label in _SAMPLES:
         lake = lake_type(info.oid, modifier, catalog)
         name = label or f"`{type_name(info.oid, modifier, catalog)}`"
-        yield _row(name, lake, info.name, binary=has_binary_form(info.oid, catalog))
+        yield _row(name, lake, info.name, binary=_binary(info.oid, catalog))
 
 
 def document_text() -> str:

@@ -74,9 +74,10 @@ The text that PostgreSQL sends depends on settings of the session. They are pinn
 ## Text and binary
 
 With `binary=True` PostgreSQL sends changes in the binary form of their types. The column `binary` says which
-types can be read in it: those whose send function makes the same of a value in every version, domains over
-them, and their arrays. A published column of a type that is `text only` is refused before anything is read
-(`ConfigurationError` names them all). The values in the lake are the same in both modes.
+types are read in it: those whose send function makes the same of a value in every version, and domains,
+arrays, ranges and composites of them. Where a published column is of a type that is `text only`, or one turns
+up among the changes, the whole slot is read as text instead, and the log names the columns. Of a type that
+has no send function the server sends the text in both modes. The values in the lake are the same in both.
 
 ## Built-in types
 
@@ -95,7 +96,7 @@ anything is read. They decide the type of a column when its table is made; apply
 another one (`TableRefused`), so to change a choice, name another target and copy the table again.
 
 - `column_types` with `"string"` keeps PostgreSQL's text of a column of *any* type: of arrays with several
-  dimensions, of a `timestamp` that may be infinite, of a key that does not fit. Not in binary mode.
+  dimensions, of a `timestamp` that may be infinite, of a key that does not fit.
 - `{"numeric": "decimal(p,s)"}` is for numerics that no decimal holds anyway (without precision, or above 38
   digits). In `column_types` it is for every numeric of the column, also a `numeric(12,2)`.
 - Values that do not fit a choice follow the value policy. Nothing is rounded.

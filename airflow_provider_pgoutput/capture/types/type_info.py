@@ -27,10 +27,15 @@ FIRST_USER_OID = 10000
 CATALOG_QUERY = """
 SELECT t.oid::pg_catalog.int8, n.nspname::pg_catalog.text, t.typname::pg_catalog.text,
        t.typtype::pg_catalog.text, COALESCE(e.oid, 0)::pg_catalog.int8,
-       t.typbasetype::pg_catalog.int8, t.typtypmod, t.typdelim::pg_catalog.text
+       t.typbasetype::pg_catalog.int8, t.typtypmod, t.typdelim::pg_catalog.text,
+       COALESCE(r.rngsubtype, m.rngtypid, 0)::pg_catalog.int8,
+       COALESCE(pg_catalog.concat_ws(':', pg_catalog.replace(s.probin, '$libdir/', ''), s.prosrc), '')
   FROM pg_catalog.pg_type t
   JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
   LEFT JOIN pg_catalog.pg_type e ON e.typarray = t.oid
+  LEFT JOIN pg_catalog.pg_range r ON r.rngtypid = t.oid
+  LEFT JOIN pg_catalog.pg_range m ON m.rngmultitypid = t.oid
+  LEFT JOIN pg_catalog.pg_proc s ON s.oid = t.typsend
  WHERE t.oid >= 10000
 """
 
@@ -77,6 +82,11 @@ class TypeInfo:
     base_type_modifier: int = -1
     #: What separates elements of this type in an array literal; ``;`` for ``box`` alone.
     delimiter: str = ","
+    #: OID of the type of a range's bounds, or of a multirange's ranges; 0: neither, or built in.
+    part_oid: int = 0
+    #: The function that makes the binary form, ``library:symbol`` or the name of the server's own; empty:
+    #: there is none, or the type is built in.
+    send: str = ""
     #: Of a composite type, when they were asked for.
     attributes: tuple[Attribute, ...] = ()
 
@@ -89,7 +99,7 @@ BUILTIN_TYPES: Mapping[int, TypeInfo] = {
 
 
 def type_catalog(
-    rows: Iterable[tuple[int, str, str, str, int, int, int, str]],
+    rows: Iterable[tuple[int, str, str, str, int, int, int, str, int, str]],
 ) -> dict[int, TypeInfo]:
     """Turn the rows of ``CATALOG_QUERY`` into the catalog that ``lake_type`` and ``type_name`` take."""
     return {row[0]: TypeInfo(*row) for row in rows}

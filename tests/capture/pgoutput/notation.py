@@ -29,6 +29,7 @@ from airflow_provider_pgoutput.capture.pgoutput.messages import (
 )
 from airflow_provider_pgoutput.capture.pgoutput.reference import (
     UNCHANGED,
+    Binary,
     oid_of_row,
     parse_row,
 )
@@ -109,7 +110,7 @@ class _Writer:
 
     def _row(self, body: bytes) -> str:
         relation = self._relations[oid_of_row(body, None)]
-        old_kind, old, new = parse_row(body, relation, None, binary=self._reading.binary)
+        old_kind, old, new = parse_row(body, relation, None)
         name = f"{chr(body[0])}:{relation.table_name}"
         if body[:1] == b"I":
             assert new is not None
@@ -126,8 +127,8 @@ class _Writer:
             return "NULL"
         if value is UNCHANGED:
             return "<u>"
-        if self._reading.binary:
-            return f"0x{value.hex()}"
+        if isinstance(value, Binary):
+            return f"0x{value.content.hex()}"
         text = value.decode()
         return text if len(text) <= 24 else f"{text[:6]}..[{len(text)}]"
 

@@ -55,7 +55,6 @@ class Reading(NamedTuple):
     two_phase: bool = False
     #: See ``prepared.py``.
     lone_commits: bool = False
-    binary: bool = False
 
 
 V1 = Reading()
@@ -68,7 +67,7 @@ def reading_of(scenario: str, version: str = "18") -> Reading:
     # Recorded from 15.18 and 16.14.
     lone_commits = version in {"15", "16"}
     parallel = asked.get("streaming") == "parallel"
-    return Reading(number, parallel, two_phase, lone_commits, "binary" in asked)
+    return Reading(number, parallel, two_phase, lone_commits)
 
 
 def bodies_of_vector(scenario: str, version: str) -> list[bytes]:
@@ -179,7 +178,7 @@ def reference_outcome(
     end_lsn: Lsn | None = None,
     reading: Reading = V1,
 ) -> Outcome:
-    decoder = ReferenceDecoder(start_lsn, end_lsn, binary=reading.binary)
+    decoder = ReferenceDecoder(start_lsn, end_lsn)
     changes = [change for body in slowly(bodies, reading) for change in decoder.decode(body)]
     return by_relation(changes), _comparable(decoder, reading)
 
@@ -190,7 +189,7 @@ def decoder_outcome(
     end_lsn: Lsn | None = None,
     reading: Reading = V1,
 ) -> Outcome:
-    decoder = Decoder(start_lsn, end_lsn, binary=reading.binary)
+    decoder = Decoder(start_lsn, end_lsn)
     changes = [
         change
         for chunk in quickly(chunks, reading)

@@ -94,8 +94,8 @@ REFUSED: dict[str, tuple[list[bytes], str]] = {
         [*OPEN, encode.update(FULL, [b"1", UNCHANGED], [b"1", UNCHANGED], "O")],
         "a value of this kind may not stand here",
     ),
-    "a binary value": (
-        [*OPEN, encode.insert(T, [b"1", b"x"]).replace(b"t\0\0\0\x01x", b"b\0\0\0\x01x")],
+    "a value of an unknown form": (
+        [*OPEN, encode.insert(T, [b"1", b"x"]).replace(b"t\0\0\0\x01x", b"c\0\0\0\x01x")],
         "a value of this kind may not stand here, at byte 14",
     ),
     "key with replica identity full": (

@@ -76,8 +76,7 @@ def test_bytes_around_the_messages_do_not_show(scenario: str) -> None:
             for chunk in quickly([bodies], reading_of(scenario))
             for first, last in itertools.pairwise(chunk.offsets.tolist())
         ]
-    binary = reading_of(scenario).binary
-    plain = Decoder(binary=binary).decode(chunk_of(bodies))
-    padded = Decoder(binary=binary).decode(chunk_of(bodies, gap=13))
+    plain = Decoder().decode(chunk_of(bodies))
+    padded = Decoder().decode(chunk_of(bodies, gap=13))
     assert [block.new for block in padded] == [block.new for block in plain]
     assert [block.old for block in padded] == [block.old for block in plain]

@@ -18,7 +18,8 @@ from airflow_provider_pgoutput.batch.manifest import Column, TableVersion
 from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
 from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
-from airflow_provider_pgoutput.capture.staging.tables import Casters, StagedVersion, stage_block
+from airflow_provider_pgoutput.capture.staging.sent_values import Casters
+from airflow_provider_pgoutput.capture.staging.tables import StagedVersion, stage_block
 from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
 from airflow_provider_pgoutput.capture.types import binary_numeric
 from airflow_provider_pgoutput.capture.types.binary import binary_caster
@@ -205,7 +206,7 @@ def numerics(count: int) -> ChangeBlock:
     bodies.append(encode.commit(1000))
     offsets = np.cumsum([0, *map(len, bodies)], dtype=np.int64)
     chunk = MessageChunk(np.frombuffer(b"".join(bodies), dtype=np.uint8), offsets)
-    return Decoder(binary=True).decode(chunk)[0]
+    return Decoder().decode(chunk)[0]
 
 
 @pytest.mark.parametrize("lake_type", ["string", "decimal(38, 9)"])
@@ -215,7 +216,7 @@ def test_numbers_that_are_long_as_text_are_staged_in_parts(
     monkeypatch.setattr(binary_numeric, "_MAX_TEXT_BYTES", 20_000)
     column = Column("a", 1700, -1, "numeric", lake_type)
     table = TableVersion(1, "public", "t", "d", (column,), ())
-    casters = Casters(changed=functools.partial(binary_caster, types={}))
+    casters = Casters(binary=functools.partial(binary_caster, types={}))
     staged = StagedVersion.of(HOT, table, ValuePolicy(), casters)
     parts = list(in_parts(functools.partial(stage_block, staged), numerics(100)))
     assert len(parts) > 5

@@ -23,6 +23,7 @@ CREATE DOMAIN public.price AS numeric(12, 2) CHECK (VALUE > 0);
 CREATE DOMAIN public.small_price AS public.price CHECK (VALUE < 100);
 CREATE DOMAIN public.names AS text[];
 CREATE DOMAIN public.corner AS box;
+CREATE DOMAIN public.boxes AS box[];
 CREATE SCHEMA "Odd ""schema";
 CREATE TYPE "Odd ""schema"."select" AS ENUM ('x');
 """
@@ -36,7 +37,7 @@ def session(postgres_server: EmbeddedPostgres) -> Iterator[psycopg.Connection[An
         connection.execute(_SET_UP)
         # Not every packaged server brings them; tests that need one skip where it is missing.
         for (name,) in connection.execute(
-            "SELECT name FROM pg_available_extensions WHERE name IN ('hstore', 'citext')"
+            "SELECT name FROM pg_available_extensions WHERE name IN ('hstore', 'citext', 'ltree', 'vector')"
         ).fetchall():
             connection.execute(f"CREATE EXTENSION {name} SCHEMA public")
         pin(connection)

@@ -43,6 +43,10 @@ PINNED = {
 }
 
 REJECTED = "<rejected>"
+#: Types that a server may have been packaged without, by the beginnings of their names.
+OF_EXTENSIONS = tuple(
+    f"public.{name}" for name in ("hstore", "citext", "ltree", "vector", "halfvec", "sparsevec")
+)
 _EPOCH_DAYS = 10957  # From 1970-01-01 to 2000-01-01, PostgreSQL's day 0.
 _EPOCH_US = _EPOCH_DAYS * 86_400_000_000
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31 from 1970-01-01.
@@ -77,7 +81,7 @@ def column_of(session: psycopg.Connection[Any], type_sql: str) -> Column:
     try:
         session.execute(f"CREATE TEMP TABLE probe (v {type_sql})")
     except psycopg.errors.UndefinedObject:
-        if not type_sql.startswith(("public.hstore", "public.citext")):
+        if not type_sql.startswith(OF_EXTENSIONS):
             raise
         pytest.skip("this server was packaged without the extension")
     row = session.execute(
@@ -106,9 +110,9 @@ def render(
         (column.type_oid,),
     ).fetchone()
     assert row is not None
-    # aclitem has no binary form; the one of refcursor is declared for text.
-    has_binary = all(row) and not column.type_name.startswith("refcursor")
-    binary = f"encode({row[0]}(v), 'hex')" if has_binary else "NULL::text"
+    # aclitem has no binary form; the ones of refcursor and citext are declared for text.
+    value = "v::text" if row[0] == "textsend" else "v"
+    binary = f"encode({row[0]}({value}), 'hex')" if all(row) else "NULL::text"
     cursor = session.execute(
         f"WITH q AS (SELECT {expression or f's::{type_sql}'} AS v, i"
         "              FROM unnest(%s::text[]) WITH ORDINALITY AS u(s, i))"

@@ -10,7 +10,6 @@ import pytest
 
 from airflow_provider_pgoutput.batch.manifest import Column
 from airflow_provider_pgoutput.capture.request import CaptureRequest
-from airflow_provider_pgoutput.capture.source.binary_forms import check_binary_forms
 from airflow_provider_pgoutput.capture.source.catalog import PublishedColumn, PublishedTable
 from airflow_provider_pgoutput.capture.source.column_types import check_column_types
 from airflow_provider_pgoutput.capture.types.cast import ValuePolicy
@@ -142,13 +141,6 @@ def test_a_name_of_no_column_is_refused_before_the_first_batch_and_warned_of_lat
         check_column_types([published(("c", 23))], TYPES, options, is_first=True)
     check_column_types([published(("c", 23))], TYPES, options, is_first=False)
     assert "public.t.typo" in caplog.text
-
-
-def test_binary_mode_makes_no_text_of_values_that_are_none() -> None:
-    options = TypeOptions({"time": "micros"}, {"public.t.c": "string"})
-    check_binary_forms([published(("c", 25), ("t", TIME))], TYPES, options)
-    with pytest.raises(ConfigurationError, match=r"public\.t\.c \(double precision\)"):
-        check_binary_forms([published(("c", 701))], TYPES, options)
 
 
 def missing(type_oid: int, lake_type: str, text: str, policy: str = "", **options: bool) -> Any:

@@ -1,0 +1,100 @@
+"""Casts the values of a column that the stream sent, each in the form in which it came.
+
+With the option ``binary`` most values come in binary form; those of a type without a send function come as
+text, and what was prepared in an earlier batch as it was asked for then. The caster of the binary form is
+made when the first such value comes, as not every type has one. What is not here: the casters themselves
+(``types/cast.py``, ``types/binary.py``).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_pgoutput.capture.types.binary import binary_caster
+from airflow_provider_pgoutput.capture.types.cast import CastResult, column_caster
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.batch.manifest import Column
+    from airflow_provider_pgoutput.capture.pgoutput.blocks import Forms
+    from airflow_provider_pgoutput.capture.types.cast import ColumnCaster, ValuePolicy
+
+
+class MakeCaster(Protocol):
+    """Chooses the caster of a column, for values in one form."""
+
+    def __call__(
+        self, column: Column, policy: ValuePolicy, *, table: str | None = None
+    ) -> ColumnCaster:
+        """See ``types/cast.py`` and ``types/binary.py``."""
+        ...
+
+
+_of_builtin_types: MakeCaster = functools.partial(binary_caster, types={})
+
+
+@dataclass(frozen=True, slots=True)
+class Casters:
+    """Who chooses the casters of a batch."""
+
+    #: Of copied values, in the form in which each is fetched.
+    copied: MakeCaster = column_caster
+    #: Of changed values that come as text.
+    text: MakeCaster = column_caster
+    #: Of changed values that come in binary form.
+    binary: MakeCaster = _of_builtin_types
+
+
+class SentCaster:
+    """The casters of one column of one table, for both forms.
+
+    :param table: ``schema.table``, for errors.
+    """
+
+    def __init__(self, column: Column, policy: ValuePolicy, table: str, choose: Casters) -> None:
+        self._text = choose.text(column, policy, table=table)
+        self._make_binary = functools.partial(choose.binary, column, policy, table=table)
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """The type of ``CastResult.values``."""
+        return self._text.arrow_type
+
+    @functools.cached_property
+    def _binary(self) -> ColumnCaster:
+        return self._make_binary()
+
+    def cast(self, raw: pa.Array, forms: Forms) -> CastResult:
+        """Cast a raw column; see ``ColumnCaster.cast``.
+
+        :raises NoBinaryForm: when a value is in the binary form of a type that is not read in it.
+        """
+        if isinstance(forms, bool):
+            return (self._binary if forms else self._text).cast(raw)
+        text, binary = self._text.cast(_where(raw, ~forms)), self._binary.cast(_where(raw, forms))
+        rejected = np.union1d(text.rejected, binary.rejected)
+        return CastResult(_merged(text.values, binary.values, forms), rejected)
+
+    def texts(self, raw: pa.Array, forms: Forms) -> pa.Array:
+        """The text that PostgreSQL prints for raw values; see ``ColumnCaster.texts``."""
+        if isinstance(forms, bool):
+            return (self._binary if forms else self._text).texts(raw)
+        binary = self._binary.texts(_where(raw, forms))
+        return _merged(self._text.texts(raw), binary, forms)
+
+
+def _where(raw: pa.Array, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> pa.Array:
+    """The chosen values, null for the others."""
+    return raw.take(pa.array(np.arange(len(raw)), mask=~chosen))
+
+
+def _merged(
+    text: pa.Array, binary: pa.Array, forms: np.ndarray[tuple[int], np.dtype[np.bool_]]
+) -> pa.Array:
+    """Row by row the value of the form in which it came."""
+    rows = np.arange(len(forms)) + np.where(forms, len(forms), 0)
+    return pa.concat_arrays([text, binary]).take(pa.array(rows))
