@@ -65,7 +65,11 @@ def _soak(home: Path, arguments: argparse.Namespace) -> None:
             staging=home / "staging",
             catalog_properties=lake.pyiceberg_properties(),
             spark=spark,
-            plan_options={"tables": {f"public.{LOG_TABLE}": TableOptions(mode=CHANGE_LOG)}},
+            plan_options={
+                "tables": {f"public.{LOG_TABLE}": TableOptions(mode=CHANGE_LOG)},
+                # They would keep the files of each batch for days.
+                "tag_retention_days": 0,
+            },
         )
         pipeline.staging.mkdir()
         # The first run, so that no row of the journal is in the copy and in the count of its changes.
