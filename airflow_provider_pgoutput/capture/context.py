@@ -46,6 +46,7 @@ from airflow_provider_pgoutput.capture.source.membership import (
     refuse_other_root,
     warn_of_membership_changes,
 )
+from airflow_provider_pgoutput.capture.source.money import warn_of_other_decimals
 from airflow_provider_pgoutput.capture.source.publication_marks import read_marks
 from airflow_provider_pgoutput.capture.source.rights import check_may_copy
 from airflow_provider_pgoutput.capture.source.slot import create_slot, drop_slot, read_slot
@@ -140,6 +141,9 @@ class CaptureContext:
         if self.request.checkpoint is None:
             # Once, when a pipeline begins: whoever wants it so need not read it every time.
             warn_of_missing_operations(read_publications(self.session, self.publication_names))
+        tables, slot_name = self.published(), self.request.slot_name
+        types = self.describer.types_of(tables)
+        warn_of_other_decimals(self.request.conninfo, tables, types, slot_name=slot_name)
         self.marks = read_marks(self.session, self.publication_names, self.published())
         self.storage_at_start = read_storage(
             self.session, (each.relation_oid for each in self.published())

@@ -21,6 +21,7 @@ from tests.capture.types.oracle import (
     STORED,
     stored_array,
     stored_decimal,
+    stored_halfvec,
     stored_hstore,
     stored_record,
     stored_vector,
@@ -49,11 +50,13 @@ CREATE DOMAIN public.boxes AS box[];
 """
 BOXES = "{(3,4),(1,2);(1,1),(0,0)}"
 EXTENSIONS = ("hstore", "citext", "ltree", "vector")
+#: Types that they bring; those of pgvector since its version 0.7.
+EXTENSION_TYPES = (*EXTENSIONS, "halfvec", "sparsevec")
 
 
 def missing_extensions(version: int) -> tuple[str, ...]:
     """Those that the tests' server of this version was packaged without; every other one must be there."""
-    return () if version >= 18 else ("vector",)
+    return () if version >= 18 else ("vector", "halfvec", "sparsevec")
 
 
 def has_xml(session: psycopg.Connection[Any]) -> bool:
@@ -231,16 +234,17 @@ def _column(
     return OracleColumn(sql_type, expression or f"s::{sql_type}", inputs, stored, choice)
 
 
-#: An array from a JSON list: as it is, twice as the rows of a matrix, that twice, or with lower bound 0.
+#: An array from a JSON list: as it is, twice as rows of a matrix, that twice, or with another lower bound.
 _ARRAY = """(SELECT CASE WHEN s::jsonb ->> 0 = 'matrix' AND cardinality(a) > 0 THEN ARRAY[a, a]
                     WHEN s::jsonb ->> 0 = 'cube' AND cardinality(a) > 0
                       THEN ARRAY[ARRAY[a, a], ARRAY[a, a], ARRAY[a, a]]
-                    WHEN s::jsonb ->> 0 = 'bounds' AND cardinality(a) > 0
-                      THEN format('[0:%%s]=%%s', cardinality(a) - 1, a)::{0}[]
+                    WHEN s::jsonb ->> 0 IN ('-3', '0', '2') AND cardinality(a) > 0
+                      THEN format('[%%s:%%s]=%%s', s::jsonb ->> 0,
+                                  (s::jsonb ->> 0)::int + cardinality(a) - 1, a)::{0}[]
                     ELSE a END
    FROM (SELECT ARRAY(SELECT {1} FROM jsonb_array_elements_text(s::jsonb -> 1)
                         WITH ORDINALITY AS x(e, o) ORDER BY o)::{0}[] AS a) AS y)"""
-_SHAPES = st.sampled_from(["list", "list", "list", "matrix", "cube", "bounds"])
+_SHAPES = st.sampled_from(["list", "list", "list", "list", "matrix", "cube", "-3", "0", "2"])
 
 
 def _array(
@@ -254,7 +258,7 @@ def _array(
     lists = st.tuples(_SHAPES, st.lists(st.none() | values, max_size=4)).map(json.dumps)
     made = (expression or "s::{0}").format(element).replace("s::", "e::")
     read = None if choice == "string" or stored is None else stored_array(stored)
-    special = ['["list", [null]]', '["list", []]']
+    special = ['["list", [null]]', '["list", []]', '["matrix", []]']
     whole = _ARRAY.format(element, made)
     return _column(f"{element}[]", lists, read, special=special, expression=whole, choice=choice)
 
@@ -321,6 +325,27 @@ def _clock(micros: int) -> str:
     return f"{text}.{fraction:06}".rstrip("0") if fraction else text
 
 
+def _pair(payload: bytes) -> str:
+    """A composite of a number and a text as PostgreSQL prints it."""
+    found = STORED_PAIR(payload)
+    number = "" if found["a"] is None else str(found["a"])
+    text = found["b c"] or ""
+    if (
+        found["b c"] == ""
+        or not {*'"\\(),'}.isdisjoint(text)
+        or any(c in " \t\n\r\v\f" for c in text)
+    ):
+        text = '"' + text.replace("\\", "\\\\").replace('"', '""') + '"'
+    return f"({number},{text})"
+
+
+#: Of arrays whose elements are not text in the lake.
+_ELEMENTS = (
+    "bool", "int2", "int4", "int8", "float4", "float8", "numeric(12,2)", "date", "timestamp", "timestamptz",
+    "bytea",
+)  # fmt: skip
+
+
 def _defaults(extensions: Sequence[str]) -> list[OracleColumn]:
     """Every type as it is without options."""
     found = []
@@ -335,7 +360,7 @@ def _defaults(extensions: Sequence[str]) -> list[OracleColumn]:
     for name, values in _AS_TEXT.items():
         if name not in VALUES and name not in {f"public.{each}" for each in EXTENSIONS}:
             found.append(_column(name, values))
-    for element in ("bool", "int4", "float8", "numeric(12,2)", "date", "timestamptz", "bytea"):
+    for element in _ELEMENTS:
         base, values = SCALARS[element]
         found.append(_array(element, values, STORED[base]))
     found += [
@@ -349,12 +374,14 @@ def _defaults(extensions: Sequence[str]) -> list[OracleColumn]:
         _column("public.boxes", None, stored_array(_box), special=[BOXES, "{NULL}", "{}"]),
         _column("public.names", None, stored_array(STORED["text"]), special=["{a,NULL}", "{}"]),
         _column("public.pair", _PAIRS, None, expression=_PAIR),
+        _array("public.pair", _PAIRS, _pair, expression=_PAIR),
         _column("public.nested", _NESTED, None, expression=_NESTED_SQL),
     ]
     found += [_column(f"public.{name}", _AS_TEXT[f"public.{name}"])
               for name in ("citext", "ltree") if name in extensions]  # fmt: skip
     if "hstore" in extensions:
         found.append(_column("public.hstore", _HSTORES, stored_hstore, expression=_HSTORE))
+        found.append(_array("public.hstore", _HSTORES, stored_hstore, expression=_HSTORE))
     if "citext" in extensions:
         found.append(_array("public.citext", NASTY_TEXTS, STORED["text"]))
     if "vector" in extensions:
@@ -363,6 +390,16 @@ def _defaults(extensions: Sequence[str]) -> list[OracleColumn]:
         )
         made = vectors.map(lambda parts: f"[{','.join(parts)}]")
         found.append(_column("public.vector(3)", made, stored_vector))
+        found.append(_array("public.vector(3)", made, stored_vector))
+        halves = st.lists(st.floats(width=16, allow_nan=False, allow_infinity=False).map(repr),
+                          min_size=3, max_size=3)  # fmt: skip
+        found.append(_column("public.halfvec(3)", halves.map(lambda parts: f"[{','.join(parts)}]"),
+                             stored_halfvec))  # fmt: skip
+        pairs = st.dictionaries(
+            st.integers(1, 5), st.floats(-(2.0**60), 2.0**60, width=32), max_size=5
+        )
+        sparse = pairs.map(lambda p: "{" + ",".join(f"{n}:{p[n]!r}" for n in sorted(p)) + "}/5")
+        found.append(_column("public.sparsevec(5)", sparse))
     return found
 
 
@@ -395,6 +432,49 @@ def _chosen(version: int) -> list[OracleColumn]:
         *(_column(name, SCALARS[name][1], special=VALUES[name], choice=text)
           for name in ("bool", "int8", "float4", "float8", "date", "timestamptz", "bytea")),
     ]  # fmt: skip
+
+
+def chosen_by_kind(version: int) -> list[OracleColumn]:
+    """Columns of which ``BY_KIND`` decides, and those that it leaves alone."""
+    intervals = _INTERVALS_17 if version >= 17 else _INTERVALS
+    pair, micros = {"expression": _PAIR}, STORED["time"]
+    nested = stored_record(
+        p=STORED_PAIR,
+        ps=stored_array(STORED_PAIR),
+        i=STORED["interval"],
+        t=micros,
+        n=STORED["numeric"],
+        l=stored_array(STORED["text"]),
+    )
+    return [
+        _column("numeric", UNBOUNDED, stored_decimal(20, 4), special=["1.5", "0.00005"]),
+        _array("numeric", UNBOUNDED, stored_decimal(20, 4)),
+        _column(
+            "numeric(40,2)", _AS_TEXT["numeric(40,2)"], stored_decimal(20, 4), special=["1.25"]
+        ),
+        _column("numeric(12,2)", SCALARS["numeric(12,2)"][1], STORED["numeric"]),
+        _column("uuid", _UUIDS, STORED["uuid"]),
+        _array("uuid", _UUIDS, STORED["uuid"]),
+        _column("time", _TIMES, micros),
+        _array("time", _TIMES, micros),
+        _column("interval", intervals, STORED["interval"]),
+        _array("interval", intervals, STORED["interval"]),
+        _column("public.pair", _PAIRS, STORED_PAIR, **pair),
+        _array("public.pair", _PAIRS, STORED_PAIR, **pair),
+        _column("public.a_pair", _PAIRS, STORED_PAIR, **pair),
+        _column("public.nested", _NESTED, nested, expression=_NESTED_SQL),
+        _column("text", NASTY_TEXTS, STORED["text"]),
+    ]
+
+
+#: A choice for every kind of type that there is one for.
+BY_KIND = {
+    "numeric": "decimal(20,4)",
+    "uuid": "uuid",
+    "interval": "struct",
+    "composite": "struct",
+    "time": "micros",
+}
 
 
 def columns(version: int, extensions: Sequence[str], *, with_xml: bool) -> list[OracleColumn]:

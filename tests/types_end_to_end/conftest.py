@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 _DATABASE = "types_end_to_end"
 TABLE = "public.values"
 _TARGET = "values"
+_SOURCE = 'public."values"'
 #: None of them may change a byte: scenario C63.
 HOSTILE = {
     "DateStyle": "German, DMY",
@@ -117,7 +118,7 @@ def staged(
     with contextlib.closing(connect(conninfo)) as session:
         chosen = _make_table(session)
         binary = _in_binary(session)
-        copied = _insert(session, chosen, first=1)
+        copied = insert(session, chosen, first=1)
         for statement in keys.COPIED:
             session.execute(statement)
         requests = _requests(conninfo, folder, chosen, binary)
@@ -127,14 +128,14 @@ def staged(
             "SELECT pg_copy_logical_replication_slot(%s, %s)",
             (_DATABASE, requests["walsender"]["slot_name"]),
         )
-        _insert(session, chosen, first=copied + 1)
+        insert(session, chosen, first=copied + 1)
         for statement in keys.STREAMED:
             session.execute(statement)
         for name in ("sql", "walsender"):
             requests[name]["column_types"] |= keys.ADDED_COLUMN_TYPES
         batch, other = (_stage(requests[name], copy) for name in ("sql", "walsender"))
         third = _stage(requests["binary"], copy_of_binary)
-        texts, stored = _read_source(session, chosen)
+        texts, stored = read_source(session, chosen)
         count = len(chosen)
         yield Staged(
             conninfo=conninfo,
@@ -256,7 +257,7 @@ def _carry(
         places=places,
         batches=batches,
         values={
-            "spark": _read_spark(pipeline, places),
+            "spark": read_spark(pipeline, places),
             "pyiceberg": _read_pyiceberg(pipeline, places),
         },
         rejected=_read_rejected(pipeline, len(staged.columns)),
@@ -320,7 +321,12 @@ def _hostile(session: psycopg.Connection[Any], *, with_locale: bool) -> None:
         )
 
 
-def _insert(session: psycopg.Connection[Any], chosen: Sequence[OracleColumn], first: int) -> int:
+def insert(
+    session: psycopg.Connection[Any],
+    chosen: Sequence[OracleColumn],
+    first: int,
+    table: str = _SOURCE,
+) -> int:
     """Insert every value of every column; a column with fewer values ends in NULLs."""
     rows = max(len(each.inputs) for each in chosen) + 1
     made = ", ".join(
@@ -329,20 +335,20 @@ def _insert(session: psycopg.Connection[Any], chosen: Sequence[OracleColumn], fi
         for each in chosen
     )
     session.execute(
-        f'INSERT INTO public."values" SELECT i + {first - 1}, {made}'
-        f" FROM generate_series(1, {rows}) AS i",
+        f"INSERT INTO {table} SELECT i + {first - 1}, {made} FROM generate_series(1, {rows}) AS i",
         [list(each.inputs) for each in chosen],
     )
     return rows
 
 
-def _read_source(
-    session: psycopg.Connection[Any], chosen: Sequence[OracleColumn]
+def read_source(
+    session: psycopg.Connection[Any], chosen: Sequence[OracleColumn], table: str = _SOURCE
 ) -> tuple[list[list[bytes | None]], list[list[bytes | None]]]:
     """The bytes of the output function, as no cast to text is, and of the send function."""
     sends = session.execute(
         "SELECT t.typsend::regproc::text FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid"
-        """ WHERE a.attrelid = 'public."values"'::regclass AND a.attnum > 1 ORDER BY a.attnum"""
+        " WHERE a.attrelid = %s::regclass AND a.attnum > 1 ORDER BY a.attnum",
+        (table,),
     ).fetchall()
     plain_columns = [f"c{place}" for place in range(len(chosen))]
     binary = [
@@ -350,7 +356,7 @@ def _read_source(
         for place, (each, (send,)) in enumerate(zip(chosen, sends, strict=True))
     ]
     listed = ", ".join([*plain_columns, *binary])
-    result = session.execute(f'SELECT {listed} FROM public."values" ORDER BY id').pgresult
+    result = session.execute(f"SELECT {listed} FROM {table} ORDER BY id").pgresult
     assert result is not None
     found = [
         [result.get_value(row, place) for row in range(result.ntuples)]
@@ -363,10 +369,10 @@ def _read_source(
     return found[: len(chosen)], stored
 
 
-def _read_spark(pipeline: Pipeline, places: Sequence[int]) -> list[list[Any]]:
+def read_spark(pipeline: Pipeline, places: Sequence[int], target: str = _TARGET) -> list[list[Any]]:
     session = pipeline.spark.newSession()
     session.conf.set("spark.sql.session.timeZone", "UTC")
-    table = session.table(f"lake.{pipeline.namespace}.`{_TARGET}`").orderBy("id").toArrow()
+    table = session.table(f"lake.{pipeline.namespace}.`{target}`").orderBy("id").toArrow()
     return _columns_of(table, [f"c{place}" for place in places])
 
 

@@ -1,4 +1,4 @@
-"""A locale in which amounts of money look different, made for a server whose machine may have none.
+"""Locales in which amounts of money look different, made for a server whose machine may have none.
 
 The minimal systems that the tests run on have the locale C alone, and a setting ``lc_monetary`` that changes
 nothing shows nothing. What is not here: the setting itself (``conftest.py``).
@@ -17,34 +17,38 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
 
 LOCALE = "de_DE.UTF-8"
+#: One whose currency has no smaller unit.
+YEN = "ja_JP.UTF-8"
 #: What a session with this ``lc_monetary`` shows of the amount 1234.56.
 SHOWN = "1.234,56 €"
 
 
 def make_locale(server: EmbeddedPostgres) -> str | None:
-    """Make the locale and start the server again with it.
+    """Make the locales and start the server again with them.
 
-    :returns: why the server does not have it; None: it does.
+    :returns: why the server does not have them; None: it does.
     """
     program = shutil.which("localedef")
     if program is None:
         return f"no {LOCALE}: this machine has no localedef"
     folder = server.home / "locales"
     folder.mkdir(exist_ok=True)
-    made = subprocess.run(
-        [program, "-i", "de_DE", "-f", "UTF-8", str(folder / LOCALE)],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    if not (folder / LOCALE).is_dir():
-        return f"no {LOCALE}: localedef says {made.stderr.strip()[-200:]}"
+    for locale in (LOCALE, YEN):
+        made = subprocess.run(
+            [program, "-i", locale.removesuffix(".UTF-8"), "-f", "UTF-8", str(folder / locale)],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        if not (folder / locale).is_dir():
+            return f"no {locale}: localedef says {made.stderr.strip()[-200:]}"
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("LOCPATH", str(folder))
         server.restart()
     with psycopg.connect(server.conninfo(), autocommit=True) as session:
-        try:
-            session.execute(f"SET lc_monetary = '{LOCALE}'")
-        except psycopg.errors.InvalidParameterValue as error:
-            return f"no {LOCALE}: {error}"
+        for locale in (LOCALE, YEN):
+            try:
+                session.execute(f"SET lc_monetary = '{locale}'")
+            except psycopg.errors.InvalidParameterValue as error:
+                return f"no {locale}: {error}"
     return None

@@ -9,10 +9,12 @@ import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.expressions import EqualTo
 
+from airflow_provider_pgoutput.capture.pipeline import stage_batch
+from airflow_provider_pgoutput.capture.request import CaptureRequest
 from tests.capture.types.oracle import REJECTED
 from tests.reader_role import reader_conninfo
 from tests.types_end_to_end import german, keys
-from tests.types_end_to_end.columns import EXTENSIONS, has_xml, missing_extensions
+from tests.types_end_to_end.columns import EXTENSION_TYPES, has_xml, missing_extensions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +67,7 @@ def test_every_column_has_values(staged: Staged) -> None:
         assert any(each is not None for each in staged.texts[place]), column.label
 
 
-@pytest.mark.parametrize("name", EXTENSIONS)
+@pytest.mark.parametrize("name", EXTENSION_TYPES)
 def test_extensions_are_among_the_types(staged: Staged, name: str) -> None:
     """A server without one has fewer columns; that is said here."""
     with psycopg.connect(staged.conninfo) as session:
@@ -103,6 +105,35 @@ def test_money_does_not_follow_the_locale(staged: Staged) -> None:
         assert [each is None for each in ours] == [each is None for each in theirs]
         pairs = zip(ours, theirs, strict=True)
         assert not [one for one, other in pairs if one is not None and one == other]
+
+
+@pytest.mark.parametrize("locale", [german.LOCALE, german.YEN])
+def test_money_without_two_decimals_is_warned_of(
+    staged: Staged, caplog: pytest.LogCaptureFixture, locale: str
+) -> None:
+    if staged.no_locale:
+        pytest.skip(staged.no_locale)
+    with psycopg.connect(staged.conninfo, autocommit=True) as session:
+        session.execute(
+            "CREATE TABLE public.amounts (id int PRIMARY KEY, prices money[], note text)"
+        )
+        session.execute("CREATE PUBLICATION amounts FOR TABLE public.amounts")
+        session.execute("INSERT INTO public.amounts VALUES (1, ARRAY[1234::money])")
+        session.execute(f"ALTER DATABASE types_end_to_end SET lc_monetary = '{locale}'")
+    request = CaptureRequest(
+        conninfo=reader_conninfo(staged.conninfo),
+        slot_name="amounts",
+        publication_names=("amounts",),
+        staging_uri=(staged.folder / f"amounts_{locale[:2]}").as_uri(),
+    )
+    stage_batch(request)
+    with psycopg.connect(staged.conninfo, autocommit=True) as session:
+        session.execute("SELECT pg_drop_replication_slot('amounts')")
+        session.execute("DROP TABLE public.amounts; DROP PUBLICATION amounts")
+        session.execute(f"ALTER DATABASE types_end_to_end SET lc_monetary = '{german.LOCALE}'")
+    warned = "public.amounts.prices are staged as with lc_monetary C"
+    assert (warned in caplog.text) == (locale == german.YEN)
+    assert ("has 1 smallest units to one" in caplog.text) == (locale == german.YEN)
 
 
 @pytest.mark.spark

@@ -85,7 +85,7 @@ _EXACT_OF_TYPE = {
     "xid8": "all values; unsigned 64 bit is more than `long` holds, and a decimal sorts as a number",
     "numeric": "all digits; NaN, ±infinity, any scale",
     "money": "as `$1,234.56`, with `lc_monetary` C: the server keeps the smallest units alone, so of a"
-    " currency without two decimals (yen) the point stands elsewhere",
+    " currency without two decimals (yen) the point stands elsewhere, and each run warns of it",
     "bpchar": "as sent, padding kept",
     "char": "the character, or `\\ooo` for a byte past 127",
     "json": "byte by byte: white space, order and duplicate keys kept",

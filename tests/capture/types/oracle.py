@@ -260,6 +260,12 @@ def stored_vector(payload: bytes) -> list[bytes]:
     return [payload[4 + 4 * i : 8 + 4 * i] for i in range(count)]
 
 
+def stored_halfvec(payload: bytes) -> list[bytes]:
+    """Read the binary form of a pgvector ``halfvec``, whose elements a float holds exactly."""
+    (count,) = struct.unpack_from("!h", payload)
+    return [struct.pack("!f", each) for each in struct.unpack_from(f"!{count}e", payload, 4)]
+
+
 def plain(values: pa.Array) -> list[Any]:
     """An Arrow column as ``STORED`` spells it."""
     kind = values.type
