@@ -76,7 +76,7 @@ CREATE TABLE parts_us PARTITION OF parts FOR VALUES IN ('us');
 INSERT INTO parts SELECT g, CASE WHEN g % 3 = 0 THEN 'us' ELSE 'eu' END, repeat('p', 150)
     FROM generate_series(1, 12000) g;
 CREATE TABLE filtered (id int PRIMARY KEY, kept text, hidden text);
-INSERT INTO filtered SELECT g, 'kept ' || g, 'hidden' FROM generate_series(1, 500) g;
+INSERT INTO filtered SELECT g, 'kept ' || g || repeat('x', 60000), 'hidden' FROM generate_series(1, 500) g;
 CREATE SCHEMA "Sales é";
 CREATE TABLE "Sales é"."Order ""x"".y" ("ID; --" int PRIMARY KEY, "select" text);
 INSERT INTO "Sales é"."Order ""x"".y" SELECT g, 'quoted' FROM generate_series(1, 50) g;
@@ -222,6 +222,15 @@ def test_the_copy_is_that_of_the_other_engine_and_every_executor_took_part(
     assert len(tasks) == WORKERS
     assert tasks.total() > 6
     assert "by 2 executor(s)" in log
+    last = re.findall(r"INFO (\d of 6 tables, .* left)", log)[-1]
+    rows_copied = sum(each.counts.copied for each in found.tables)
+    assert re.fullmatch(
+        rf"6 of 6 tables, (\d+\.\d) of about \1 MiB copied; {rows_copied:,} rows, [\d,]+ rows/s,"
+        r" \d+\.\d MiB/s; about 0 s left",
+        last,
+    ), last
+    assert ", 0 rows/s" not in last
+    assert " 0.0 MiB/s" not in last
     assert "Python worker exited unexpectedly" in log
 
     assert any("pgoutput_spark_copy.py" in each for each in seen)
@@ -233,15 +242,6 @@ def test_the_copy_is_that_of_the_other_engine_and_every_executor_took_part(
 
 
 class Staging(threading.Thread):
-    last = re.findall(r"INFO (\d of 6 tables, .* left)", log)[-1]
-    rows_copied = sum(each.counts.copied for each in found.tables)
-    assert re.fullmatch(
-        rf"6 of 6 tables, (\d+\.\d) of about \1 MiB copied; {rows_copied:,} rows, [\d,]+ rows/s,"
-        r" \d+\.\d MiB/s; about 0 s left",
-        last,
-    ), last
-    assert ", 0 rows/s" not in last
-    assert " 0.0 MiB/s" not in last
     """A stage task in a thread."""
 
     def __init__(self, operator: PgoutputStageOperator, context: Any) -> None:
@@ -284,6 +284,7 @@ def test_a_killed_driver_and_a_lost_snapshot_leave_no_half_of_a_table(
     tmp_path: Path,
     task_context: Any,
     caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The second table is locked while Spark reads it, so that there is time to kill something."""
     source.execute(
@@ -295,7 +296,6 @@ def test_a_killed_driver_and_a_lost_snapshot_leave_no_half_of_a_table(
         "CREATE PUBLICATION shop FOR TABLE first, second"
     )
     root = tmp_path / "staging" / "interrupted"
-    capsys: pytest.CaptureFixture[str],
 
     def waiting_for_lock() -> list[int]:
         found = source.execute(
@@ -311,6 +311,13 @@ def test_a_killed_driver_and_a_lost_snapshot_leave_no_half_of_a_table(
         locker.execute("LOCK TABLE second")
         eventually(waiting_for_lock)
         (seal,) = eventually(lambda: list(root.glob("copies/*/*.json")))
+        # How far it is, with the second table still to come.
+        half = re.compile(
+            r"INFO 1 of 2 tables, \d+\.\d of about \d+\.\d MiB copied; 9,000 rows, [1-9][\d,]* rows/s,"
+            r" \d+\.\d MiB/s; about [\d,]+ s left"
+        )
+        printed: list[str] = []
+        eventually(lambda: printed.append(capsys.readouterr().out) or half.search("".join(printed)))
         private = [path for path in (tmp_path / "private").rglob("*") if path.is_file()]
         assert private
         assert not [path for path in private if CANARY.encode() in path.read_bytes()]
@@ -322,13 +329,6 @@ def test_a_killed_driver_and_a_lost_snapshot_leave_no_half_of_a_table(
         locker.rollback()
     sealed = json.loads(seal.read_text())
     assert {str(path.relative_to(root.parent)) for path in root.rglob("*.parquet")} >= {
-        # How far it is, with the second table still to come.
-        half = re.compile(
-            r"INFO 1 of 2 tables, \d+\.\d of about \d+\.\d MiB copied; 9,000 rows, [1-9][\d,]* rows/s,"
-            r" \d+\.\d MiB/s; about [\d,]+ s left"
-        )
-        printed: list[str] = []
-        eventually(lambda: printed.append(capsys.readouterr().out) or half.search("".join(printed)))
         each["path"] for each in sealed["files"]
     }
     source.execute("DELETE FROM first WHERE a = 1")
