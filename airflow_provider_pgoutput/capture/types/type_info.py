@@ -29,13 +29,15 @@ SELECT t.oid::pg_catalog.int8, n.nspname::pg_catalog.text, t.typname::pg_catalog
        t.typtype::pg_catalog.text, COALESCE(e.oid, 0)::pg_catalog.int8,
        t.typbasetype::pg_catalog.int8, t.typtypmod, t.typdelim::pg_catalog.text,
        COALESCE(r.rngsubtype, m.rngtypid, 0)::pg_catalog.int8,
-       COALESCE(pg_catalog.concat_ws(':', pg_catalog.replace(s.probin, '$libdir/', ''), s.prosrc), '')
+       pg_catalog.concat_ws(':', pg_catalog.replace(s.probin, '$libdir/', ''), s.prosrc)
+       || CASE WHEN s.prosrc = 'textsend' AND o.prosrc <> 'textout' THEN ' beside ' || o.prosrc ELSE '' END
   FROM pg_catalog.pg_type t
   JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
   LEFT JOIN pg_catalog.pg_type e ON e.typarray = t.oid
   LEFT JOIN pg_catalog.pg_range r ON r.rngtypid = t.oid
   LEFT JOIN pg_catalog.pg_range m ON m.rngmultitypid = t.oid
   LEFT JOIN pg_catalog.pg_proc s ON s.oid = t.typsend
+  JOIN pg_catalog.pg_proc o ON o.oid = t.typoutput
  WHERE t.oid >= 10000
 """
 
@@ -85,7 +87,7 @@ class TypeInfo:
     #: OID of the type of a range's bounds, or of a multirange's ranges; 0: neither, or built in.
     part_oid: int = 0
     #: The function that makes the binary form, ``library:symbol`` or the name of the server's own; empty:
-    #: there is none, or the type is built in.
+    #: there is none, or the type is built in. ``textsend`` alone also says that the text is that of ``text``.
     send: str = ""
     #: Of a composite type, when they were asked for.
     attributes: tuple[Attribute, ...] = ()

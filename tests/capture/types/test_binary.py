@@ -390,6 +390,28 @@ def test_users_types_are_read_as_what_they_are_made_of_or_refused(type_oid: int)
     assert not has_binary_form(type_oid, {})
 
 
+_OTHER_TEXT = """
+CREATE TYPE public.hexed;
+CREATE FUNCTION public.hexed_in(cstring) RETURNS public.hexed LANGUAGE internal STRICT AS 'textin';
+CREATE FUNCTION public.hexed_out(public.hexed) RETURNS cstring LANGUAGE internal STRICT AS 'byteaout';
+CREATE FUNCTION public.hexed_send(public.hexed) RETURNS bytea LANGUAGE internal STRICT AS 'textsend';
+CREATE TYPE public.hexed (INPUT = public.hexed_in, OUTPUT = public.hexed_out, SEND = public.hexed_send,
+                          LIKE = pg_catalog.text);
+"""
+
+
+@pytest.mark.postgres
+def test_a_type_that_is_sent_as_text_and_printed_otherwise_is_not_read(
+    postgres_database: str,
+) -> None:
+    with psycopg.connect(postgres_database, autocommit=True) as session:
+        session.execute(_OTHER_TEXT)
+        types = types_of(session)
+    (made,) = (each for each in types.values() if each.name == "hexed")
+    assert not has_binary_form(made.oid, types)
+    assert not can_be_sent(made.oid, types)
+
+
 def _table(*columns: tuple[str, int]) -> PublishedTable:
     return PublishedTable(
         relation_oid=1,
