@@ -147,7 +147,7 @@ def _read(
         options["two_phase"] = "true"
     bodies = peek(session, "prepares" if two_phase else "whole", options)
     # Whether a server sends commits of empty prepared transactions depends on its minor version.
-    reading = Reading(version, streaming == "parallel", two_phase, True, "binary" in plain)
+    reading = Reading(version, streaming == "parallel", two_phase, True)
     return decoder_outcome([bodies], reading=reading)
 
 
