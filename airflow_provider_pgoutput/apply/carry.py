@@ -42,7 +42,6 @@ def over_copy(
         _warn(preparation, held, lost)
     if not kept:
         return rows, {}
-    held = held.where(_any_value(kept))
     if OP_COLUMN in layout.existing:
         # What was deleted and is there now was inserted since, as another row.
         held = held.where(f"NOT ({quote(OP_COLUMN)} <=> '{staged.DELETE}')")
@@ -50,22 +49,39 @@ def over_copy(
     at = {column.name: staged.new(i) for i, column in enumerate(preparation.columns)}
     keys = {name: Sql(f"k{at[name]}") for name in key}
     selected = [f"{quote(name)} AS {alias}" for name, alias in {**keys, **names}.items()]
-    held = held.selectExpr(*selected).dropDuplicates([*keys.values()]).localCheckpoint()
-    if held.isEmpty():
+    valued = held.where(_any_value(kept)).selectExpr(*selected).localCheckpoint()
+    if valued.isEmpty():
         return rows, {}
+    alone = _alone(held.selectExpr(*selected[: len(keys)]), valued).localCheckpoint()
+    if alone.count() < valued.count():
+        _say_lost(preparation, kept)
     same = " AND ".join(f"{alias} = {at[name]}" for name, alias in keys.items())
-    return rows.join(held, F.expr(same), "left").drop(*keys.values()), names
+    return rows.join(alone, F.expr(same), "left").drop(*keys.values()), names
+
+
+def _alone(held: DataFrame, rows: DataFrame) -> DataFrame:
+    """Those of the rows whose key no other row has: the target may have had another key until now.
+
+    :param held: the keys of all rows.
+    """
+    keys = held.columns
+    counts = held.join(rows.select(*keys).distinct(), keys, "left_semi").groupBy(*keys).count()
+    return rows.join(counts.where("count = 1").drop("count"), keys, "left_semi")
 
 
 def _warn(preparation: TablePreparation, held: DataFrame, lost: Collection[str]) -> None:
     if not held.where(_any_value(lost)).isEmpty():
-        logger.warning(
-            "%s: the copy replaces all rows, and nothing tells which of them is which of those before: what"
-            " they had in %s, which the source does not have, is NULL now. An earlier snapshot of the table"
-            " still has it.",
-            preparation.target.name.target,
-            ", ".join(lost),
-        )
+        _say_lost(preparation, lost)
+
+
+def _say_lost(preparation: TablePreparation, lost: Collection[str]) -> None:
+    logger.warning(
+        "%s: the copy replaces all rows, and nothing tells which of them is which of those before: what"
+        " they had in %s, which the source does not have, is NULL now. An earlier snapshot of the table"
+        " still has it.",
+        preparation.target.name.target,
+        ", ".join(lost),
+    )
 
 
 def _any_value(columns: Collection[str]) -> Sql:

@@ -25,7 +25,7 @@ from airflow_provider_pgoutput.apply.recorded import (
     unsent_numbers,
 )
 from airflow_provider_pgoutput.batch import shape
-from airflow_provider_pgoutput.batch.manifest import FULL
+from airflow_provider_pgoutput.batch.identity import sought_by
 from airflow_provider_pgoutput.batch.plan import METADATA_COLUMNS
 from airflow_provider_pgoutput.errors import TableRefused
 
@@ -96,7 +96,7 @@ def lay_out(
     :raises TableRefused: a type cannot be followed, or a name is taken.
     """
     fields = fields_of(target)
-    keys = frozenset(name for v in table.versions for name in _sought_by(v) if not is_log)
+    keys = frozenset(name for v in table.versions for name in sought_by(v) if not is_log)
     places = Places(table.name, type_changes, copies, {each.name: each for each in fields}, keys)
     known = places.know(target, table.relation_oid, starts)
     if known:
@@ -142,13 +142,6 @@ def lay_out(
         former=frozenset(each.name for each in places.former if not each.is_dropped),
         begun=begun(target, table.relation_oid, starts, numbered),
     )
-
-
-def _sought_by(version: TableVersion) -> tuple[str, ...]:
-    """The columns by which a row of the target is found: without a key all, where the whole row is sent."""
-    if version.key_columns or version.replica_identity != FULL:
-        return version.key_columns
-    return tuple(each.name for each in version.columns)
 
 
 def _others(places: Places) -> frozenset[str]:

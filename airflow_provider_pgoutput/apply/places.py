@@ -16,7 +16,7 @@ from airflow_provider_pgoutput.apply.recorded import (
     retired_fields,
 )
 from airflow_provider_pgoutput.batch.plan import NEW_COLUMN
-from airflow_provider_pgoutput.batch.widening import widens
+from airflow_provider_pgoutput.batch.widening import loses_fields, widens
 from airflow_provider_pgoutput.errors import TableRefused
 
 if TYPE_CHECKING:
@@ -127,17 +127,19 @@ class Places:
                 self.refuse_taken(column.name, "added at the source under")
             kind = column.lake_type if found is None else found.lake_type
             place = self._add(key, Place(column.name, kind, number, found))
-        if not fits(place.lake_type, column.lake_type):
-            place = self._replace(key, place, column)
+        is_key = column.name in self.keys
+        if not fits(place.lake_type, column.lake_type) or (
+            is_key and loses_fields(place.lake_type, column.lake_type)
+        ):
+            place = self._replace(key, place, column, is_key)
         if widens(place.lake_type, column.lake_type):
             place.lake_type = column.lake_type
         if not place.is_retired:
             place.name = column.name
         return place
 
-    def _replace(self, key: int | str, place: Place, column: Column) -> Place:
+    def _replace(self, key: int | str, place: Place, column: Column, is_key: bool) -> Place:
         # Older rows would have no key any more, and double when they change.
-        is_key = column.name in self.keys
         if not self.copies and (self.policy != NEW_COLUMN or is_key):
             raise TableRefused(
                 f"The type changed from {place.lake_type} to {column.lake_type}, which Iceberg cannot"

@@ -20,6 +20,11 @@ def widens(old: str, new: str) -> bool:
     return old != new and _grows(old, new)
 
 
+def loses_fields(old: str, new: str) -> bool:
+    """Whether ``new`` is ``old`` without the last fields of its structs: no row is found by what is left."""
+    return old != new and _grows(new, old)
+
+
 def _grows(old: str, new: str) -> bool:
     """Whether ``new`` is ``old``, or ``old`` with more fields at the end of its structs.
 

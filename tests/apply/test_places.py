@@ -54,6 +54,52 @@ def test_a_type_that_changed_after_the_copy_does_not_drop_the_copied_values() ->
     assert laid_out(table("int", "string", copied=1)) == {"b__old_2"}
 
 
+@pytest.mark.parametrize(
+    ("key", "identity", "is_log", "is_sought"),
+    [
+        (("b",), "d", False, True),
+        # Without a key, rows are found by all that they hold.
+        ((), "f", False, True),
+        ((), "f", True, False),
+        ((), "d", False, False),
+        (("id",), "f", False, False),
+    ],
+)
+def test_no_row_is_found_by_a_struct_without_its_last_attribute(
+    key: tuple[str, ...], identity: str, is_log: bool, is_sought: bool
+) -> None:
+    wide, narrow = "struct<x: int, y: int>", "struct<x: int>"
+    found = table(wide, narrow)
+    versions = tuple(
+        dataclasses.replace(each, key_columns=key, replica_identity=identity)
+        for each in found.versions
+    )
+
+    def laid_out(*staged: TableVersion) -> dict[tuple[int, int], str]:
+        return dict(
+            lay_out(
+                dataclasses.replace(found, versions=staged),
+                None,
+                starts=("0/1",),
+                copies=False,
+                type_changes="fail",
+                drop_columns=False,
+                metadata={},
+                is_log=is_log,
+            ).numbered
+        )
+
+    names = {(1, 0): "id", (2, 0): "b"}
+    if is_sought:
+        with pytest.raises(TableRefused, match="one of three") as refused:
+            laid_out(*versions)
+        assert refused.value.column == "b"
+    else:
+        assert laid_out(*versions) == names
+    # One that comes is NULL in the older rows, here and at the source.
+    assert laid_out(*reversed(versions)) == names
+
+
 def target(recorded: dict[str, Any], **fields: tuple[int, str]) -> Any:
     """A target with these fields, by name: id and type."""
 

@@ -141,3 +141,25 @@ def test_a_copy_that_cannot_tell_the_rows_says_what_goes(
     assert f"{source.slot_name}.t" in warning.getMessage()
     assert " note," in warning.getMessage()
     assert "n1" not in warning.getMessage()
+
+
+def test_a_copy_gives_no_row_what_rows_had_that_were_not_told_apart_by_its_key(
+    spark: SparkSession, source: Source, lake_rows: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    t = noted(spark, source, 3, key=("a",))
+    t.delete(a_is(1))
+    t.update(a_is(2), {"c": 2})
+    t.update(a_is(3), {"c": 3})
+    # The lake has three rows with 0, and a fourth row is the one that has it now.
+    t.insert(4, "new", 0)
+    t.alter(key=("c",))
+    source.pending.clear()  # Nobody saw it.
+    source.copy(t)
+    apply_batch(spark, source.stage())
+    assert lake_rows(t, "a", "note") == [(2, None), (3, None), (4, None)]
+    (warning,) = [
+        each.getMessage()
+        for each in caplog.records
+        if each.levelno == logging.WARNING and "which of those before" in each.getMessage()
+    ]
+    assert " note," in warning

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
 from airflow_provider_pgoutput.errors import TableRefused
-from tests.conformance.one_table import begun
+from tests.conformance.one_table import Lake, begun
 
 if TYPE_CHECKING:
     from tests.conformance.pipeline import Pipeline
@@ -92,3 +92,31 @@ def test_attributes_come_in_place_go_like_columns_and_are_not_renamed_unseen(
     assert {f"public.t: {one}." for each in said for one in each} <= logged
     kept = lake.table("pgoutput_checkpoint").scan().to_arrow().column("schema_changes").to_pylist()
     assert {json.dumps(each) for each in said} <= set(kept)
+
+
+@pytest.mark.parametrize("how", ["no key", "key"])
+def test_an_attribute_by_which_rows_are_found_does_not_go_unseen(
+    pipeline: Pipeline, how: str
+) -> None:
+    pipeline.capture_options["type_options"] = {"composite": "struct"}
+    lake = Lake(pipeline)
+    key = (
+        "ALTER TABLE t ADD PRIMARY KEY (c)"
+        if how == "key"
+        else "ALTER TABLE t REPLICA IDENTITY FULL"
+    )
+    lake.execute(
+        "CREATE TYPE place AS (street text, n int)",
+        "CREATE TABLE t(c place, a int)",
+        key,
+        "CREATE PUBLICATION p FOR TABLE t",
+        "INSERT INTO t VALUES (ROW('a', 1), 1), (ROW('b', 2), 2)",
+    )
+    lake.run()
+    lake.execute("ALTER TYPE place DROP ATTRIBUTE n", "UPDATE t SET a = 3 WHERE a = 2")
+    with pytest.raises(TableRefused, match="one of three") as refused:
+        lake.run()
+    assert (refused.value.table, refused.value.column) == ("public.t", "c")
+    manifest = lake.run(schema_policy=SchemaPolicy(type_changes="copy"))
+    assert manifest.tables[0].copy_lsn is not None
+    assert lake.rows("c", "a") == [(("a",), 1), (("b",), 3)]

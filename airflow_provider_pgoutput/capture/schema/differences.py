@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch import shape as words
+from airflow_provider_pgoutput.batch.identity import sought_by
 from airflow_provider_pgoutput.batch.shape import SchemaChange, Shape
-from airflow_provider_pgoutput.batch.widening import widens
+from airflow_provider_pgoutput.batch.widening import loses_fields, widens
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Column, Table
@@ -26,12 +27,15 @@ def unfollowable(table: Table, before: Shape | None) -> list[Column]:
     found = []
     kinds = {each.number: each.lake_type for each in before.columns if each.number is not None}
     for version in table.versions:
+        sought = sought_by(version)
         for column in version.columns:
             number = column.attribute_number
             held = (
                 column.lake_type if number is None else kinds.setdefault(number, column.lake_type)
             )
-            if held == column.lake_type or widens(column.lake_type, held):
+            # Rows are not found by a value that lost a part.
+            is_lost = column.name in sought and loses_fields(held, column.lake_type)
+            if held == column.lake_type or (widens(column.lake_type, held) and not is_lost):
                 continue
             if not widens(held, column.lake_type):
                 found.append(column)

@@ -310,3 +310,28 @@ def test_a_lake_type_that_changed_under_one_name_is_said() -> None:
     (change,) = history.complete(staged).schema_changes
     assert (change.kind, change.column, change.attribute_number) == (REMADE, "a", 2)
     assert (change.before, change.after) == kinds
+
+
+@pytest.mark.parametrize("key", [("a",), ("id",)])
+def test_a_key_whose_struct_loses_an_attribute_is_copied_as_the_policy_says(
+    key: tuple[str, ...],
+) -> None:
+    """The lake's rows have the attribute in their key, and would not be found without it."""
+    first, held = shape("id a").columns
+    held = dataclasses.replace(held, lake_type="struct<x: int, y: int>")
+    before = Shape((first, held), key, "d")
+    (version,) = table("id a").versions
+    columns = (
+        version.columns[0],
+        dataclasses.replace(version.columns[1], lake_type="struct<x: int>"),
+    )
+    version = dataclasses.replace(version, columns=columns, key_columns=key)
+    staged = dataclasses.replace(table("id a"), versions=(version,))
+    now = (attribute(1, "id"), attribute(2, "a"))
+    history = history_of(*now, before=before, policy=SchemaPolicy(type_changes=COPY))
+    if key == ("id",):
+        (change,) = history.complete(staged).schema_changes
+        assert change.kind == REMADE
+        return
+    with pytest.raises(CopyNeeded):
+        history.complete(staged)
