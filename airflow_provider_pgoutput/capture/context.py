@@ -240,7 +240,8 @@ class CaptureContext:
         refuse_other_names(
             self.session,
             (self._marks_before, self.marks),
-            sent=batch.relation_oids,
+            # Rows of partitions that the lake does not know may be of a table that it has.
+            sent=[*batch.relation_oids, *batch.unknown_oids],
             copied=batch.copied_at,
             slot_name=self.request.slot_name,
         )
