@@ -133,7 +133,8 @@ class CaptureContext:
         """Before a read in binary mode; see ``check_binary_forms``."""
         if self.options.binary:
             tables = self.published()
-            check_binary_forms(tables, self.describer.types_of(tables))
+            types = self.describer.types_of(tables)
+            check_binary_forms(tables, types, two_phase=self.options.two_phase)
 
     def take_marks(self) -> None:
         """Record by what the tables are published and where they lie, before anything is copied or read."""
