@@ -134,7 +134,8 @@ class CaptureContext:
         """Before a read in binary mode; see ``check_binary_forms``."""
         if self.options.binary:
             tables = self.published()
-            check_binary_forms(tables, self.describer.types_of(tables))
+            types = self.describer.types_of(tables)
+            check_binary_forms(tables, types, two_phase=self.options.two_phase)
 
     def take_marks(self) -> None:
         """Record by what the tables are published and where they lie, before anything is copied or read."""
@@ -244,7 +245,8 @@ class CaptureContext:
         refuse_other_names(
             self.session,
             (self._marks_before, self.marks),
-            sent=batch.relation_oids,
+            # Rows of partitions that the lake does not know may be of a table that it has.
+            sent=[*batch.relation_oids, *batch.unknown_oids],
             copied=batch.copied_at,
             slot_name=self.request.slot_name,
         )

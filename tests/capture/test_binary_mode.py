@@ -206,6 +206,11 @@ def test_a_type_without_a_send_function_comes_as_text_beside_binary_values(
     assert "=r/" in found[1]["public.shy"]
 
 
+def move_slot(source: Source, applied: Manifest) -> None:
+    """Past a batch: of what was prepared in it the server sends no more than its end."""
+    source.execute(f"SELECT pg_replication_slot_advance('{source.slot_name}', '{applied.end_lsn}')")
+
+
 @pytest.mark.parametrize("first_in_binary", [True, False])
 def test_what_was_prepared_in_one_form_is_committed_in_the_other(
     source: Source, first_in_binary: bool
@@ -228,6 +233,7 @@ def test_what_was_prepared_in_one_form_is_committed_in_the_other(
     source.execute("INSERT INTO p2 (a, b) VALUES (1, 'x')")
     last = source.stage(options=options, checkpoint=checkpoint_of(last))
     assert len(last.prepared) == 1
+    move_slot(source, last)
     source.execute(odd[0] if first_in_binary else odd[1])
     source.execute(
         "INSERT INTO p1 VALUES (3, '2026-03-01', 2.5)",
@@ -245,6 +251,38 @@ def test_what_was_prepared_in_one_form_is_committed_in_the_other(
     (rejected,) = found.rejected_files
     kept = parquet.read_table(source.staging / rejected.path).to_pylist()
     assert [(row["raw_value"], row["key"]) for row in kept] == [("infinity", '{"a": "2"}')]
+
+
+@pytest.mark.parametrize(
+    ("type_sql", "value", "change"),
+    [
+        ("ENUM ('sad')", "sad", ("ALTER TABLE p1 DROP b", "DROP TYPE mood")),
+        ("(x int)", "(7)", ("ALTER TYPE mood ADD ATTRIBUTE w tsvector",)),
+    ],
+    ids=["dropped", "altered"],
+)
+def test_prepared_values_of_a_type_that_is_gone_by_their_commit_are_read(
+    source: Source, type_sql: str, value: str, change: tuple[str, ...]
+) -> None:
+    """The server sends them once; in binary form nothing would say any more what they are."""
+    options = StreamOptions(binary=True, two_phase=True)
+    source.execute(
+        f"CREATE TYPE mood AS {type_sql}",
+        "CREATE TABLE p1(a int PRIMARY KEY, b mood)",
+        "ALTER PUBLICATION p ADD TABLE p1",
+    )
+    last = source.stage(options=options)
+    with psycopg.connect(source.conninfo, autocommit=True) as session:
+        session.execute("BEGIN")
+        session.execute(f"INSERT INTO p1 VALUES (1, '{value}')")
+        session.execute("PREPARE TRANSACTION 'waits'")
+    source.execute("INSERT INTO t VALUES (1, 'x')")
+    last = source.stage(options=options, checkpoint=checkpoint_of(last))
+    assert len(last.prepared) == 1
+    move_slot(source, last)
+    source.execute("COMMIT PREPARED 'waits'", *change)
+    found = source.stage(options=options, checkpoint=checkpoint_of(last))
+    assert [(row["a"], row["b"]) for row in source.changes(found, "public.p1")] == [(1, value)]
 
 
 def test_what_is_chosen_to_be_text_is_printed_as_the_server_does(source: Source) -> None:

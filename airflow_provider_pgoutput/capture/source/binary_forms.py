@@ -18,20 +18,27 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.types.type_info import TypeInfo
 
 
-def check_binary_forms(tables: Iterable[PublishedTable], types: Mapping[int, TypeInfo]) -> None:
+def check_binary_forms(
+    tables: Iterable[PublishedTable], types: Mapping[int, TypeInfo], *, two_phase: bool = False
+) -> None:
     """Refuse tables with columns that binary mode cannot read.
 
     :param types: users' types by OID.
+    :param two_phase: what is prepared waits as it came, and the server does not send it again: what a user's
+        type looked like has to be known for that long, and it may be dropped or altered meanwhile.
     :raises NoBinaryForm: names each such column and its type.
     """
+    readable = {} if two_phase else types
     refused = [
         f"{table.name}.{column.name} ({type_name(column.type_oid, column.type_modifier, types)})"
         for table in tables
         for column in table.columns
-        if not can_be_sent(column.type_oid, types)
+        if not can_be_sent(column.type_oid, readable)
     ]
     if refused:
+        beside = " beside two_phase" if two_phase else ""
         raise NoBinaryForm(
-            f"{len(refused)} published column(s) cannot be read in binary mode: {', '.join(refused)}.",
+            f"{len(refused)} published column(s) cannot be read in binary mode{beside}: "
+            f"{', '.join(refused)}.",
             advice=TEXT_MODE_ADVICE,
         )

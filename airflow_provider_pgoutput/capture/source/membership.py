@@ -241,7 +241,7 @@ def refuse_other_names(
     ``publish_via_partition_root`` may have been another for a while, though it is the same before and after.
 
     :param marks: what was published when the batch before was begun, and now.
-    :param sent: OIDs of the tables that have rows in the batch.
+    :param sent: OIDs of the tables that sent rows, whether these are in the batch or were left out.
     :param copied: OIDs of the tables that are copied in it: they lack nothing.
     :raises PublicationChanged: names the table whose rows they are.
     """

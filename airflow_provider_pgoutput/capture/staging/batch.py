@@ -100,7 +100,8 @@ class BatchInProgress:
         self.left_out: frozenset[int] = frozenset()
         #: Tables that the lake has, by OID, when changes of others are left out; None: they are not.
         self.only: frozenset[int] | None = None
-        self._warned_of: set[int] = set()
+        #: Tables whose changes were left out because they are not among ``only``, by OID.
+        self.unknown_oids: set[int] = set()
         #: Writers of values that the columns of a table that is copied could not hold, by OID.
         self._copy_rejected: dict[int, TableWriter] = {}
         self._copy_rejected_files: list[StagedFile] = []
@@ -137,8 +138,8 @@ class BatchInProgress:
             return True
         if self.only is None or relation.oid in self.only:
             return False
-        if relation.oid not in self._warned_of:
-            self._warned_of.add(relation.oid)
+        if relation.oid not in self.unknown_oids:
+            self.unknown_oids.add(relation.oid)
             log.warning(
                 "Changes of %s are left out: the lake does not have the table, see on_new_table.",
                 relation.name,

@@ -208,8 +208,14 @@ def test_partitions_published_under_another_name_stop_the_run(source: Source, ch
     assert [row["a"] for row in source.copied(batch, "public.leaf")] == [1]
 
 
-def test_rows_that_came_under_another_name_meanwhile_stop_the_run(source: Source) -> None:
-    """The setting is the same before and after; only the stream shows that it was not all the time."""
+@pytest.mark.parametrize("on_new_table", ["copy", "ignore", "fail"])
+def test_rows_that_came_under_another_name_meanwhile_stop_the_run(
+    source: Source, on_new_table: str
+) -> None:
+    """The setting is the same before and after; only the stream shows that it was not all the time.
+
+    The lake does not have the tables whose names they came under, and yet they are not of new ones.
+    """
     source.execute(*SETUP, "ALTER PUBLICATION p SET (publish_via_partition_root)")
     lake = lake_with(source.stage())
     there = "ALTER PUBLICATION p SET (publish_via_partition_root = {})"
@@ -221,7 +227,7 @@ def test_rows_that_came_under_another_name_meanwhile_stop_the_run(source: Source
     )
     confirmed = source.confirmed()
     with pytest.raises(PublicationChanged, match="for a while") as refusal:
-        source.stage(checkpoint=lake)
+        source.stage(checkpoint=lake, on_new_table=on_new_table)
     assert refusal.value.table == "public.root"
     assert source.confirmed() == confirmed
     batch = source.stage(checkpoint=lake, copy_tables=["public.root"])
@@ -235,7 +241,11 @@ def test_rows_that_came_under_another_name_meanwhile_stop_the_run(source: Source
         there.format("false"),
         "INSERT INTO root VALUES (4)",
     )
-    other = {"slot_name": f"{source.slot_name}_leaves", "checkpoint": leaves}
+    other = {
+        "slot_name": f"{source.slot_name}_leaves",
+        "checkpoint": leaves,
+        "on_new_table": on_new_table,
+    }
     with pytest.raises(PublicationChanged, match="for a while") as refusal:
         source.stage(**other)
     assert refusal.value.table == "public.leaf"
