@@ -158,7 +158,8 @@ class CaptureRequest:
             raise ConfigurationError(
                 "on_new_table goes with initial_copy='always' only: without copies the lake does not tell "
                 "which tables are new.",
-                advice="leave one of the two out.",
+                advice="leave on_new_table out, also later: a table that was loaded from outside and did not"
+                " change yet would count as new.",
             )
         if self.start_lsn is None:
             return

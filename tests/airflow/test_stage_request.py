@@ -68,6 +68,8 @@ GIVEN = {
     "spark_copy_from_bytes": "17",
     "spark_copy_conf": '{"spark.cores.max": "18"}',
 }
+#: What does not go with these: a lake that begins without a copy does not tell which tables are new.
+NOT_WITH_NEVER = {"on_new_table": "ignore"}
 #: Of capture alone; no argument is for them.
 OWN = {"part_bytes"}
 
@@ -88,7 +90,7 @@ def defaults_of(given: Any) -> set[str]:
 
 def test_every_argument_is_templated_and_here() -> None:
     names = names_of(PgoutputStageOperator) | names_of(CopyingOperator)
-    assert names == set(GIVEN) == set(PgoutputStageOperator.template_fields)
+    assert names == {*GIVEN, *NOT_WITH_NEVER} == set(PgoutputStageOperator.template_fields)
 
 
 @pytest.fixture
@@ -156,8 +158,8 @@ def test_every_argument_reaches_the_request(
     }
     for name, value in expected.items():
         assert getattr(found, name) == value, name
-    for given in (found, found.options, found.schema_policy):
-        assert not defaults_of(given), "an argument that goes nowhere would not be noticed"
+    left_out = defaults_of(found) | defaults_of(found.options) | defaults_of(found.schema_policy)
+    assert left_out == set(NOT_WITH_NEVER), "an argument that goes nowhere would not be noticed"
     assert isinstance(found.conninfo, str)
     parameters = conninfo_to_dict(found.conninfo)
     assert (parameters["host"], parameters["dbname"]) == ("there", "shop")
@@ -165,5 +167,9 @@ def test_every_argument_reaches_the_request(
     assert found.checkpoint is not None
     assert found.checkpoint.end_lsn == Lsn(0x99)
     assert found.attempt.startswith("1-")
-    looked_at = {*expected, "conninfo", "checkpoint", "attempt"}
+    plain = {
+        name: text for name, text in GIVEN.items() if name not in {"initial_copy", "start_lsn"}
+    }
+    assert request_of(None, **plain, **NOT_WITH_NEVER).on_new_table == "ignore"
+    looked_at = {*expected, *NOT_WITH_NEVER, "conninfo", "checkpoint", "attempt"}
     assert looked_at | OWN == {each.name for each in dataclasses.fields(CaptureRequest)}
