@@ -145,5 +145,8 @@ TAIL = """
   duplicate keys. The text loses nothing: `parse_json(doc)` in a query or a view gives the variant.
 - A NULL list of structs (`public.pair[]` or `interval[]` by choice) is NULL in the files and in Spark.
   pyiceberg 0.12.0 reads it as an empty list ([iceberg-python 3833](https://github.com/apache/iceberg-python/issues/3833)).
+- The interval whose months, days and microseconds are all the greatest number, or all the least, is
+  printed in figures by PostgreSQL 15 and 16, and is `infinity` or `-infinity` from 17 on; in binary mode it
+  is read as the latter on all of them.
 - How keys are compared is on the page about [apply](apply.md#equal-keys).
 """
