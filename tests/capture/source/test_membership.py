@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -29,10 +30,18 @@ def session(postgres_database: str) -> Iterator[psycopg.Connection[Any]]:
         connection.execute("CREATE TABLE t(a int primary key)")
         connection.execute("CREATE TABLE u(a int primary key deferrable)")
         connection.execute("CREATE PUBLICATION p FOR TABLE t")
+        # What began before that and still writes (autovacuum) would keep the slot's catalog_xmin before it.
+        while others_write(connection):
+            time.sleep(0.05)
         connection.execute(
             "SELECT pg_create_logical_replication_slot('membership_' || current_database(), 'pgoutput')"
         )
         yield connection
+
+
+def others_write(session: psycopg.Connection[Any]) -> bool:
+    locks = "SELECT pid FROM pg_locks WHERE locktype = 'transactionid' AND pid <> pg_backend_pid()"
+    return bool(session.execute(locks).fetchall())
 
 
 def changed(session: psycopg.Connection[Any]) -> tuple[str, ...]:
