@@ -1,8 +1,8 @@
 """``python -m benchmarks.tiny_batch``: what a batch of ten changes costs beside an empty spark-submit.
 
-Both are whole processes with the same settings, in turns: one opens a session and ends, the other is the
-pipeline's own application with a batch. Prints medians in seconds as JSON. What is not here: a batch without
-a change, which starts no Spark.
+Whole processes with the same settings, in turns: one opens a session and ends, the others are the pipeline's
+own application with a batch, without and with a class archive. Prints medians as JSON: seconds, and CPU
+seconds of all that a process started. What is not here: a batch without a change, which starts no Spark.
 """
 
 from __future__ import annotations
@@ -10,18 +10,24 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_provider_pgoutput.batch.plan import Plan
+from airflow_provider_pgoutput.operators.class_archive import ClassArchive
 from airflow_provider_pgoutput.operators.spark_files import spark_files
 from airflow_provider_pgoutput.quickstart.spark import LocalLake, local_conf, spark_environment
 from benchmarks.lake import say
 from benchmarks.synthetic_batch import BatchWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NAMESPACE = "tiny"
 ROWS = 1_000_000
@@ -41,19 +47,35 @@ class Submitter:
         self._conf = [f"--conf={name}={value}" for name, value in settings.items()]
         self._environment = {**os.environ, **spark_environment()}
 
-    def apply(self, plan: Path) -> float:
-        """Seconds of the pipeline's application, started with the files that its operator gives it."""
-        with spark_files({}, None, is_short=True) as files:
+    def apply(self, plan: Path, archive: ClassArchive | None = None) -> Cost:
+        """The cost of the pipeline's application, started with the files that its operator gives it."""
+        with spark_files({}, None, is_short=True, archive=archive) as files:
             own = [f"--py-files={files.package_zip}", f"--properties-file={files.properties_file}"]
-            return self.run(*own, files.application, "--plan-uri", plan.as_uri())
+            cost = self.run(*own, files.application, "--plan-uri", plan.as_uri())
+            if archive:
+                archive.keep()
+            return cost
 
-    def run(self, *arguments: str) -> float:
-        """Seconds from the start of the process to its end."""
+    def run(self, *arguments: str) -> Cost:
+        """The cost of a process from its start to its end."""
         program = Path(self._environment["SPARK_HOME"]) / "bin" / "spark-submit"
         command = [str(program), "--master=local[2]", *self._conf, *arguments]
-        started = time.perf_counter()
+        started, cpu = time.perf_counter(), _cpu_seconds()
         subprocess.run(command, check=True, stdout=sys.stderr, env=self._environment)
-        return time.perf_counter() - started
+        return Cost(time.perf_counter() - started, _cpu_seconds() - cpu)
+
+
+class Cost(NamedTuple):
+    """What a process took."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+def _cpu_seconds() -> float:
+    """Of all children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def write_plan(staging: Path, manifest_path: Path) -> Path:
@@ -69,28 +91,43 @@ def write_plan(staging: Path, manifest_path: Path) -> Path:
     return path
 
 
-def run(folder: Path, options: argparse.Namespace) -> dict[str, float]:
-    """Medians of both, and how many times as long the batch takes."""
+def run(folder: Path, options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Medians of each, and how many times as much as the empty one the others take."""
     staging, empty = folder / "staging", folder / "empty.py"
     empty.write_text(_EMPTY)
     submitter = Submitter(LocalLake(folder / "lake").create(), options.java_options)
     writer = BatchWriter(staging, options.rows)
-    plan = write_plan(staging, writer.write_copy().manifest_path)
-    submitter.apply(plan)
-    found: dict[str, list[float]] = {"empty": [], "batch": []}
+    submitter.apply(write_plan(staging, writer.write_copy().manifest_path))
+    path = str(folder / "apply.jsa")
+
+    def batch(archive: ClassArchive | None = None) -> Cost:
+        plan = write_plan(staging, writer.write_changes(CHANGES).manifest_path)
+        return submitter.apply(plan, archive)
+
+    say(f"writing the class archive: {batch(ClassArchive(path))}")
+    runs: dict[str, Callable[[], Cost]] = {
+        "empty": lambda: submitter.run(str(empty)),
+        "batch": batch,
+        "batch_with_class_archive": lambda: batch(ClassArchive(path)),
+    }
+    found: dict[str, list[Cost]] = {name: [] for name in runs}
     # The first round fills the file system's cache.
     for repetition in range(-1, options.repetitions):
-        plan = write_plan(staging, writer.write_changes(CHANGES).manifest_path)
-        times = {
-            "empty": submitter.run(str(empty)),
-            "batch": submitter.apply(plan),
-        }
-        for name, seconds in times.items():
-            say(f"{name}: {seconds:.2f} s")
+        for name, contender in runs.items():
+            cost = contender()
+            say(f"{name}: {cost.seconds:.2f} s, {cost.cpu_seconds:.2f} CPU s")
             if repetition >= 0:
-                found[name].append(seconds)
-    medians = {name: statistics.median(times) for name, times in found.items()}
-    return {**medians, "times_as_long": medians["batch"] / medians["empty"]}
+                found[name].append(cost)
+    medians = {name: _medians(costs) for name, costs in found.items()}
+    base = medians["empty"]
+    return {
+        name: {**cost._asdict(), "times_as_long": cost.seconds / base.seconds}
+        for name, cost in medians.items()
+    }
+
+
+def _medians(costs: list[Cost]) -> Cost:
+    return Cost(*(statistics.median(each) for each in zip(*costs, strict=True)))
 
 
 def main() -> None:
