@@ -11,10 +11,13 @@ Source: https://docs.oracle.com/en/java/javase/17/vm/class-data-sharing.html (dy
 from __future__ import annotations
 
 import contextlib
+import glob
 import logging
 import os
 import shutil
 import stat
+import tempfile
+import time
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +27,9 @@ log = logging.getLogger(__name__)
 
 _MADE: Final = "classes.jsa"
 _WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
+_CHUNK_BYTES: Final = 1 << 20
+#: A copy takes seconds.
+_ABANDONED_SECONDS: Final = 3600.0
 #: Java warns of each class that it leaves out, some thousand lines.
 _SILENT: Final = "-Xlog:cds=error -Xlog:cds+dynamic=error"
 
@@ -75,19 +81,15 @@ class ClassArchive:
                 self._path,
             )
             return
-        unfinished = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
-            shutil.copyfile(self._made, unfinished)
-            unfinished.chmod(0o600)
-            unfinished.replace(self._path)
+            _remove_abandoned(self._path)
+            size = _replace(self._made, self._path)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                unfinished.unlink()
             log.warning(
                 "The class archive %s could not be written: %s.", self._path, error.strerror
             )
             return
-        log.info("Wrote the class archive %s (%d MiB).", self._path, _mebibytes(self._path))
+        log.info("Wrote the class archive %s (%d MiB).", self._path, size >> 20)
 
 
 def _refuse_of_others(path: Path) -> None:
@@ -105,5 +107,33 @@ def _quoted(option: str) -> str:
     return f'"{escaped}"'
 
 
-def _mebibytes(path: Path) -> int:
-    return path.stat().st_size >> 20
+def _replace(source: Path, target: Path) -> int:
+    """Put a copy of a file in the place of another, whole also after a crash; return its size in bytes."""
+    # For this user only. Workers in containers may share the folder, and number their processes alike.
+    descriptor, name = tempfile.mkstemp(prefix=_unfinished(target), dir=target.parent)
+    unfinished = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file, source.open("rb") as made:
+            shutil.copyfileobj(made, file, _CHUNK_BYTES)
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+        unfinished.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise
+    return size
+
+
+def _remove_abandoned(target: Path) -> None:
+    """Remove the copies that processes began and were killed at."""
+    begun_before = time.time() - _ABANDONED_SECONDS
+    for path in target.parent.glob(f"{glob.escape(_unfinished(target))}*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_mtime < begun_before:
+                path.unlink()
+
+
+def _unfinished(target: Path) -> str:
+    return f".{target.name}."

@@ -49,13 +49,18 @@ def path(tmp_path: Path) -> Path:
 def test_the_first_job_writes_it_and_the_next_reads_it(path: Path, tmp_path: Path) -> None:
     if not has_base_archive():
         pytest.skip("this Java writes no class archives")
+    # What another worker writes just now, and what one left that was killed at it.
+    young, old = (path.with_name(f".apply.jsa.{each}") for each in ("young", "old"))
+    for each in (young, old):
+        each.write_text("a part")
+    os.utime(old, (0, 0))
     archive = ClassArchive(str(path))
     with spark_files({}, None, archive=archive) as files:
         assert started(files)[0] == 0
         assert not path.exists(), "it is there before it is whole"
         archive.keep()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert list(path.parent.iterdir()) == [path]
+    assert set(path.parent.iterdir()) == {path, young}
     given = tmp_path / "mine.properties"
     given.write_text(_DEMANDED)
     before = path.stat()
