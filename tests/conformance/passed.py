@@ -23,6 +23,7 @@ NOTED = (
     "test_table_life.py::",
     "test_partition_life.py::",
     "test_source_events.py::",
+    "test_late_commits.py::",
     "test_collations.py::",
     "test_server_states.py::",
     "test_positions.py::test_f20_",

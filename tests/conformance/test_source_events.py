@@ -269,6 +269,7 @@ def test_c105_a_commit_that_is_in_the_wal_and_has_not_ended(pipeline: Pipeline) 
     It waits for a standby that there is not, while the slot is made, and again while that of a copy is.
     """
     tables = Tables(pipeline)
+    assert pipeline.reader, "its role is made by the first run, and would wait for the standby, too"
     tables.execute(*TABLE, "CREATE PUBLICATION p FOR TABLE t")
     for key, options in ((10, {}), (20, {"copy_tables": ("public.t",)})):
         tables.execute(

@@ -1,0 +1,90 @@
+"""Waits until all that an exported snapshot sees has ended on the server.
+
+The snapshot of a new slot is made from the WAL: it takes a transaction for committed whose commit record is
+in there. The record is written before the commit log, and a row whose transaction is not in the commit log
+yet is invisible, and marked so for good. A copy that reads in this instant lacks the row, and the stream,
+which begins behind the commit, lacks it too. Servers of September 2026 and later wait for it themselves.
+What is not here: the slot (``slot.py``).
+
+Source: https://www.postgresql.org/docs/current/functions-info.html#FUNCTIONS-PG-SNAPSHOT-PARTS and
+https://www.postgresql.org/docs/current/view-pg-locks.html (a transaction holds its own id until it has ended)
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from psycopg import sql
+
+from airflow_provider_pgoutput.capture.source import session as sessions
+from airflow_provider_pgoutput.capture.source.errors import translated
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from airflow_provider_pgoutput.capture.source.catalog import Session
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS: Final = 0.01
+_LONG_SECONDS: Final = 1.0
+_EPOCH: Final = 1 << 32
+
+_LOCKS_QUERY = """
+SELECT transactionid::pg_catalog.text, pid FROM pg_catalog.pg_locks
+ WHERE locktype = 'transactionid' AND granted AND mode = 'ExclusiveLock'
+"""
+
+
+def wait_for_commits(
+    conninfo: str | Mapping[str, Any], snapshot_name: str, *, slot: str | None = None
+) -> None:
+    """Return when every transaction that an exported snapshot takes for committed has ended.
+
+    Nearly always at once: a commit takes moments, and only those count that began while the slot was made.
+
+    :raises SnapshotLost: when the snapshot does not exist any more.
+    """
+    with sessions.connect(conninfo, slot=slot) as session, translated(slot=slot):
+        session.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        statement = sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot_name))
+        session.execute(statement)
+        row = session.execute("SELECT pg_catalog.pg_current_snapshot()::pg_catalog.text").fetchone()
+        assert row is not None, "a query without a table has a row"
+        committing = _committing(session, row[0])
+        tell_at = time.monotonic() + _LONG_SECONDS
+        while committing:
+            if time.monotonic() >= tell_at:
+                pids = ", ".join(sorted({str(pid) for pid in committing.values() if pid}))
+                log.info(
+                    "The copy begins when commits that it has to see have ended, of the processes %s."
+                    " pg_stat_activity says what they wait for.",
+                    pids or "that end prepared transactions",
+                )
+                tell_at = float("inf")
+            time.sleep(_POLL_SECONDS)
+            # Whoever comes now is not in the snapshot.
+            still = _committing(session, row[0])
+            committing = {xid: pid for xid, pid in committing.items() if xid in still}
+
+
+def _committing(session: Session, snapshot: str) -> dict[int, int | None]:
+    """Transactions that have not ended and that a snapshot sees: their ids, and whose they are."""
+    held = session.execute(_LOCKS_QUERY).fetchall()
+    return {int(xid): pid for xid, pid in held if is_seen(int(xid), snapshot)}
+
+
+def is_seen(xid: int, snapshot: str) -> bool:
+    """Whether a snapshot takes a transaction for committed, if it is one that did not abort.
+
+    :param xid: without its epoch, and no further than half of all such numbers from the snapshot.
+    :param snapshot: ``xmin:xmax:xip,xip`` as ``pg_snapshot`` is printed, with epochs.
+    """
+    _, xmax_text, running = snapshot.split(":")
+    xmax = int(xmax_text)
+    distance = (xid - xmax) % _EPOCH
+    if distance < _EPOCH // 2:
+        return False
+    return str(xmax + distance - _EPOCH) not in running.split(",")
