@@ -1,8 +1,9 @@
 """``python -m benchmarks.tiny_batch``: what a batch of ten changes costs beside an empty spark-submit.
 
 Whole processes with the same settings, in turns: one opens a session and ends, the others are the pipeline's
-own application with a batch, without and with a class archive. Prints medians as JSON: seconds, and CPU
-seconds of all that a process started. What is not here: a batch without a change, which starts no Spark.
+own application with a batch, without and with a class archive of the driver's Java, if that writes one.
+Prints medians as JSON: seconds, and CPU seconds of all that a process started. What is not here: a batch
+without a change, which starts no Spark.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_provider_pgoutput.batch.plan import Plan
-from airflow_provider_pgoutput.operators.class_archive import ClassArchive
 from airflow_provider_pgoutput.operators.spark_files import spark_files
 from airflow_provider_pgoutput.quickstart.spark import LocalLake, local_conf, spark_environment
 from benchmarks.lake import say
@@ -47,14 +47,11 @@ class Submitter:
         self._conf = [f"--conf={name}={value}" for name, value in settings.items()]
         self._environment = {**os.environ, **spark_environment()}
 
-    def apply(self, plan: Path, archive: ClassArchive | None = None) -> Cost:
+    def apply(self, plan: Path) -> Cost:
         """The cost of the pipeline's application, started with the files that its operator gives it."""
-        with spark_files({}, None, is_short=True, archive=archive) as files:
+        with spark_files({}, None, is_short=True) as files:
             own = [f"--py-files={files.package_zip}", f"--properties-file={files.properties_file}"]
-            cost = self.run(*own, files.application, "--plan-uri", plan.as_uri())
-            if archive:
-                archive.keep()
-            return cost
+            return self.run(*own, files.application, "--plan-uri", plan.as_uri())
 
     def run(self, *arguments: str) -> Cost:
         """The cost of a process from its start to its end."""
@@ -93,23 +90,27 @@ def write_plan(staging: Path, manifest_path: Path) -> Path:
 
 def run(folder: Path, options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Medians of each, and how many times as much as the empty one the others take."""
-    staging, empty = folder / "staging", folder / "empty.py"
+    staging, empty, archive = folder / "staging", folder / "empty.py", folder / "classes.jsa"
     empty.write_text(_EMPTY)
-    submitter = Submitter(LocalLake(folder / "lake").create(), options.java_options)
+    lake = LocalLake(folder / "lake").create()
+    plain, writing, reading = (
+        Submitter(lake, f"{options.java_options} {own}")
+        for own in ("", f"-XX:ArchiveClassesAtExit={archive}", f"-XX:SharedArchiveFile={archive}")
+    )
     writer = BatchWriter(staging, options.rows)
-    submitter.apply(write_plan(staging, writer.write_copy().manifest_path))
-    path = str(folder / "apply.jsa")
 
-    def batch(archive: ClassArchive | None = None) -> Cost:
-        plan = write_plan(staging, writer.write_changes(CHANGES).manifest_path)
-        return submitter.apply(plan, archive)
+    def batch(submitter: Submitter) -> Cost:
+        return submitter.apply(write_plan(staging, writer.write_changes(CHANGES).manifest_path))
 
-    say(f"writing the class archive: {batch(ClassArchive(path))}")
+    plain.apply(write_plan(staging, writer.write_copy().manifest_path))
+    say(f"writing the class archive: {batch(writing)}")
     runs: dict[str, Callable[[], Cost]] = {
-        "empty": lambda: submitter.run(str(empty)),
-        "batch": batch,
-        "batch_with_class_archive": lambda: batch(ClassArchive(path)),
+        "empty": lambda: plain.run(str(empty)),
+        "batch": lambda: batch(plain),
     }
+    # Not every Java writes one.
+    if archive.is_file():
+        runs["batch_with_class_archive"] = lambda: batch(reading)
     found: dict[str, list[Cost]] = {name: [] for name in runs}
     # The first round fills the file system's cache.
     for repetition in range(-1, options.repetitions):

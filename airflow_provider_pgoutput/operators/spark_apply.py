@@ -46,9 +46,6 @@ class LakeJobOperator(SparkSubmitOperator):
         by a private properties file. (templated)
     :param catalog_name: name of the catalog, when it is not named like its connection. (templated)
     :param conn_id: the Spark cluster, a connection of type ``spark``. (templated)
-    :param class_archive: path of a file on Airflow's workers that outlives the task, from which the driver's
-        Java starts faster; the first job that does not find it writes it. Needs deploy mode client.
-        (templated)
     """
 
     template_fields: Sequence[str] = (
@@ -59,7 +56,6 @@ class LakeJobOperator(SparkSubmitOperator):
         "iceberg_conn_id",
         "catalog_name",
         "conn_id",
-        "class_archive",
     )
     template_fields_renderers = {"conf": "json"}  # noqa: RUF012
     ui_color = "#ffe3c9"
@@ -73,7 +69,6 @@ class LakeJobOperator(SparkSubmitOperator):
         iceberg_conn_id: str = "iceberg_default",
         catalog_name: str | None = None,
         conn_id: str = "spark_default",
-        class_archive: str | None = None,
         name: str = "airflow-{{ dag.dag_id }}-{{ task.task_id }}",
         **kwargs: Any,
     ) -> None:
@@ -88,7 +83,6 @@ class LakeJobOperator(SparkSubmitOperator):
         self.iceberg_conn_id = iceberg_conn_id
         self.catalog_name = catalog_name
         self.conn_id = conn_id
-        self.class_archive = class_archive
 
     def run_job(
         self,
@@ -122,7 +116,6 @@ class LakeJobOperator(SparkSubmitOperator):
         return job_result(area, plan_path)
 
     def _submit(self, context: Context, lake: Lake, plan_uri: str, is_short: bool) -> None:
-        from airflow_provider_pgoutput.operators.class_archive import ClassArchive
         from airflow_provider_pgoutput.operators.spark_job import SparkJob
 
         self._conn_id = arguments.required_text(self.conn_id, "conn_id")
@@ -135,8 +128,6 @@ class LakeJobOperator(SparkSubmitOperator):
                 " an identity or a Kubernetes secret.",
                 self.iceberg_conn_id,
             )
-        archive_path = arguments.optional_text(self.class_archive)
-        archive = ClassArchive(archive_path) if archive_path else None
         given = self.conf, self.env_vars, self.application, self.py_files, self.properties_file
         try:
             conf = arguments.mapping(self.conf, "conf")
@@ -146,7 +137,6 @@ class LakeJobOperator(SparkSubmitOperator):
                 conf,
                 self.env_vars,
                 is_short=is_short,
-                archive=archive,
             ) as files:
                 self.conf = job.merged_conf(lake.catalog.spark_conf, conf)
                 self.env_vars = job.environment(lake.catalog.environment, self.env_vars)
@@ -157,8 +147,6 @@ class LakeJobOperator(SparkSubmitOperator):
                 self._spark_binary = job.spark_binary
                 self._hook = None
                 SparkSubmitOperator.execute(self, context)
-                if archive:
-                    archive.keep()
         finally:
             self.conf, self.env_vars, self.application, self.py_files, self.properties_file = given
 

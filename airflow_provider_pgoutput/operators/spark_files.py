@@ -26,8 +26,6 @@ from airflow_provider_pgoutput.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from airflow_provider_pgoutput.operators.class_archive import ClassArchive
-
 _PACKAGE = "airflow_provider_pgoutput"
 #: Not a module of the package itself: Python puts the folder of a script first in its search path, and every
 #: module there (``types.py``) would hide the one of Python's own that has its name.
@@ -48,8 +46,9 @@ _REDACTION = (
 #: Of a job of seconds the driver's Java spends more on its optimising compiler than on the job: what a batch
 #: of a few thousand changes costs is mostly that. Spark puts these before the user's own options for Java.
 #: https://spark.apache.org/docs/latest/configuration.html#runtime-environment
-_SHORT_JOB = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
-_JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
+_SHORT_JOB = (
+    "spark.driver.defaultJavaOptions=-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
+)
 #: The user's own expression, as the file spells it.
 _USERS_REDACTION = re.compile(rf"^\s*{re.escape(REDACTION_KEY)}\s*[\s=:]\s*(.+)$", re.MULTILINE)
 
@@ -88,7 +87,6 @@ def spark_files(
     redaction: str | None = None,
     *,
     is_short: bool = False,
-    archive: ClassArchive | None = None,
 ) -> Iterator[SparkFiles]:
     """Write the files of one job and remove them when it is over.
 
@@ -96,7 +94,6 @@ def spark_files(
     :param properties_file: a file whose properties the new one starts with, if any.
     :param redaction: the user's ``spark.redaction.regex``; None: that of the properties file, if any.
     :param is_short: the job has little to do, so that Java need not compile for speed.
-    :param archive: the class archive that the driver's Java reads, or writes.
     :raises ConfigurationError: when ``properties_file`` cannot be read.
     """
     scratch = ScratchFolder("spark")
@@ -110,13 +107,8 @@ def spark_files(
         application.write_text(script, encoding="utf-8")
         _zip_package(root, package_zip, started.shipped)
         text = _properties_text(secrets, properties_file, redaction)
-        options = [_SHORT_JOB] if is_short else []
-        if archive:
-            options.append(archive.java_options(folder))
-        if options:
-            # First, because of two lines with one key the last counts: the user's own.
-            text = f"{_property(_JAVA_OPTIONS, ' '.join(options))}\n{text}"
-        write_private(properties, text)
+        # First, because of two lines with one key the last counts: the user's own.
+        write_private(properties, f"{_SHORT_JOB}\n{text}" if is_short else text)
         yield SparkFiles(folder, str(application), str(package_zip), str(properties))
     finally:
         scratch.remove()

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.operators.spark_files import (
     REDACTION_KEY,
     own_spark_submit,
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     import psutil  # type: ignore[import-untyped]
     from airflow.sdk import Connection
 
-    from airflow_provider_pgoutput.operators.class_archive import ClassArchive
     from airflow_provider_pgoutput.operators.spark_files import SparkFiles
 
 _EXTENSIONS = "spark.sql.extensions"
@@ -47,8 +45,6 @@ class SparkJob:
     has_config_map: bool
     #: The driver is a child of this process, so the environment is not written on a command line.
     driver_is_here: bool
-    #: The driver runs on this machine, whatever its cluster is.
-    is_client: bool
     #: The spark-submit of Airflow's own environment is used.
     uses_own_spark: bool
 
@@ -77,7 +73,6 @@ class SparkJob:
             on_kubernetes=on_kubernetes,
             has_config_map=on_kubernetes and mode == "cluster",
             driver_is_here=not remote and mode == "client",
-            is_client=mode == "client",
             uses_own_spark=own is not None,
         )
 
@@ -89,7 +84,6 @@ class SparkJob:
         env_vars: Mapping[str, Any] | None = None,
         *,
         is_short: bool = False,
-        archive: ClassArchive | None = None,
     ) -> AbstractContextManager[SparkFiles]:
         """Write the files of the job, see ``spark_files``.
 
@@ -97,14 +91,7 @@ class SparkJob:
         :param given: the user's configuration.
         :param env_vars: the user's environment.
         :param is_short: the job has little to do.
-        :param archive: the class archive of the driver's Java.
-        :raises ConfigurationError: there is one, and the driver does not run on this machine.
         """
-        if archive and not self.is_client:
-            raise ConfigurationError(
-                "class_archive is a file of this machine, and the driver runs elsewhere.",
-                advice="use deploy mode client, or leave it out.",
-            )
         redaction = given.get(REDACTION_KEY)
         of_submit = {} if self.on_kubernetes else env_vars or {}
         return spark_files(
@@ -112,7 +99,6 @@ class SparkJob:
             properties_file or spark_defaults(self.submit, of_submit),
             redaction=None if redaction is None else str(redaction),
             is_short=is_short,
-            archive=archive,
         )
 
     def merged_conf(self, catalog: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:

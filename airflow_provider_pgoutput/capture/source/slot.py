@@ -17,7 +17,6 @@ from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.errors import translated
-from airflow_provider_pgoutput.capture.source.unfinished_commits import wait_for_commits
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     SlotAheadOfCheckpoint,
@@ -294,8 +293,8 @@ def create_slot(
     """Make a logical slot and export the snapshot of its first position.
 
     The server waits for the transactions that are open, so none can lie across that position. Prepared
-    ones are open too; somebody has to end them, so a warning says that they are waited for. What the
-    snapshot sees has ended when this returns, see ``unfinished_commits.py``.
+    ones are open too; somebody has to end them, so a warning says that they are waited for. Who reads in the
+    snapshot has to wait for what is in it, see ``unfinished_commits.py``.
 
     Source: https://www.postgresql.org/docs/current/protocol-replication.html
 
@@ -319,7 +318,6 @@ def create_slot(
             _name_writers(session, slot_name)
             row = session.execute(statement).fetchone()
         assert row is not None, "CREATE_REPLICATION_SLOT answers with a row"
-        wait_for_commits(conninfo, row[2], slot=slot_name)
         return ExportedSnapshot(Lsn.parse(row[1]), row[2], session)
     except BaseException:
         session.close()

@@ -28,8 +28,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_POLL_SECONDS: Final = 0.01
+_SHORTEST_PAUSE_SECONDS: Final = 0.01
+_LONGEST_PAUSE_SECONDS: Final = 1.0
+#: Until the log tells of the wait, and until it tells again.
 _LONG_SECONDS: Final = 1.0
+_TELL_SECONDS: Final = 60.0
 _EPOCH: Final = 1 << 32
 
 _LOCKS_QUERY = """
@@ -47,27 +50,33 @@ def wait_for_commits(
 
     :raises SnapshotLost: when the snapshot does not exist any more.
     """
-    with sessions.connect(conninfo, slot=slot) as session, translated(slot=slot):
+    with translated(slot=slot), sessions.connect(conninfo, slot=slot) as session:
         session.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         statement = sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot_name))
         session.execute(statement)
         row = session.execute("SELECT pg_catalog.pg_current_snapshot()::pg_catalog.text").fetchone()
         assert row is not None, "a query without a table has a row"
         committing = _committing(session, row[0])
-        tell_at = time.monotonic() + _LONG_SECONDS
+        pause, tell_at = _SHORTEST_PAUSE_SECONDS, time.monotonic() + _LONG_SECONDS
         while committing:
             if time.monotonic() >= tell_at:
-                pids = ", ".join(sorted({str(pid) for pid in committing.values() if pid}))
-                log.info(
-                    "The copy begins when commits that it has to see have ended, of the processes %s."
-                    " pg_stat_activity says what they wait for.",
-                    pids or "that end prepared transactions",
-                )
-                tell_at = float("inf")
-            time.sleep(_POLL_SECONDS)
+                _tell_of(committing, slot)
+                tell_at = time.monotonic() + _TELL_SECONDS
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             # Whoever comes now is not in the snapshot.
             still = _committing(session, row[0])
             committing = {xid: pid for xid, pid in committing.items() if xid in still}
+
+
+def _tell_of(committing: Mapping[int, int | None], slot: str | None) -> None:
+    pids = ", ".join(sorted({str(pid) for pid in committing.values() if pid}))
+    log.warning(
+        "Slot %s: the copy begins when commits that its snapshot sees have ended, of the processes %s."
+        " pg_stat_activity says what they wait for, a synchronous standby for example.",
+        slot,
+        pids or "that end prepared transactions",
+    )
 
 
 def _committing(session: Session, snapshot: str) -> dict[int, int | None]:
