@@ -36,7 +36,6 @@ from airflow_provider_pgoutput.capture.source.copy_plan import (
     read_states,
 )
 from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot, create_slot
-from airflow_provider_pgoutput.capture.source.unfinished_commits import wait_for_commits
 from airflow_provider_pgoutput.errors import SnapshotLost
 
 if TYPE_CHECKING:
@@ -200,11 +199,9 @@ class _Round:
     def copy(self, tables: Sequence[PublishedTable]) -> list[PublishedTable]:
         """Copy and seal tables; return those that have to be read in another snapshot."""
         self._unsealed = {each.relation_oid: each for each in tables}
-        request = self._context.request
         try:
-            wait_for_commits(request.conninfo, self._snapshot.name, slot=request.slot_name)
             plan = read_plan(
-                request.conninfo,
+                self._context.request.conninfo,
                 self._snapshot.name,
                 self._context.publication_names,
                 tables,

@@ -20,6 +20,7 @@ from psycopg import sql
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.source.publication_marks import read_marks, read_partitions
+from airflow_provider_pgoutput.capture.source.unfinished_commits import wait_for_commits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -142,7 +143,7 @@ def read_plan(
     publication_names: Sequence[str],
     tables: Sequence[PublishedTable],
 ) -> CopyPlan:
-    """Look at the tables as of an exported snapshot.
+    """Look at the tables as of an exported snapshot, when all that it sees has ended.
 
     :raises SnapshotLost: when the snapshot does not exist any more.
     """
@@ -150,6 +151,7 @@ def read_plan(
         session.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         statement = sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot_name))
         session.execute(statement)
+        wait_for_commits(session)
         return CopyPlan(
             read_storage(session, [each.relation_oid for each in tables]),
             read_states(session, publication_names, tables),

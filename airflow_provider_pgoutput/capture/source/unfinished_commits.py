@@ -14,16 +14,9 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final
-
-from psycopg import sql
-
-from airflow_provider_pgoutput.capture.source import session as sessions
-from airflow_provider_pgoutput.capture.source.errors import translated
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from airflow_provider_pgoutput.capture.source.catalog import Session
 
 log = logging.getLogger(__name__)
@@ -41,48 +34,38 @@ SELECT transactionid::pg_catalog.text, pid FROM pg_catalog.pg_locks
 """
 
 
-def wait_for_commits(
-    conninfo: str | Mapping[str, Any], snapshot_name: str, *, slot: str | None = None
-) -> None:
-    """Return when every transaction that an exported snapshot takes for committed has ended.
+def wait_for_commits(session: Session) -> None:
+    """Return when every transaction that the session's snapshot takes for committed has ended.
 
     Nearly always at once: a commit takes moments, and only those count that began while the slot was made.
 
-    :raises SnapshotLost: when the snapshot does not exist any more.
+    :param session: in a transaction that took an exported snapshot over, and read nothing in it yet.
     """
-    with translated(slot=slot), sessions.connect(conninfo, slot=slot) as session:
-        session.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        statement = sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot_name))
-        session.execute(statement)
-        row = session.execute("SELECT pg_catalog.pg_current_snapshot()::pg_catalog.text").fetchone()
-        assert row is not None, "a query without a table has a row"
-        committing = _committing(session, row[0])
-        pause, tell_at = _SHORTEST_PAUSE_SECONDS, time.monotonic() + _LONG_SECONDS
-        while committing:
-            if time.monotonic() >= tell_at:
-                _tell_of(committing, slot)
-                tell_at = time.monotonic() + _TELL_SECONDS
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-            # Whoever comes now is not in the snapshot.
-            still = _committing(session, row[0])
-            committing = {xid: pid for xid, pid in committing.items() if xid in still}
+    row = session.execute("SELECT pg_catalog.pg_current_snapshot()::pg_catalog.text").fetchone()
+    assert row is not None, "a query without a table has a row"
+    pause, tell_at = _SHORTEST_PAUSE_SECONDS, time.monotonic() + _LONG_SECONDS
+    # Whoever comes later is not in the snapshot.
+    while committing := _committing(session, row[0]):
+        if time.monotonic() >= tell_at:
+            _tell_of(committing)
+            tell_at = time.monotonic() + _TELL_SECONDS
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
-def _tell_of(committing: Mapping[int, int | None], slot: str | None) -> None:
-    pids = ", ".join(sorted({str(pid) for pid in committing.values() if pid}))
+def _tell_of(committing: set[int | None]) -> None:
+    pids = ", ".join(sorted(str(pid) for pid in committing if pid))
     log.warning(
-        "Slot %s: the copy begins when commits that its snapshot sees have ended, of the processes %s."
+        "The copy begins when commits that its snapshot sees have ended, of the processes %s."
         " pg_stat_activity says what they wait for, a synchronous standby for example.",
-        slot,
         pids or "that end prepared transactions",
     )
 
 
-def _committing(session: Session, snapshot: str) -> dict[int, int | None]:
-    """Transactions that have not ended and that a snapshot sees: their ids, and whose they are."""
+def _committing(session: Session, snapshot: str) -> set[int | None]:
+    """Processes of transactions that a snapshot sees and that have not ended; a prepared one has none."""
     held = session.execute(_LOCKS_QUERY).fetchall()
-    return {int(xid): pid for xid, pid in held if is_seen(int(xid), snapshot)}
+    return {pid for xid, pid in held if is_seen(int(xid), snapshot)}
 
 
 def is_seen(xid: int, snapshot: str) -> bool:
