@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.names import TableName
     from airflow_provider_pgoutput.batch.manifest import Manifest
 
+#: So many files one task reads sooner than several that shuffle.
+_FILES_OF_ONE_TASK = 64
+
 
 class Newest(NamedTuple):
     """How far one target is, or the namespace as a whole."""
@@ -61,14 +64,17 @@ class SparkCheckpointRows:
 
     def newest(self, spark: SparkSession, name: TableName, manifest: Manifest) -> list[Newest]:
         """See ``CheckpointRows``."""
-        found = (
+        rows = (
             spark.table(name.sql)
             .where(F.col("slot_name") == manifest.slot_name)
             .where(F.col("system_identifier") == manifest.system_identifier)
-            .groupBy("target", "relation_oid")
-            .agg(F.max("end_lsn").alias("end_lsn"))
-            .collect()
         )
+        table = IcebergTable.load(spark, name)
+        files = None if table is None else table.data_files
+        if files is not None and files <= _FILES_OF_ONE_TASK:
+            rows = rows.coalesce(1)
+        newest = F.max("end_lsn").alias("end_lsn")
+        found = rows.groupBy("target", "relation_oid").agg(newest).collect()
         # Spark would run jobs of their own to sort a handful of rows.
         found.sort(key=lambda row: row["end_lsn"])
         return [Newest(row["target"], row["relation_oid"], row["end_lsn"]) for row in found]

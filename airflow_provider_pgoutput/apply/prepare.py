@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 #: Keys up to this size are sent to every executor, so that the target need not be shuffled.
 _BROADCAST_BYTES = 64 << 20
 _BYTES_OF_A_PARTITION = 32 << 20
+#: Changes that one task folds and writes sooner than several share them out; their rows are one file, too.
+_ROWS_OF_ONE_TASK, _BYTES_OF_ONE_TASK = 50_000, 8 << 20
 #: What a task reads of a copy's file at least and at most.
 _SPLIT_BYTES = 16 << 20, 128 << 20
 #: What a row group of a table with a key has: those without a wanted key are not read, and a batch has few.
@@ -86,10 +88,11 @@ class TablePreparation(Preparation):
             self._apply(segments)
 
     def read(self, segment: versions.Segment) -> DataFrame:
-        """The segment's changes at or past the floor."""
-        return versions.read_changes(
+        """The segment's changes at or past the floor; few of them in one partition."""
+        changes = versions.read_changes(
             self.spark, self.batch, self.layout.table, segment, self.start.floor
         )
+        return changes.coalesce(1) if _are_few(segment) else changes
 
     def evolve(self, table: IcebergTable) -> evolve.Evolved:
         """See ``Preparation``."""
@@ -307,6 +310,13 @@ def own_session(spark: SparkSession, target: Target) -> SparkSession:
     if not target.is_log and any(f.kind == "copy" for v in target.source.versions for f in v.files):
         _read_apart(session, staged_bytes // cores)
     return session
+
+
+def _are_few(segment: versions.Segment) -> bool:
+    files = [each for version in segment.versions for each in version.files]
+    rows = sum(each.rows for each in files if each.kind == "changes")
+    size_bytes = sum(each.size_bytes for each in files if each.kind == "changes")
+    return rows <= _ROWS_OF_ONE_TASK and size_bytes <= _BYTES_OF_ONE_TASK
 
 
 def _read_apart(session: SparkSession, wanted_bytes: int) -> None:

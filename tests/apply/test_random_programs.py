@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_pgoutput.apply import keyed
+from airflow_provider_pgoutput.apply import keyed, prepare
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from tests.apply.build import Source, column
 from tests.apply.conftest import source_rows
@@ -83,6 +83,7 @@ def _rewrite(random_: random.Random, relation: Relation) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("tasks", ["one task", "several tasks"])
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (1, 2))]
 )
@@ -91,11 +92,14 @@ def test_the_lake_equals_the_source(
     source: Source,
     lake_rows: Any,
     seed: int,
+    tasks: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # As of tables so large that a closer look at the keys is worth it.
     monkeypatch.setattr(keyed, "_MANY_ROWS", 0)
     monkeypatch.setattr(keyed, "_KEYS_FOR_WORDS", 0)
+    if tasks == "several tasks":
+        monkeypatch.setattr(prepare, "_ROWS_OF_ONE_TASK", 0)
     random_ = random.Random(seed)  # noqa: S311 - not for secrets
     tables = _tables(source)
     for _ in range(4):

@@ -1,0 +1,65 @@
+"""Few changes are the work of one task, and few commits of the checkpoint are; the answers are the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_pgoutput.apply import checkpoint, checkpoint_rows, prepare
+from airflow_provider_pgoutput.apply.iceberg import IcebergTable
+from airflow_provider_pgoutput.apply.names import TableName
+from airflow_provider_pgoutput.apply.pipeline import apply_batch
+from airflow_provider_pgoutput.apply.staged import open_batch
+from tests.apply.build import Source, column
+from tests.apply.conftest import source_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+def _files(spark: SparkSession, source: Source) -> int:
+    table = IcebergTable.load(spark, TableName("lake", source.slot_name, "t"))
+    return 0 if table is None else table.data_files or 0
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_a_batch_of_few_changes_adds_one_file(
+    spark: SparkSession,
+    source: Source,
+    lake_rows: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    few: bool,
+) -> None:
+    if not few:
+        monkeypatch.setattr(prepare, "_BYTES_OF_ONE_TASK", 0)
+    table = source.table("t", (column("id"), column("v", "string")), key=("id",))
+    for round_ in range(3):
+        before = _files(spark, source)
+        with source.transaction():
+            for number in range(100):
+                table.insert(100 * round_ + number, "new")
+            table.update(lambda row, r=round_: row["id"] % 3 == r, {"v": f"round {round_}"})
+        apply_batch(spark, source.stage())
+        added = _files(spark, source) - before
+        assert added == 1 if few else added > 1
+    assert lake_rows(table) == source_rows(table)
+
+
+def test_many_commits_of_the_checkpoint_are_read_like_few(
+    spark: SparkSession, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = [source.table(name, (column("id"),), key=("id",)) for name in ("t", "u")]
+    for number in range(3):
+        tables[number % 2].insert(number)
+        plan = source.stage()
+        apply_batch(spark, plan)
+    manifest = open_batch(spark, plan).manifest
+    by_one = checkpoint.read(spark, plan, manifest)
+    monkeypatch.setattr(checkpoint_rows, "_FILES_OF_ONE_TASK", 0)
+    assert checkpoint.read(spark, plan, manifest) == by_one
+    assert by_one.end_lsn == manifest.end_lsn
+    assert len(by_one.tables) == len(tables)
+    assert sorted(by_one.tables.values())[-1] == manifest.end_lsn
