@@ -69,9 +69,7 @@ class SparkCheckpointRows:
             .where(F.col("slot_name") == manifest.slot_name)
             .where(F.col("system_identifier") == manifest.system_identifier)
         )
-        table = IcebergTable.load(spark, name)
-        files = None if table is None else table.data_files
-        if files is not None and files <= _FILES_OF_ONE_TASK:
+        if _has_few_files(IcebergTable.load(spark, name)):
             rows = rows.coalesce(1)
         newest = F.max("end_lsn").alias("end_lsn")
         found = rows.groupBy("target", "relation_oid").agg(newest).collect()
@@ -114,6 +112,12 @@ class SparkCheckpointRows:
         for key, text in marker.items():
             writer = writer.option(f"snapshot-property.{key}", text)
         writer.append()
+
+
+def _has_few_files(table: IcebergTable | None) -> bool:
+    snapshot = None if table is None else table.java.currentSnapshot()
+    files = None if snapshot is None else snapshot.summary().get("total-data-files")
+    return files is not None and int(files) <= _FILES_OF_ONE_TASK
 
 
 def _literal(value: object) -> Sql:

@@ -133,13 +133,6 @@ class IcebergTable:
         manifests = elements(snapshot.dataManifests(self.java.io()))
         return not any(each.hasAddedFiles() or each.hasExistingFiles() for each in manifests)
 
-    @property
-    def data_files(self) -> int | None:
-        """Files of rows in main, as its newest summary counts them; None: it does not."""
-        snapshot = self.java.currentSnapshot()
-        text = None if snapshot is None else snapshot.summary().get("total-data-files")
-        return None if text is None else int(text)
-
     def marker(self, slot_name: str) -> Marker | None:
         """What the nearest ancestor of main's head with our summary keys says.
 
