@@ -31,7 +31,7 @@ ROWS = 5_000_000
 BATCHES = 500
 CHANGES = 1000
 #: Batches between two maintenances, and between two measurements.
-MAINTAIN_EVERY, MEASURE_EVERY = 50, 125
+MAINTAIN_EVERY, MEASURE_EVERY = 25, 125
 
 
 def maintain(spark: SparkSession, staging: Path) -> float:

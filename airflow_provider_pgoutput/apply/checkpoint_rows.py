@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.names import TableName
     from airflow_provider_pgoutput.batch.manifest import Manifest
 
-#: So many files one task reads sooner than several that shuffle.
-_FILES_OF_ONE_TASK = 64
+#: So many one task reads sooner than several that shuffle; after a maintenance few files hold many rows.
+_FILES_OF_ONE_TASK, _ROWS_OF_ONE_TASK = 64, 100_000
 
 
 class Newest(NamedTuple):
@@ -69,7 +69,7 @@ class SparkCheckpointRows:
             .where(F.col("slot_name") == manifest.slot_name)
             .where(F.col("system_identifier") == manifest.system_identifier)
         )
-        if _has_few_files(IcebergTable.load(spark, name)):
+        if _is_small(IcebergTable.load(spark, name)):
             rows = rows.coalesce(1)
         newest = F.max("end_lsn").alias("end_lsn")
         found = rows.groupBy("target", "relation_oid").agg(newest).collect()
@@ -114,10 +114,15 @@ class SparkCheckpointRows:
         writer.append()
 
 
-def _has_few_files(table: IcebergTable | None) -> bool:
+def _is_small(table: IcebergTable | None) -> bool:
+    """Whether the newest summary counts few files and few rows; what it does not count may be many."""
     snapshot = None if table is None else table.java.currentSnapshot()
-    files = None if snapshot is None else snapshot.summary().get("total-data-files")
-    return files is not None and int(files) <= _FILES_OF_ONE_TASK
+    if snapshot is None:
+        return False
+    files, rows = (snapshot.summary().get(f"total-{each}") for each in ("data-files", "records"))
+    if files is None or rows is None:
+        return False
+    return int(files) <= _FILES_OF_ONE_TASK and int(rows) <= _ROWS_OF_ONE_TASK
 
 
 def _literal(value: object) -> Sql:

@@ -1,7 +1,8 @@
-"""Few changes are the work of one task, and few commits of the checkpoint are; the answers are the same."""
+"""Few changes are the work of one task, and reading a small checkpoint is; the answers are the same."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,8 @@ from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 from airflow_provider_pgoutput.apply.names import TableName
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.staged import open_batch
+from airflow_provider_pgoutput.apply.versions import Segment
+from airflow_provider_pgoutput.batch.manifest import StagedFile, TableVersion
 from tests.apply.build import Source, column
 from tests.apply.conftest import source_rows
 
@@ -50,8 +53,9 @@ def test_a_batch_of_few_changes_adds_one_file(
     assert lake_rows(table) == source_rows(table)
 
 
-def test_many_commits_of_the_checkpoint_are_read_like_few(
-    spark: SparkSession, source: Source, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("limit", ["_FILES_OF_ONE_TASK", "_ROWS_OF_ONE_TASK"])
+def test_a_large_checkpoint_is_read_like_a_small_one(
+    spark: SparkSession, source: Source, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     tables = [source.table(name, (column("id"),), key=("id",)) for name in ("t", "u")]
     for number in range(3):
@@ -59,9 +63,27 @@ def test_many_commits_of_the_checkpoint_are_read_like_few(
         plan = source.stage()
         apply_batch(spark, plan)
     manifest = open_batch(spark, plan).manifest
+    table = IcebergTable.load(spark, checkpoint.table_name(plan))
+    assert checkpoint_rows._is_small(table)
     by_one = checkpoint.read(spark, plan, manifest)
-    monkeypatch.setattr(checkpoint_rows, "_FILES_OF_ONE_TASK", 0)
+    monkeypatch.setattr(checkpoint_rows, limit, 2)
+    assert not checkpoint_rows._is_small(table)
     assert checkpoint.read(spark, plan, manifest) == by_one
     assert by_one.end_lsn == manifest.end_lsn
     assert len(by_one.tables) == len(tables)
     assert sorted(by_one.tables.values())[-1] == manifest.end_lsn
+
+
+def test_rows_of_a_copy_are_no_changes() -> None:
+    """A large copy with a few changes: the changes are few, and the copy is shared out all the same."""
+    copied = StagedFile("copy", "c", 10_000_000, 1 << 30, "", ())
+    changed = StagedFile("changes", "f", 50_000, 8 << 20, "", ())
+    assert prepare._are_few(_segment(copied, changed))
+    assert not prepare._are_few(_segment(changed, replace(changed, rows=1, size_bytes=0)))
+    assert not prepare._are_few(_segment(replace(changed, rows=1), replace(changed, rows=1)))
+
+
+def _segment(*files: StagedFile) -> Segment:
+    columns = (column("id"),)
+    version = TableVersion(0, "public", "t", "d", columns, ("id",), files)
+    return Segment("public.t", (version,), columns, (0,), full=False)

@@ -50,17 +50,23 @@ def _batches(source: Source, cut: str) -> tuple[list[Plan], list[Relation]]:
 
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    "cut", ["nowhere", pytest.param("first step", marks=pytest.mark.exhaustive), "each step"]
+    ("cut", "tasks"),
+    [
+        ("nowhere", "one task"),
+        ("nowhere", "several tasks"),
+        pytest.param("first step", "one task", marks=pytest.mark.exhaustive),
+        ("each step", "one task"),
+    ],
 )
 def test_the_lake_equals_the_source(
     spark: SparkSession,
     source: Source,
     lake_rows: Any,
     cut: str,
+    tasks: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if cut == "nowhere":
-        # As of batches so large that several tasks share them out.
+    if tasks == "several tasks":
         monkeypatch.setattr(prepare, "_ROWS_OF_ONE_TASK", 0)
     plans, relations = _batches(source, cut)
     for plan in plans:

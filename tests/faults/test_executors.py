@@ -43,10 +43,14 @@ _CONF = {
 _HANGS_SECONDS = 3
 
 
+@pytest.mark.parametrize("first_dies", [True, False])
 def test_f13_an_executor_that_dies_and_one_that_hangs(
-    subject: Callable[[int], Subject], local_lake: LocalLake
+    subject: Callable[[int], Subject], local_lake: LocalLake, first_dies: bool
 ) -> None:
-    """What was folded is on an executor when it dies; Spark makes it again from the staged files."""
+    """What was folded is on an executor when it dies; Spark makes it again from the staged files.
+
+    Few changes are the work of one task, so one of the two has them.
+    """
     run = subject(13)
     # Folded rows of one table at a time, so that what the executors hold is known.
     run.pipeline.plan_options["parallel_tables"] = 1
@@ -55,7 +59,8 @@ def test_f13_an_executor_that_dies_and_one_that_hangs(
     run.change_each()
     batch = run.stage()
     with stopped_driver(run.pipeline, batch, "apply.after_branch", local_lake, _CONF) as driver:
-        doomed, hanging = driver.executors()
+        one, other = driver.executors()
+        doomed, hanging = (one, other) if first_dies else (other, one)
         doomed.kill()
         hanging.send_signal(signal.SIGSTOP)
         driver.go_on()
