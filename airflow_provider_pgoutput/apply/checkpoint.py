@@ -73,11 +73,11 @@ def read(
     spark: SparkSession, plan: Plan, manifest: Manifest, rows: CheckpointRows = _SPARK_ROWS
 ) -> Progress:
     """Read what is recorded of the manifest's slot and system."""
-    name = table_name(plan)
-    if IcebergTable.load(spark, name) is None:
+    table = IcebergTable.load(spark, table_name(plan))
+    if table is None:
         return Progress()
     whole, tables, target_of = None, {}, {}
-    for row in rows.newest(spark, name, manifest):
+    for row in rows.newest(spark, table, manifest):
         end_lsn = Lsn(int(row.end_lsn, 16))
         if row.target is None:
             whole = end_lsn

@@ -37,7 +37,7 @@ class Newest(NamedTuple):
 class CheckpointRows(Protocol):
     """The checkpoint table as far as rows are read from it or written to it."""
 
-    def newest(self, spark: SparkSession, name: TableName, manifest: Manifest) -> list[Newest]:
+    def newest(self, spark: SparkSession, table: IcebergTable, manifest: Manifest) -> list[Newest]:
         """The greatest end of each target of the manifest's slot and system, in the order of the ends."""
         ...
 
@@ -62,14 +62,14 @@ class CheckpointRows(Protocol):
 class SparkCheckpointRows:
     """The one that production uses."""
 
-    def newest(self, spark: SparkSession, name: TableName, manifest: Manifest) -> list[Newest]:
+    def newest(self, spark: SparkSession, table: IcebergTable, manifest: Manifest) -> list[Newest]:
         """See ``CheckpointRows``."""
         rows = (
-            spark.table(name.sql)
+            spark.table(table.name.sql)
             .where(F.col("slot_name") == manifest.slot_name)
             .where(F.col("system_identifier") == manifest.system_identifier)
         )
-        if _is_small(IcebergTable.load(spark, name)):
+        if _is_small(table):
             rows = rows.coalesce(1)
         newest = F.max("end_lsn").alias("end_lsn")
         found = rows.groupBy("target", "relation_oid").agg(newest).collect()
@@ -114,9 +114,9 @@ class SparkCheckpointRows:
         writer.append()
 
 
-def _is_small(table: IcebergTable | None) -> bool:
+def _is_small(table: IcebergTable) -> bool:
     """Whether the newest summary counts few files and few rows; what it does not count may be many."""
-    snapshot = None if table is None else table.java.currentSnapshot()
+    snapshot = table.java.currentSnapshot()
     if snapshot is None:
         return False
     files, rows = (snapshot.summary().get(f"total-{each}") for each in ("data-files", "records"))

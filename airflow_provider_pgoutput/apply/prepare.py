@@ -313,9 +313,8 @@ def own_session(spark: SparkSession, target: Target) -> SparkSession:
 
 
 def _are_few(segment: versions.Segment) -> bool:
-    files = [each for version in segment.versions for each in version.files]
-    rows = sum(each.rows for each in files if each.kind == "changes")
-    size_bytes = sum(each.size_bytes for each in files if each.kind == "changes")
+    files = [file for v in segment.versions for file in v.files if file.kind == "changes"]
+    rows, size_bytes = sum(each.rows for each in files), sum(each.size_bytes for each in files)
     return rows <= _ROWS_OF_ONE_TASK and size_bytes <= _BYTES_OF_ONE_TASK
 
 

@@ -64,6 +64,7 @@ def test_a_large_checkpoint_is_read_like_a_small_one(
         apply_batch(spark, plan)
     manifest = open_batch(spark, plan).manifest
     table = IcebergTable.load(spark, checkpoint.table_name(plan))
+    assert table is not None
     assert checkpoint_rows._is_small(table)
     by_one = checkpoint.read(spark, plan, manifest)
     monkeypatch.setattr(checkpoint_rows, limit, 2)

@@ -186,10 +186,10 @@ def _folded_without_key(rows: Any, changes: Sequence[Any], name: str) -> Any:
 class CheckpointTable:
     """The checkpoint table's rows, see ``CheckpointRows``."""
 
-    def newest(self, spark: Any, name: TableName, manifest: Manifest) -> list[Newest]:
+    def newest(self, spark: Any, table: IcebergTable, manifest: Manifest) -> list[Newest]:
         """See ``CheckpointRows``."""
         newest: dict[Any, str] = {}
-        for row in spark.sparkContext.world.recorded(name.sql):
+        for row in spark.sparkContext.world.recorded(table.name.sql):
             wanted = (manifest.slot_name, manifest.system_identifier)
             if (row["slot_name"], row["system_identifier"]) == wanted:
                 group = row["target"], row["relation_oid"]
