@@ -21,7 +21,7 @@ from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     SlotNotFound,
     SourceChanged,
-    SourceError,
+    SourceUnavailable,
 )
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ def advance_slot(
     :raises SlotBusy: when another session reads it.
     :raises SourceChanged: when the source has not written that far, or its history left the lake's before the
         checkpoint: it is another one, or went back.
+    :raises SourceUnavailable: when it does not answer, or moves the slot less far than asked.
     """
     check_slot_name(slot_name)
     if checkpoint_lsn <= 0:
@@ -143,11 +144,13 @@ def move_slot(slot: MovableSlot, checkpoint_lsn: Lsn, system_identifier: str | N
     reached = slot.move(checkpoint_lsn)
     reach("advance.after_move")
     if reached < checkpoint_lsn:
-        raise SourceError(
+        # It told of a later position a moment ago, so it was started again, or another one answers now. The
+        # next attempt is told the new position, and refuses a source that went back.
+        raise SourceUnavailable(
             f"The server moved the slot to {reached} only.",
             slot=slot_name,
             lsn=checkpoint_lsn,
-            advice="run the task again.",
+            advice="nothing, if a later attempt succeeds; else as its error says.",
         )
     log.info("Slot %s moved from %s to %s.", slot_name, confirmed, reached)
     return reached

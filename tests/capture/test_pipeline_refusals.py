@@ -24,7 +24,6 @@ from airflow_provider_pgoutput.errors import (
     SlotBusy,
     SlotNotFound,
     SourceChanged,
-    SourceError,
     SourceUnavailable,
     ValueRefused,
     WrongSlot,
@@ -309,7 +308,7 @@ def test_a_server_that_moves_the_slot_less_far_than_asked_is_no_success(source: 
     asked = Lsn(first.end_lsn + (1 << 29))
     with sessions.connect(source.reader) as session:
         slot = _FlushedFurther(session, source.reader, source.slot_name)
-        with pytest.raises(SourceError, match=r"moved the slot to .* only") as refusal:
+        with pytest.raises(SourceUnavailable, match=r"moved the slot to .* only") as refusal:
             move_slot(slot, asked, first.system_identifier)
     assert refusal.value.lsn == str(asked)
     reached = Lsn.parse(str(source.confirmed()))
