@@ -1,7 +1,8 @@
 """Typed Parquet files: rows gathered in memory within a budget and written as row groups.
 
 All files of a batch share one budget; when it is full, the largest buffers are written first. A thread
-of its own encodes, since Arrow does so without Python's lock. What is not here: what the rows mean.
+of its own encodes, since Arrow does so without Python's lock, and several complete the files at the end.
+What is not here: what the rows mean.
 
 Source: https://arrow.apache.org/docs/python/parquet.html
 """
@@ -41,6 +42,9 @@ _SMALL_BYTES = 32 << 10
 _JOINED_BLOCKS = 16
 #: So many files may be open; each takes a descriptor, of which a process often has 1024.
 _OPEN_FILES = 100
+#: At the end of a batch so many files are completed at the same time, and how many where each has fewer
+#: bytes to encode: those wait for the disk or the object store.
+_COMPLETED_AT_ONCE, _SMALL_COMPLETED_AT_ONCE, _LARGE_BYTES = 2, 8, 2 << 20
 #: The encoder may hold at most so many row groups that wait for it.
 _WAITING_GROUPS = 2
 
@@ -124,6 +128,12 @@ class TableWriter:
         """Complete the last file; nothing may be buffered any more."""
         assert not self._buffer, "rows are written before their file is closed"
         self.close_file()
+
+    def complete(self) -> None:
+        """Write what is buffered and complete the last file."""
+        if self._buffer:
+            self.take()()
+        self.close()
 
     def abandon(self) -> None:
         """Close without completing, after an error."""
@@ -220,7 +230,7 @@ class _OpenFile:
 
 
 class WriterPool:
-    """All writers of a batch, with one budget and one encoding thread.
+    """All writers of a batch, with one budget and one encoding thread until the end.
 
     :param memory_bytes: rows buffered and waiting to be encoded stay below it.
     """
@@ -288,11 +298,14 @@ class WriterPool:
         self.writers = [each for each in self.writers if each not in writers]
 
     def finish(self) -> None:
-        """Write all that is buffered and complete all files."""
-        for writer in self.writers:
-            self._submit(writer, last=True)
+        """Write all that is buffered and complete all files, several at the same time."""
         self._wait(0)
         self._executor.shutdown()
+        large = [each for each in self.writers if each.buffered_bytes >= _LARGE_BYTES]
+        small = [each for each in self.writers if each.buffered_bytes < _LARGE_BYTES]
+        self._buffered = 0
+        _complete(large, _COMPLETED_AT_ONCE)
+        _complete(small, _SMALL_COMPLETED_AT_ONCE)
 
     def abandon(self) -> None:
         """Stop, after an error."""
@@ -335,6 +348,13 @@ class WriterPool:
         """Wait until at most so many row groups are in the encoder's hands; raise its error."""
         while self._waiting and (len(self._waiting) > most or self._waiting[0][0].done()):
             future, _ = self._waiting.pop(0)
+            future.result()
+
+
+def _complete(writers: Sequence[TableWriter], at_once: int) -> None:
+    """Write what the writers have buffered and complete their files; raise the first error."""
+    with ThreadPoolExecutor(at_once, thread_name_prefix="parquet") as executor:
+        for future in [executor.submit(each.complete) for each in writers]:
             future.result()
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import os
 import stat
+import threading
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest, Table
 from airflow_provider_pgoutput.capture.source.catalog import Server
 from airflow_provider_pgoutput.capture.staging import writers
-from airflow_provider_pgoutput.capture.staging.area import StagingArea
+from airflow_provider_pgoutput.capture.staging.area import StagedOutput, StagingArea, Written
 from airflow_provider_pgoutput.capture.staging.seal import find_sealed
 from airflow_provider_pgoutput.capture.staging.seal import seal as seal_at
 from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
@@ -103,6 +104,52 @@ def test_large_files_are_followed_by_another(
     assert [file.path for file in table.files] == [
         f"f/changes-0000{number}.parquet" for number in range(3)
     ]
+
+
+class _SlowStore(StagingArea):
+    """An area whose files become durable only when so many of them are at it at the same time."""
+
+    def __init__(self, staging_uri: str, together: int) -> None:
+        super().__init__(staging_uri)
+        self._together = threading.Barrier(together)
+
+    def create(self, relative: str) -> StagedOutput:
+        output = super().create(relative)
+        finish = output.finish
+
+        def wait_and_finish() -> Written:
+            self._together.wait(timeout=30)
+            return finish()
+
+        output.finish = wait_and_finish  # type: ignore[method-assign]
+        return output
+
+
+@pytest.mark.parametrize(("count", "rows_each"), [(8, 10), (2, 200_000)])
+def test_files_wait_for_a_slow_store_at_the_same_time(
+    tmp_path: Path, count: int, rows_each: int
+) -> None:
+    pool = WriterPool(64 << 20)
+    area = _SlowStore(str(tmp_path), together=count)
+    tables = [pool.add(writer(area, f"f{number}")) for number in range(count)]
+    for number, table in enumerate(tables):
+        pool.append(table, rows(number, rows_each))
+    pool.finish()
+    for number, table in enumerate(tables):
+        (file,) = table.files
+        assert file.min_commit_lsn == str(Lsn(number))
+        assert parquet.read_table(tmp_path / file.path).num_rows == file.rows == rows_each
+
+
+def test_a_file_that_cannot_be_completed_among_others_is_an_error(tmp_path: Path) -> None:
+    area = StagingArea(str(tmp_path))
+    pool = WriterPool(8 << 20)
+    for number in range(20):
+        pool.append(pool.add(writer(area, f"f{number}")), rows(0, 10))
+    area.create("f7/changes-00000.parquet").finish()
+    with pytest.raises(LakeUnavailable):
+        pool.finish()
+    pool.abandon()
 
 
 def test_an_existing_file_is_never_written_over(tmp_path: Path) -> None:
