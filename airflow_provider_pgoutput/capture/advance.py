@@ -21,6 +21,7 @@ from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     SlotNotFound,
     SourceChanged,
+    SourceError,
     SourceUnavailable,
 )
 
@@ -141,7 +142,15 @@ def move_slot(slot: MovableSlot, checkpoint_lsn: Lsn, system_identifier: str | N
         return confirmed
     check_written(server, checkpoint_lsn, slot_name)
     reach("advance.before_move")
-    reached = slot.move(checkpoint_lsn)
+    try:
+        reached = slot.move(checkpoint_lsn)
+    except SourceError:
+        # The server refuses to move a slot back: a later run was faster just now.
+        facts = slot.facts()
+        if facts is None or check_slot(facts, server, two_phase=True) < checkpoint_lsn:
+            raise
+        log.info("Slot %s was moved past %s meanwhile.", slot_name, checkpoint_lsn)
+        return check_slot(facts, server, two_phase=True)
     reach("advance.after_move")
     if reached < checkpoint_lsn:
         # It told of a later position a moment ago, so it was started again, or another one answers now. The

@@ -16,6 +16,7 @@ from airflow_provider_pgoutput.capture.positions import (
     begin_again,
     check_source,
     is_of_the_load,
+    last_batch,
     last_known,
 )
 from airflow_provider_pgoutput.capture.reading import stage_changes, stage_copies
@@ -46,7 +47,6 @@ from airflow_provider_pgoutput.capture.source.slot_care import warn_of_dangers
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.seal import (
     find_bridge,
-    find_ending,
     find_sealed,
     make_sure,
     warn_of_skipped,
@@ -374,14 +374,7 @@ class _Capture:
         return self._context.changes_of_membership(last.published)
 
     def _last_batch(self, checkpoint: Checkpoint) -> Manifest | None:
-        """The batch that the lake holds last; None: it is not in the staging area any more."""
-        return find_ending(
-            self._context.area,
-            self._request.slot_name,
-            checkpoint.system_identifier,
-            checkpoint.end_lsn,
-            checkpoint.batch_id,
-        )
+        return last_batch(self._context.area, self._request.slot_name, checkpoint)
 
     def _find_sealed(self, start: Lsn, past: Lsn | None = None) -> tuple[Manifest, str] | None:
         found = find_sealed(

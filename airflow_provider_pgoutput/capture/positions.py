@@ -70,15 +70,25 @@ def check_source(context: CaptureContext, checkpoint: Checkpoint) -> None:
     )
 
 
-def last_known(area: StagingArea, slot_name: str, checkpoint: Checkpoint) -> Manifest | None:
-    """The batch that the lake holds last, or else the newest before it that is there and can be read."""
+def last_batch(area: StagingArea, slot_name: str, checkpoint: Checkpoint) -> Manifest | None:
+    """The batch that the lake holds last; None: the staging area has it no more.
+
+    It was applied, so one that is damaged stands in nobody's way. In its place comes the newest before it
+    that can be read: what became of the publications since then is more than since the last, and no less.
+    """
     system, end = checkpoint.system_identifier, checkpoint.end_lsn
     try:
-        found = find_ending(area, slot_name, system, end, checkpoint.batch_id)
+        return find_ending(area, slot_name, system, end, checkpoint.batch_id)
     except BatchRefused as error:
         log.warning("A manifest that ends at the checkpoint cannot be read. %s", error)
-        found = None
-    return found or newest_readable(area, slot_name, system, end)
+        return newest_readable(area, slot_name, system, end)
+
+
+def last_known(area: StagingArea, slot_name: str, checkpoint: Checkpoint) -> Manifest | None:
+    """The batch that the lake holds last, or else the newest before it that is there and can be read."""
+    return last_batch(area, slot_name, checkpoint) or newest_readable(
+        area, slot_name, checkpoint.system_identifier, checkpoint.end_lsn
+    )
 
 
 def is_of_the_load(request: CaptureRequest, checkpoint: Checkpoint, last: Manifest | None) -> bool:

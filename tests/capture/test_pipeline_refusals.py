@@ -16,6 +16,7 @@ from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
 from airflow_provider_pgoutput.capture.request import SQL, WALSENDER, CaptureRequest
 from airflow_provider_pgoutput.capture.schema.policy import COPY
 from airflow_provider_pgoutput.capture.source import session as sessions
+from airflow_provider_pgoutput.capture.source.slot import create_slot
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     PgoutputError,
@@ -291,6 +292,37 @@ def test_advance_refuses_positions_that_are_none(source: Source) -> None:
     with pytest.raises(SlotNotFound):
         advance_slot(source.reader, "nobody_s_slot", first.end_lsn)
     assert source.confirmed() == str(first.end_lsn)
+
+
+class _OvertakenSlot(SlotOnServer):
+    """A slot that another run moves once it was looked at."""
+
+    def __init__(self, session: Any, source: Source, moved_to: Lsn) -> None:
+        super().__init__(session, source.reader, source.slot_name)
+        self._moved_to = moved_to
+
+    def move(self, lsn: Lsn) -> Lsn:
+        advance_slot(self._conninfo, self.slot_name, self._moved_to)
+        return super().move(lsn)
+
+
+def test_a_later_run_that_is_faster_is_no_error(source: Source) -> None:
+    first = source.stage()
+    source.execute("INSERT INTO t VALUES (1)")
+    second = source.stage(checkpoint=checkpoint_of(first))
+    source.execute("INSERT INTO t VALUES (2)")
+    third = source.stage(checkpoint=checkpoint_of(second))
+    with sessions.connect(source.reader) as session:
+        slot = _OvertakenSlot(session, source, third.end_lsn)
+        assert move_slot(slot, second.end_lsn, first.system_identifier) == third.end_lsn
+    assert source.confirmed() == str(third.end_lsn)
+
+
+def test_two_first_runs_that_make_the_slot_at_the_same_time(source: Source) -> None:
+    """The one that comes second is tried again, and finds what the other one made."""
+    source.make_slot()
+    with pytest.raises(SlotBusy, match="already exists"):
+        create_slot(source.reader, source.slot_name)
 
 
 class _FlushedFurther(SlotOnServer):

@@ -71,6 +71,12 @@ _MEANINGS = (
         errors.SlotBusy,
         "wait for the other reader to end, or end it; this package never terminates a backend.",
     ),
+    _Meaning(
+        "42710",
+        r"^replication slot \"",
+        errors.SlotBusy,
+        "nothing; another run made the slot just now, and the next attempt goes on from it.",
+    ),
     # A published table was dropped while the server listed them.
     _Meaning("XX000", "^could not open relation with OID", errors.SourceUnavailable, _LATER),
     _Meaning("55P03", "lock timeout", errors.SourceLocked, "see pg_locks and pg_prepared_xacts."),
@@ -104,6 +110,8 @@ _MEANINGS = (
         errors.MissingPrivilege,
         "GRANT USAGE ON SCHEMA <that schema> TO <role>; a copy needs it.",
     ),
+    # With old_snapshot_threshold, which version 17 no longer has.
+    _Meaning("72000", "", errors.SnapshotLost, _NEW_SNAPSHOT),
     _Meaning("22023", "^invalid snapshot identifier", errors.SnapshotLost, _NEW_SNAPSHOT),
     _Meaning("42704", r"^snapshot \"", errors.SnapshotLost, _NEW_SNAPSHOT),
     _Meaning(
@@ -147,6 +155,8 @@ _MEANINGS = (
     _Meaning("28", "", errors.ConfigurationError, "check user, password, TLS and pg_hba.conf."),
     _Meaning("3D000", "", errors.ConfigurationError, "check the database of the connection."),
     _Meaning("53400", "temp_file_limit", errors.TemporaryFilesFull, _NO_ROOM),
+    # The next attempt would fill the disk of the source again.
+    _Meaning("53100", "pgsql_tmp", errors.TemporaryFilesFull, _NO_ROOM),
     _Meaning(
         "53400", "", errors.ConfigurationError, "raise max_replication_slots or max_wal_senders."
     ),
@@ -169,8 +179,15 @@ _GONE = tuple(
 
 _REPLICATION_NEEDED = ("permission denied to start WAL sender", "replication role")
 
-#: Words of libpq when an encrypted connection breaks, which a later attempt makes anew.
-_BROKEN = (
+#: Words of what passes: an encrypted connection breaks, or a server has no room or is not there yet. With
+#: ``sslmode=prefer`` libpq tries again without TLS after these, and what that gets stands behind them.
+_PASSING = (
+    "too many clients",
+    "remaining connection slots",
+    "too many connections for",
+    "is starting up",
+    "is shutting down",
+    "is not yet accepting connections",
     "SSL SYSCALL error",
     "SSL connection has been closed",
     "unexpected eof",
@@ -186,6 +203,10 @@ _REFUSED = (
     "certificate",
     "SSL",
 )
+
+
+#: What a message quotes: hosts, databases and roles, whose names may hold any word.
+_QUOTED = re.compile(r"\"[^\"]*\"|'[^' ]*'")
 
 
 def meaning(
@@ -215,12 +236,13 @@ def meaning(
                 slot=slot,
                 advice="GRANT CONNECT ON DATABASE <it> TO <role>.",
             )
-        broken = any(words in message for words in _BROKEN)
-        if not broken and any(words in message for words in _REFUSED):
+        said = _QUOTED.sub("", message)
+        passing = any(words in said for words in _PASSING)
+        if not passing and any(words in said for words in _REFUSED):
             return errors.ConfigurationError(
                 f"The source refused the connection: {message}",
                 slot=slot,
-                advice=_VERIFY if re.search("certificate|SSL", message) else _CONNECT,
+                advice=_VERIFY if re.search("certificate|SSL", said) else _CONNECT,
             )
         return errors.SourceUnavailable(
             f"The source did not answer: {message}", slot=slot, advice=_LATER

@@ -66,14 +66,13 @@ class Cutting:
 
         :param restart: from where the server reads the WAL for it.
         """
-        width = max(self._width, low - restart)
+        width = max(self._width, low - restart, _BLOCK_BYTES)
         rest = self.target - low - width
         if rest < width // 4:
             # To get to so small a rest would cost more than to read it.
             return self.target
         # A cut inside the header of a WAL page would have the record behind it on both sides.
-        high = (low + width) // _BLOCK_BYTES * _BLOCK_BYTES
-        return high if high > low else low + width
+        return (low + width) // _BLOCK_BYTES * _BLOCK_BYTES
 
     @property
     def _width(self) -> int:

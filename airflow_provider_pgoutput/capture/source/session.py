@@ -37,10 +37,13 @@ LOCK_TIMEOUT_SECONDS = 60
 _PINNED_IF_KNOWN = {"transaction_timeout": "0"}
 
 
-def parameters(conninfo: str | Mapping[str, Any], **more: str | None) -> dict[str, Any]:
+def parameters(
+    conninfo: str | Mapping[str, Any], *, pinned: bool = True, **more: str | None
+) -> dict[str, Any]:
     """Connection parameters of libpq with the pinned settings among them.
 
     :param conninfo: a libpq connection string or URI, or its parameters.
+    :param pinned: False: without these settings, as others who connect so have it.
     :param more: parameters that win over those of ``conninfo``.
     :raises ConfigurationError: when ``conninfo`` cannot be parsed.
     """
@@ -50,12 +53,13 @@ def parameters(conninfo: str | Mapping[str, Any], **more: str | None) -> dict[st
             if isinstance(conninfo, str)
             else {name: value for name, value in conninfo.items() if value is not None}
         )
+    own = given.get("options")
     return {
         **liveness.DEFAULTS,
         **given,
         "application_name": given.get("application_name") or APPLICATION_NAME,
         "client_encoding": "UTF8",
-        "options": startup_options(given.get("options")),
+        "options": startup_options(own) if pinned else own or "",
         **{name: value for name, value in more.items() if value is not None},
     }
 

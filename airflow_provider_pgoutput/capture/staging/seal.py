@@ -133,7 +133,7 @@ def _longest(
         if best is not None and end < best[0].end_lsn:
             break
         path = f"{folder}/{name}"
-        manifest = Manifest.from_json(area.read(path))
+        manifest = _read(area, path, slot_name, end)
         if not accepts(manifest):
             continue
         if best is not None and len(manifest.skipped) <= len(best[0].skipped):
@@ -153,17 +153,39 @@ def find_ending(
     """A sealed batch that ends at ``end``: all of them know the same prepared transactions there.
 
     :param batch_id: only this one, because no other can stand for it; None: any.
-    :raises BatchRefused: when a manifest is damaged.
+    :raises BatchRefused: when a manifest that ends there is damaged, and none of the others will do.
     """
     folder = layout.manifest_folder(slot_name)
+    damaged: BatchRefused | None = None
     for name in reversed(area.names(folder)):
         positions = layout.parse_manifest_name(name)
-        if positions is not None and positions[1] == end:
-            manifest = Manifest.from_json(area.read(f"{folder}/{name}"))
-            wanted = batch_id is None or manifest.batch_id == batch_id
-            if manifest.system_identifier == system_identifier and wanted:
-                return manifest
+        if positions is None or positions[1] != end:
+            continue
+        try:
+            manifest = _read(area, f"{folder}/{name}", slot_name, end)
+        except BatchRefused as error:
+            damaged = error
+            continue
+        wanted = batch_id is None or manifest.batch_id == batch_id
+        if manifest.system_identifier == system_identifier and wanted:
+            return manifest
+    if damaged is not None:
+        raise damaged
     return None
+
+
+def _read(area: StagingArea, path: str, slot_name: str, end: Lsn) -> Manifest:
+    """A manifest; one that is damaged is named in the error."""
+    try:
+        return Manifest.from_json(area.read(path))
+    except BatchRefused as error:
+        raise BatchRefused(
+            f"{error.message} It is {area.uri(path)}.",
+            slot=slot_name,
+            lsn=end,
+            advice=f"{error.advice or 'bring the file back.'} Or, if nothing of the batch was applied and the"
+            " slot is not past its start, remove the file: the next run stages the batch again.",
+        ) from error
 
 
 def _has_files(area: StagingArea, manifest: Manifest, path: str) -> bool:

@@ -21,6 +21,7 @@ from airflow_provider_pgoutput.errors import (
     SnapshotLost,
     SourceError,
     SourceUnavailable,
+    TemporaryFilesFull,
     WrongSlot,
 )
 from tests.capture.pipeline_support import checkpoint_of
@@ -97,6 +98,14 @@ def test_every_pinned_setting_is_read_back(source: Source) -> None:
     ("sqlstate", "message", "error"),
     [
         ("55006", 'replication slot "s" is active for PID 7', SlotBusy),
+        ("42710", 'replication slot "s" already exists', SlotBusy),
+        ("72000", "snapshot too old", SnapshotLost),
+        ("53100", 'could not write to file "base/x": No space left on device', SourceUnavailable),
+        (
+            "53100",
+            'could not write to file "base/pgsql_tmp/pgsql_tmp7.0": No space left on device',
+            TemporaryFilesFull,
+        ),
         ("55000", 'can no longer access replication slot "s"', SlotLost),
         ("55000", 'can no longer get changes from replication slot "s"', SlotLost),
         ("55000", 'replication slot "s" was not created in this database', WrongSlot),
@@ -116,6 +125,16 @@ def test_every_pinned_setting_is_read_back(source: Source) -> None:
         (None, "SSL error: decryption failed or bad record mac", SourceUnavailable),
         (None, "SSL error: certificate verify failed", ConfigurationError),
         (None, 'FATAL: no pg_hba.conf entry for host "1.2.3.4"', ConfigurationError),
+        (None, "failed to resolve host 'certificates.invalid': [Errno -2]", SourceUnavailable),
+        (None, 'could not translate host name "SSL.invalid" to address', SourceUnavailable),
+        (None, 'FATAL: database "certificate" does not exist', ConfigurationError),
+        (None, 'FATAL: too many connections for database "certificates"', SourceUnavailable),
+        # Of a server that asks for TLS: with sslmode=prefer libpq tries again without it.
+        (
+            None,
+            "FATAL: sorry, too many clients already failed: FATAL: no pg_hba.conf entry, no encryption",
+            SourceUnavailable,
+        ),
     ],
 )
 def test_what_the_server_says_has_a_class(
@@ -172,6 +191,14 @@ def test_the_advice_for_what_the_server_cannot_stream(message: str) -> None:
     refused = meaning("XX000", message)
     assert type(refused) is DecodedTooEarly
     assert "set streaming to off" in str(refused)
+
+
+def test_a_session_that_is_not_pinned_keeps_the_connections_own_options() -> None:
+    """A proxy may go by them."""
+    given = {"host": "h", "options": "endpoint=e"}
+    assert sessions.parameters(given, pinned=False)["options"] == "endpoint=e"
+    assert sessions.parameters({"host": "h"}, pinned=False)["options"] == ""
+    assert sessions.parameters(given)["options"].startswith("endpoint=e -c ")
 
 
 def test_a_message_about_a_value_is_not_repeated() -> None:
