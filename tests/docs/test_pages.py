@@ -34,6 +34,21 @@ def test_links_lead_somewhere(name: str) -> None:
     assert [each for each in inner if not (page.parent / each).exists()] == []
 
 
+def anchors(page: Path) -> set[str]:
+    """What the headings of a page are called in links, as GitHub makes it."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_anchors_lead_to_a_heading(name: str) -> None:
+    page = ROOT / name
+    targets = re.findall(r"\]\(([^)#:\s]*)#([^)\s]+)\)", page.read_text())
+    pages = [(page.parent / each if each else page, anchor) for each, anchor in targets]
+    assert [each for each in pages if each[1] not in anchors(each[0])] == []
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_make_targets_exist(name: str) -> None:
     makefile = (ROOT / "Makefile").read_text()

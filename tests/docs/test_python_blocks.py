@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_pgoutput.batch.plan import Plan
 from airflow_provider_pgoutput.quickstart.spark import LocalLake
 
 ROOT = Path(__file__).parents[2]
@@ -47,18 +48,45 @@ def test_every_block_is_run_by_a_test() -> None:
     assert BLOCKS.keys() == WITH_DAG.keys() | OTHERS
 
 
+def load(block: str, folder: Path) -> Any:
+    """The DAG of a block, by way of a DAG file."""
+    from airflow.dag_processing.dagbag import DagBag
+
+    (folder / "block.py").write_text(block)
+    bag = DagBag(dag_folder=str(folder))
+    assert bag.import_errors == {}
+    (dag,) = bag.dags.values()
+    return dag
+
+
 @pytest.mark.airflow
 @pytest.mark.parametrize("name", WITH_DAG)
 def test_a_dag_can_be_loaded(airflow_home: Path, tmp_path: Path, name: str) -> None:
-    from airflow.dag_processing.dagbag import DagBag
-
-    (tmp_path / "block.py").write_text(WITH_DAG[name])
-    bag = DagBag(dag_folder=str(tmp_path))
-    assert bag.import_errors == {}
-    (dag,) = bag.dags.values()
+    dag = load(WITH_DAG[name], tmp_path)
     assert len(dag.tasks) > 0
-    # Airflow's default is none, and each page says that tasks are retried.
+    # Airflow's default is none, and the pages say that tasks are retried.
     assert [task.task_id for task in dag.tasks if not task.retries] == []
+
+
+@pytest.mark.airflow
+def test_the_options_of_the_tables_are_taken(airflow_home: Path, tmp_path: Path) -> None:
+    from airflow_provider_pgoutput.operators.plan_options import plan_fields, table_options
+
+    dag = load(WITH_DAG["docs/apply.md:1"], tmp_path)
+    task = dag.get_task("pgoutput_to_iceberg.apply")
+    plan = Plan(
+        "m",
+        "s",
+        "lake",
+        task.namespace,
+        tables=table_options(task.tables),
+        metadata_columns=tuple(task.metadata_columns),
+        **plan_fields(task.plan_options),
+    )
+    plan.check()
+    assert plan.target_name("sales", "orders") == "orders_of_sales"
+    assert plan.target_name("sales", "others") == "sales__others"
+    assert plan.target_name("public", "orders") == "orders"
 
 
 def test_the_dag_of_the_readme_is_the_whole_pipeline() -> None:
