@@ -9,6 +9,8 @@ Pause the pipeline's own DAG while tables are rebuilt in place. Into another nam
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from airflow.sdk import DAG, Param
 
 from airflow_provider_pgoutput.operators.replay import PgoutputReplayOperator
@@ -22,6 +24,7 @@ with DAG(
     schedule=None,
     catchup=False,
     max_active_runs=1,
+    default_args={"retries": 1, "retry_delay": timedelta(minutes=5)},
     tags=["cdc", "postgresql", "iceberg"],
     params={
         "slot_name": Param(

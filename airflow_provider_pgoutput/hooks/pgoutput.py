@@ -37,9 +37,13 @@ SELECT p.pubname, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtr
   FROM pg_catalog.pg_publication AS p WHERE p.pubname = ANY(%s) ORDER BY p.pubname
 """
 
+# RDS and Aurora give the right by membership in a role, and leave the attribute to themselves:
+# https://docs.aws.amazon.com/AmazonRDS/latest/UserGuide/PostgreSQL.Concepts.General.FeatureSupport.LogicalReplication.html
 _ABILITIES_SQL = """
 SELECT pg_catalog.current_setting('server_version'), pg_catalog.current_setting('wal_level'),
        r.rolreplication OR r.rolsuper
+       OR EXISTS (SELECT FROM pg_catalog.pg_roles AS given
+                   WHERE given.rolname = 'rds_replication' AND pg_catalog.pg_has_role(given.oid, 'MEMBER'))
   FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user
 """
 
@@ -180,7 +184,10 @@ class PgoutputHook(BaseHook):
         return tuple(PublicationFacts(*row) for row in rows)
 
     def test_connection(self) -> tuple[bool, str]:
-        """Say whether this source can be captured with this connection."""
+        """Say whether the source has ``wal_level=logical`` and lets this role replicate.
+
+        Rights on tables are not looked at: a run does that before it makes a slot for a copy.
+        """
         try:
             ((version, wal_level, may_replicate),) = self._query(_ABILITIES_SQL)
         except PgoutputError as error:
@@ -188,5 +195,8 @@ class PgoutputHook(BaseHook):
         if wal_level != "logical":
             return False, f"PostgreSQL {version} has wal_level={wal_level}; set it to logical."
         if not may_replicate:
-            return False, "The role lacks REPLICATION: ALTER ROLE ... REPLICATION."
+            return False, (
+                "The role lacks REPLICATION: ALTER ROLE ... REPLICATION, or on RDS and Aurora"
+                " GRANT rds_replication TO ..."
+            )
         return True, f"PostgreSQL {version}, wal_level=logical, the role may replicate."

@@ -37,8 +37,9 @@ class PgoutputApplyOperator(SparkApplyOperator):
     ``SparkApplyOperator``.
 
     :param batch: the batch as ``PgoutputStageOperator`` returned it. (templated)
-    :param tables: options of single tables, ``{"schema.table": {"target": ..., "mode": ...,
-        "properties": {...}, "partitioned_by": [...]}}``. (templated)
+    :param tables: options of single tables by their names at the source, ``{"schema.table": {"target": ...,
+        "mode": ..., "properties": {...}, "partitioned_by": [...], "type_changes": ...}}``; see
+        ``docs/apply.md``. (templated)
     """
 
     template_fields: Sequence[str] = (*SparkApplyOperator.template_fields, "batch", "tables")

@@ -43,10 +43,12 @@ class CopyingOperator(BaseOperator):
     """What an operator that copies tables has to know of Spark.
 
     :param copy_engine: ``worker``: this task copies all tables. ``spark``: a Spark job copies the large ones,
-        in the snapshot that this task holds; see ``docs/spark_copy.md``.
-    :param spark_conn_id: the Spark cluster of such a job, a connection of type ``spark``.
-    :param spark_copy_from_bytes: tables that take at least so many bytes on the server's disk are large.
+        in the snapshot that this task holds; see ``docs/spark_copy.md``. (templated)
+    :param spark_conn_id: the Spark cluster of such a job, a connection of type ``spark``. (templated)
+    :param spark_copy_from_bytes: tables that take at least so many bytes on the server's disk are large;
+        None: 64 GiB. (templated)
     :param spark_copy_conf: Spark configuration of the job. It is on a command line, so no place for secrets.
+        (templated)
     """
 
     template_fields: Sequence[str] = (

@@ -36,7 +36,7 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
     :param compact_options: options of ``rewrite_data_files``, as text:
         ``{"min-input-files": "2", "target-file-size-bytes": "268435456"}``. (templated)
     :param snapshot_retention: how far back a table can be read at least; None: no snapshot is expired. A
-        snapshot with a tag stays as long as the tag, see ``tag_retention_days`` of ``Plan``.
+        snapshot with a tag stays as long as the tag, see ``tag_retention_days`` in ``docs/apply.md``.
     :param keep_snapshots: how many snapshots stay at least.
     :param orphan_retention: how old a file in a table's folders is that no snapshot names when it is removed,
         a day at least; None: none is removed. Only for tables whose folders are theirs alone.

@@ -46,6 +46,7 @@ class LakeJobOperator(SparkSubmitOperator):
         by a private properties file. (templated)
     :param catalog_name: name of the catalog, when it is not named like its connection. (templated)
     :param conn_id: the Spark cluster, a connection of type ``spark``. (templated)
+    :param name: name of the Spark application. (templated)
     """
 
     template_fields: Sequence[str] = (
@@ -169,10 +170,12 @@ class SparkApplyOperator(LakeJobOperator):
 
     :param mode: ``upsert`` keeps tables as they are at the source, ``change_log`` appends every change.
         (templated)
-    :param metadata_columns: metadata columns that tables in upsert mode carry. (templated)
+    :param metadata_columns: metadata columns that tables in upsert mode carry, ``["_pgoutput_commit_lsn"]``;
+        see ``docs/apply.md``. A change log has all of them. (templated)
     :param soft_delete: keep deleted rows, marked. (templated)
-    :param plan_options: further fields of ``Plan``: ``format_version``, ``write_mode``,
-        ``tag_retention_days``, ``parallel_tables``, ``type_changes``, ``drop_columns``. (templated)
+    :param plan_options: ``format_version``, ``write_mode``, ``tag_retention_days``, ``parallel_tables``,
+        ``type_changes``, ``drop_columns``, ``{"write_mode": "copy-on-write"}``; see ``docs/apply.md``.
+        (templated)
     """
 
     template_fields: Sequence[str] = (

@@ -79,7 +79,8 @@ class PgoutputStageOperator(CopyingOperator):
     :param skip_lsns: commit LSNs of transactions to leave out, ``["16/B374D848"]``, because the run fails at
         something in them. The lake lacks their changes then; log, XCom and checkpoint table say so.
     :param copy_tables: tables to copy again in this run, ``["schema.table"]``, whatever the lake holds.
-    :param value_policy: what to do with values that their column cannot hold, see ``docs/types.md``.
+    :param value_policy: what to do with values that their column cannot hold, ``{"decimal": "fail"}``; see
+        ``docs/types.md``.
     :param type_options: what becomes of kinds of types, ``{"numeric": "decimal(38,9)", "uuid": "uuid"}``; see
         ``docs/types.md``. A table's columns keep the types that they got first.
     :param column_types: the same for columns, ``{"schema.table.column": "string"}``.
@@ -93,8 +94,8 @@ class PgoutputStageOperator(CopyingOperator):
     :param unsure_columns: what is done about values of which neither the stream nor the catalog tells whether
         they are a dropped column's or those of the one that took its place: ``fail``, ``copy`` (the table is
         copied again) or ``warn`` (they are the newer column's).
-    :param memory_mib: memory for decoding and writing, in MiB.
-    :param copy_connections: tables or parts of tables copied at the same time.
+    :param memory_mib: memory for decoding and writing, in MiB, 8 at least; None: 256.
+    :param copy_connections: tables or parts of tables copied at the same time; None: 2.
 
     For ``copy_engine``, ``spark_conn_id``, ``spark_copy_from_bytes`` and ``spark_copy_conf`` see
     ``CopyingOperator``.

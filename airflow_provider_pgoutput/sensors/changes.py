@@ -39,7 +39,8 @@ class PgoutputChangesSensor(BaseSensorOperator):
     :param max_interval: the longest wait while there is any lag, in seconds or as ``timedelta``.
     :param on_slot_lost: as of the stage operator: ``fail``, or ``copy``, for which a lost slot is ready.
         (templated)
-    :param deferrable: wait in the triggerer instead of a worker.
+    :param deferrable: wait in the triggerer instead of a worker; the default is Airflow's setting
+        ``[operators] default_deferrable``.
     """
 
     template_fields: Sequence[str] = (

@@ -250,6 +250,26 @@ def test_the_test_button_says_what_is_missing(
     assert CANARY not in message
 
 
+@pytest.mark.postgres
+def test_a_role_that_may_replicate_by_membership_as_on_rds_is_not_reported_as_lacking_it(
+    source: Session, set_connection: Define
+) -> None:
+    source.execute("CREATE ROLE rds_replication; CREATE ROLE team IN ROLE rds_replication")
+    source.execute("CREATE ROLE member LOGIN PASSWORD 'word'")
+    try:
+        body = json.loads(_environment_connection())
+        set_connection("member", {**body, "login": "member", "password": "word"})
+        ok, message = PgoutputHook("member").test_connection()
+        assert not ok
+        assert "rds_replication" in message
+        source.execute("GRANT team TO member")
+        ok, message = PgoutputHook("member").test_connection()
+        assert ok
+        assert "may replicate" in message
+    finally:
+        source.execute("DROP ROLE member, team, rds_replication")
+
+
 def _environment_connection() -> str:
     import os
 

@@ -1,6 +1,8 @@
-"""What the pages say can be followed: links lead somewhere, commands exist, Python code runs or compiles."""
+"""What the pages say can be followed: links lead somewhere, commands and files exist.
 
-import ast
+What is not here: the Python code of the pages (``test_python_blocks.py``).
+"""
+
 import importlib.util
 import re
 import subprocess
@@ -32,6 +34,21 @@ def test_links_lead_somewhere(name: str) -> None:
     assert [each for each in inner if not (page.parent / each).exists()] == []
 
 
+def anchors(page: Path) -> set[str]:
+    """What the headings of a page are called in links, as GitHub makes it."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_anchors_lead_to_a_heading(name: str) -> None:
+    page = ROOT / name
+    targets = re.findall(r"\]\(([^)#:\s]*)#([^)\s]+)\)", page.read_text())
+    pages = [(page.parent / each if each else page, anchor) for each, anchor in targets]
+    assert [each for each in pages if each[1] not in anchors(each[0])] == []
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_make_targets_exist(name: str) -> None:
     makefile = (ROOT / "Makefile").read_text()
@@ -60,12 +77,6 @@ def test_files_of_the_package_that_are_named_exist(name: str) -> None:
     assert [each for each in kept if not (ROOT / each).exists()] == []
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_python_blocks_compile(name: str) -> None:
-    for block in blocks(ROOT / name, "python"):
-        ast.parse(block)
-
-
 def test_make_without_a_target_lists_the_targets() -> None:
     shown = subprocess.run(
         ["make", "--no-print-directory"], cwd=ROOT, check=True, capture_output=True, text=True
@@ -77,14 +88,3 @@ def test_make_without_a_target_lists_the_targets() -> None:
 def test_the_readme_begins_with_the_two_commands() -> None:
     first = blocks(ROOT / "README.md", "")[0]
     assert [line.split("#")[0].strip() for line in first.splitlines()] == ["make demo", "make test"]
-
-
-@pytest.mark.airflow
-def test_the_dag_of_the_readme_can_be_loaded(airflow_home: Path, tmp_path: Path) -> None:
-    from airflow.dag_processing.dagbag import DagBag
-
-    (block,) = blocks(ROOT / "README.md", "python")
-    (tmp_path / "readme.py").write_text(block)
-    bag = DagBag(dag_folder=str(tmp_path))
-    assert bag.import_errors == {}
-    assert [dag.dag_id for dag in bag.dags.values()] == ["shop_to_lake"]

@@ -1,0 +1,200 @@
+"""docs/arguments.md has every argument, as the docstrings describe it, with the default that the code has.
+
+``python -m tests.docs.test_arguments_page`` draws it anew. The options inside of ``tables`` and
+``plan_options`` are in docs/apply.md by hand; that all are there is tested here, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_pgoutput.batch.plan import (
+    METADATA_COLUMNS,
+    Plan,
+    TableOptions,
+    is_partition_transform,
+)
+from airflow_provider_pgoutput.capture.request import CaptureRequest
+from airflow_provider_pgoutput.provider_info import get_provider_info
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "arguments.md"
+START = "<!-- drawn by tests/docs/test_arguments_page.py from the docstrings -->"
+END = "<!-- end of the drawing -->"
+PACKAGE = "airflow_provider_pgoutput"
+
+_PARAMETER = re.compile(r"^ *:param (\w+): (.*?)(?=^ *:param |^ *$|\Z)", re.MULTILINE | re.DOTALL)
+_TEMPLATED = re.compile(r"\s*\(templated\)")
+#: The sentence in place of a mark at each argument.
+_ALL_TEMPLATED = "All arguments are templated"
+
+
+def doors() -> list[type]:
+    """The operators, the sensor and the trigger that the provider names."""
+    info = get_provider_info()
+    modules = [
+        importlib.import_module(name)
+        for kind in ("operators", "sensors", "triggers")
+        for entry in info[kind]
+        for name in entry["python-modules"]
+    ]
+    return [
+        each
+        for module in modules
+        for name, each in inspect.getmembers(module, inspect.isclass)
+        if each.__module__ == module.__name__ and name.startswith("Pgoutput")
+    ]
+
+
+def described() -> list[Any]:
+    """What has arguments of its own: the task group, and the doors after the bases that they share."""
+    from airflow_provider_pgoutput.task_groups.pipeline import pgoutput_to_iceberg
+
+    found: list[Any] = [pgoutput_to_iceberg]
+    for door in doors():
+        ours = [each for each in door.__mro__ if each.__module__.startswith(PACKAGE)]
+        found += [each for each in reversed(ours) if each not in found]
+    return found
+
+
+def signature(door: Any) -> dict[str, inspect.Parameter]:
+    """The arguments that a class or function adds."""
+    function: Callable[..., Any] = door.__init__ if inspect.isclass(door) else door
+    parameters = inspect.signature(function).parameters
+    return {n: p for n, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def meanings(door: Any) -> dict[str, str]:
+    """The docstring's text of each argument, on one line."""
+    text = inspect.getdoc(door) or ""
+    return {found[1]: " ".join(found[2].split()) for found in _PARAMETER.finditer(text)}
+
+
+def is_templated(door: Any, name: str) -> bool:
+    if not inspect.isclass(door):
+        return "(templated)" in meanings(door)[name]
+    return name in getattr(door, "template_fields", ())
+
+
+def markdown(text: str) -> str:
+    """A docstring's text in Markdown, without the mark that has a column of its own."""
+    linked = re.sub(r"``docs/(\w+\.md)``", r"[\1](\1)", _TEMPLATED.sub("", text))
+    return linked.replace("``", "`").replace("|", "\\|")
+
+
+def default_of(parameter: inspect.Parameter) -> str:
+    if parameter.default is inspect.Parameter.empty:
+        return "required"
+    return f"`{parameter.default!r}`".replace("datetime.", "")
+
+
+def bases(door: Any) -> Iterator[str]:
+    """Links to the sections of the bases whose arguments it has, too."""
+    for each in door.__mro__[1:] if inspect.isclass(door) else ():
+        if each.__module__.startswith(PACKAGE):
+            yield f"[`{each.__name__}`](#{each.__name__.lower()})"
+
+
+def section(door: Any) -> str:
+    lines = [f"## {door.__name__}", "", f"From `{door.__module__}`."]
+    if inherited := list(bases(door)):
+        lines[-1] += f" Also those of {' and '.join(inherited)}."
+    lines += ["", "| argument | default | templated | meaning |", "|---|---|---|---|"]
+    texts = meanings(door)
+    lines += [
+        f"| `{name}` | {default_of(parameter)} | {'yes' if is_templated(door, name) else ''} |"
+        f" {markdown(texts[name])} |"
+        for name, parameter in signature(door).items()
+    ]
+    return "\n".join(lines)
+
+
+def drawn(page: str) -> str:
+    """The page with the drawing of today."""
+    before, _, rest = page.partition(START)
+    _, _, after = rest.partition(END)
+    body = "\n\n".join(map(section, described()))
+    return f"{before}{START}\n\n{body}\n\n{END}{after}"
+
+
+@pytest.mark.airflow
+def test_every_argument_has_a_line_in_its_docstring(airflow_home: Path) -> None:
+    assert len(doors()) >= 9
+    for door in described():
+        assert list(meanings(door)) == list(signature(door)), door
+
+
+@pytest.mark.airflow
+def test_the_docstrings_say_what_is_templated(airflow_home: Path) -> None:
+    for door in filter(inspect.isclass, described()):
+        everything = _ALL_TEMPLATED in (door.__doc__ or "")
+        for name, text in meanings(door).items():
+            said = everything or "(templated)" in text
+            assert said == is_templated(door, name), (door, name)
+
+
+@pytest.mark.airflow
+def test_the_page_has_the_arguments_of_the_code(airflow_home: Path) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert START in page
+    assert END in page
+    assert page == drawn(page), "run python -m tests.docs.test_arguments_page"
+
+
+@pytest.mark.airflow
+def test_a_number_that_is_chosen_for_none_is_the_one_that_is_told(airflow_home: Path) -> None:
+    from airflow_provider_pgoutput.operators.copying import FROM_BYTES, CopyingOperator
+    from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
+
+    chosen = {each.name: each.default for each in dataclasses.fields(CaptureRequest)}
+    told = meanings(PgoutputStageOperator)
+    for name in ("memory_mib", "copy_connections"):
+        assert told[name].endswith(f"None: {chosen[name]}.")
+    assert f"None: {FROM_BYTES >> 30} GiB." in meanings(CopyingOperator)["spark_copy_from_bytes"]
+
+
+def rows_of(first: str) -> dict[str, list[str]]:
+    """The rows of the table in docs/apply.md whose heading begins so, by the name in the first cell."""
+    table = (DOCS / "apply.md").read_text().partition(f"\n| {first} |")[2].partition("\n\n")[0]
+    cells = [[each.strip() for each in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    return {row[0].strip("`"): row[1:] for row in cells}
+
+
+def test_every_option_of_a_table_is_described() -> None:
+    assert list(rows_of("option of `tables`")) == [
+        each.name for each in dataclasses.fields(TableOptions)
+    ]
+
+
+def test_every_option_of_a_plan_is_described_with_its_default() -> None:
+    from airflow_provider_pgoutput.operators.plan_options import _FIELDS
+
+    defaults = {each.name: each.default for each in dataclasses.fields(Plan)}
+    rows = rows_of("option of `plan_options`")
+    assert rows.keys() == _FIELDS.keys()
+    for name, (_, default) in rows.items():
+        assert default.partition(":")[0] == f"`{defaults[name]}`"
+
+
+def test_every_metadata_column_is_described_with_its_type() -> None:
+    assert {name: row[0].strip("`") for name, row in rows_of("column").items()} == METADATA_COLUMNS
+
+
+def test_the_partition_transforms_are_taken() -> None:
+    shown = [name for cell in rows_of("in `partitioned_by`") for name in re.split("`, `", cell)]
+    assert len(shown) == 7
+    assert [each for each in (*shown, "days(`made at`)") if not is_partition_transform(each)] == []
+
+
+if __name__ == "__main__":
+    PAGE.write_text(drawn(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,119 @@
+"""Every Python block of the pages runs, alone, as somebody who copies it would run it.
+
+A block with a DAG is loaded as a DAG file, by Airflow: its operators are made, not run. Any other one is
+executed with what its page says it is given. What is not here: all else on the pages (``test_pages.py``).
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_pgoutput.batch.plan import Plan
+from airflow_provider_pgoutput.quickstart.spark import LocalLake
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+_BLOCK = re.compile(r"^( *)```(?:python|py)\b[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+
+
+def python_blocks() -> dict[str, str]:
+    """The blocks of all pages, by ``page:number``."""
+    return {
+        f"{page.relative_to(ROOT)}:{number}": textwrap.dedent(found[2])
+        for page in PAGES
+        for number, found in enumerate(_BLOCK.finditer(page.read_text()), start=1)
+    }
+
+
+BLOCKS = python_blocks()
+WITH_DAG = {name: block for name, block in BLOCKS.items() if "DAG(" in block}
+#: They need something to work on; each has a test of its own below.
+OTHERS = {"docs/protocol.md:1", "docs/quickstart.md:1"}
+
+
+def run(name: str, block: str, **given: Any) -> dict[str, Any]:
+    """Execute a block; what it left."""
+    namespace: dict[str, Any] = {"__name__": "page", **given}
+    exec(compile(block, name, "exec"), namespace)  # noqa: S102
+    return namespace
+
+
+def test_every_block_is_run_by_a_test() -> None:
+    assert len(WITH_DAG) >= 8
+    assert BLOCKS.keys() == WITH_DAG.keys() | OTHERS
+
+
+def load(block: str, folder: Path) -> Any:
+    """The DAG of a block, by way of a DAG file."""
+    from airflow.dag_processing.dagbag import DagBag
+
+    (folder / "block.py").write_text(block)
+    bag = DagBag(dag_folder=str(folder))
+    assert bag.import_errors == {}
+    (dag,) = bag.dags.values()
+    return dag
+
+
+@pytest.mark.airflow
+@pytest.mark.parametrize("name", WITH_DAG)
+def test_a_dag_can_be_loaded(airflow_home: Path, tmp_path: Path, name: str) -> None:
+    dag = load(WITH_DAG[name], tmp_path)
+    assert len(dag.tasks) > 0
+    # Airflow's default is none, and the pages say that tasks are retried.
+    assert [task.task_id for task in dag.tasks if not task.retries] == []
+
+
+@pytest.mark.airflow
+def test_the_options_of_the_tables_are_taken(airflow_home: Path, tmp_path: Path) -> None:
+    from airflow_provider_pgoutput.operators.plan_options import plan_fields, table_options
+
+    dag = load(WITH_DAG["docs/apply.md:1"], tmp_path)
+    task = dag.get_task("pgoutput_to_iceberg.apply")
+    plan = Plan(
+        "m",
+        "s",
+        "lake",
+        task.namespace,
+        tables=table_options(task.tables),
+        metadata_columns=tuple(task.metadata_columns),
+        **plan_fields(task.plan_options),
+    )
+    plan.check()
+    assert plan.target_name("sales", "orders") == "orders_of_sales"
+    assert plan.target_name("sales", "others") == "sales__others"
+    assert plan.target_name("public", "orders") == "orders"
+
+
+def test_the_dag_of_the_readme_is_the_whole_pipeline() -> None:
+    assert [name for name in WITH_DAG if name.startswith("README")] == ["README.md:1"]
+    assert "pgoutput_to_iceberg(" in WITH_DAG["README.md:1"]
+
+
+def test_the_decoder_decodes_what_a_server_sent(capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.capture.pgoutput import support
+
+    bodies = support.newest_bodies("iud")
+    name = "docs/protocol.md:1"
+    left = run(name, BLOCKS[name], chunks=[support.chunk_of(bodies)], start_lsn=None, end_lsn=None)
+    assert left["decoder"].transactions > 0
+    assert "Relation(" in capsys.readouterr().out
+
+
+def test_pyiceberg_reads_the_demos_lake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import pyarrow as pa
+    from pyiceberg.catalog import load_catalog
+
+    name = "docs/quickstart.md:1"
+    lake = LocalLake(tmp_path / ".quickstart" / "demo" / "lake").create()
+    catalog = load_catalog("lake", **lake.pyiceberg_properties())
+    catalog.create_namespace("shop")
+    rows = pa.table({"bid": [7]})
+    catalog.create_table("shop.pgbench_branches", schema=rows.schema).append(rows)
+    catalog.close()
+    run(name, BLOCKS[name].replace("/path/to/checkout", str(tmp_path)))
+    assert "bid: [[7]]" in capsys.readouterr().out
