@@ -1,10 +1,11 @@
-"""Folds rows that moved to another key while a value was left out as unchanged TOAST.
+"""Finds what is known of rows that moved to another key while a value was left out as unchanged TOAST.
 
-The value is the one the row had under its old key, where it may have come from yet another key.
-For each column, an *anchor* of a key is an event that settles the value: a put that holds it, or an
-arrival that does not and so points to the anchor of the old key before the move, or past it, to the
-row in the target under the old key. Pointers to pointers are followed by doubling: a row that moved a
-thousand times takes ten joins. Only rows that moved without the value take part in them.
+The value is the one the row had under its old key, where it may have come from yet another key. The
+events of a key are cut into *stays*, each of one row: a stay begins when a row comes to be there, and one
+that begins without all values goes on with the stay that the row left. The stays of one row are a *life*,
+named after the first of them; known of a row is the newest value in its life so far. Pointers from stay to
+stay are followed by doubling: a row that moved a thousand times takes ten joins. Only moves without all
+values take part in them, and all columns share them.
 """
 
 from __future__ import annotations
@@ -14,102 +15,95 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from airflow_provider_pgoutput.apply.events import LEADING, LIVE, MOVED, left_out, source_key
-from airflow_provider_pgoutput.apply.names import Sql, quote
+from airflow_provider_pgoutput.apply.events import (
+    HELD_UNDER,
+    LEADING,
+    LIVE,
+    MOVED,
+    known,
+    leaves_some_out,
+    left_out,
+)
 from airflow_provider_pgoutput.batch import changes as staged
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, WindowSpec
 
     from airflow_provider_pgoutput.apply.versions import Segment
 
 #: Each join doubles the length of the chains that are settled: 2**40 moves of one row.
 _MAX_JOINS = 40
 _AT = (staged.COMMIT_LSN, staged.SEQ)
+#: Key, and position of the change that began it; no position: the row was there before the batch.
+_STAY = "stay"
+_BEGINS, _IS_NEWEST, _LIFE = "begins", "is_newest", "life"
 
 
-def _anchor(i: int) -> Sql:
-    return Sql(f"anchor{i}")
-
-
-def fold_chains(
-    rows: DataFrame, segment: Segment, missing: tuple[int, ...], keep_gone: bool
-) -> DataFrame:
-    """Fold events; see ``fold.py`` for the columns of both frames."""
-    in_order = Window.partitionBy(*segment.key_names).orderBy(*_AT, LIVE)
-    so_far = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    newest_first = Window.partitionBy(*segment.key_names).orderBy(
-        *(F.col(name).desc() for name in (*_AT, LIVE))
-    )
+def newest(rows: DataFrame, segment: Segment, missing: tuple[int, ...]) -> DataFrame:
+    """The newest event of each key, and what is known of its row then; see ``fold.py`` for both frames."""
+    rows = _with_stays(rows, segment)
+    links = _follow(_links(rows, segment))
+    goes_on = F.expr(f"{_STAY}.lsn = link_lsn AND {_STAY}.seq = link_seq")
+    rows = rows.join(links, goes_on, "left")
+    rows = rows.withColumn(_LIFE, F.expr(f"coalesce(before, {_STAY})"))
+    so_far = _so_far(_in_order(_LIFE))
+    newest_known = []
     for i in missing:
-        known = f"NOT {left_out(segment, i)}"
-        here = f"struct({known} AS known, {staged.COMMIT_LSN} AS lsn, {staged.SEQ} AS seq)"
-        settles = f"CASE WHEN {LIVE} AND ({known} OR {MOVED}) THEN {here} END"
-        rows = rows.withColumn(_anchor(i), F.last(F.expr(settles), ignorenulls=True).over(so_far))
-    rows = rows.withColumn("age", F.row_number().over(newest_first)).localCheckpoint()
-    folded = rows.where("age = 1")
-    for i in missing:
-        folded = _settle(folded, rows, segment, i, keep_gone)
-    values = [staged.new(i) for i in range(len(segment.columns)) if i not in segment.key]
-    sources = [source_key(i) for i in missing]
-    return folded.select(*segment.key_names, LIVE, *LEADING, *values, *sources)
+        here = f"CASE WHEN {LIVE} AND NOT {left_out(segment, i)} THEN struct({staged.new(i)}) END"
+        newest_known.append(F.last(F.expr(here), ignorenulls=True).over(so_far).alias(known(i)))
+    others = [staged.new(i) for i in range(len(segment.columns)) if i not in missing]
+    held_under = F.col(_LIFE)["key"].alias(HELD_UNDER)
+    told = rows.select(*others, LIVE, *LEADING, _IS_NEWEST, held_under, *newest_known)
+    return told.where(_IS_NEWEST).drop(_IS_NEWEST)
 
 
-def _settle(
-    folded: DataFrame, rows: DataFrame, segment: Segment, i: int, keep_gone: bool
-) -> DataFrame:
-    """Give column ``i`` of the folded rows its value, or the key of the target row that has it."""
-    links = _follow(_links(rows, segment, i))
-    found = folded.alias("f").join(
-        links.alias("l"),
-        F.expr(
-            f"NOT f.{_anchor(i)}.known AND f.{_anchor(i)}.lsn = l.lsn AND f.{_anchor(i)}.seq = l.seq"
-        ),
-        "left",
-    )
-    own_key = f"struct({', '.join(f'f.{name}' for name in segment.key_names)})"
-    unwanted = "false" if keep_gone else f"NOT f.{LIVE}"
-    source = (
-        f"CASE WHEN {unwanted} OR f.{_anchor(i)}.known THEN NULL"
-        f" WHEN f.{_anchor(i)} IS NULL THEN {own_key}"
-        f" WHEN l.next IS NULL THEN l.old_key END AS {source_key(i)}"
-    )
-    place = f"CASE WHEN f.{_anchor(i)}.known THEN f.{_anchor(i)} ELSE l.next END AS place"
-    others = [f"f.{quote(name)}" for name in folded.columns if name != staged.new(i)]
-    settled = found.selectExpr(*others, source, place)
-    held = rows.where(f"{LIVE} AND NOT {left_out(segment, i)}").selectExpr(
-        f"{staged.COMMIT_LSN} AS held_lsn", f"{staged.SEQ} AS held_seq", staged.new(i)
-    )
-    same_place = F.expr("place.lsn = held_lsn AND place.seq = held_seq")
-    return settled.join(held, same_place, "left").drop("held_lsn", "held_seq", "place")
+def _with_stays(rows: DataFrame, segment: Segment) -> DataFrame:
+    """The events with the stay that each is part of; what removes a row is part of the stay that it ends."""
+    in_order = _in_order(*segment.key_names)
+    # A row that is changed after it was removed is another one: of a partition that was attached, say.
+    was_gone = ~F.coalesce(F.lag(LIVE).over(in_order), F.lit(True))
+    comes = F.expr(f"{MOVED} OR {staged.OP} = '{staged.INSERT}'")
+    rows = rows.withColumn(_BEGINS, F.col(LIVE) & (comes | was_gone))
+    begins = F.expr(f"CASE WHEN {_BEGINS} THEN struct({', '.join(_AT)}) END")
+    begun = F.last(begins, ignorenulls=True).over(_so_far(in_order))
+    key = F.struct(*segment.key_names).alias("key")
+    stay = F.struct(key, begun[staged.COMMIT_LSN].alias("lsn"), begun[staged.SEQ].alias("seq"))
+    is_newest = F.lead(LIVE).over(in_order).isNull()
+    return rows.withColumns({_STAY: stay, _IS_NEWEST: is_newest}).drop(_BEGINS)
 
 
-def _links(rows: DataFrame, segment: Segment, i: int) -> DataFrame:
-    """One row for each arrival without the value: where it is, and where its value comes from."""
-    departures = rows.where(f"{MOVED} AND NOT {LIVE} AND {left_out(segment, i)}")
+def _in_order(*partition: str) -> WindowSpec:
+    return Window.partitionBy(*partition).orderBy(*_AT, LIVE)
+
+
+def _so_far(in_order: WindowSpec) -> WindowSpec:
+    return in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+
+
+def _links(rows: DataFrame, segment: Segment) -> DataFrame:
+    """One row for each arrival without all values: where its stay begins, and which one that goes on with."""
+    departures = rows.where(f"{MOVED} AND NOT {LIVE} AND ({leaves_some_out(segment)})")
     return departures.selectExpr(
-        f"{staged.COMMIT_LSN} AS lsn",
-        f"{staged.SEQ} AS seq",
-        f"struct({', '.join(segment.key_names)}) AS old_key",
-        f"{_anchor(i)} AS next",
+        f"{staged.COMMIT_LSN} AS link_lsn", f"{staged.SEQ} AS link_seq", f"{_STAY} AS before"
     )
 
 
 def _follow(links: DataFrame) -> DataFrame:
-    """Replace pointers to pointers until each ends at a known value or at a row of the target."""
+    """Replace pointers to pointers until each ends at the first stay of a life."""
     links = links.localCheckpoint()
     for _ in range(_MAX_JOINS):
-        if links.where("NOT next.known").isEmpty():
-            return links
         joined = links.alias("a").join(
             links.alias("b"),
-            F.expr("NOT a.next.known AND a.next.lsn = b.lsn AND a.next.seq = b.seq"),
+            F.expr("a.before.lsn = b.link_lsn AND a.before.seq = b.link_seq"),
             "left",
         )
         links = joined.selectExpr(
-            "a.lsn",
-            "a.seq",
-            "CASE WHEN b.lsn IS NULL THEN a.old_key ELSE b.old_key END AS old_key",
-            "CASE WHEN b.lsn IS NULL THEN a.next ELSE b.next END AS next",
+            "a.link_lsn",
+            "a.link_seq",
+            "CASE WHEN b.before IS NULL THEN a.before ELSE b.before END AS before",
+            "b.before IS NOT NULL AS went_on",
         ).localCheckpoint()
+        went_on, links = links.where("went_on"), links.drop("went_on")
+        if went_on.isEmpty():
+            return links
     raise AssertionError("a chain of moves is a chain: each points to an earlier position")

@@ -27,17 +27,32 @@ POSITION = f"struct({staged.COMMIT_LSN}, {staged.SEQ}, {LIVE})"
 #: Leading columns that a folded row keeps of its newest change.
 LEADING = (staged.COMMIT_LSN, staged.SEQ, staged.OP, staged.XID, staged.COMMIT_TS)
 
+#: Column of a folded row: the key under which the target holds the values that no change of the batch
+#: holds; null: there are none.
+HELD_UNDER = "held_under"
+
 _ARRIVES = "arrives"
 
 
-def source_key(position: int) -> Sql:
-    """Name of the folded column that says under which key the target holds the missing value."""
-    return Sql(f"t{position}")
+def lacks(position: int) -> Sql:
+    """Name of the folded column that says whether the value is one that no change of the batch holds."""
+    return Sql(f"lacks{position}")
+
+
+def known(position: int) -> Sql:
+    """Name of the column with the newest value that a change holds, as a struct; null: none holds any."""
+    return Sql(f"known{position}")
 
 
 def left_out(segment: Segment, position: int) -> Sql:
     """SQL: whether the new tuple of a change leaves the value out as unchanged TOAST."""
     return Sql(staged.unchanged(position) if position in segment.unchanged else "false")
+
+
+def leaves_some_out(segment: Segment) -> Sql:
+    """SQL: whether the new tuple of a change leaves out some value, of a column that is not of the key."""
+    values = (i for i in segment.unchanged if i not in segment.key)
+    return Sql(" OR ".join(left_out(segment, i) for i in values) or "false")
 
 
 def events(changes: DataFrame, segment: Segment, updates_with_old: bool) -> DataFrame:

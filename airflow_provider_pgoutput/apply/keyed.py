@@ -12,7 +12,7 @@ from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply import key_ranges, log
-from airflow_provider_pgoutput.apply.events import LIVE, arrivals, source_key
+from airflow_provider_pgoutput.apply.events import HELD_UNDER, LIVE, arrivals
 from airflow_provider_pgoutput.apply.fold import fold
 from airflow_provider_pgoutput.apply.names import quote
 from airflow_provider_pgoutput.apply.resolve import keep_foreign, keep_unsent, resolve
@@ -145,7 +145,7 @@ def _ranges(
 
 def _prove(folded: DataFrame, segment: Segment, missing: tuple[int, ...]) -> Facts:
     """Prove that the rows are unique by key and that no key is NULL; count, and find the bounds."""
-    lacking = " OR ".join(f"{source_key(i)} IS NOT NULL" for i in missing) or "false"
+    lacking = f"{HELD_UNDER} IS NOT NULL" if missing else "false"
     by_key = folded.groupBy(*segment.key_names).agg(
         F.count(F.lit(1)).alias("rows"),
         F.expr(f"count_if({LIVE})").alias("live"),

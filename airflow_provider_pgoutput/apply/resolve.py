@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply import key_ranges
-from airflow_provider_pgoutput.apply.events import LIVE, source_key
+from airflow_provider_pgoutput.apply.events import HELD_UNDER, LIVE, lacks
 from airflow_provider_pgoutput.apply.names import Sql, quote
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.errors import RowMissing, TableRefused
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 _HELD = "held_key"
 
 
+def _held(position: int) -> Sql:
+    """Name of the column with the value that the target holds."""
+    return Sql(f"held{position}")
+
+
 def resolve(
     folded: DataFrame,
     target: DataFrame,
@@ -34,7 +39,7 @@ def resolve(
     *,
     is_large: bool = False,
 ) -> DataFrame:
-    """Fill the columns in ``missing`` from the target rows under the keys ``t<i>``.
+    """Fill the columns in ``missing`` from the target rows under the keys that the rows name.
 
     A row that is gone, and that the target does not hold either, is left out.
 
@@ -46,13 +51,10 @@ def resolve(
     :raises TableRefused: it holds several, or the value only as it was before its type changed.
     """
     held = _held_rows(folded, target, segment, missing, is_large)
-    rows, lacks = folded, []
-    for i in missing:
-        values = held.select(F.col(_HELD).alias(f"h{i}"), F.col(staged.new(i)).alias(f"v{i}"))
-        rows = rows.join(values, F.col(source_key(i)) == F.col(f"h{i}"), "left")
-        lacks.append(f"({source_key(i)} IS NOT NULL AND h{i} IS NULL)")
-    lost = " OR ".join(lacks)
-    if not rows.where(f"{LIVE} AND ({lost})").isEmpty():
+    # One join, whatever the number of columns: a plan that grows with them ends Spark's JVM by its depth.
+    rows = folded.join(held, F.col(HELD_UNDER) == F.col(_HELD), "left")
+    lost = f"({HELD_UNDER} IS NOT NULL AND {_HELD} IS NULL)"
+    if not rows.where(f"{LIVE} AND {lost}").isEmpty():
         raise RowMissing(
             "An update leaves out an unchanged value of a row that the target does not hold.",
             table=segment.table,
@@ -62,10 +64,10 @@ def resolve(
         if i in segment.unchanged and segment.columns[i].attribute_number in converted:
             _refuse_unconverted(rows, segment, i)
     filled = {
-        staged.new(i): F.expr(f"CASE WHEN h{i} IS NULL THEN {staged.new(i)} ELSE v{i} END")
+        staged.new(i): F.expr(f"CASE WHEN {lacks(i)} THEN {_held(i)} ELSE {staged.new(i)} END")
         for i in missing
     }
-    return rows.where(f"{LIVE} OR NOT ({lost})").withColumns(filled).select(*folded.columns)
+    return rows.where(f"{LIVE} OR NOT {lost}").withColumns(filled).select(*folded.columns)
 
 
 def _refuse_unconverted(rows: DataFrame, segment: Segment, i: int) -> None:
@@ -73,7 +75,7 @@ def _refuse_unconverted(rows: DataFrame, segment: Segment, i: int) -> None:
 
     :raises TableRefused: an update leaves it out.
     """
-    if not rows.where(f"{LIVE} AND {source_key(i)} IS NOT NULL AND v{i} IS NULL").isEmpty():
+    if not rows.where(f"{LIVE} AND {lacks(i)} AND {_held(i)} IS NULL").isEmpty():
         raise TableRefused(
             "An update leaves out an unchanged value that the target holds only in a column of the type of"
             " before.",
@@ -162,13 +164,13 @@ def _held_rows(
     is_large: bool,
 ) -> DataFrame:
     """The target's rows under the keys wanted, read now: they are deleted from the branch later."""
-    wanted_keys = F.array_compact(F.array(*(F.col(source_key(i)) for i in missing)))
-    wanted = folded.select(F.explode(wanted_keys).alias("wanted")).distinct()
+    wanted = folded.where(F.col(HELD_UNDER).isNotNull())
+    wanted = wanted.select(F.col(HELD_UNDER).alias("wanted")).distinct()
     own_key = F.struct(*(F.col(name) for name in segment.key_names))
     same = [F.col(name) == F.col("wanted")[name] for name in segment.key_names]
     # All values of the rows are read in the files that hold one: few files are worth more here.
     target = key_ranges.within(target, _ranges(wanted.select("wanted.*"), segment, is_large))
-    values = [F.col(staged.new(i)) for i in missing]
+    values = [F.col(staged.new(i)).alias(_held(i)) for i in missing]
     held = target.join(wanted, same, "inner").select(own_key.alias(_HELD), *values)
     held = held.localCheckpoint()
     if not held.groupBy(_HELD).count().where("count > 1").isEmpty():
