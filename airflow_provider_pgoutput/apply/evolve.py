@@ -27,6 +27,7 @@ from airflow_provider_pgoutput.apply.java import (
 from airflow_provider_pgoutput.apply.names import Sql, TableName, literal, quote
 from airflow_provider_pgoutput.apply.recorded import COLUMNS_PROPERTY, columns_property
 from airflow_provider_pgoutput.apply.types import UUID, holds_uuid, lake_type_of, spark_type
+from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_SLOT
 from airflow_provider_pgoutput.batch.lake_types import list_element, struct_fields
 from airflow_provider_pgoutput.batch.manifest import Column
 from airflow_provider_pgoutput.errors import LakeUnavailable, PublishRefused, TableRefused
@@ -133,10 +134,10 @@ def evolve(
     :param key: names of the key columns; other columns that are required become optional.
     :param metadata: lake types of the metadata columns that the target shall have, by name.
     :param layout: which fields have other names or go, and which belong to the source's columns.
-    :raises PublishRefused: main or the columns changed meanwhile, so the layout may not be of what there is.
+    :raises PublishRefused: main, the columns or the owner changed meanwhile: the layout may be of what was.
     :raises TableRefused: somebody else kept changing the schema at the same time.
     """
-    before = table.head, table.properties.get(COLUMNS_PROPERTY)
+    before = _seen(table)
     wanted = [*columns, *(Column(name, 0, -1, "", kind) for name, kind in metadata.items())]
     for _ in range(_ATTEMPTS):
         try:
@@ -153,10 +154,9 @@ def evolve(
             if not java_class(error).endswith("CommitFailedException"):
                 raise
             table.java.refresh()
-            now = table.head, table.properties.get(COLUMNS_PROPERTY)
-            if layout is not None and now != before:
+            if layout is not None and _seen(table) != before:
                 raise PublishRefused(
-                    "Main moved, or its columns changed, while they were changed here.",
+                    "Main moved, or its columns or its owner changed, while they were changed here.",
                     table=table.name.target,
                 ) from error
         else:
@@ -166,6 +166,12 @@ def evolve(
         table=table.name.target,
         advice="try again.",
     )
+
+
+def _seen(table: IcebergTable) -> tuple[object, ...]:
+    """What the changes rest on: main's head, which field is which column, and whose table it is."""
+    properties = table.properties
+    return table.head, properties.get(COLUMNS_PROPERTY), properties.get(PROPERTY_SLOT)
 
 
 def _older_rows(table: IcebergTable, columns: Sequence[Column]) -> Evolved:
