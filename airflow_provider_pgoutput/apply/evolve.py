@@ -14,13 +14,14 @@ import math
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from airflow_provider_pgoutput.apply import uuids
+from airflow_provider_pgoutput.apply import column_properties, uuids
 from airflow_provider_pgoutput.apply.defaults import missing_value
 from airflow_provider_pgoutput.apply.iceberg import FILL_PREFIX, IcebergTable
 from airflow_provider_pgoutput.apply.java import (
     JAVA_ERRORS,
     class_named,
     elements,
+    entries,
     java_class,
     java_exception,
 )
@@ -202,7 +203,8 @@ def _evolve_once(
     before = transaction.table().schema()
     change, changed = transaction.updateSchema().caseSensitive(True), renamed
     present = {str(field.name()): field for field in elements(before.columns())}
-    wanted_properties, noted = dict(properties), {}
+    wanted_properties: dict[str, str | None] = {**properties}
+    noted: dict[str, str] = {}
     for column in columns:
         kind = _java_type(spark, column.lake_type)
         field = present.get(column.name)
@@ -232,10 +234,10 @@ def _evolve_once(
         change, changed = change.setIdentifierFields(names), True
     # Also when it changes nothing: a transaction takes no second operation before.
     change.commit()
-    ids = {
-        str(each.name()): int(each.fieldId())
-        for each in elements(transaction.table().schema().columns())
-    }
+    after = transaction.table().schema()
+    ids = {str(each.name()): int(each.fieldId()) for each in elements(after.columns())}
+    followed = column_properties.moved(table.properties, table.java.schema(), after)
+    wanted_properties = followed | wanted_properties
     wanted_properties |= {f"{FILL_PREFIX}{ids[name]}": note for name, note in noted.items()}
     if layout is not None:
         wanted_properties |= _numbers(ids, layout)
@@ -298,16 +300,20 @@ def _numbers(ids: Mapping[str, int], layout: Layout) -> dict[str, str]:
     return {COLUMNS_PROPERTY: text}
 
 
-def _set_properties(table: IcebergTable, transaction: Any, wanted: Mapping[str, str]) -> bool:
-    """Set the properties that the table lacks, in ``transaction``; whether there were any."""
-    found = table.properties
+def _set_properties(
+    table: IcebergTable, transaction: Any, wanted: Mapping[str, str | None]
+) -> bool:
+    """Set properties, or remove them (None), in ``transaction``; whether any was another."""
+    # Iceberg changed some with the columns.
+    found = {name: str(value) for name, value in entries(transaction.table().properties())}
     stale = sorted(name for name in wanted if found.get(name) != wanted[name])
     if not stale:
         return False
     update = transaction.updateProperties()
     for name in stale:
-        update = update.set(name, wanted[name])
-    update.commit()
+        value = wanted[name]
+        update = update.remove(name) if value is None else update.set(name, value)
+    column_properties.commit(update, table.name.target)
     return True
 
 

@@ -23,7 +23,7 @@ from airflow_provider_pgoutput.apply.java import (
     class_named,
     java_class,
     java_classes,
-    java_exception,
+    said,
 )
 from airflow_provider_pgoutput.apply.names import Sql, TableName, literal, quote
 from airflow_provider_pgoutput.apply.prepare import isolated
@@ -351,7 +351,7 @@ class _TableMaintenance:
                 raise denied from error
             if procedure == "rewrite_data_files" and found[-1].endswith("IllegalArgumentException"):
                 raise ConfigurationError(
-                    f"Iceberg's procedure {procedure} refuses an option: {_said(error)}",
+                    f"Iceberg's procedure {procedure} refuses an option: {said(error)}",
                     table=name.target,
                     advice="correct compact_options.",
                 ) from error
@@ -381,14 +381,6 @@ def _left_by_a_batch(table: IcebergTable, head: int) -> int | None:
         if snapshot.operation() != "replace":
             break
     return None
-
-
-def _said(error: Exception) -> str:
-    """What the innermost Java exception behind a Python one says."""
-    cause = java_exception(error)
-    while cause is not None and cause.getCause() is not None:
-        cause = cause.getCause()
-    return "no more is known." if cause is None else str(cause.getMessage())
 
 
 def _timestamp(moment: datetime) -> Sql:

@@ -13,7 +13,7 @@ from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.write import BranchWriter
 from airflow_provider_pgoutput.batch.plan import TableOptions
 from airflow_provider_pgoutput.errors import TableRefused
-from tests.apply.build import column
+from tests.apply.build import column, numbered
 from tests.apply.conftest import source_rows
 from tests.apply.fold_cases import a_is
 
@@ -68,3 +68,69 @@ def test_rows_that_are_not_on_their_branch_are_missed(spark: SparkSession, sourc
     writer.append(session.sql("SELECT 2 AS n0 WHERE false"), {})
     with pytest.raises(TableRefused, match="not there"):
         writer.append(session.sql("SELECT 2 AS n0"), {})
+
+
+def by_column(spark: SparkSession, relation: Relation) -> dict[str, str]:
+    """The properties that name a column, without what they have in common."""
+    found = loaded(spark, relation).properties.items()
+    return {key.removeprefix("write."): value for key, value in found if ".column." in key}
+
+
+def test_properties_follow_their_columns(
+    spark: SparkSession, source: Source, lake_rows: Any
+) -> None:
+    few = {
+        "write.metadata.metrics.column.s.element": "none",
+        "write.metadata.metrics.column.b": "counts",
+        "write.parquet.bloom-filter-enabled.column.b": "true",
+        "write.metadata.metrics.column.a": "full",
+    }
+    kinds = column("a"), column("b", "string"), column("s", "list<string>")
+    t = source.table("t", numbered(kinds), key=("a",))
+    t.insert(1, "x", ["x"])
+    apply_batch(spark, with_options(source.stage(), properties=few))
+    a, b, s = t.version.columns
+    # Their names change places.
+    t.alter(columns=(a, replace(b, name="s"), replace(s, name="b")))
+    t.rows = [{"a": 1, "s": "x", "b": ["x"]}]
+    t.insert(2, "y", ["y"])
+    apply_batch(spark, with_options(source.stage(), properties=few))
+    assert lake_rows(t) == source_rows(t)
+    assert by_column(spark, t) == {
+        "metadata.metrics.column.b.element": "none",
+        "metadata.metrics.column.s": "counts",
+        "parquet.bloom-filter-enabled.column.s": "true",
+        "metadata.metrics.column.a": "full",
+    }
+    # A copy makes the field anew.
+    t.alter(columns=(a, replace(b, name="s"), replace(s, name="b", lake_type="string")))
+    t.rows = [{"a": 1, "s": "x", "b": "{x}"}]
+    source.copy(t)
+    t.insert(3, "z", "{z}")
+    apply_batch(spark, with_options(source.stage(), properties=few))
+    assert lake_rows(t) == source_rows(t)
+    assert "metadata.metrics.column.b.element" not in by_column(spark, t)
+
+
+@pytest.mark.parametrize("step", ["publish", "columns"])
+def test_a_property_of_no_column_is_refused(
+    spark: SparkSession, source: Source, lake_rows: Any, step: str
+) -> None:
+    t = source.table("t", (column("a"),), key=("a",))
+    t.insert(1)
+    apply_batch(spark, source.stage())
+    name = TableName("lake", source.slot_name, "t").sql
+    key = "write.metadata.metrics.column.note.element"
+    spark.sql(f"ALTER TABLE {name} ADD COLUMN note array<string>")
+    spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('{key}' = 'none')")
+    spark.sql(f"ALTER TABLE {name} DROP COLUMN note")
+    if step == "columns":
+        t.alter(columns=(*t.version.columns, column("b", "string", "x")))
+    t.insert(*(2, "y")[: len(t.version.columns)])
+    plan = source.stage()
+    with pytest.raises(TableRefused, match=r"metrics\.column\.note") as refused:
+        apply_batch(spark, plan)
+    assert "UNSET TBLPROPERTIES" in str(refused.value)
+    spark.sql(f"ALTER TABLE {name} UNSET TBLPROPERTIES ('{key}')")
+    apply_batch(spark, plan)
+    assert lake_rows(t) == source_rows(t)
