@@ -339,7 +339,7 @@ def _default(spark: SparkSession, table: IcebergTable, column: Column, kind: Any
         return None
     if column.lake_type in _FLOATS and not math.isfinite(float(column.missing_value)):
         return None
-    if table.properties.get(_FILE_FORMAT, "parquet").lower() == "orc":
+    if table.properties.get(_FILE_FORMAT, "parquet").lower() == "orc" or _has_orc(spark, table):
         return None
     jvm: Any = spark._jvm
     expressions = class_named(jvm, "org.apache.iceberg.expressions.Expressions")
@@ -349,6 +349,12 @@ def _default(spark: SparkSession, table: IcebergTable, column: Column, kind: Any
         return expressions.lit(java_value).to(kind)
     converter = class_named(jvm, "org.apache.iceberg.spark.SparkValueConverter")
     return expressions.lit(converter.convert(kind, java_value)).to(kind)
+
+
+def _has_orc(spark: SparkSession, table: IcebergTable) -> bool:
+    """Whether files of main are in ORC, whatever new ones are in."""
+    files = spark.table(f"{table.name.sql}.files")
+    return not files.where("file_format = 'ORC'").isEmpty()
 
 
 def _java_type(spark: SparkSession, lake_type: str) -> Any:

@@ -134,3 +134,18 @@ def test_a_property_of_no_column_is_refused(
     spark.sql(f"ALTER TABLE {name} UNSET TBLPROPERTIES ('{key}')")
     apply_batch(spark, plan)
     assert lake_rows(t) == source_rows(t)
+
+
+def test_a_default_is_written_where_older_files_are_in_orc(
+    spark: SparkSession, source: Source, lake_rows: Any
+) -> None:
+    """Iceberg's reader of ORC knows no defaults: nobody could read these files any more."""
+    t = source.table("t", numbered((column("a"),)), key=("a",))
+    t.insert(1)
+    apply_batch(spark, with_options(source.stage(), properties={"write.format.default": "orc"}))
+    name = TableName("lake", source.slot_name, "t").sql
+    spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('write.format.default' = 'parquet')")
+    t.alter(columns=numbered((*t.version.columns, column("c", "int", "7"))))
+    t.insert(2, 7)
+    apply_batch(spark, source.stage())
+    assert lake_rows(t) == source_rows(t) == [(1, 7), (2, 7)]
