@@ -24,6 +24,7 @@ from airflow_provider_pgoutput.apply.java import (
     entries,
     java_class,
     java_exception,
+    said,
 )
 from airflow_provider_pgoutput.apply.names import Sql, TableName, literal, quote
 from airflow_provider_pgoutput.apply.recorded import COLUMNS_PROPERTY, columns_property
@@ -31,7 +32,12 @@ from airflow_provider_pgoutput.apply.types import UUID, holds_uuid, lake_type_of
 from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_SLOT
 from airflow_provider_pgoutput.batch.lake_types import list_element, struct_fields
 from airflow_provider_pgoutput.batch.manifest import Column
-from airflow_provider_pgoutput.errors import LakeUnavailable, PublishRefused, TableRefused
+from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
+    LakeUnavailable,
+    PublishRefused,
+    TableRefused,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,6 +79,7 @@ def create_table(
     :param columns: name, lake type and whether it is required, of each column.
     :param properties: the table's; they go before ours.
     :param partitioned_by: transforms in Spark's notation.
+    :raises ConfigurationError: columns, partitions and properties do not go together.
     """
     with _NAMESPACE_LOCK:
         spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {name.namespace_sql}")
@@ -90,11 +97,21 @@ def create_table(
     properties = {**_FEW_METADATA_FILES, **properties}
     pairs = ", ".join(f"{literal(key)} = {literal(properties[key])}" for key in properties)
     parts.append(f"TBLPROPERTIES ({pairs})")
-    if any(holds_uuid(kind) for _, kind, _ in columns):
-        with_comment = {**properties, "comment": comment}
-        uuids.create(spark, name, Sql(" ".join(parts)), columns, with_comment, location)
-    else:
-        spark.sql(" ".join(parts))
+    try:
+        if any(holds_uuid(kind) for _, kind, _ in columns):
+            with_comment = {**properties, "comment": comment}
+            uuids.create(spark, name, Sql(" ".join(parts)), columns, with_comment, location)
+        else:
+            spark.sql(" ".join(parts))
+    except JAVA_ERRORS as error:
+        if not java_class(error).endswith((*_REFUSALS, ".AnalysisException")):
+            raise
+        raise ConfigurationError(
+            f"Iceberg does not make such a table: {said(error)}",
+            table=name.target,
+            advice="correct partitioned_by or properties of the table's options, or leave the column that it"
+            " names out of the publication.",
+        ) from error
     logger.info("Created %s.", name.target)
     created = IcebergTable.load(spark, name)
     if created is None:

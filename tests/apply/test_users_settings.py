@@ -12,7 +12,7 @@ from airflow_provider_pgoutput.apply.names import TableName
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.write import BranchWriter
 from airflow_provider_pgoutput.batch.plan import TableOptions
-from airflow_provider_pgoutput.errors import TableRefused
+from airflow_provider_pgoutput.errors import ConfigurationError, TableRefused
 from tests.apply.build import column, numbered
 from tests.apply.conftest import source_rows
 from tests.apply.fold_cases import a_is
@@ -149,3 +149,23 @@ def test_a_default_is_written_where_older_files_are_in_orc(
     t.insert(2, 7)
     apply_batch(spark, source.stage())
     assert lake_rows(t) == source_rows(t) == [(1, 7), (2, 7)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "words"),
+    [
+        ((column("b"),), {"partitioned_by": ("bucket(4, nope)",)}, "nope"),
+        ((column("a_bucket"),), {"partitioned_by": ("bucket(4, a)",)}, "a_bucket"),
+        ((column("m", "map<string, string>"), column("m.key", "string")), {}, "m.key"),
+        ((column("b"),), {"properties": {"write.metadata.metrics.column.nope": "none"}}, "nope"),
+    ],
+    ids=["no such column", "a column with the partition's name", "a part's name", "property"],
+)
+def test_a_table_that_iceberg_does_not_make_is_a_mistake_of_the_users(
+    spark: SparkSession, source: Source, columns: Any, options: dict[str, Any], words: str
+) -> None:
+    t = source.table("t", (column("a"), *columns), key=("a",))
+    t.insert(1, *(None for _ in columns))
+    with pytest.raises(ConfigurationError, match=words) as refused:
+        apply_batch(spark, with_options(source.stage(), **options))
+    assert "partitioned_by" in str(refused.value)
