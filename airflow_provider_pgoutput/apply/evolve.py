@@ -167,7 +167,8 @@ def evolve(
                     f"Iceberg refuses how its columns are to be changed: {java_class(error)}.",
                     table=table.name.target,
                     advice="see the log of the Spark job for Iceberg's own words; a sort order or a partition"
-                    " that a user gave the table may stand in the way.",
+                    " that a user gave the table may stand in the way, or the name of a partition (a_bucket"
+                    " of bucket(4, a)): then drop the table and copy it again, partitioned otherwise.",
                 ) from error
             if not java_class(error).endswith("CommitFailedException"):
                 raise

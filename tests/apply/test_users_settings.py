@@ -169,3 +169,40 @@ def test_a_table_that_iceberg_does_not_make_is_a_mistake_of_the_users(
     with pytest.raises(ConfigurationError, match=words) as refused:
         apply_batch(spark, with_options(source.stage(), **options))
     assert "partitioned_by" in str(refused.value)
+
+
+def test_a_new_column_that_is_called_as_a_partition_is_refused(
+    spark: SparkSession, source: Source, lake_rows: Any
+) -> None:
+    t = source.table("t", (column("a"),), key=("a",))
+    t.insert(1)
+    apply_batch(spark, with_options(source.stage(), partitioned_by=("bucket(4, a)",)))
+    t.alter(columns=(*t.version.columns, column("a_bucket")))
+    t.insert(2, 5)
+    # Iceberg keeps the names of former partitions, too.
+    name = TableName("lake", source.slot_name, "t").sql
+    spark.sql(f"ALTER TABLE {name} REPLACE PARTITION FIELD a_bucket WITH bucket(4, a) AS a_in_4")
+    with pytest.raises(TableRefused, match="name of a partition"):
+        apply_batch(spark, source.stage())
+    assert lake_rows(t, "a") == [(1,)]
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["option", "table"])
+def test_a_table_of_any_schema_is_refused(
+    spark: SparkSession, source: Source, lake_rows: Any, at_once: bool
+) -> None:
+    key = "write.spark.accept-any-schema"
+    t = source.table("t", (column("a"), column("b")), key=("a",))
+    t.insert(1, 0)
+    name = TableName("lake", source.slot_name, "t").sql
+    if not at_once:
+        apply_batch(spark, source.stage())
+        spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('{key}' = 'true')")
+        t.update(a_is(1), {"b": 5})
+    plan = source.stage()
+    with pytest.raises(TableRefused, match="accept-any-schema"):
+        apply_batch(spark, with_options(plan, properties={key: "true"}))
+    if not at_once:
+        spark.sql(f"ALTER TABLE {name} UNSET TBLPROPERTIES ('{key}')")
+    apply_batch(spark, plan)
+    assert lake_rows(t) == source_rows(t)
