@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.apply.evolve import Evolved
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 from airflow_provider_pgoutput.apply.recorded import COLUMNS_PROPERTY
+from airflow_provider_pgoutput.apply.target import properties
+from airflow_provider_pgoutput.batch import checkpoint as words
 from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX, marker_of
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.errors import PublishRefused
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.staged import StagedBatch
     from airflow_provider_pgoutput.apply.target import Start, Target
     from airflow_provider_pgoutput.apply.write import BranchWriter
+
+#: What says from which table of which source a target is written.
+_OWNER = (words.PROPERTY_SLOT, words.PROPERTY_SYSTEM_IDENTIFIER, words.PROPERTY_RELATION_OID)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +123,7 @@ class Preparation(ABC):
     def _make_branch(self) -> BranchWriter:
         if self.table is None:
             table = self.create()
+            self._refuse_made_by_others(table)
         else:
             # Columns change at once, not with the publish: a driver that others overtook leaves them alone.
             table = self.table
@@ -137,6 +143,12 @@ class Preparation(ABC):
         reach("apply.after_branch")
         self.table = table
         return self.open_branch(table)
+
+    def _refuse_made_by_others(self, table: IcebergTable) -> None:
+        """Demand a table that was just made to be ours: it may have been there, since it was looked for."""
+        found, ours = table.properties, properties(self.target, self.batch.manifest)
+        if any(found.get(key) != ours[key] for key in _OWNER):
+            raise PublishRefused("Somebody else made the table meanwhile.", table=table.name.target)
 
     def _refuse_moved(self, table: IcebergTable | None) -> None:
         """Demand main's head to be the one on which floor and copy were decided."""

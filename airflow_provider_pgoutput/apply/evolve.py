@@ -14,22 +14,30 @@ import math
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from airflow_provider_pgoutput.apply import uuids
+from airflow_provider_pgoutput.apply import column_properties, uuids
 from airflow_provider_pgoutput.apply.defaults import missing_value
 from airflow_provider_pgoutput.apply.iceberg import FILL_PREFIX, IcebergTable
 from airflow_provider_pgoutput.apply.java import (
     JAVA_ERRORS,
     class_named,
     elements,
+    entries,
     java_class,
     java_exception,
+    said,
 )
 from airflow_provider_pgoutput.apply.names import Sql, TableName, literal, quote
 from airflow_provider_pgoutput.apply.recorded import COLUMNS_PROPERTY, columns_property
 from airflow_provider_pgoutput.apply.types import UUID, holds_uuid, lake_type_of, spark_type
+from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_SLOT
 from airflow_provider_pgoutput.batch.lake_types import list_element, struct_fields
 from airflow_provider_pgoutput.batch.manifest import Column
-from airflow_provider_pgoutput.errors import LakeUnavailable, PublishRefused, TableRefused
+from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
+    LakeUnavailable,
+    PublishRefused,
+    TableRefused,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,6 +79,7 @@ def create_table(
     :param columns: name, lake type and whether it is required, of each column.
     :param properties: the table's; they go before ours.
     :param partitioned_by: transforms in Spark's notation.
+    :raises ConfigurationError: columns, partitions and properties do not go together.
     """
     with _NAMESPACE_LOCK:
         spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {name.namespace_sql}")
@@ -88,11 +97,21 @@ def create_table(
     properties = {**_FEW_METADATA_FILES, **properties}
     pairs = ", ".join(f"{literal(key)} = {literal(properties[key])}" for key in properties)
     parts.append(f"TBLPROPERTIES ({pairs})")
-    if any(holds_uuid(kind) for _, kind, _ in columns):
-        with_comment = {**properties, "comment": comment}
-        uuids.create(spark, name, Sql(" ".join(parts)), columns, with_comment, location)
-    else:
-        spark.sql(" ".join(parts))
+    try:
+        if any(holds_uuid(kind) for _, kind, _ in columns):
+            with_comment = {**properties, "comment": comment}
+            uuids.create(spark, name, Sql(" ".join(parts)), columns, with_comment, location)
+        else:
+            spark.sql(" ".join(parts))
+    except JAVA_ERRORS as error:
+        if not java_class(error).endswith((*_REFUSALS, ".AnalysisException")):
+            raise
+        raise ConfigurationError(
+            f"Iceberg does not make such a table: {said(error)}",
+            table=name.target,
+            advice="correct partitioned_by or properties of the table's options, or leave the column that it"
+            " names out of the publication.",
+        ) from error
     logger.info("Created %s.", name.target)
     created = IcebergTable.load(spark, name)
     if created is None:
@@ -133,10 +152,10 @@ def evolve(
     :param key: names of the key columns; other columns that are required become optional.
     :param metadata: lake types of the metadata columns that the target shall have, by name.
     :param layout: which fields have other names or go, and which belong to the source's columns.
-    :raises PublishRefused: main or the columns changed meanwhile, so the layout may not be of what there is.
+    :raises PublishRefused: main, the columns or the owner changed meanwhile: the layout may be of what was.
     :raises TableRefused: somebody else kept changing the schema at the same time.
     """
-    before = table.head, table.properties.get(COLUMNS_PROPERTY)
+    before = _seen(table)
     wanted = [*columns, *(Column(name, 0, -1, "", kind) for name, kind in metadata.items())]
     for _ in range(_ATTEMPTS):
         try:
@@ -148,15 +167,15 @@ def evolve(
                     f"Iceberg refuses how its columns are to be changed: {java_class(error)}.",
                     table=table.name.target,
                     advice="see the log of the Spark job for Iceberg's own words; a sort order or a partition"
-                    " that a user gave the table may stand in the way.",
+                    " that a user gave the table may stand in the way, or the name of a partition (a_bucket"
+                    " of bucket(4, a)): then drop the table and copy it again, partitioned otherwise.",
                 ) from error
             if not java_class(error).endswith("CommitFailedException"):
                 raise
             table.java.refresh()
-            now = table.head, table.properties.get(COLUMNS_PROPERTY)
-            if layout is not None and now != before:
+            if layout is not None and _seen(table) != before:
                 raise PublishRefused(
-                    "Main moved, or its columns changed, while they were changed here.",
+                    "Main moved, or its columns or its owner changed, while they were changed here.",
                     table=table.name.target,
                 ) from error
         else:
@@ -166,6 +185,12 @@ def evolve(
         table=table.name.target,
         advice="try again.",
     )
+
+
+def _seen(table: IcebergTable) -> tuple[object, ...]:
+    """What the changes rest on: main's head, which field is which column, and whose table it is."""
+    properties = table.properties
+    return table.head, properties.get(COLUMNS_PROPERTY), properties.get(PROPERTY_SLOT)
 
 
 def _older_rows(table: IcebergTable, columns: Sequence[Column]) -> Evolved:
@@ -196,7 +221,8 @@ def _evolve_once(
     before = transaction.table().schema()
     change, changed = transaction.updateSchema().caseSensitive(True), renamed
     present = {str(field.name()): field for field in elements(before.columns())}
-    wanted_properties, noted = dict(properties), {}
+    wanted_properties: dict[str, str | None] = {**properties}
+    noted: dict[str, str] = {}
     for column in columns:
         kind = _java_type(spark, column.lake_type)
         field = present.get(column.name)
@@ -226,10 +252,10 @@ def _evolve_once(
         change, changed = change.setIdentifierFields(names), True
     # Also when it changes nothing: a transaction takes no second operation before.
     change.commit()
-    ids = {
-        str(each.name()): int(each.fieldId())
-        for each in elements(transaction.table().schema().columns())
-    }
+    after = transaction.table().schema()
+    ids = {str(each.name()): int(each.fieldId()) for each in elements(after.columns())}
+    followed = column_properties.moved(table.properties, table.java.schema(), after)
+    wanted_properties = followed | wanted_properties
     wanted_properties |= {f"{FILL_PREFIX}{ids[name]}": note for name, note in noted.items()}
     if layout is not None:
         wanted_properties |= _numbers(ids, layout)
@@ -292,16 +318,20 @@ def _numbers(ids: Mapping[str, int], layout: Layout) -> dict[str, str]:
     return {COLUMNS_PROPERTY: text}
 
 
-def _set_properties(table: IcebergTable, transaction: Any, wanted: Mapping[str, str]) -> bool:
-    """Set the properties that the table lacks, in ``transaction``; whether there were any."""
-    found = table.properties
+def _set_properties(
+    table: IcebergTable, transaction: Any, wanted: Mapping[str, str | None]
+) -> bool:
+    """Set properties, or remove them (None), in ``transaction``; whether any was another."""
+    # Iceberg changed some with the columns.
+    found = {name: str(value) for name, value in entries(transaction.table().properties())}
     stale = sorted(name for name in wanted if found.get(name) != wanted[name])
     if not stale:
         return False
     update = transaction.updateProperties()
     for name in stale:
-        update = update.set(name, wanted[name])
-    update.commit()
+        value = wanted[name]
+        update = update.remove(name) if value is None else update.set(name, value)
+    column_properties.commit(update, table.name.target)
     return True
 
 
@@ -327,7 +357,7 @@ def _default(spark: SparkSession, table: IcebergTable, column: Column, kind: Any
         return None
     if column.lake_type in _FLOATS and not math.isfinite(float(column.missing_value)):
         return None
-    if table.properties.get(_FILE_FORMAT, "parquet").lower() == "orc":
+    if table.properties.get(_FILE_FORMAT, "parquet").lower() == "orc" or _has_orc(spark, table):
         return None
     jvm: Any = spark._jvm
     expressions = class_named(jvm, "org.apache.iceberg.expressions.Expressions")
@@ -337,6 +367,12 @@ def _default(spark: SparkSession, table: IcebergTable, column: Column, kind: Any
         return expressions.lit(java_value).to(kind)
     converter = class_named(jvm, "org.apache.iceberg.spark.SparkValueConverter")
     return expressions.lit(converter.convert(kind, java_value)).to(kind)
+
+
+def _has_orc(spark: SparkSession, table: IcebergTable) -> bool:
+    """Whether files of main are in ORC, whatever new ones are in."""
+    files = spark.table(f"{table.name.sql}.files")
+    return not files.where("file_format = 'ORC'").isEmpty()
 
 
 def _java_type(spark: SparkSession, lake_type: str) -> Any:

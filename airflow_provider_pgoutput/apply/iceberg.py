@@ -10,6 +10,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_pgoutput.apply import column_properties
 from airflow_provider_pgoutput.apply.failures import commit_failure, denial
 from airflow_provider_pgoutput.apply.java import (
     JAVA_ERRORS,
@@ -181,7 +182,7 @@ class IcebergTable:
         change = self.java.manageSnapshots()
         exists = self.java.refs().get(tag) is not None
         (change.replaceTag if exists else change.createTag)(tag, snapshot_id)
-        self._commit(change.commit)
+        self._change(change.commit)
 
     def head_at(self, moment_ms: int) -> int | None:
         """What main's head was at a moment, in milliseconds since 1970; None: nothing that is left.
@@ -244,7 +245,7 @@ class IcebergTable:
         :raises PublishRefused: the table changed at the same time.
         :raises CommitStateUnknown: the catalog did not say; doing it again is safe.
         """
-        self._commit(lambda: self.java.manageSnapshots().setCurrentSnapshot(snapshot_id).commit())
+        self._change(lambda: self.java.manageSnapshots().setCurrentSnapshot(snapshot_id).commit())
 
     def _published(self, slot_name: str) -> tuple[Marker, int] | None:
         """What was published last, and the sequence number of its snapshot; 0: not known."""
@@ -328,6 +329,7 @@ class IcebergTable:
         :param head: the branch's newest snapshot; the commit is refused when it is another now.
         :param done: properties that are notes of what the branch has in it now.
         :raises PublishRefused: main or the branch is not what it was.
+        :raises TableRefused: Iceberg takes no properties for it.
         :raises CommitStateUnknown: the catalog did not say; look before trying again.
         """
         if head is None or self.branch_head(branch) != head or self.head != base:
@@ -339,7 +341,7 @@ class IcebergTable:
             raise PublishRefused(
                 "The table changed while the batch was published.", table=self.name.target
             ) from error
-        self._commit(transaction.commitTransaction)
+        self._change(transaction.commitTransaction)
         return head
 
     def _publication(
@@ -360,12 +362,8 @@ class IcebergTable:
         properties = properties.set(words.PROPERTY_APPLIED + manifest.slot_name, applied)
         for name in done:
             properties = properties.remove(name)
-        properties.commit()
+        column_properties.commit(properties, self.name.target)
         return transaction
-
-    def _commit(self, commit: Callable[[], object]) -> None:
-        """Do a commit to main, and say in errors of ours what came of it."""
-        self._change(commit)
 
     def _change(self, commit: Callable[[], object]) -> None:
         """Commit a change of references, and say in errors of ours what came of it."""

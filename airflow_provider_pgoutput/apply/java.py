@@ -44,6 +44,15 @@ def java_classes(error: Exception) -> list[str]:
     return found
 
 
+def said(error: Exception) -> str:
+    """The first line of what the innermost Java exception behind a Python one says."""
+    cause = java_exception(error)
+    while cause is not None and cause.getCause() is not None:
+        cause = cause.getCause()
+    text = "" if cause is None else str(cause.getMessage() or "")
+    return text.partition("\n")[0] or "no more is known."
+
+
 def class_named(jvm: Any, name: str) -> Any:
     """The Java class of a full name.
 

@@ -16,14 +16,14 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from airflow_provider_pgoutput.apply import folders
 from airflow_provider_pgoutput.apply.failures import denial
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 from airflow_provider_pgoutput.apply.java import (
     JAVA_ERRORS,
-    class_named,
     java_class,
     java_classes,
-    java_exception,
+    said,
 )
 from airflow_provider_pgoutput.apply.names import Sql, TableName, literal, quote
 from airflow_provider_pgoutput.apply.prepare import isolated
@@ -119,8 +119,10 @@ def maintain(spark: SparkSession, plan: Plan) -> MaintenanceResult:
     result: dict[str, dict[str, int]] = {}
     busy: list[str] = []
     failures: list[PgoutputError] = []
-    for table in _chosen(present, plan, plan.maintenance):
-        shares = not is_all or _shares_folders(table, present)
+    chosen = _chosen(present, plan, plan.maintenance)
+    # Of all of them first: one that is dropped meanwhile does not say any more where it was.
+    shared = [not is_all or folders.are_shared(table, present) for table in chosen]
+    for table, shares in zip(chosen, shared, strict=True):
         job = _TableMaintenance(spark, table, plan.maintenance, shares)
         try:
             job.run()
@@ -143,7 +145,13 @@ def _present(spark: SparkSession, plan: Plan) -> tuple[list[IcebergTable], bool]
     :return: and whether these are all: of one that does not answer nobody knows where it lies.
     """
     namespace = TableName(plan.catalog, plan.namespace, "").namespace_sql
-    names = sorted(row["tableName"] for row in spark.sql(f"SHOW TABLES IN {namespace}").collect())
+    try:
+        rows = spark.sql(f"SHOW TABLES IN {namespace}").collect()
+    except JAVA_ERRORS as error:
+        if java_class(error).endswith("NoSuchNamespaceException"):
+            return [], True  # The pipeline has not applied anything yet.
+        raise _unanswered(error, plan.namespace) from error
+    names = sorted(row["tableName"] for row in rows)
     found: list[IcebergTable] = []
     denied: LakeDenied | None = None
     is_all = True
@@ -185,23 +193,6 @@ def _chosen(
     return [sources[name] for name in maintenance.source_tables]
 
 
-def _shares_folders(table: IcebergTable, present: Sequence[IcebergTable]) -> bool:
-    """Whether another table of the namespace lies in, above or below the folder of this one."""
-    own = _folder(table)
-    others = (_folder(each) for each in present if each is not table)
-    return any(each.startswith(own) or own.startswith(each) for each in others)
-
-
-def _folder(table: IcebergTable) -> str:
-    """The location without its scheme: ``file:/x``, ``file:///x`` and ``/x`` are one, so are s3 and s3a."""
-    parts = urlsplit(_location(table))
-    return f"{parts.netloc}{parts.path}/"
-
-
-def _location(table: IcebergTable) -> str:
-    return str(table.java.location()).rstrip("/")
-
-
 class _TableMaintenance:
     """The steps on one table."""
 
@@ -220,6 +211,16 @@ class _TableMaintenance:
         self.was_busy = False
 
     def run(self) -> None:
+        """Do all steps that were asked for.
+
+        :raises PgoutputError: whatever keeps the table from it, and no other table.
+        """
+        try:
+            self._run()
+        except JAVA_ERRORS as error:
+            raise _unanswered(error, self._table.name.target) from error
+
+    def _run(self) -> None:
         asked = self._maintenance
         if self._table.head is None:
             return
@@ -273,7 +274,7 @@ class _TableMaintenance:
         )
 
     def _remove_orphans(self, retention_s: int) -> None:
-        location = _location(self._table)
+        location = folders.location(self._table)
         if self._shares_folders:
             logger.warning(
                 "%s: another table lies in the same folders, or cannot be loaded: no orphan is looked for.",
@@ -289,7 +290,9 @@ class _TableMaintenance:
         by_prefix = urlsplit(location).scheme not in _HADOOP_SCHEMES
         removed = 0
         for folder in _FOLDERS:
-            if not by_prefix and not self._exists(f"{location}/{folder}"):
+            if not by_prefix and not folders.exists(
+                self._spark, self._table, f"{location}/{folder}"
+            ):
                 continue
             rows = self._call(
                 "remove_orphan_files",
@@ -300,19 +303,6 @@ class _TableMaintenance:
             )
             removed += len(rows or ())
         self.counts["orphans_deleted"] = removed
-
-    def _exists(self, folder: str) -> bool:
-        """Whether a folder of a Hadoop file system is there: a table without rows may have none for them."""
-        jvm: Any = self._spark._jvm
-        context: Any = self._spark.sparkContext
-        try:
-            path = class_named(jvm, "org.apache.hadoop.fs.Path")(folder)
-            return bool(path.getFileSystem(context._jsc.hadoopConfiguration()).exists(path))
-        except JAVA_ERRORS as error:
-            raise LakeUnavailable(
-                f"The folder of its files did not answer: {java_class(error)}.",
-                table=self._table.name.target,
-            ) from error
 
     def _leave(self, procedure: str) -> None:
         """Take note of a step that is done the next time."""
@@ -351,7 +341,7 @@ class _TableMaintenance:
                 raise denied from error
             if procedure == "rewrite_data_files" and found[-1].endswith("IllegalArgumentException"):
                 raise ConfigurationError(
-                    f"Iceberg's procedure {procedure} refuses an option: {_said(error)}",
+                    f"Iceberg's procedure {procedure} refuses an option: {said(error)}",
                     table=name.target,
                     advice="correct compact_options.",
                 ) from error
@@ -383,12 +373,11 @@ def _left_by_a_batch(table: IcebergTable, head: int) -> int | None:
     return None
 
 
-def _said(error: Exception) -> str:
-    """What the innermost Java exception behind a Python one says."""
-    cause = java_exception(error)
-    while cause is not None and cause.getCause() is not None:
-        cause = cause.getCause()
-    return "no more is known." if cause is None else str(cause.getMessage())
+def _unanswered(error: Exception, name: str) -> PgoutputError:
+    """What a Java exception means that no step expects, of a table or a namespace."""
+    return denial(error, name) or LakeUnavailable(
+        f"The catalog did not answer: {java_class(error)}.", table=name
+    )
 
 
 def _timestamp(moment: datetime) -> Sql:

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: Of Iceberg's write-audit-publish: with them a table of ``write.wap.enabled`` has commits staged outside of
+#: every branch, or written to another one. https://iceberg.apache.org/docs/latest/spark-configuration/
+_OF_AUDITS = ("spark.wap.id", "spark.wap.branch")
 #: Keys up to this size are sent to every executor, so that the target need not be shuffled.
 _BROADCAST_BYTES = 64 << 20
 _BYTES_OF_A_PARTITION = 32 << 20
@@ -294,6 +297,8 @@ def isolated(spark: SparkSession) -> SparkSession:
         "spark.sql.inMemoryColumnarStorage.compressed": "false",
     }.items():
         session.conf.set(key, value)
+    for key in _OF_AUDITS:
+        session.conf.unset(key)
     return session
 
 

@@ -23,7 +23,7 @@ from airflow_provider_pgoutput.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -44,6 +44,8 @@ _OF_LOGS = {
 _MODE, _SOFT_DELETE = "pgoutput.mode", "pgoutput.soft-delete"
 #: https://iceberg.apache.org/spec/#version-2-row-level-deletes
 _FIRST_WITH_DELETES = 2
+#: With it Spark takes any columns for a table, and then cannot run a MERGE.
+_ANY_SCHEMA = "write.spark.accept-any-schema"
 #: What Iceberg lets clocks differ by, see ``TableMetadata``.
 _CLOCKS_DIFFER_MS = 60_000
 #: Iceberg keeps these names for itself: https://iceberg.apache.org/spec/#reserved-field-ids
@@ -192,6 +194,7 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
     table = IcebergTable.load(spark, target.name)
     copy_lsn = Lsn.parse(target.source.copy_lsn) if target.source.copy_lsn else None
     marker, loaded, behind = None, False, False
+    _refuse_any_schema(target, target.options.properties if table is None else table.properties)
     if table is not None:
         marker = table.marker(manifest.slot_name)
         behind = marker is None and table.lacks_published(manifest.slot_name)
@@ -242,6 +245,15 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
     lake = progress.end_lsn if (progress.end_lsn or 0) > manifest.start_lsn else None
     head = None if table is None else table.head
     return Start(floor, copies, done, head, overlaps, loaded, lake)
+
+
+def _refuse_any_schema(target: Target, properties: Mapping[str, str]) -> None:
+    if properties.get(_ANY_SCHEMA, "").lower() == "true" and not target.is_log:
+        raise TableRefused(
+            f"With its property {_ANY_SCHEMA} Spark can delete no row of it by key.",
+            table=target.name.target,
+            advice="take the property from the table and from its options.",
+        )
 
 
 def _refuse_future(table: IcebergTable) -> None:

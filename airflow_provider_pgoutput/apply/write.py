@@ -15,7 +15,7 @@ from airflow_provider_pgoutput.apply import key_bits
 from airflow_provider_pgoutput.apply.names import Sql, quote
 from airflow_provider_pgoutput.apply.types import comparable
 from airflow_provider_pgoutput.batch import changes as staged
-from airflow_provider_pgoutput.errors import PublishRefused, RowMissing
+from airflow_provider_pgoutput.errors import PublishRefused, RowMissing, TableRefused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -197,6 +197,7 @@ class BranchWriter:
 
         :param rows: the columns ``n<i>`` and whatever ``extra`` mentions.
         :param extra: SQL of the target's columns that are not of the source, by name.
+        :raises TableRefused: Iceberg took the rows, and the branch does not have them.
         """
         at = {column.name: staged.new(i) for i, column in enumerate(self._columns)}
         selected, held = [], self._all()
@@ -212,8 +213,17 @@ class BranchWriter:
         writer = rows.select(*selected).writeTo(self._sql_name)
         for key, text in (marker or {}).items():
             writer = writer.option(f"snapshot-property.{key}", text)
+        before = self.head
         writer.option("check-nullability", "false").append()
         self._follow(marked=bool(marker))
+        # Asked only where nothing was committed, which is right for no rows alone.
+        if self.head == before and not rows.isEmpty():
+            raise TableRefused(
+                "Rows that were appended to a branch of it are not there.",
+                table=self.table.name.target,
+                advice="look for settings of Spark or properties of the table that send commits elsewhere, as"
+                " spark.wap.id with write.wap.enabled does.",
+            )
 
     def _merge_delete(self, condition: Sql, marker: Mapping[str, str] | None) -> None:
         """Delete the rows for which the view of the keys has one."""

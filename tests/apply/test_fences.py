@@ -541,6 +541,37 @@ def test_columns_that_changed_after_they_were_looked_at_are_left_alone(
     assert not loaded(spark, table).branch_ages_ms()
 
 
+def test_of_two_first_runs_on_one_target_the_later_one_leaves_the_table_alone(
+    spark: SparkSession, source: Source, tmp_path: Path, lake_rows: Any
+) -> None:
+    """Another pipeline made the table after this one looked for it and found none."""
+    owner = source.table("t", (column("a"),), key=("a",))
+    owner.insert(1)
+    first = source.stage()
+    other = Source(tmp_path / "other", "another_slot", "999")
+    other.table("t", (column("a"), column("z", "string")), key=("a",)).insert(7, "z")
+    plan = replace(other.stage(), namespace=source.slot_name)
+    batch = open_batch(spark, plan)
+    (target,) = targets(plan, batch.manifest)
+    progress = checkpoint.read(spark, plan, batch.manifest)
+    begin = start(spark, target, batch.manifest, progress)
+
+    class Overtaken(prepare.TablePreparation):
+        def create(self) -> IcebergTable:
+            """See ``Preparation``; somebody else is faster."""
+            apply_batch(spark, first)
+            return super().create()
+
+    with pytest.raises(PublishRefused, match="made the table"):
+        Overtaken(spark, batch, target, begin).run()
+    with pytest.raises(TableRefused, match="another slot"):
+        apply_batch(spark, plan)
+    owner.insert(2)
+    apply_batch(spark, source.stage())
+    assert lake_rows(owner) == source_rows(owner)
+    assert [str(each) for each in spark.table(target.name.sql).columns] == ["a"]
+
+
 def test_a_column_that_is_renamed_while_the_branch_is_written_keeps_its_values(
     spark: SparkSession, source: Source, lake_rows: Any
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from dataclasses import replace
@@ -306,6 +307,45 @@ def test_what_went_wrong_with_a_table_is_said_and_the_others_are_maintained(
     assert count(spark, names["back"], "data_files") == 1
     assert count(spark, names["fine"], "data_files") == 1
     assert stray.exists()
+
+
+def test_a_table_that_is_dropped_meanwhile_keeps_no_other_from_its_maintenance(
+    spark: SparkSession, source: Source
+) -> None:
+    one, two, three = (source.table(f"t{i}", (column("a"),), key=("a",)) for i in (1, 2, 3))
+    for number in range(2):
+        for each in (one, two, three):
+            each.insert(number)
+        plan = replace(source.stage(), tag_retention_days=0)
+        apply_batch(spark, plan)
+    names = [TableName("lake", source.slot_name, each.name) for each in (one, two, three)]
+
+    class Dropper(logging.Handler):
+        """Drops the second table when the first is done."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage().startswith(f"{names[0].target}: "):
+                spark.sql(f"DROP TABLE {names[1].sql}")
+
+    dropper = Dropper(logging.INFO)
+    maintain_logger = logging.getLogger(maintain.__module__)
+    maintain_logger.setLevel(logging.INFO)
+    maintain_logger.addHandler(dropper)
+    try:
+        with pytest.raises(LakeUnavailable) as refused:
+            maintain(spark, plan_of(plan, compact=False))
+    finally:
+        maintain_logger.removeHandler(dropper)
+        maintain_logger.setLevel(logging.NOTSET)
+    assert refused.value.table == names[1].target
+    assert [count(spark, each, "snapshots") for each in (names[0], names[2])] == [1, 1]
+
+
+def test_before_the_first_apply_there_is_nothing_to_do(spark: SparkSession) -> None:
+    plan = plan_of(Plan("", "file:///staging", "lake", "not_there_yet"))
+    assert not maintain(spark, plan).tables
+    with pytest.raises(TableRefused, match="no target"):
+        maintain(spark, plan_of(plan, source_tables=("public.t",)))
 
 
 @pytest.mark.parametrize(

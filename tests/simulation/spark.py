@@ -40,6 +40,9 @@ class _Settings:
     def set(self, _key: str, _value: str) -> None:
         """Nothing here asks for it."""
 
+    def unset(self, _key: str) -> None:
+        """Nothing here was set."""
+
 
 class Context:
     """What sessions share."""
