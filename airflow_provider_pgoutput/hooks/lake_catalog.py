@@ -128,7 +128,11 @@ def _pyiceberg_properties(connection: Connection, extra: dict[str, Any]) -> dict
             f"The connection {connection.conn_id!r} has type {connection.conn_type!r}.",
             advice="use a connection of type iceberg (provider apache-iceberg).",
         )
-    properties = {key: _text(value) for key, value in extra.items() if key != CATALOG_NAME_EXTRA}
+    properties = {
+        key: _text(value)
+        for key, value in extra.items()
+        if key != CATALOG_NAME_EXTRA and value is not None
+    }
     if connection.host:
         properties["uri"] = connection.host.rstrip("/")
     properties["type"] = str(properties.get("type", "rest")).lower()
