@@ -155,6 +155,9 @@ class LakeJobOperator(SparkSubmitOperator):
 
         Whatever still runs elsewhere is fenced out when it tries to publish.
         """
+        if self._hook is None:
+            # Spark was not started, and what a hook would be made of may not be resolved yet.
+            return
         from airflow_provider_pgoutput.operators.spark_job import kill_descendants, submit_process
 
         process = submit_process(self._hook)

@@ -392,3 +392,12 @@ def test_the_arguments_are_unchanged_afterwards(workshop: Workshop, task_context
     assert operator.conf == {"spark.mine": "1"}
     assert (operator.py_files, operator.properties_file, operator.application) == (None, None, "")
     assert os.environ.get("AWS_SECRET_ACCESS_KEY") is None
+
+
+def test_a_task_that_is_killed_before_spark_was_started_needs_no_spark(workshop: Workshop) -> None:
+    """As of a timeout while the lake is asked: what is templated is still text, or a template."""
+    operator = workshop.operator(
+        conf='{"spark.kubernetes.namespace": "etl"}', conn_id="{{ params.spark }}"
+    )
+    operator.on_kill()
+    assert operator._hook is None
