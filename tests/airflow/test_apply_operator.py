@@ -180,6 +180,24 @@ def test_secrets_in_a_config_map_are_warned_of(
     assert CANARY not in said
 
 
+def test_a_login_that_spark_cannot_use_is_warned_of_by_name(
+    workshop: Workshop,
+    task_context: Any,
+    set_connection: Any,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    extra = {name: value for name, value in workshop.lake.properties.items() if name != "uri"}
+    uri, extra = workshop.lake.properties["uri"], {**extra, "adls.client-secret": CANARY}
+    set_connection("iceberg_default", {"conn_type": "iceberg", "host": uri, "extra": extra})
+    with caplog.at_level(logging.WARNING):
+        workshop.operator().execute(task_context)
+    # A task's logger writes to one of the two, by what ran before in this process.
+    said = caplog.text + capsys.readouterr().out
+    assert "does not: adls.client-secret." in said
+    assert CANARY not in said
+
+
 def test_a_batch_that_the_lake_has_already_is_not_given_to_spark(
     workshop: Workshop, task_context: Any
 ) -> None:
