@@ -120,12 +120,19 @@ class LakeJobOperator(SparkSubmitOperator):
         from airflow_provider_pgoutput.operators.spark_job import SparkJob
 
         self._conn_id = arguments.required_text(self.conn_id, "conn_id")
-        # An unknown connection would silently become the master "yarn".
-        job = SparkJob.prepare(get_connection(self._conn_id), self._deploy_mode, self._spark_binary)
+        conf = arguments.mapping(self.conf, "conf")
+        job = SparkJob.prepare(
+            # An unknown connection would silently become the master "yarn".
+            get_connection(self._conn_id),
+            self._deploy_mode,
+            self._spark_binary,
+            conf,
+            self.properties_file,
+            self.env_vars,
+        )
         self._warn(job, lake)
         given = self.conf, self.env_vars, self.application, self.py_files, self.properties_file
         try:
-            conf = arguments.mapping(self.conf, "conf")
             with job.files(
                 lake.catalog.spark_secrets,
                 self.properties_file,

@@ -150,11 +150,12 @@ def test_the_spark_connection_may_be_a_template(workshop: Workshop, task_context
 
 
 @pytest.mark.parametrize(
-    ("host", "mode", "warned"),
+    ("host", "given", "warned"),
     [
-        ("k8s://https://127.0.0.1:1", "cluster", True),
-        ("k8s://https://127.0.0.1:1", "client", False),
-        ("local[2]", None, False),
+        ("k8s://https://127.0.0.1:1", {"deploy_mode": "cluster"}, True),
+        ("k8s://https://127.0.0.1:1", {"deploy_mode": "client"}, False),
+        ("k8s://https://127.0.0.1:1", {"conf": {"spark.submit.deployMode": "cluster"}}, True),
+        ("local[2]", {}, False),
     ],
 )
 def test_secrets_in_a_config_map_are_warned_of(
@@ -164,7 +165,7 @@ def test_secrets_in_a_config_map_are_warned_of(
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
     host: str,
-    mode: str | None,
+    given: dict[str, Any],
     warned: bool,
 ) -> None:
     set_connection("spark_default", {"conn_type": "spark", "host": host})
@@ -173,7 +174,7 @@ def test_secrets_in_a_config_map_are_warned_of(
     set_connection("iceberg_default", {"conn_type": "iceberg", "host": uri, "extra": extra})
     # Where Airflow lacks its provider of Kubernetes, the job is not started.
     with caplog.at_level(logging.WARNING), contextlib.suppress(RuntimeError, NameError):
-        workshop.operator(deploy_mode=mode).execute(task_context)
+        workshop.operator(**given).execute(task_context)
     # A task's logger writes to one of the two, by what ran before in this process.
     said = caplog.text + capsys.readouterr().out
     assert ("ConfigMap of the driver" in said) is warned
