@@ -3,7 +3,8 @@
 The properties of pyiceberg are taken as ``IcebergHook`` takes them, so the same connection works with
 the whole apache-iceberg provider. For Spark they become ``spark.sql.catalog.<name>.*``; whatever is not
 known to be harmless goes into ``spark_secrets``, which must reach Spark by a file, never by a command
-line. What is not here: opening a catalog, and writing that file.
+line. What is not here: opening a catalog, writing that file, and credentials of object stores
+(``lake_storage.py``).
 
 Sources: https://py.iceberg.apache.org/configuration/ and
 https://iceberg.apache.org/docs/latest/spark-configuration/#catalog-configuration
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.hooks.lake_storage import java_storage
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -86,6 +88,8 @@ class LakeCatalog:
     spark_secrets: dict[str, str] = field(repr=False)
     #: Environment of the Spark driver, with secrets.
     environment: dict[str, str] = field(repr=False)
+    #: Names of the properties with which pyiceberg logs in to an object store and Spark cannot.
+    not_for_spark: tuple[str, ...] = ()
 
 
 def lake_catalog(
@@ -106,7 +110,8 @@ def lake_catalog(
             advice="give catalog_name: letters, digits and underscores, not starting with a digit.",
         )
     texts = {key: value for key, value in properties.items() if isinstance(value, str)}
-    java = {**_java_properties(texts), **_java_login(properties.get("auth"))}
+    stored, not_for_spark = java_storage(texts)
+    java = {**_java_properties(stored), **_java_login(properties.get("auth"))}
     prefix = f"spark.sql.catalog.{name}"
     conf = {"spark.sql.extensions": _SPARK_EXTENSIONS, prefix: _SPARK_CATALOG}
     secrets: dict[str, str] = {}
@@ -119,6 +124,7 @@ def lake_catalog(
         spark_conf=conf,
         spark_secrets=secrets,
         environment=_environment(texts),
+        not_for_spark=not_for_spark,
     )
 
 
@@ -128,7 +134,11 @@ def _pyiceberg_properties(connection: Connection, extra: dict[str, Any]) -> dict
             f"The connection {connection.conn_id!r} has type {connection.conn_type!r}.",
             advice="use a connection of type iceberg (provider apache-iceberg).",
         )
-    properties = {key: _text(value) for key, value in extra.items() if key != CATALOG_NAME_EXTRA}
+    properties = {
+        key: _text(value)
+        for key, value in extra.items()
+        if key != CATALOG_NAME_EXTRA and value is not None
+    }
     if connection.host:
         properties["uri"] = connection.host.rstrip("/")
     properties["type"] = str(properties.get("type", "rest")).lower()

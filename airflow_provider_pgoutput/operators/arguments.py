@@ -34,14 +34,18 @@ def optional_text(value: Any) -> str | None:
 def text_list(value: Any, name: str) -> tuple[str, ...]:
     """Return a list given as a list, as JSON, or as text with commas.
 
+    Blanks around a comma are left out. In a list they are meant: a table's name and a message's prefix may
+    begin or end with one.
+
     :raises ConfigurationError: when it is empty or holds something else than texts.
     """
     found = value
     if isinstance(value, str):
-        found = _json(value, name) if value.lstrip().startswith("[") else value.split(",")
-    if not isinstance(found, (list, tuple)) or not all(isinstance(each, str) for each in found):
+        is_json = value.lstrip().startswith("[")
+        found = _json(value, name) if is_json else [each.strip() for each in value.split(",")]
+    if not _is_text_list(found):
         raise ConfigurationError(f"The argument {name} is not a list of texts.")
-    names = tuple(each.strip() for each in found if each.strip())
+    names = tuple(each for each in found if each.strip())
     if not names:
         raise ConfigurationError(f"The argument {name} is empty.", advice=f"give {name}.")
     return names
@@ -131,6 +135,24 @@ def text_mapping(value: Any, name: str) -> dict[str, str]:
     if not all(isinstance(each, str) for each in found.values()):
         raise ConfigurationError(f"The argument {name} is not a mapping of texts to texts.")
     return found
+
+
+def text_list_mapping(value: Any, name: str) -> dict[str, tuple[str, ...]]:
+    """Return a mapping as ``mapping`` does, of lists of texts only.
+
+    :raises ConfigurationError: when it holds something else; a text would count as the list of its letters.
+    """
+    found = mapping(value, name)
+    if wrong := sorted(key for key, each in found.items() if not _is_text_list(each)):
+        raise ConfigurationError(
+            f"The argument {name} has no list of texts for {', '.join(wrong)}.",
+            advice='write a list of one, too, in brackets: {"schema.table": ["column"]}.',
+        )
+    return {key: tuple(each) for key, each in found.items()}
+
+
+def _is_text_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value)
 
 
 def _json(text: str, name: str) -> Any:

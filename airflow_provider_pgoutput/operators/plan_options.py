@@ -65,7 +65,8 @@ def _of_table(given: Any, name: str) -> TableOptions:
 def _transforms(given: Any, name: str) -> tuple[str, ...]:
     # A transform has commas of its own, so a text is one of them or JSON.
     if isinstance(given, str) and not given.lstrip().startswith("["):
-        given = [given] if arguments.optional_text(given) else None
+        only = arguments.optional_text(given)
+        given = [only] if only else None
     return arguments.optional_text_list(given, name)
 
 

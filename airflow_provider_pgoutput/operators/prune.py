@@ -92,13 +92,12 @@ class PgoutputPruneStagingOperator(BaseOperator):
         }
 
     def _prune(self) -> Pruned | None:
-        from airflow_provider_pgoutput.batch.lsn import Lsn
         from airflow_provider_pgoutput.capture.staging.area import StagingArea
         from airflow_provider_pgoutput.capture.staging.retention import prune
 
         slot_name = arguments.required_text(self.slot_name, "slot_name")
         area = StagingArea(arguments.required_text(self.staging_uri, "staging_uri"))
-        keep_from = arguments.optional_text(self.keep_from_lsn)
+        keep_from = arguments.lsn(self.keep_from_lsn, "keep_from_lsn")
         if self.staging_retention < timedelta(0):
             raise ConfigurationError("staging_retention is negative.", slot=slot_name)
         lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
@@ -110,5 +109,5 @@ class PgoutputPruneStagingOperator(BaseOperator):
             slot_name,
             checkpoint,
             older_than=datetime.now(UTC) - self.staging_retention,
-            keep_from=None if keep_from is None else Lsn.parse(keep_from),
+            keep_from=keep_from,
         )

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
     from airflow_provider_pgoutput.operators.progress import Lake
+    from airflow_provider_pgoutput.operators.spark_job import SparkJob
 
 
 class LakeJobOperator(SparkSubmitOperator):
@@ -120,18 +121,19 @@ class LakeJobOperator(SparkSubmitOperator):
         from airflow_provider_pgoutput.operators.spark_job import SparkJob
 
         self._conn_id = arguments.required_text(self.conn_id, "conn_id")
-        # An unknown connection would silently become the master "yarn".
-        job = SparkJob.prepare(get_connection(self._conn_id), self._deploy_mode, self._spark_binary)
-        if job.has_config_map and lake.catalog.spark_secrets:
-            self.log.warning(
-                "In deploy mode cluster Spark puts its configuration into a ConfigMap of the driver: what the"
-                " connection %s gives in secret can be read there. Use deploy mode client, or give the driver"
-                " an identity or a Kubernetes secret.",
-                self.iceberg_conn_id,
-            )
+        conf = arguments.mapping(self.conf, "conf")
+        job = SparkJob.prepare(
+            # An unknown connection would silently become the master "yarn".
+            get_connection(self._conn_id),
+            self._deploy_mode,
+            self._spark_binary,
+            conf,
+            self.properties_file,
+            self.env_vars,
+        )
+        self._warn(job, lake)
         given = self.conf, self.env_vars, self.application, self.py_files, self.properties_file
         try:
-            conf = arguments.mapping(self.conf, "conf")
             with job.files(
                 lake.catalog.spark_secrets,
                 self.properties_file,
@@ -151,11 +153,31 @@ class LakeJobOperator(SparkSubmitOperator):
         finally:
             self.conf, self.env_vars, self.application, self.py_files, self.properties_file = given
 
+    def _warn(self, job: SparkJob, lake: Lake) -> None:
+        """Say what somebody should know of the secrets that the job gets, or does not get."""
+        if job.has_config_map and lake.catalog.spark_secrets:
+            self.log.warning(
+                "In deploy mode cluster Spark puts its configuration into a ConfigMap of the driver: what the"
+                " connection %s gives in secret can be read there. Use deploy mode client, or give the driver"
+                " an identity or a Kubernetes secret.",
+                self.iceberg_conn_id,
+            )
+        if lake.catalog.not_for_spark:
+            self.log.warning(
+                "The connection %s logs in to an object store by what pyiceberg reads and Iceberg's Java does"
+                " not: %s. Give Spark an identity, or what it needs by a properties_file.",
+                self.iceberg_conn_id,
+                ", ".join(lake.catalog.not_for_spark),
+            )
+
     def on_kill(self) -> None:
         """Stop the job, its Python driver included, which outlives a killed JVM.
 
         Whatever still runs elsewhere is fenced out when it tries to publish.
         """
+        if self._hook is None:
+            # Spark was not started, and what a hook would be made of may not be resolved yet.
+            return
         from airflow_provider_pgoutput.operators.spark_job import kill_descendants, submit_process
 
         process = submit_process(self._hook)

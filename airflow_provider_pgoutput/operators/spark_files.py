@@ -49,8 +49,6 @@ _REDACTION = (
 _SHORT_JOB = (
     "spark.driver.defaultJavaOptions=-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
 )
-#: The user's own expression, as the file spells it.
-_USERS_REDACTION = re.compile(rf"^\s*{re.escape(REDACTION_KEY)}\s*[\s=:]\s*(.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,22 +131,37 @@ def write_private(path: Path, text: str) -> None:
 def _properties_text(
     secrets: Mapping[str, str], properties_file: str | None, redaction: str | None
 ) -> str:
-    lines = []
-    if properties_file:
-        try:
-            lines.append(Path(properties_file).read_text(encoding="utf-8").rstrip("\n"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(
-                f"The properties file {properties_file} cannot be read."
-            ) from error
-    # Of two lines with one key the last counts.
-    own = _USERS_REDACTION.findall("\n".join(lines))[-1:]
-    if redaction:
-        own = [_escaped(redaction)]
+    given = _read(properties_file).rstrip("\n") if properties_file else ""
+    lines = [given] if given else []
+    own = _escaped(redaction) if redaction else _spelled(given, REDACTION_KEY)
     hidden = "|".join((_REDACTION, *(re.escape(key) for key in sorted(secrets))))
-    lines.append(f"{REDACTION_KEY}={'|'.join((*own, _escaped(hidden)))}")
+    lines.append(f"{REDACTION_KEY}={'|'.join(filter(None, (own, _escaped(hidden))))}")
     lines += [_property(key, value) for key, value in sorted(secrets.items())]
     return "\n".join(lines) + "\n"
+
+
+def property_of(properties_file: str, key: str) -> str | None:
+    """What a properties file says of one key, for values that need no escapes; None: nothing.
+
+    :raises ConfigurationError: when the file cannot be read.
+    """
+    found = _spelled(_read(properties_file), key)
+    return found and found.strip()
+
+
+def _read(properties_file: str) -> str:
+    try:
+        return Path(properties_file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"The properties file {properties_file} cannot be read."
+        ) from error
+
+
+def _spelled(properties: str, key: str) -> str | None:
+    """The value of a key as the file spells it. Of two lines with one key the last counts."""
+    found = re.findall(rf"^\s*{re.escape(key)}\s*[\s=:]\s*(.+)$", properties, re.MULTILINE)
+    return found[-1] if found else None
 
 
 def _property(key: str, value: str) -> str:

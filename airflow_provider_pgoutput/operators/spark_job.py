@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgoutput.operators.spark_files import (
     REDACTION_KEY,
     own_spark_submit,
+    property_of,
     spark_defaults,
     spark_files,
 )
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.operators.spark_files import SparkFiles
 
 _EXTENSIONS = "spark.sql.extensions"
+_DEPLOY_MODE = "spark.submit.deployMode"
 _PYTHON = "PYSPARK_PYTHON"
 
 
@@ -50,13 +52,22 @@ class SparkJob:
 
     @classmethod
     def prepare(
-        cls, connection: Connection, deploy_mode: str | None, spark_binary: str | None
+        cls,
+        connection: Connection,
+        deploy_mode: str | None,
+        spark_binary: str | None,
+        conf: Mapping[str, Any] | None = None,
+        properties_file: str | None = None,
+        env_vars: Mapping[str, Any] | None = None,
     ) -> SparkJob:
-        """Look at the connection as ``SparkSubmitHook`` will.
+        """Look at the connection as ``SparkSubmitHook`` will, and at the configuration as spark-submit will.
 
         :param connection: the connection of type ``spark``.
         :param deploy_mode: the operator's argument, which goes before the connection's.
         :param spark_binary: the operator's argument, which goes before the connection's.
+        :param conf: the user's configuration; it may hold the deploy mode where nothing else says it.
+        :param properties_file: the user's, which may hold it, too; None: see ``files``.
+        :param env_vars: the user's environment.
         """
         extra = connection.extra_dejson
         own = None if spark_binary or extra.get("spark-binary") else own_spark_submit()
@@ -66,10 +77,16 @@ class SparkJob:
         # As SparkSubmitHook looks for them: where it finds one, the environment goes on the command line.
         on_kubernetes = "k8s" in str(master)
         remote = on_kubernetes or "yarn" in str(master)
-        mode = deploy_mode or extra.get("deploy-mode") or "client"
+        submit = spark_binary or own or extra.get("spark-binary") or "spark-submit"
+        mode = deploy_mode or extra.get("deploy-mode") or (conf or {}).get(_DEPLOY_MODE)
+        if not mode:
+            defaults = properties_file or spark_defaults(
+                submit, {} if on_kubernetes else env_vars or {}
+            )
+            mode = (defaults and property_of(defaults, _DEPLOY_MODE)) or "client"
         return cls(
             spark_binary=spark_binary or own,
-            submit=spark_binary or own or extra.get("spark-binary") or "spark-submit",
+            submit=submit,
             on_kubernetes=on_kubernetes,
             has_config_map=on_kubernetes and mode == "cluster",
             driver_is_here=not remote and mode == "client",

@@ -285,7 +285,7 @@ class PgoutputStageOperator(CopyingOperator):
             value_policy=arguments.mapping(self.value_policy, "value_policy"),
             type_options=arguments.text_mapping(self.type_options, "type_options"),
             column_types=arguments.text_mapping(self.column_types, "column_types"),
-            key_columns=arguments.mapping(self.key_columns, "key_columns"),
+            key_columns=arguments.text_list_mapping(self.key_columns, "key_columns"),
             copy_engine=copy_engine,
             schema_policy=SchemaPolicy(
                 # The word null is what the argument means, and also what JSON has for nothing.

@@ -67,6 +67,7 @@ def pgoutput_to_iceberg(
         "catalog_name": catalog_name,
     }
     staged = {"staging_uri": staging_uri, **lake}
+    applied = {"slot_name": slot_name, "conn_id": conn_id, "outlets": list(outlets)}
     with TaskGroup(group_id=group_id, tooltip="PostgreSQL to Iceberg") as group:
         stage = PgoutputStageOperator(
             **_arguments(
@@ -74,9 +75,7 @@ def pgoutput_to_iceberg(
             )
         )
         apply = PgoutputApplyOperator(
-            **_arguments("apply", staged, apply_options, batch=stage.output, conn_id=conn_id),
-            slot_name=slot_name,
-            outlets=list(outlets),
+            **_arguments("apply", staged, applied, apply_options, batch=stage.output)
         )
         advance = PgoutputAdvanceSlotOperator(
             **_arguments("advance", source, lake, advance_options, batch=stage.output)

@@ -17,6 +17,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.capture.source.pinned import startup_options
+from airflow_provider_pgoutput.errors import FatalError, PgoutputError
 from airflow_provider_pgoutput.hooks.connections import libpq_parameters, secret_values
 from airflow_provider_pgoutput.hooks.slot_status import LOST, SLOT_STATUS_SQL, SlotStatus
 
@@ -42,7 +43,8 @@ class PgoutputChangesTrigger(BaseEventTrigger):
 
     As a watcher it fires once for each position of the slot, and again for the same position when
     ``max_interval_seconds`` have passed, in case that run failed. A source that does not answer is
-    asked again, with growing pauses: raising would only make the triggerer start it again at once.
+    asked again, with growing pauses: raising would only make the triggerer start it again at once. That goes
+    for whatever else fails, too; but a task that waits fails when its connection is wrong.
 
     :param slot_name: the replication slot to look at.
     :param postgres_conn_id: a connection of type ``postgres``.
@@ -89,9 +91,6 @@ class PgoutputChangesTrigger(BaseEventTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look at the slot again and again and yield an event whenever it is worth a run."""
-        import psycopg
-        from airflow.sdk.exceptions import AirflowException
-
         connection: AsyncConnection[tuple[Any, ...]] | None = None
         pause = self.poll_interval_seconds
         waiting_since = time.time() if self.waiting_since is None else self.waiting_since
@@ -104,7 +103,10 @@ class PgoutputChangesTrigger(BaseEventTrigger):
                             connection = await self._connect()
                         facts = await self._look(connection)
                     pause = self.poll_interval_seconds
-                except (psycopg.Error, OSError, AirflowException) as error:
+                # A cloud's client, asked for a token, has errors of its own, which share no class.
+                except Exception as error:
+                    if isinstance(error, FatalError) and self.task_instance is not None:
+                        raise
                     self.log.warning(
                         "The source of slot %s did not answer (%s); asking again in %.0f s.",
                         self.slot_name,
@@ -168,12 +170,11 @@ def _said(error: Exception) -> str:
     """What may be logged of an error: ours, whose text names no secret, or the class alone."""
     import psycopg
 
-    if not isinstance(error, psycopg.Error):
-        return type(error).__name__
     from airflow_provider_pgoutput.capture.source.errors import of_psycopg
 
-    ours = of_psycopg(error)
-    return f"{type(ours).__name__}: {ours}"
+    ours = of_psycopg(error) if isinstance(error, psycopg.Error) else error
+    name = type(ours).__name__
+    return f"{name}: {ours}" if isinstance(ours, PgoutputError) else name
 
 
 async def _closed(connection: AsyncConnection[tuple[Any, ...]] | None) -> None:

@@ -150,11 +150,12 @@ def test_the_spark_connection_may_be_a_template(workshop: Workshop, task_context
 
 
 @pytest.mark.parametrize(
-    ("host", "mode", "warned"),
+    ("host", "given", "warned"),
     [
-        ("k8s://https://127.0.0.1:1", "cluster", True),
-        ("k8s://https://127.0.0.1:1", "client", False),
-        ("local[2]", None, False),
+        ("k8s://https://127.0.0.1:1", {"deploy_mode": "cluster"}, True),
+        ("k8s://https://127.0.0.1:1", {"deploy_mode": "client"}, False),
+        ("k8s://https://127.0.0.1:1", {"conf": {"spark.submit.deployMode": "cluster"}}, True),
+        ("local[2]", {}, False),
     ],
 )
 def test_secrets_in_a_config_map_are_warned_of(
@@ -164,7 +165,7 @@ def test_secrets_in_a_config_map_are_warned_of(
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
     host: str,
-    mode: str | None,
+    given: dict[str, Any],
     warned: bool,
 ) -> None:
     set_connection("spark_default", {"conn_type": "spark", "host": host})
@@ -173,10 +174,28 @@ def test_secrets_in_a_config_map_are_warned_of(
     set_connection("iceberg_default", {"conn_type": "iceberg", "host": uri, "extra": extra})
     # Where Airflow lacks its provider of Kubernetes, the job is not started.
     with caplog.at_level(logging.WARNING), contextlib.suppress(RuntimeError, NameError):
-        workshop.operator(deploy_mode=mode).execute(task_context)
+        workshop.operator(**given).execute(task_context)
     # A task's logger writes to one of the two, by what ran before in this process.
     said = caplog.text + capsys.readouterr().out
     assert ("ConfigMap of the driver" in said) is warned
+    assert CANARY not in said
+
+
+def test_a_login_that_spark_cannot_use_is_warned_of_by_name(
+    workshop: Workshop,
+    task_context: Any,
+    set_connection: Any,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    extra = {name: value for name, value in workshop.lake.properties.items() if name != "uri"}
+    uri, extra = workshop.lake.properties["uri"], {**extra, "adls.client-secret": CANARY}
+    set_connection("iceberg_default", {"conn_type": "iceberg", "host": uri, "extra": extra})
+    with caplog.at_level(logging.WARNING):
+        workshop.operator().execute(task_context)
+    # A task's logger writes to one of the two, by what ran before in this process.
+    said = caplog.text + capsys.readouterr().out
+    assert "does not: adls.client-secret." in said
     assert CANARY not in said
 
 
@@ -392,3 +411,12 @@ def test_the_arguments_are_unchanged_afterwards(workshop: Workshop, task_context
     assert operator.conf == {"spark.mine": "1"}
     assert (operator.py_files, operator.properties_file, operator.application) == (None, None, "")
     assert os.environ.get("AWS_SECRET_ACCESS_KEY") is None
+
+
+def test_a_task_that_is_killed_before_spark_was_started_needs_no_spark(workshop: Workshop) -> None:
+    """As of a timeout while the lake is asked: what is templated is still text, or a template."""
+    operator = workshop.operator(
+        conf='{"spark.kubernetes.namespace": "etl"}', conn_id="{{ params.spark }}"
+    )
+    operator.on_kill()
+    assert operator._hook is None

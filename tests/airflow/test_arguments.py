@@ -18,6 +18,9 @@ from airflow_provider_pgoutput.operators import arguments
         ('["a", "b"]', ("a", "b")),
         ("a, b", ("a", "b")),
         ("a", ("a",)),
+        # Of names in a list every character counts, as of a table that is called so.
+        ([" a", "b "], (" a", "b ")),
+        ('[" a", "b ", ""]', (" a", "b ")),
     ],
 )
 def test_a_list_may_be_a_list_json_or_text(value: Any, meaning: tuple[str, ...]) -> None:
@@ -72,6 +75,18 @@ def test_a_mapping_may_be_json(value: Any, meaning: dict[str, Any]) -> None:
 def test_what_is_no_mapping_is_refused_by_name(value: Any) -> None:
     with pytest.raises(ConfigurationError, match="tables"):
         arguments.mapping(value, "tables")
+
+
+def test_a_mapping_of_lists_may_be_json() -> None:
+    for given in ({"s.t": ["a", "b"]}, {"s.t": ("a", "b")}, '{"s.t": ["a", "b"]}'):
+        assert arguments.text_list_mapping(given, "key_columns") == {"s.t": ("a", "b")}
+    assert arguments.text_list_mapping(None, "key_columns") == {}
+
+
+@pytest.mark.parametrize("value", ["order_id", None, [1], {"a": "b"}])
+def test_what_is_no_list_in_a_mapping_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"key_columns has no list of texts for public\.t"):
+        arguments.text_list_mapping({"public.t": value, "public.u": ["a"]}, "key_columns")
 
 
 @pytest.mark.parametrize("value", [None, "", "  ", "None", 3])

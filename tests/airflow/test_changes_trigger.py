@@ -7,11 +7,14 @@ import contextlib
 import inspect
 import json
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from airflow.providers.postgres.hooks.postgres import PostgresHook
 from airflow.sdk import Asset, AssetWatcher
 from airflow.triggers.base import BaseEventTrigger
+from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.triggers import changes
@@ -30,6 +33,10 @@ if TYPE_CHECKING:
     Session = psycopg.Connection[tuple[Any, ...]]
 
 QUICK: dict[str, Any] = {"poll_interval_seconds": 0.05, "max_interval_seconds": 3600}
+
+
+class NoCredentials(Exception):
+    """As of a cloud's client."""
 
 
 def write_wal(session: Session, size_bytes: int) -> None:
@@ -192,6 +199,43 @@ def test_it_outlives_a_source_that_does_not_answer(
         assert event.payload["status"] == "ready"
 
     asyncio.run(scenario())
+
+
+@pytest.mark.postgres
+def test_it_outlives_a_cloud_that_gives_no_token(
+    source: Session, postgres_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors of a cloud's client share no class with ours, with Airflow's, or with Python's own."""
+    reader = conninfo_to_dict(reader_conninfo(postgres_database))
+    token = str(reader["user"]), str(reader["password"]), int(str(reader["port"]))
+    answers: list[Any] = [NoCredentials("canary"), NoCredentials("canary"), token]
+
+    def answer(_hook: PostgresHook, _connection: object) -> Any:
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    # The cloud is not here; everything up to its client is the real code.
+    monkeypatch.setattr(PostgresHook, "get_iam_token", answer)
+    with_iam = json.loads(connection_json(reader_conninfo(postgres_database)))
+    with_iam["extra"]["iam"] = True
+    monkeypatch.setenv("AIRFLOW_CONN_POSTGRES_DEFAULT", json.dumps(with_iam))
+    (event,) = asyncio.run(events(PgoutputChangesTrigger(slot_name="not_yet", **QUICK), 1))
+    assert event["status"] == "missing"
+    assert answers == []
+
+
+def test_a_wrong_connection_fails_a_task_and_is_waited_out_by_a_watcher(
+    set_connection: Callable[[str, dict[str, Any]], None],
+) -> None:
+    set_connection("wrong", {"conn_type": "mysql", "host": "h"})
+    trigger = PgoutputChangesTrigger(slot_name="lake", postgres_conn_id="wrong", **QUICK)
+    assert asyncio.run(events(trigger, 1, patience_seconds=0.3)) == []
+    # As the triggerer does for a task that was deferred.
+    trigger.task_instance = SimpleNamespace(task_id="changes")  # type: ignore[assignment]
+    with pytest.raises(ConfigurationError, match="type postgres"):
+        asyncio.run(events(trigger, 1, patience_seconds=0.3))
 
 
 @pytest.mark.postgres

@@ -172,6 +172,15 @@ def test_a_nested_login_stays_nested_for_pyiceberg_and_is_translated_for_spark()
     assert spark_properties(other.spark_secrets) == {}
 
 
+def test_an_extra_without_a_value_is_not_given() -> None:
+    lake = catalog_of(
+        host="https://c", extra={"type": None, "token": None, "s3.region": None, "warehouse": "w"}
+    )
+    assert lake.pyiceberg_properties == {"type": "rest", "uri": "https://c", "warehouse": "w"}
+    found = spark_properties({**lake.spark_conf, **lake.spark_secrets})
+    assert found == {"type": "rest", "uri": "https://c", "warehouse": "w"}
+
+
 def test_what_pyiceberg_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyiceberg.catalog.glue", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'pyiceberg\[glue\]'"):

@@ -54,7 +54,7 @@ def test_what_is_no_option_is_refused_by_name(given: Any, said: str) -> None:
         ({}, TableOptions()),
         ('{"mode": "upsert"}', TableOptions(mode="upsert")),
         ({"target": "", "type_changes": "None"}, TableOptions()),
-        ({"partitioned_by": "region"}, TableOptions(partitioned_by=("region",))),
+        ({"partitioned_by": " region "}, TableOptions(partitioned_by=("region",))),
         ({"partitioned_by": "bucket(4, id)"}, TableOptions(partitioned_by=("bucket(4, id)",))),
         ({"partitioned_by": '["a", "b"]'}, TableOptions(partitioned_by=("a", "b"))),
         ({"partitioned_by": ""}, TableOptions()),

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from airflow.sdk import DAG
+from airflow.sdk import DAG, Asset
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
@@ -53,6 +53,15 @@ def test_a_negative_retention_is_refused(tmp_path: Path, lake: TestLake, task_co
         prune(tmp_path, staging_retention=-timedelta(1)).execute(task_context)
 
 
+def test_a_number_is_not_taken_for_an_lsn(
+    tmp_path: Path, lake: TestLake, task_context: Any
+) -> None:
+    """Its sixteen decimal digits would be read as hexadecimal ones, and decide what is deleted."""
+    lake.record("s", str(Lsn(48)))
+    with pytest.raises(AirflowFailException, match="keep_from_lsn is not an LSN"):
+        prune(tmp_path, keep_from_lsn=1234567890123456).execute(task_context)
+
+
 def test_the_task_group_ends_with_it_when_a_retention_is_given() -> None:
     given: dict[str, Any] = {
         "slot_name": "s",
@@ -69,3 +78,19 @@ def test_the_task_group_ends_with_it_when_a_retention_is_given() -> None:
     task = with_it.get_task(f"{prefix}.prune")
     assert task.upstream_task_ids == {f"{prefix}.advance"}
     assert task.staging_retention == timedelta(days=3)
+
+
+def test_options_of_the_apply_task_win_over_the_group() -> None:
+    outlets = [Asset("mine")]
+    options = {"outlets": outlets, "slot_name": "other", "conn_id": "other_spark"}
+    with DAG("options", schedule=None) as dag:
+        pgoutput_to_iceberg(
+            slot_name="s",
+            publication_names="p",
+            staging_uri="/staging",
+            namespace="shop",
+            outlets=[Asset("of_the_group")],
+            apply_options=options,
+        )
+    task = dag.get_task("pgoutput_to_iceberg.apply")
+    assert (task.outlets, task.slot_name, task.conn_id) == (outlets, "other", "other_spark")

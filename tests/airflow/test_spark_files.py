@@ -351,6 +351,35 @@ def test_secrets_are_in_the_environment_only_where_it_is_no_command_line(
     assert found == ({"AWS_SECRET_ACCESS_KEY": CANARY, "A": "b"} if handed_over else {"A": "b"})
 
 
+@pytest.mark.parametrize(
+    ("mode", "conf", "said", "is_cluster"),
+    [
+        (None, {"spark.submit.deployMode": "cluster"}, "spark.submit.deployMode client", True),
+        (None, {}, "spark.submit.deployMode = cluster \n", True),
+        (None, {}, "spark.submit.deployMode cluster\nspark.submit.deployMode client", False),
+        (None, {}, "spark.mine 1", False),
+        ("client", {"spark.submit.deployMode": "cluster"}, "", False),
+    ],
+)
+def test_the_deploy_mode_is_where_spark_submit_looks_for_it(
+    tmp_path: Path, mode: str | None, conf: dict[str, str], said: str, is_cluster: bool
+) -> None:
+    given = tmp_path / "mine.properties"
+    given.write_text(said)
+    for host, secrets_seen in (("k8s://https://host:443", is_cluster), ("spark://m:7077", False)):
+        job = SparkJob.prepare(spark_connection(host), mode, "x", conf, str(given))
+        assert job.has_config_map is secrets_seen
+        assert job.driver_is_here is (host.startswith("spark:") and not is_cluster)
+
+
+def test_the_deploy_mode_may_stand_in_sparks_own_defaults(tmp_path: Path) -> None:
+    binary = spark_home(tmp_path / "spark")
+    defaults = tmp_path / "spark" / "conf" / "spark-defaults.conf"
+    defaults.write_text("spark.submit.deployMode cluster\n")
+    job = SparkJob.prepare(spark_connection("k8s://https://host:443"), None, str(binary))
+    assert job.has_config_map
+
+
 def test_what_the_user_hides_is_hidden_beside_the_secrets() -> None:
     job = SparkJob.prepare(spark_connection("local"), None, "x")
     given = {"spark.redaction.regex": "my: own", "spark.x": "1"}

@@ -148,7 +148,7 @@ def test_every_argument_reaches_the_request(
         "value_policy": {"default": "fail"},
         "type_options": {"uuid": "uuid"},
         "column_types": {"s.t.c": "string"},
-        "key_columns": {"s.t": ["k"]},
+        "key_columns": {"s.t": ("k",)},
         "schema_policy": SchemaPolicy("default", "copy", "warn"),
         "memory_mib": 16,
         "copy_connections": 5,

@@ -16,7 +16,7 @@ import os
 import uuid
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
 from pyarrow import fs
@@ -98,6 +98,9 @@ class StagedOutput:
 
 #: Schemes of ``scheme://container@account/folder``.
 _CONTAINER_FIRST = frozenset({"abfs", "abfss"})
+#: Variables that name the region of AWS, the first that is set goes.
+#: https://docs.aws.amazon.com/sdkref/latest/guide/feature-region.html
+_REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 
 
 class StagingArea:
@@ -105,34 +108,14 @@ class StagingArea:
 
     :param staging_uri: an absolute path, or a URI that pyarrow knows (``s3://``, ``gs://``,
         ``abfss://``, ``file://``).
-    :raises ConfigurationError: when it is neither.
+    :raises ConfigurationError: when it is neither, or one that Spark would take for something else.
+    :raises LakeUnavailable: when the store of the bucket does not say which region it is in.
     """
 
     def __init__(self, staging_uri: str) -> None:
         self.staging_uri = staging_uri.rstrip("/")
-        parts = urlsplit(self.staging_uri)
-        login, _, _ = parts.netloc.rpartition("@")
-        # Azure's file system has the container there.
-        if login and (parts.scheme not in _CONTAINER_FIRST or ":" in login):
-            raise ConfigurationError(
-                "staging_uri has a user or a password in it, and it is shown in logs and in XCom.",
-                advice="take it out, and give credentials to the worker and to Spark in their environment or"
-                " as an identity.",
-            )
-        if parts.scheme and (parts.query or parts.fragment):
-            raise ConfigurationError(
-                "staging_uri has a part behind ? or #: Spark does not take it, and it is shown in logs and"
-                " in XCom.",
-                advice="take it out, and give region, endpoint and credentials to the worker and to Spark in"
-                " their environment, in spark.hadoop.* settings or as an identity.",
-            )
-        try:
-            self._filesystem, self._root = fs.FileSystem.from_uri(self.staging_uri)
-        except (pa.ArrowInvalid, ValueError, TypeError):
-            raise ConfigurationError(
-                "staging_uri is neither an absolute path nor a URI of a known file system.",
-                advice="use a form like /var/lib/staging, file:///var/lib/staging or s3://bucket/folder.",
-            ) from None
+        _check_uri(self.staging_uri)
+        self._filesystem, self._root = _opened(self.staging_uri)
         self._local = isinstance(self._filesystem, fs.LocalFileSystem)
 
     def uri(self, relative: str) -> str:
@@ -248,6 +231,60 @@ class StagingArea:
                 os.close(number)
             if each == root:
                 return
+
+
+def _check_uri(staging_uri: str) -> None:
+    """Refuse what must not be shown, and what Arrow and Hadoop do not read alike."""
+    parts = urlsplit(staging_uri)
+    login, _, _ = parts.netloc.rpartition("@")
+    # Azure's file system has the container there.
+    if login and (parts.scheme not in _CONTAINER_FIRST or ":" in login):
+        raise ConfigurationError(
+            "staging_uri has a user or a password in it, and it is shown in logs and in XCom.",
+            advice="take it out, and give credentials to the worker and to Spark in their environment or"
+            " as an identity.",
+        )
+    if parts.scheme and (parts.query or parts.fragment):
+        raise ConfigurationError(
+            "staging_uri has a part behind ? or #: Spark does not take it, and it is shown in logs and"
+            " in XCom.",
+            advice="take it out, and give region, endpoint and credentials to the worker in its environment"
+            " (AWS_REGION, AWS_ENDPOINT_URL), to Spark in spark.hadoop.* settings, or as an identity.",
+        )
+    if parts.scheme and "%" in staging_uri:
+        raise ConfigurationError(
+            "staging_uri has an escape (%) in it: the worker would write to the folder that it stands for,"
+            " and Spark would look for one that is called so.",
+            advice="choose a folder whose name needs no escapes.",
+        )
+    if not parts.scheme and not staging_uri.startswith("/"):
+        raise _no_uri()
+
+
+def _opened(staging_uri: str) -> tuple[fs.FileSystem, str]:
+    """The file system of a URI, and the folder in it."""
+    # Arrow asks AWS for the region of a bucket, whatever the environment says, unless it is part of the URI.
+    # https://arrow.apache.org/docs/python/filesystems.html#s3
+    region = next(filter(None, map(os.environ.get, _REGIONS)), None)
+    told = f"?region={quote(region, safe='')}" if staging_uri.startswith("s3:") and region else ""
+    try:
+        filesystem, root = fs.FileSystem.from_uri(staging_uri + told)
+    except (pa.ArrowInvalid, ValueError, TypeError):
+        raise _no_uri() from None
+    except OSError as error:
+        raise LakeUnavailable(
+            f"The staging area did not open: {error}",
+            advice="of a bucket on S3, give the worker its region in AWS_REGION; else check the address and"
+            " try again.",
+        ) from error
+    return filesystem, root
+
+
+def _no_uri() -> ConfigurationError:
+    return ConfigurationError(
+        "staging_uri is neither an absolute path nor a URI of a known file system.",
+        advice="use a form like /var/lib/staging, file:///var/lib/staging or s3://bucket/folder.",
+    )
 
 
 def _make_private(folder: Path) -> None:

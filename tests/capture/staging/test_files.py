@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from pyarrow import parquet
+from pyarrow import fs, parquet
 
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.lsn import Lsn
@@ -176,7 +176,7 @@ def test_no_other_user_can_read_what_is_staged(tmp_path: Path) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in made if path.is_file()} == {0o600}
 
 
-@pytest.mark.parametrize("uri", ["relative/path", "nope://x/y", ""])
+@pytest.mark.parametrize("uri", ["relative/path", "~/staging", "nope://x/y", ""])
 def test_a_staging_uri_that_is_none_is_refused(uri: str) -> None:
     with pytest.raises(ConfigurationError):
         StagingArea(uri)
@@ -195,6 +195,40 @@ def test_what_stands_behind_a_staging_uri_is_refused_and_not_repeated(uri: str) 
     with pytest.raises(ConfigurationError) as refusal:
         StagingArea(uri)
     assert "5eCr3t" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("uri", ["file:///tmp/rev%20op", "s3://bucket/a%2Fb"])
+def test_a_staging_uri_with_escapes_is_refused(uri: str) -> None:
+    """Arrow reads them, and Hadoop takes them as they stand: each would have a folder of its own."""
+    with pytest.raises(ConfigurationError, match="escape"):
+        StagingArea(uri)
+
+
+def test_a_path_may_have_a_percent_sign(tmp_path: Path) -> None:
+    StagingArea(f"{tmp_path}/a%20b").write_whole("f", b"x")
+    assert (tmp_path / "a%20b" / "f").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("name", ["AWS_REGION", "AWS_DEFAULT_REGION"])
+def test_the_region_of_a_bucket_is_that_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    monkeypatch.setenv(name, "eu-central-1")
+    area = StagingArea("s3://no-such-bucket/folder")
+    assert isinstance(area._filesystem, fs.S3FileSystem)
+    assert area._filesystem.region == "eu-central-1"
+    assert area.uri("f") == "s3://no-such-bucket/folder/f"
+
+
+def test_a_bucket_that_cannot_be_asked_for_its_region_is_an_error_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the network or without: no bucket has a name of one letter."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(LakeUnavailable, match="AWS_REGION"):
+        StagingArea("s3://b/folder")
 
 
 def test_a_path_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
