@@ -42,7 +42,7 @@ def over_copy(
         _warn(preparation, held, lost)
     if not kept:
         return rows, {}
-    if OP_COLUMN in layout.existing:
+    if OP_COLUMN in layout.metadata:
         # What was deleted and is there now was inserted since, as another row.
         held = held.where(f"NOT ({quote(OP_COLUMN)} <=> '{staged.DELETE}')")
     names = {name: Sql(f"x{i}") for i, name in enumerate(kept)}

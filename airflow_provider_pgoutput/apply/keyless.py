@@ -70,7 +70,7 @@ def _apply_net(
             images = [image(i) for i in segment.imaged]
             gone = netted.where(f"{COPIES} < 0").selectExpr(*images, f"-{COPIES} AS {COPIES}")
             # Rows that were marked while deleted ones were kept are no copies of anything.
-            marks = preparation.soft_delete or OP_COLUMN in preparation.layout.existing
+            marks = preparation.soft_delete or OP_COLUMN in preparation.layout.metadata
             live = Sql(f"NOT ({OP_COLUMN} <=> 'D')" if marks else "true")
             preparation.writer().delete_images(gone, COPIES, live)
             preparation.counted["deleted_keys"] += removed

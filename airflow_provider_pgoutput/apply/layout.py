@@ -59,6 +59,8 @@ class Layout:
     foreign: frozenset[str] = frozenset()
     #: Names of fields that nothing says to be columns of the source, or of a table of before.
     others: frozenset[str] = frozenset()
+    #: Names of fields that are metadata columns, and not columns of the source that are called so.
+    metadata: frozenset[str] = frozenset()
     #: Each ``attnum`` that the source has, and does not send any more.
     unsent: frozenset[int] = frozenset()
     #: Names of fields that are columns of a table which had the name before, and of this one no more.
@@ -131,17 +133,22 @@ def lay_out(
         },
         dropped=frozenset(e.field.id for e in places.every if e.field and e.is_dropped),
         left_out=frozenset(each.name for each in places.every if each.is_dropped),
-        existing={
-            **{name: each.lake_type for name, each in places.free.items()},
-            **{e.name: e.field.lake_type for e in places.every if e.field and not e.is_dropped},
-        },
+        existing=_existing(places),
         numbered=(numbered := places.numbered()),
         foreign=_foreign(places, at, unsent, copies=copies) if known or loaded else frozenset(),
         others=_others(places),
+        metadata=frozenset(places.free) & set(METADATA_COLUMNS),
         unsent=unsent,
         former=frozenset(each.name for each in places.former if not each.is_dropped),
         begun=begun(target, table.relation_oid, starts, numbered),
     )
+
+
+def _existing(places: Places) -> dict[str, str]:
+    return {
+        **{name: each.lake_type for name, each in places.free.items()},
+        **{e.name: e.field.lake_type for e in places.every if e.field and not e.is_dropped},
+    }
 
 
 def _others(places: Places) -> frozenset[str]:

@@ -125,7 +125,8 @@ class BranchWriter:
             .where(where)
             .select(*place, *(forms[f"c{i}"].alias(f"c{i}") for i in positions))
         )
-        same = [F.col(f"c{i}").eqNullSafe(F.col(f"i{i}")) for i in positions]
+        # Spark's parser makes a balanced tree of it: a list of conditions is as deep as there are columns.
+        same = F.expr(" AND ".join(f"c{i} <=> i{i}" for i in positions))
         matched = held.join(images, same, "inner")
         grouped = ", ".join(f"c{i}" for i in positions)
         number = F.expr(

@@ -352,3 +352,23 @@ def test_a_copy_of_an_empty_table_makes_the_table(
     t.insert(1, "x", 1)
     apply_batch(spark, source.stage())
     assert lake_rows(t) == source_rows(t)
+
+
+@pytest.mark.parametrize("key", [(), ("a",)], ids=["no key", "key"])
+def test_a_column_of_the_source_that_is_called_like_the_mark_is_none(
+    spark: SparkSession, source: Source, lake_rows: Any, key: tuple[str, ...]
+) -> None:
+    columns = numbered((column("a"), column("_pgoutput_op", "string")))
+    t = source.table("t", columns, key=key, identity="f")
+    t.insert(1, "D")
+    t.insert(2, "D")
+    apply_batch(spark, source.stage())
+    name = TableName("lake", source.slot_name, "t").sql
+    spark.sql(f"ALTER TABLE {name} ADD COLUMN note string")
+    spark.sql(f"UPDATE {name} SET note = concat('n', a)")
+    t.delete(a_is(1))
+    if key:
+        source.copy(t)
+    apply_batch(spark, source.stage())
+    assert lake_rows(t) == source_rows(t)
+    assert lake_rows(t, "a", "note") == [(2, "n2")]

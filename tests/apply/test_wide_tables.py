@@ -58,3 +58,15 @@ def test_soft_delete(spark: SparkSession, source: Source, lake_rows: Any) -> Non
     table.delete(a_is(1))
     apply_batch(spark, replace(source.stage(), soft_delete=True))
     assert lake_rows(table, "a", *NAMES, "_pgoutput_op") == [(1, *NAMES, "D")]
+
+
+def test_whole_rows_without_a_key(spark: SparkSession, source: Source, lake_rows: Any) -> None:
+    names = tuple(f"c{number}" for number in range(300))
+    table = source.table("t", (column("a"), *(column(each) for each in names)), identity="f")
+    for a in (1, 1, 2):
+        table.insert(a, *range(300))
+    apply_batch(spark, source.stage())
+    table.delete(a_is(1))
+    table.update(a_is(2), {"c1": None})
+    apply_batch(spark, source.stage())
+    assert lake_rows(table) == source_rows(table)
