@@ -39,7 +39,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
     :param batch: the batch as ``PgoutputStageOperator`` returned it. (templated)
     :param tables: options of single tables by their names at the source, ``{"schema.table": {"target": ...,
         "mode": ..., "properties": {...}, "partitioned_by": [...], "type_changes": ...}}``; see
-        ``docs/apply.md``. (templated)
+        ``docs/apply.md``. A name that is not published is warned of. (templated)
     """
 
     template_fields: Sequence[str] = (*SparkApplyOperator.template_fields, "batch", "tables")
@@ -89,6 +89,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
                 manifest_uri=batch.manifest_uri,
                 staging_uri=area.staging_uri,
             )
+            self._warn_of_unknown(plan, manifest)
             result: dict[str, Any] = {}
             if not (
                 before is not None
@@ -105,6 +106,18 @@ class PgoutputApplyOperator(SparkApplyOperator):
         self._describe_outlets(context, batch, manifest.changes)
         snapshots = result.get("published", {})
         return _result(batch, manifest.changes, counts, snapshots, applied=True)
+
+    def _warn_of_unknown(self, plan: Plan, manifest: Manifest) -> None:
+        """Name what ``tables`` has options of and nobody publishes: most likely a slip of the pen."""
+        if manifest.published is None:
+            return
+        published = {each.name for each in manifest.published.tables}
+        changed = {each.name for each in manifest.tables}
+        if unknown := sorted(plan.tables.keys() - published - changed):
+            self.log.warning(
+                "tables has options of what is no published table: %s. They count for nothing.",
+                ", ".join(unknown),
+            )
 
     def _recorded(self, lake: Lake, plan: Plan, manifest: Manifest) -> bool:
         """Move the checkpoint over a batch that changes no table; whether the worker may write it."""

@@ -21,8 +21,15 @@ def required_text(value: Any, name: str) -> str:
 
     :raises ConfigurationError: otherwise.
     """
-    if not isinstance(value, str) or value.strip() in _EMPTY:
+    if value is None or (isinstance(value, str) and value.strip() in _EMPTY):
         raise ConfigurationError(f"The argument {name} is missing.", advice=f"give {name}.")
+    if not isinstance(value, str):
+        # A number is not turned back: 1_000 and 1000 are two names, and the same number.
+        raise ConfigurationError(
+            f"The argument {name} is not a text but of type {type(value).__name__}.",
+            advice="give a text. Where the DAG renders native objects, quote one that looks like a number:"
+            f""" {name}="'2024'".""",
+        )
     return value.strip()
 
 

@@ -18,6 +18,7 @@ from airflow.sdk import Asset
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_pgoutput.batch.manifest import Counts, SkippedTransaction
+from airflow_provider_pgoutput.batch.membership import PublishedSet, TableMark
 from airflow_provider_pgoutput.batch.plan import Plan
 from airflow_provider_pgoutput.errors import ConnectionNotFound, LakeUnavailable, PublishRefused
 from tests.airflow.spark_submit_double import SLOT, Workshop
@@ -179,6 +180,25 @@ def test_secrets_in_a_config_map_are_warned_of(
     said = caplog.text + capsys.readouterr().out
     assert ("ConfigMap of the driver" in said) is warned
     assert CANARY not in said
+
+
+def test_options_of_a_table_that_is_not_published_are_warned_of_by_name(
+    workshop: Workshop,
+    task_context: Any,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A table that the batch does not change is published all the same."""
+    marks = tuple(
+        TableMark(oid, f"public.{name}", ()) for oid, name in ((1, "orders"), (2, "idle"))
+    )
+    workshop.seal(published=PublishedSet((), marks))
+    options: dict[str, Any] = {"public.orders": {}, "public.idle": {}, "public.ordres": {}}
+    with caplog.at_level(logging.WARNING):
+        workshop.operator(tables=options).execute(task_context)
+    # A task's logger writes to one of the two, by what ran before in this process.
+    said = caplog.text + capsys.readouterr().out
+    assert "no published table: public.ordres. They" in said
 
 
 def test_a_login_that_spark_cannot_use_is_warned_of_by_name(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from airflow.sdk import DAG
 
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.operators import arguments
+from airflow_provider_pgoutput.operators.retire import PgoutputDropSlotOperator
 
 
 @pytest.mark.parametrize(
@@ -89,10 +91,21 @@ def test_what_is_no_list_in_a_mapping_is_refused_by_name(value: Any) -> None:
         arguments.text_list_mapping({"public.t": value, "public.u": ["a"]}, "key_columns")
 
 
-@pytest.mark.parametrize("value", [None, "", "  ", "None", 3])
+@pytest.mark.parametrize("value", [None, "", "  ", "None"])
 def test_a_missing_text_is_refused_by_name(value: Any) -> None:
-    with pytest.raises(ConfigurationError, match="slot_name"):
+    with pytest.raises(ConfigurationError, match="slot_name is missing"):
         arguments.required_text(value, "slot_name")
+
+
+def test_a_name_that_airflow_rendered_to_a_number_is_refused_with_a_way_out() -> None:
+    with DAG("native", schedule=None, render_template_as_native_obj=True):
+        plain = PgoutputDropSlotOperator(task_id="plain", slot_name="1_000")
+        quoted = PgoutputDropSlotOperator(task_id="quoted", slot_name="'1_000'")
+    for operator in (plain, quoted):
+        operator.render_template_fields({})
+    with pytest.raises(ConfigurationError, match="slot_name is not a text but of type int"):
+        arguments.required_text(plain.slot_name, "slot_name")
+    assert arguments.required_text(quoted.slot_name, "slot_name") == "1_000"
 
 
 def test_a_position_is_read_as_postgresql_writes_it() -> None:
