@@ -123,7 +123,8 @@ class DemoPlace:
         return {
             "slot_name": SLOT_NAME,
             "publication_names": [PUBLICATION],
-            "staging_uri": self.staging.as_uri(),
+            # No URI, in which a blank would be escaped.
+            "staging_uri": str(self.staging),
             "namespace": NAMESPACE,
         }
 

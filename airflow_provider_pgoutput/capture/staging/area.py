@@ -263,20 +263,24 @@ def _check_uri(staging_uri: str) -> None:
 
 def _opened(staging_uri: str) -> tuple[fs.FileSystem, str]:
     """The file system of a URI, and the folder in it."""
-    # Arrow asks AWS for the region of a bucket, whatever the environment says, unless it is part of the URI.
-    # https://arrow.apache.org/docs/python/filesystems.html#s3
-    region = next(filter(None, map(os.environ.get, _REGIONS)), None)
-    told = f"?region={quote(region, safe='')}" if staging_uri.startswith("s3:") and region else ""
+    filesystem: fs.FileSystem
+    root: str
     try:
-        filesystem, root = fs.FileSystem.from_uri(staging_uri + told)
+        filesystem, root = fs.FileSystem.from_uri(staging_uri)
     except (pa.ArrowInvalid, ValueError, TypeError):
         raise _no_uri() from None
     except OSError as error:
-        raise LakeUnavailable(
-            f"The staging area did not open: {error}",
-            advice="of a bucket on S3, give the worker its region in AWS_REGION; else check the address and"
-            " try again.",
-        ) from error
+        # Arrow asks AWS for the region of a bucket, whatever the environment says, unless the URI does. AWS
+        # knows better, as a bucket may be anywhere; but not every network leads there.
+        # https://arrow.apache.org/docs/python/filesystems.html#s3
+        region = next(filter(None, map(os.environ.get, _REGIONS)), None)
+        if not region or not staging_uri.startswith("s3:"):
+            raise LakeUnavailable(
+                f"The staging area did not open: {error}",
+                advice="of a bucket on S3, give the worker its region in AWS_REGION; else check the address"
+                " and try again.",
+            ) from error
+        filesystem, root = fs.FileSystem.from_uri(f"{staging_uri}?region={quote(region, safe='')}")
     return filesystem, root
 
 
