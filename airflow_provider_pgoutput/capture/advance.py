@@ -147,10 +147,13 @@ def move_slot(slot: MovableSlot, checkpoint_lsn: Lsn, system_identifier: str | N
     except SourceError:
         # The server refuses to move a slot back: a later run was faster just now.
         facts = slot.facts()
-        if facts is None or check_slot(facts, server, two_phase=True) < checkpoint_lsn:
+        if facts is None:
             raise
-        log.info("Slot %s was moved past %s meanwhile.", slot_name, checkpoint_lsn)
-        return check_slot(facts, server, two_phase=True)
+        confirmed = check_slot(facts, server, two_phase=True)
+        if confirmed < checkpoint_lsn:
+            raise
+        log.info("Slot %s is at %s already.", slot_name, confirmed)
+        return confirmed
     reach("advance.after_move")
     if reached < checkpoint_lsn:
         # It told of a later position a moment ago, so it was started again, or another one answers now. The

@@ -178,7 +178,7 @@ def test_a_slot_is_described_as_the_server_sees_it(source: Session, slot: str) -
     before = PgoutputHook().slot(slot)
     assert (before.exists, before.plugin, before.active) == (True, "pgoutput", False)
     assert before.database == source.info.dbname
-    source.execute("SELECT pg_logical_emit_message(false, 'test', repeat('x', 100000), true)")
+    source.execute("SELECT pg_logical_emit_message(true, 'test', repeat('x', 100000))")
     after = PgoutputHook().slot(slot)
     assert before.lag_bytes is not None
     assert after.lag_bytes is not None

@@ -42,9 +42,11 @@ _SMALL_BYTES = 32 << 10
 _JOINED_BLOCKS = 16
 #: So many files may be open; each takes a descriptor, of which a process often has 1024.
 _OPEN_FILES = 100
-#: At the end of a batch so many files are completed at the same time, and how many where each has fewer
-#: bytes to encode: those wait for the disk or the object store.
-_COMPLETED_AT_ONCE, _SMALL_COMPLETED_AT_ONCE, _LARGE_BYTES = 2, 8, 2 << 20
+#: So many files are completed at the same time, at the end of a batch: more would take more memory.
+_COMPLETED_AT_ONCE = 2
+#: So many, where there are fewer bytes left than that to encode: these wait for the disk or the store.
+_SMALL_COMPLETED_AT_ONCE = 8
+_LARGE_BYTES = 2 << 20
 #: The encoder may hold at most so many row groups that wait for it.
 _WAITING_GROUPS = 2
 
