@@ -311,6 +311,12 @@ OTHER_TESTS = (
         ),
         "test_late_commits.py::test_c105_a_commit_that_is_in_the_wal_and_not_in_the_commit_log",
     ),
+    (
+        "C180",
+        "a database has odd settings, all at once: `quote_all_identifiers`, `array_nulls` and two dozen more",
+        "copy and stream are the same as without them, and a missing publication is still refused",
+        "tests/capture/source/test_session.py::test_hostile_defaults_change_nothing",
+    ),
 )
 
 #: Id, what happens, and why it does not run.

@@ -27,6 +27,7 @@ NOTED = (
     "test_collations.py::",
     "test_server_states.py::",
     "test_positions.py::test_f20_",
+    "test_session.py::test_hostile_defaults_",
 )
 
 

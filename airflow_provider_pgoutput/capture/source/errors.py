@@ -60,6 +60,8 @@ _NO_ROOM = (
     "(temp_file_limit, temp_tablespaces)."
 )
 
+#: How the server calls an exported snapshot, in whatever language it speaks.
+_SNAPSHOT_NAME = "[0-9A-F]{8}-[0-9A-F]{8}-[0-9]+"
 #: Of an exported snapshot, in the words of several versions.
 _NEW_SNAPSHOT = "nothing; the tables that were not copied yet are copied in a new snapshot."
 
@@ -73,13 +75,13 @@ _MEANINGS = (
     ),
     _Meaning(
         "42710",
-        r"^replication slot \"",
+        "",
         errors.SlotBusy,
         "nothing; another run made the slot just now, and the next attempt goes on from it.",
     ),
     # A published table was dropped while the server listed them.
     _Meaning("XX000", "^could not open relation with OID", errors.SourceUnavailable, _LATER),
-    _Meaning("55P03", "lock timeout", errors.SourceLocked, "see pg_locks and pg_prepared_xacts."),
+    _Meaning("55P03", "", errors.SourceLocked, "see pg_locks and pg_prepared_xacts."),
     _Meaning("55000", "can no longer", errors.SlotLost, _COPY_AGAIN),
     _Meaning("55000", "has been invalidated", errors.SlotLost, _COPY_AGAIN),
     _Meaning("58P01", "", errors.SlotLost, _COPY_AGAIN),
@@ -113,7 +115,7 @@ _MEANINGS = (
     # With old_snapshot_threshold, which version 17 no longer has.
     _Meaning("72000", "", errors.SnapshotLost, _NEW_SNAPSHOT),
     _Meaning("22023", "^invalid snapshot identifier", errors.SnapshotLost, _NEW_SNAPSHOT),
-    _Meaning("42704", r"^snapshot \"", errors.SnapshotLost, _NEW_SNAPSHOT),
+    _Meaning("42704", _SNAPSHOT_NAME, errors.SnapshotLost, _NEW_SNAPSHOT),
     _Meaning(
         "55000", "^could not import the requested snapshot", errors.SnapshotLost, _NEW_SNAPSHOT
     ),

@@ -76,8 +76,8 @@ def _is_made_of_money(type_oid: int, types: Mapping[int, TypeInfo]) -> bool:
 
 
 def _read_units(conninfo: str | Mapping[str, Any], slot_name: str) -> tuple[str, int]:
-    """Ask a session without any setting of ours: what is pinned cannot be unpinned again."""
-    given = sessions.parameters(conninfo, pinned=False)
+    """Ask a session that has the server's own ``lc_monetary``: what is pinned cannot be unpinned again."""
+    given = sessions.parameters(conninfo, changed={"lc_monetary": None})
     with translated(slot=slot_name), psycopg.connect(**given, autocommit=True) as session:
         row = session.execute(_UNITS_QUERY).fetchone()
     assert row is not None, "a query without a table has a row"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: Settings that alter the text of values, or could end or filter a read.
+#: Settings that alter the text of values or how our statements are read, or could end or filter a read.
 PINNED = {
     "client_encoding": "UTF8",
     "DateStyle": "ISO,YMD",
@@ -23,7 +23,19 @@ PINNED = {
     "lc_monetary": "C",
     "xmloption": "content",
     "search_path": "pg_catalog",
+    # It quotes names in the text of values (regclass), and ADBC looks for functions by such a text.
+    "quote_all_identifiers": "off",
+    # How literals are read: ours, and those of row filters that the server printed.
+    "standard_conforming_strings": "on",
+    "array_nulls": "on",
+    "transform_null_equals": "off",
     "row_security": "off",
+    # The one warning that we wait for: version 18 leaves out a publication that it does not find.
+    "client_min_messages": "warning",
+    # A standby refuses serializable transactions, and a deferrable one waits for all others.
+    "default_transaction_isolation": "read committed",
+    "default_transaction_deferrable": "off",
+    "exit_on_error": "off",
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
@@ -31,15 +43,17 @@ PINNED = {
 }
 
 
-def startup_options(own: str | None, changed: Mapping[str, str] | None = None) -> str:
+def startup_options(own: str | None, changed: Mapping[str, str | None] | None = None) -> str:
     """The parameter ``options`` of libpq that pins the settings; of two values the server takes the last.
 
     :param own: the connection's own ``options``; what they say of a pinned setting does not count.
-    :param changed: settings that this session has in another value than the others.
+    :param changed: settings that this session has in another value; None: as the server has it.
 
     Source: https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNECT-OPTIONS
     """
-    pinned = " ".join(
-        f"-c {name}={value}" for name, value in (PINNED | dict(changed or {})).items()
-    )
+    wanted = PINNED | dict(changed or {})
+    given = [(name, value) for name, value in wanted.items() if value is not None]
+    # A blank would end the option.
+    escaped = ((name, value.replace(" ", "\\ ")) for name, value in given)
+    pinned = " ".join(f"-c {name}={value}" for name, value in escaped)
     return f"{own} {pinned}" if own else pinned

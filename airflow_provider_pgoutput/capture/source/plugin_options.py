@@ -16,6 +16,8 @@ from psycopg import sql
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from psycopg.abc import AdaptContext
+
     from airflow_provider_pgoutput.capture.source.catalog import Server
 
 STREAMING_OFF: Final = "off"
@@ -200,9 +202,20 @@ class PluginOptions:
     def as_options(self) -> sql.Composed:
         """Options of START_REPLICATION."""
         return sql.SQL(", ").join(
-            sql.SQL("{} {}").format(sql.Identifier(name), sql.Literal(value))
+            sql.SQL("{} {}").format(sql.Identifier(name), _ReplicationLiteral(value))
             for name, value in self.pairs
         )
+
+
+class _ReplicationLiteral(sql.Composable):
+    """A literal of the walsender's own grammar, which knows no ``E'...'``: a backslash stands for itself.
+
+    Source: https://www.postgresql.org/docs/current/protocol-replication.html
+    """
+
+    def as_bytes(self, context: AdaptContext | None = None) -> bytes:
+        """The literal as the server reads it."""
+        return b"'" + str(self._obj).replace("'", "''").encode() + b"'"
 
 
 def publication_list(publication_names: tuple[str, ...]) -> str:

@@ -38,12 +38,15 @@ _PINNED_IF_KNOWN = {"transaction_timeout": "0"}
 
 
 def parameters(
-    conninfo: str | Mapping[str, Any], *, pinned: bool = True, **more: str | None
+    conninfo: str | Mapping[str, Any],
+    *,
+    changed: Mapping[str, str | None] | None = None,
+    **more: str | None,
 ) -> dict[str, Any]:
     """Connection parameters of libpq with the pinned settings among them.
 
     :param conninfo: a libpq connection string or URI, or its parameters.
-    :param pinned: False: without these settings, as others who connect so have it.
+    :param changed: pinned settings that this session has in another value; None: as the server has it.
     :param more: parameters that win over those of ``conninfo``.
     :raises ConfigurationError: when ``conninfo`` cannot be parsed.
     """
@@ -59,7 +62,7 @@ def parameters(
         **given,
         "application_name": given.get("application_name") or APPLICATION_NAME,
         "client_encoding": "UTF8",
-        "options": startup_options(own) if pinned else own or "",
+        "options": startup_options(own, changed),
         **{name: value for name, value in more.items() if value is not None},
     }
 
@@ -164,6 +167,13 @@ def _set_statement() -> sql.Composed:
             " WHERE pg_catalog.version() !~* 'visual c|msvc|mingw')"
         ).format(sql.Literal(liveness.CLIENT_CHECK_INTERVAL))
     )
+    # Superusers set it, and roles to which it was granted. Refusals are told apart by English words, too.
+    calls.append(
+        sql.SQL(
+            "(SELECT pg_catalog.set_config('lc_messages', {}, false)"
+            " WHERE pg_catalog.has_parameter_privilege('lc_messages', 'SET'))"
+        ).format(sql.Literal("C"))
+    )
     return sql.SQL("SELECT ") + sql.SQL(", ").join(calls)
 
 
@@ -180,8 +190,8 @@ def _check(shown: dict[str, str]) -> None:
         **{name: _PINNED_IF_KNOWN[name] for name in _PINNED_IF_KNOWN if name in shown},
     }
     for name, value in wanted.items():
-        found = shown.get(name, "").replace(" ", "")
-        if found != value:
+        found = shown.get(name, "")
+        if found.replace(" ", "") != value.replace(" ", ""):
             raise ConfigurationError(
                 f"The session's {name} is {found!r} although {value!r} was set; "
                 "the bytes of the stream would depend on it.",

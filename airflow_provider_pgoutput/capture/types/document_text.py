@@ -69,7 +69,7 @@ refused (`ValueRefused`) whatever the policy.
 The text that PostgreSQL sends depends on settings of the session. They are pinned, so that neither
 `postgresql.conf` nor `ALTER ROLE ... SET` changes what arrives: `DateStyle = ISO`,
 `IntervalStyle = postgres`, `TimeZone = UTC`, `extra_float_digits = 1`, `bytea_output = hex`,
-`lc_monetary = C`, `client_encoding = UTF8`.
+`lc_monetary = C`, `client_encoding = UTF8`, `quote_all_identifiers = off`.
 
 ## Text and binary
 
