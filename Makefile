@@ -9,7 +9,7 @@ export PYTHON
 # Where it is set, each process that a test starts would compile all of its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test lint types demo airflow bench fuzz sweep torture soak simulate values sbom clean
+.PHONY: help setup test lint types demo airflow bench fuzz sweep torture chaos soak simulate values sbom clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,11 @@ else ifdef LAKE
 else
 	@$(BIN)/python -m tests.capture.torture --seed $(SEED) --runs $(RUNS)
 endif
+
+VERSION ?= 18
+
+chaos: setup ## Random programs, options and kills against whole pipelines (SEED=1 RUNS=20 VERSION=18)
+	@$(BIN)/python -m tests.chaos --seed $(SEED) --runs $(RUNS) --postgres-version $(VERSION)
 
 MINUTES ?= 30
 

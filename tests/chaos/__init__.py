@@ -1,0 +1,1 @@
+"""Random programs against whole pipelines: ``make chaos SEED=1 RUNS=20``."""

@@ -1,0 +1,185 @@
+"""Judges a pipeline that has caught up with its source, and says which tables may differ and why.
+
+A table may differ where the documentation says that nobody can know better: a warning named it, or the
+program did what is documented to be in no stream. Such a table is copied again, and has to be equal then.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import NoSuchTableError
+
+from tests.chaos.oracle import Source, compare, compare_log, read_lake, without
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tests.chaos.oracle import Difference, LakeRows, SourceTable
+    from tests.chaos.pipeline import Pipeline
+    from tests.chaos.program import Silent
+
+#: A warning that only says that something was done about it already.
+_MENDED = re.compile(r"copied again, as|It is copied again|Reading again")
+_RELATION_OID = "pgoutput.relation-oid"
+_BRANCH = "pgoutput_"
+
+
+@dataclass
+class Verdict:
+    """What a comparison found."""
+
+    tables: int = 0
+    rows: int = 0
+    #: What must not be.
+    faults: list[str] = field(default_factory=list)
+    #: Tables that differ for a reason that was told: their names at the source, and the reasons.
+    excused: dict[str, str] = field(default_factory=dict)
+
+
+class Judge:
+    """Compares the tables of one pipeline."""
+
+    def __init__(self, pipeline: Pipeline, silent: Sequence[Silent]) -> None:
+        self._pipeline, self._silent = pipeline, silent
+        self._excusing = True
+
+    def compare(self, *, excuses: bool) -> Verdict:
+        """Compare every published table.
+
+        :param excuses: whether a table may differ for a reason; else nothing may.
+        """
+        verdict = Verdict()
+        pipeline = self._pipeline
+        catalog = load_catalog("lake", **pipeline.catalog_properties)
+        source = Source(pipeline.conninfo, pipeline.options.stage.get("type_options", {}))
+        try:
+            for table in source.tables(pipeline.publications):
+                if not table.columns:
+                    continue
+                verdict.tables += 1
+                verdict.rows += table.rows.total()
+                self._compare(table, self._lake(catalog, table), verdict, excuses=excuses)
+        finally:
+            source.close()
+            catalog.close()
+        verdict.faults += pipeline.watch.faults
+        return verdict
+
+    def _lake(self, catalog: Any, table: SourceTable) -> LakeRows | None:
+        namespace = self._pipeline.namespace
+        target = self._pipeline.plan().target_name(table.schema, table.name)
+        try:
+            return read_lake(catalog.load_table((namespace, target)))
+        except NoSuchTableError:
+            # A table that was renamed has its former name in the lake until something of it changes.
+            tables = (catalog.load_table(each) for each in catalog.list_tables(namespace))
+            former = [
+                each for each in tables if each.properties.get(_RELATION_OID) == str(table.oid)
+            ]
+            return read_lake(former[0]) if former else None
+
+    def _compare(
+        self, table: SourceTable, lake: LakeRows | None, verdict: Verdict, *, excuses: bool
+    ) -> None:
+        if lake is None:
+            found = "there is no table in the lake"
+            reasons = dict(self._reasons(table)) if excuses else {}
+            if reasons:
+                verdict.excused[table.full_name] = f"{found}: {sorted(set(reasons.values()))}"
+            else:
+                verdict.faults.append(f"{table.full_name}: {found}")
+            return
+        if self._is_log(table):
+            copied = self._pipeline.copied.get(table.full_name, 0)
+            for fault in compare_log(table, lake, copied):
+                reasons = (
+                    dict(self._reasons(table)) if excuses and not fault.startswith("I3") else {}
+                )
+                if reasons:
+                    verdict.excused[table.full_name] = f"log: {sorted(set(reasons.values()))}"
+                else:
+                    verdict.faults.append(f"{table.full_name}, change log: {fault}")
+            return
+        difference = compare(table, lake)
+        if difference is None:
+            return
+        reason = self._reason(difference, lake) if excuses else None
+        if reason is None:
+            verdict.faults.append(f"{table.full_name}: {difference.text}")
+        else:
+            verdict.excused[table.full_name] = reason
+
+    def _is_log(self, table: SourceTable) -> bool:
+        options = self._pipeline.options
+        mode = options.tables.get(table.full_name, {}).get("mode")
+        return bool((mode or options.plan["mode"]) == "change_log")
+
+    def _reason(self, difference: Difference, lake: LakeRows) -> str | None:
+        """Why a table may differ; None: it may not."""
+        reasons = dict(self._reasons(difference.table))
+        if "*" in reasons:
+            return reasons["*"]
+        if reasons and without(difference, lake, frozenset(reasons)):
+            return "; ".join(f"{name}: {why}" for name, why in sorted(reasons.items()))
+        return None
+
+    def _reasons(self, table: SourceTable) -> Iterator[tuple[str, str]]:
+        """Names of columns that may differ, ``*``: all, each with the reason."""
+        for each in self._silent:
+            if each.table == table.oid:
+                yield each.column, f"documented: {each.operation}"
+            elif each.table == 0:
+                for column in table.columns:
+                    if column.is_users_type:
+                        yield column.name, f"documented: {each.operation}"
+        for message in self._pipeline.warnings:
+            if _MENDED.search(message):
+                continue
+            if re.search(rf"(?<!\w){re.escape(table.full_name)}(?!\w)", message):
+                named = [
+                    each.name
+                    for each in table.columns
+                    if re.search(
+                        rf"\b{re.escape(each.name)}\b", message.replace(table.full_name, "")
+                    )
+                ]
+                for name in named or ["*"]:
+                    yield name, f"warned: {_pattern(message, table)}"
+            for publication in table.publications:
+                if re.search(rf"Publication {publication} (was altered|does not publish)", message):
+                    yield "*", "warned: a publication left operations out"
+        if self._leaves_out(table):
+            yield "*", "a publication leaves operations out"
+
+    def _leaves_out(self, table: SourceTable) -> bool:
+        with psycopg.connect(self._pipeline.conninfo) as session:
+            row = session.execute(
+                "SELECT bool_or(NOT (pubinsert AND pubupdate AND pubdelete AND pubtruncate))"
+                " FROM pg_publication WHERE pubname = ANY (%s)",
+                (list(table.publications),),
+            ).fetchone()
+        return bool(row and row[0])
+
+    def left_branches(self) -> list[str]:
+        """Branches of attempts that nobody goes on with (I7)."""
+        catalog = load_catalog("lake", **self._pipeline.catalog_properties)
+        try:
+            return [
+                f"{identifier[-1]}.{name}"
+                for identifier in catalog.list_tables(self._pipeline.namespace)
+                for name, reference in catalog.load_table(identifier).metadata.refs.items()
+                if reference.snapshot_ref_type == "branch" and name.startswith(_BRANCH)
+            ]
+        finally:
+            catalog.close()
+
+
+def _pattern(message: str, table: SourceTable) -> str:
+    """A message without names and numbers, for counting."""
+    text = message.replace(table.full_name, "<table>")
+    return re.sub(r"\b(c\d+|\d+)\b", "_", text)[:110]

@@ -1,0 +1,341 @@
+"""One pipeline of a run: stage, apply, advance, again and again, with kills, and with the ways on."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from airflow_provider_pgoutput.batch.plan import Plan, TableOptions
+from tests.chaos import refusals
+from tests.chaos.options import POLICY
+from tests.chaos.watch import SlotWatch, number, read_checkpoint
+from tests.faults.crash_points import ELSEWHERE, crash_points
+from tests.reader_role import reader_conninfo
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.chaos.driver import Driver
+    from tests.chaos.options import Options
+    from tests.chaos.program import Program
+    from tests.chaos.tasks import Outcome, Refusal, Tasks
+
+CATALOG = "lake"
+_CAPTURE_POINTS = [each for each in crash_points("capture") if each not in ELSEWHERE]
+_APPLY_POINTS = [each for each in crash_points("apply") if not each.startswith("replay.")]
+#: The same refusal so often, while nothing else happens at the source, has no way on.
+_MOST_REPEATED = 3
+_MOST_RETRIES = 8
+
+
+class Fault(Exception):
+    """Something that a pipeline must not do."""
+
+
+@dataclass
+class Kills:
+    """How often tasks of a run are killed, and what else happens to them."""
+
+    stage: float = 0.25
+    apply: float = 0.25
+    #: Of the kills of an apply: those that take the JVM along.
+    java: float = 0.0
+    #: The server is stopped at once while a task runs.
+    server: float = 0.0
+
+
+@dataclass
+class Pipeline:
+    """One slot, one namespace, and what became of its tasks."""
+
+    conninfo: str
+    slot_name: str
+    publications: tuple[str, ...]
+    staging: Path
+    catalog_properties: dict[str, str]
+    options: Options
+    chance: random.Random
+    tasks: Tasks
+    driver: Driver
+    program: Program
+    crash_server: Callable[[], None]
+    note: Callable[..., None]
+    kills: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    warnings: list[str] = field(default_factory=list)
+    batches: int = 0
+    changes: int = 0
+    #: LSN of the last copy of each table.
+    copied: dict[str, int] = field(default_factory=dict)
+    #: Options of the next stage task alone.
+    _next: dict[str, Any] = field(default_factory=dict)
+    _pending: dict[str, Any] | None = None
+    _repeated: Counter[str] = field(default_factory=Counter)
+    _checkpoint: int | None = None
+    #: What may cause a refusal beside the program's operations.
+    causes: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        """Watch the slot from its first moment."""
+        self.staging.mkdir(parents=True)
+        early = self.staging if self.options.advances_early else None
+        self.watch = SlotWatch(
+            self.conninfo, self.slot_name, self.namespace, self.catalog_properties, early
+        )
+
+    @property
+    def namespace(self) -> str:
+        """Where its tables are."""
+        return self.slot_name
+
+    def run(self, kills: Kills) -> bool:
+        """One DAG run, with retries while it is killed; whether all of its tasks ended well."""
+        staged = self._task("stage", self._stage_body, kills.stage, _CAPTURE_POINTS, kills)
+        if staged is None:
+            return False
+        assert staged.result is not None
+        self._next = {}
+        self._pending = staged.result
+        self.copied.update(staged.result["copied"])
+        if self._apply(kills) is None:
+            return False
+        self.batches += 1
+        self.changes += staged.result["changes"]
+        self._check_checkpoint()
+        self._pending = None
+        self._repeated.clear()
+        point = [each for each in _CAPTURE_POINTS if each.startswith("advance.")]
+        return self._task("advance", self._common, kills.stage / 4, point, kills) is not None
+
+    def catch_up(self, target: int) -> None:
+        """Run until nothing is left.
+
+        :raises Fault: it is stuck, or a task hung.
+        """
+        for _ in range(60):
+            if self.run(Kills(0, 0)) and (self._checkpoint or 0) >= target and not self._next:
+                return
+        raise Fault("the pipeline does not catch up in 60 runs")
+
+    def copy_again(self, tables: list[str]) -> None:
+        """Name tables in ``copy_tables`` of the next run."""
+        self._next = {"copy_tables": sorted({*self._next.get("copy_tables", ()), *tables})}
+
+    def plan(self) -> Plan:
+        """The plan of the apply task."""
+        options = dict(self.options.plan)
+        tables = {name: TableOptions(**each) for name, each in self.options.tables.items()}
+        options["metadata_columns"] = tuple(options.get("metadata_columns", ()))
+        return Plan(
+            manifest_uri=self._pending["uri"] if self._pending else "",
+            staging_uri=self.staging.as_uri(),
+            catalog=CATALOG,
+            namespace=self.namespace,
+            tables=tables,
+            **options,
+        )
+
+    def _common(self) -> dict[str, Any]:
+        return {
+            "conninfo": reader_conninfo(self.conninfo),
+            "slot_name": self.slot_name,
+            "namespace": self.namespace,
+            "catalog_properties": self.catalog_properties,
+            "staging_uri": self.staging.as_uri(),
+        }
+
+    def _stage_body(self) -> dict[str, Any]:
+        common = self._common()
+        options = {
+            **{name: common[name] for name in ("conninfo", "slot_name", "staging_uri")},
+            "publication_names": list(self.publications),
+            **self.options.stage,
+            **self.options.stream,
+            **self.options.policy,
+            **self._next,
+        }
+        return {
+            **common,
+            "options": options,
+            "stream": list(self.options.stream),
+            "policy": list(POLICY),
+        }
+
+    def _apply_body(self) -> dict[str, Any]:
+        return {**self._common(), "plan": self.plan().to_json()}
+
+    def _apply(self, kills: Kills) -> Outcome | None:
+        assert self._pending is not None
+        if self._pending["changes"] == 0 and not self._pending["tables"]:
+            moved = self._task("apply_without_spark", self._apply_body, 0, [], kills)
+            if moved is None or (moved.result and moved.result["done"]):
+                return moved
+        return self._task("apply", self._apply_body, kills.apply, _APPLY_POINTS, kills)
+
+    def _task(
+        self,
+        name: str,
+        body: Callable[[], dict[str, Any]],
+        kill: float,
+        points: list[str],
+        kills: Kills,
+    ) -> Outcome | None:
+        """A task and its retries; None: it was refused, and a way on is chosen."""
+        while True:
+            self.program.check()
+            point, after = "", None
+            if points and self.chance.random() < kill:
+                if self.chance.random() < 0.5:
+                    point = f"{self.chance.choice(points)}:{self.chance.choice((1, 1, 2, 3))}"
+                else:
+                    after = self.chance.uniform(0, 3 if name == "apply" else 0.8)
+            crash = points and self.chance.random() < kills.server
+            environment = self.driver.address() if name == "apply" else {}
+            java_before = self.driver.cpu()
+            running = self.tasks.begin(name, body(), environment, point)
+            takes_java = name == "apply" and self.chance.random() < kills.java
+            if after is not None:
+                time.sleep(after)
+                running.kill()
+            elif crash:
+                time.sleep(self.chance.uniform(0, 1))
+                self.crash_server()
+                self.kills["server"] += 1
+            outcome = running.end()
+            self.warnings += [each for each in outcome.warnings if each not in self.warnings]
+            self.note(
+                task=name,
+                seconds=round(outcome.seconds, 2),
+                cpu=round(outcome.cpu, 2),
+                java=round(self.driver.cpu() - java_before, 2),
+                killed=outcome.killed,
+                result=outcome.result,
+                refusal=outcome.refusal and f"{outcome.refusal.kind}: {outcome.refusal.message}",
+                options=self._next,
+                warnings=outcome.warnings,
+            )
+            if outcome.result is not None:
+                return outcome
+            if outcome.killed is not None:
+                self.kills[name.partition("_")[0]] += 1
+                if name == "apply" and (takes_java or kills.java >= 1):
+                    self.driver.kill()
+                    self.kills["java"] += 1
+                continue
+            assert outcome.refusal is not None
+            if self._may_try_again(name, outcome.refusal):
+                continue
+            return None
+
+    def _may_try_again(self, name: str, refusal: Refusal) -> bool:
+        """Choose what to do about a refusal; whether the task is tried again as it is.
+
+        :raises Fault: the refusal is not expected, or has no way on.
+        """
+        done = Counter(self.program.done)
+        done.update(self.causes)
+        if self.kills["server"]:
+            done[refusals.CRASH] += 1
+        kind = refusals.expected(refusal, done)
+        words = f"{name}: {refusal.kind}: {refusal.message}"
+        if kind is None:
+            raise Fault(f"not expected: {words}\n{refusal.trace}")
+        self.refused[f"{refusal.kind} {kind.words}".strip()] += 1
+        self._repeated[words] += 1
+        if kind.ways[0][0] == refusals.RETRY:
+            if self._repeated[words] > _MOST_RETRIES:
+                raise Fault(f"no retry helps: {words}")
+            time.sleep(0.3)
+            return True
+        ways = refusals.ways_named(kind, refusal)
+        if not ways:
+            raise Fault(f"no way on is named: {words}")
+        if self._repeated[words] > _MOST_REPEATED:
+            raise Fault(f"no way on helps: {words}")
+        # The first is tried before the others, unless chance will have it.
+        way = ways[(self._repeated[words] - 1) % len(ways)]
+        if self._repeated[words] == 1 and self.chance.random() < 0.4:
+            way = self.chance.choice(ways)
+        self.note(way=way, table=refusal.table)
+        self._take(way, refusal)
+        return False
+
+    def _take(self, way: str, refusal: Refusal) -> None:
+        self.causes["way on"] += 1
+        table = refusal.table
+        if way == refusals.COPY:
+            assert table is not None, refusal
+            self.copy_again([table])
+        elif way == refusals.TARGET:
+            assert table is not None, refusal
+            former = refusal.message.partition("it was written to ")[2].split()[0].rstrip(".")
+            self.options.tables.setdefault(table, {})["target"] = former.rpartition(".")[2]
+        elif way == refusals.OTHER_TARGET:
+            assert table is not None, refusal
+            name = f"{table.replace('.', '__')}_{self.chance.randrange(10**6)}"
+            self.options.tables.setdefault(table, {})["target"] = name
+            self.copy_again([table])
+        elif way == refusals.NEW_COLUMN:
+            assert table is not None, refusal
+            self.options.tables.setdefault(table, {})["type_changes"] = "new_column"
+        elif way == refusals.TYPE_CHANGES:
+            self.options.policy["type_changes"] = "copy"
+            self.copy_again([table] if table else [])
+        elif way == refusals.UNSURE:
+            self.options.policy["unsure_columns"] = self.chance.choice(("copy", "warn"))
+        elif way == refusals.OLDER_ROWS:
+            self.options.policy["older_rows"] = "copy"
+        elif way == refusals.RECREATED:
+            self.options.stage["on_recreated_table"] = "copy"
+        elif way == refusals.ON_NEW_TABLE:
+            self.options.stage["on_new_table"] = self.chance.choice(("copy", "ignore"))
+        elif way in {refusals.NEW_SLOT, refusals.NEW_SLOT_AS_TEXT}:
+            self.options.stream["two_phase" if way == refusals.NEW_SLOT else "binary"] = False
+            self._drop_slot()
+            self._next = {"on_slot_lost": "copy"}
+        elif way == refusals.GIVE_UP:
+            self._remove_waiting()
+            self._next = {"on_slot_lost": "copy"}
+        else:
+            raise AssertionError(way)
+
+    def _drop_slot(self) -> None:
+        self.watch.paused.set()
+        with psycopg.connect(self.conninfo, autocommit=True) as session:
+            for _ in range(100):
+                try:
+                    session.execute("SELECT pg_drop_replication_slot(%s)", (self.slot_name,))
+                    break
+                except psycopg.errors.ObjectInUse:
+                    time.sleep(0.1)
+        self.watch.begin_anew()
+        self.watch.paused.clear()
+
+    def _remove_waiting(self) -> None:
+        """Remove the manifests of batches that are sealed and not applied."""
+        for path in (self.staging / self.slot_name / "manifests").glob("*.json"):
+            if int(path.name.split("-")[1], 16) > (self._checkpoint or 0):
+                path.unlink()
+
+    def _check_checkpoint(self) -> None:
+        found = read_checkpoint(self.catalog_properties, self.namespace, self.slot_name)
+        if found is None or found < (self._checkpoint or 0):
+            raise Fault(f"I5: the checkpoint was {self._checkpoint}, and is {found}")
+        if self._pending_end and found < self._pending_end:
+            raise Fault(f"the batch was applied, and the checkpoint is {found}")
+        self._checkpoint = found
+
+    @property
+    def _pending_end(self) -> int | None:
+        return number(self._pending["end"]) if self._pending else None
+
+    def describe(self) -> str:
+        """What it was asked to do."""
+        return json.dumps({"slot": self.slot_name, "options": self.options.described()})

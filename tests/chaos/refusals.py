@@ -1,0 +1,184 @@
+"""Which refusals are expected, what may cause each, and the ways on that its message names.
+
+A refusal that is not here, or of which the program did nothing that causes it, is a failure of the run. So
+is one that comes back after its way on was taken and nothing else happened.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Mapping
+
+    from tests.chaos.tasks import Refusal
+
+COPY = "copy the table"
+RETRY = "try again"
+TARGET = "keep its target"
+OTHER_TARGET = "another target"
+NEW_COLUMN = "keep the old values in a column"
+TYPE_CHANGES = "type_changes='copy'"
+UNSURE = "unsure_columns"
+OLDER_ROWS = "older_rows='copy'"
+RECREATED = "on_recreated_table='copy'"
+ON_NEW_TABLE = "on_new_table='copy'"
+NEW_SLOT = "a new slot without two_phase"
+NEW_SLOT_AS_TEXT = "a new slot without binary"
+GIVE_UP = "give up the sealed batch and copy all tables"
+KEY_COLUMNS = "key_columns"
+UNPUBLISH = "take the table out of the publication"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A kind of refusal."""
+
+    kind: str
+    #: What its message has to say.
+    words: str
+    #: Operations of the program of which one at least must have happened; empty: any program may cause it.
+    causes: tuple[str, ...]
+    #: The ways on, each with what its message has to say to be one; the first that it names is taken, or by
+    #: chance another.
+    ways: tuple[tuple[str, str], ...]
+
+
+CRASH = "crash of the server"
+KILL = "kill"
+_COPYING = (COPY, r"copy_tables|copy it again|copy the table again|copied again")
+_SHAPES = (
+    "add column",
+    "drop column",
+    "rename column",
+    "swap columns",
+    "replace column",
+    "retype",
+    "replace enum",
+)
+_GONE = (
+    "rename table",
+    "move table",
+    "rename schema",
+    "drop table",
+    "recreate table",
+    "create table",
+)
+
+EXPECTED = (
+    Expected("Ended", "signal 6", (CRASH,), ((RETRY, ""),)),
+    Expected(
+        "TableRefused",
+        "renamed at the source",
+        _GONE,
+        ((TARGET, "target option"), _COPYING),
+    ),
+    Expected(
+        "TableRefused",
+        r"dropped and created again|another made under its name",
+        _GONE,
+        ((RECREATED, "on_recreated_table"), _COPYING, (OTHER_TARGET, "name another target")),
+    ),
+    Expected(
+        "TableRefused",
+        "is also that of",
+        _GONE,
+        ((OTHER_TARGET, "name another target"),),
+    ),
+    Expected(
+        "TableRefused",
+        "published, and the lake does not have it",
+        ("add member", *_GONE, "detach", "attach", "replace leaf", "publication of all tables"),
+        (_COPYING, (ON_NEW_TABLE, "on_new_table")),
+    ),
+    Expected(
+        "TableRefused",
+        "dropped and another took its place",
+        ("drop column", "replace column", "add column", "rename column", "swap columns"),
+        (_COPYING, (UNSURE, "unsure_columns")),
+    ),
+    Expected(
+        "TableRefused",
+        "which Iceberg cannot",
+        (*_SHAPES, "recreate table", "create table"),
+        (_COPYING, (NEW_COLUMN, "new_column"), (TYPE_CHANGES, "type_changes='copy'")),
+    ),
+    Expected(
+        "TableRefused",
+        "REPLICA IDENTITY FULL",
+        (
+            "change key",
+            "change identity",
+            "change leaf identity",
+            "recreate table",
+            "attach",
+            "detach",
+        ),
+        (_COPYING, (OLDER_ROWS, "older_rows")),
+    ),
+    Expected(
+        "TableRefused",
+        "what older rows hold in",
+        (
+            "add column",
+            "retype",
+            "rewrite",
+            "replace column",
+            "convert",
+            "change key",
+            "change identity",
+        ),
+        (_COPYING,),
+    ),
+    Expected("TableRefused", "written in mode", _GONE, ((OTHER_TARGET, "name another target"),)),
+    Expected(
+        "TableRefused",
+        "leaves out an unchanged value",
+        ("retype", "replace enum", "replace column"),
+        (_COPYING,),
+    ),
+    Expected(
+        "BatchRefused",
+        "rows nothing identifies",
+        ("change identity", "change key", "change leaf identity", "drop column"),
+        (_COPYING,),
+    ),
+    Expected(
+        "RowMissing",
+        "",
+        (
+            *("change operations", "rewrite", "attach", "detach", "replace member", "convert"),
+            *("change identity", "change key", "change leaf identity", "retype", "drop expression"),
+            *("add column", "replace leaf", "truncate leaf"),
+        ),
+        (_COPYING,),
+    ),
+    Expected("DecodedTooEarly", "", _SHAPES + _GONE, ((NEW_SLOT, "new slot"),)),
+    Expected("NoBinaryForm", "", (), ((NEW_SLOT_AS_TEXT, "new slot"),)),
+    Expected("SlotAheadOfCheckpoint", "", ("way on",), ((GIVE_UP, ""),)),
+    Expected("ValueRefused", "key", ("change key", "change identity", "odd values"), (_COPYING,)),
+)
+
+#: Another task, a crash or a statement of the program stood in the way for a moment.
+RETRYABLE = Expected("RetryableError", "", (), ((RETRY, ""),))
+
+
+def expected(refusal: Refusal, done: Counter[str] | Mapping[str, int]) -> Expected | None:
+    """The kind that a refusal is of; None: it is not expected of this program."""
+    if "RetryableError" in refusal.bases:
+        return RETRYABLE
+    for each in EXPECTED:
+        if each.kind != refusal.kind or not re.search(each.words, refusal.message):
+            continue
+        if each.causes and not any(done.get(cause) for cause in each.causes):
+            continue
+        return each
+    return None
+
+
+def ways_named(kind: Expected, refusal: Refusal) -> list[str]:
+    """The ways on that the message names, in our order."""
+    return [way for way, words in kind.ways if re.search(words, refusal.message)]

@@ -1,0 +1,106 @@
+"""What the tasks of a pipeline do, as the operators do it, without Airflow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+from airflow_provider_pgoutput.apply.pipeline import apply_batch
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.manifest import Manifest
+from airflow_provider_pgoutput.batch.plan import Plan
+from airflow_provider_pgoutput.capture.advance import advance_slot
+from airflow_provider_pgoutput.capture.checkpoint import read_checkpoint
+from airflow_provider_pgoutput.capture.pipeline import stage_batch
+from airflow_provider_pgoutput.capture.request import CaptureRequest
+from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
+from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from airflow_provider_pgoutput.capture.staging.area import StagingArea
+
+CATALOG = "lake"
+
+
+def stage(body: dict[str, Any]) -> dict[str, Any]:
+    """Stage a batch; the names of its tables, and how many changes it has."""
+    options = dict(body["options"])
+    stream = {name: options.pop(name) for name in body["stream"]}
+    policy = {name: options.pop(name) for name in body["policy"]}
+    if "message_prefixes" in stream:
+        stream["message_prefixes"] = tuple(stream["message_prefixes"])
+    manifest, uri = stage_batch(
+        CaptureRequest(
+            checkpoint=_checkpoint(body),
+            options=StreamOptions(**stream),
+            schema_policy=SchemaPolicy(**policy),
+            **options,
+        )
+    )
+    return {
+        "uri": uri,
+        "start": str(manifest.start_lsn),
+        "end": str(manifest.end_lsn),
+        "changes": manifest.changes,
+        "copied": {
+            each.name: int(Lsn.parse(each.copy_lsn))
+            for each in manifest.tables
+            if each.copy_lsn is not None
+        },
+        "tables": sorted(each.name for each in manifest.tables),
+    }
+
+
+def apply(body: dict[str, Any]) -> dict[str, Any]:
+    """Apply a batch in the JVM that the environment names."""
+    plan = Plan.from_json(body["plan"])
+    gateway = launch_gateway()
+    jvm = gateway.jvm
+    context = jvm.org.apache.spark.SparkContext.getOrCreate()
+    java_context = jvm.org.apache.spark.api.java.JavaSparkContext.fromSparkContext(context)
+    conf = SparkConf(_jvm=jvm, _jconf=java_context.getConf())
+    apply_batch(SparkSession(SparkContext(gateway=gateway, jsc=java_context, conf=conf)), plan)
+    return {}
+
+
+def apply_without_spark(body: dict[str, Any]) -> dict[str, Any]:
+    """Move the checkpoint over a batch that changes no table, as the operator does; whether it could."""
+    from airflow_provider_pgoutput.capture.checkpoint_rows import record_empty_batch
+    from airflow_provider_pgoutput.operators.batches import moves_checkpoint_only
+
+    plan, checkpoint = Plan.from_json(body["plan"]), _checkpoint(body)
+    area = StagingArea(plan.staging_uri)
+    path = plan.manifest_uri.removeprefix(f"{area.staging_uri.rstrip('/')}/")
+    manifest = Manifest.from_json(area.read(path))
+    if checkpoint is None or not moves_checkpoint_only(manifest, checkpoint):
+        return {"done": False}
+    record_empty_batch(CATALOG, body["catalog_properties"], plan, manifest)
+    return {"done": True}
+
+
+def advance(body: dict[str, Any]) -> dict[str, Any]:
+    """Move the slot to the checkpoint."""
+    checkpoint = _checkpoint(body)
+    assert checkpoint is not None, "nothing was applied yet"
+    advance_slot(body["conninfo"], body["slot_name"], checkpoint.end_lsn)
+    return {"end": str(checkpoint.end_lsn)}
+
+
+def prune(body: dict[str, Any]) -> dict[str, Any]:
+    """Remove what is applied from the staging area."""
+    from datetime import UTC, datetime
+
+    from airflow_provider_pgoutput.capture.staging.retention import prune as prune_area
+
+    checkpoint = _checkpoint(body)
+    assert checkpoint is not None, "nothing was applied yet"
+    area = StagingArea(body["staging_uri"])
+    prune_area(area, body["slot_name"], checkpoint, older_than=datetime.now(UTC))
+    return {}
+
+
+def _checkpoint(body: dict[str, Any]) -> Any:
+    return read_checkpoint(
+        CATALOG, body["catalog_properties"], body["namespace"], body["slot_name"]
+    )
