@@ -41,7 +41,7 @@ MAY_IMPORT = {
 STANDARD_LIBRARY_ONLY = {"__init__", "provider_info", "errors", "batch"}
 ABSENT_IN_SPARK = ("airflow", "numpy", "psycopg", "pyarrow", "adbc_driver_postgresql", "pyiceberg")
 
-MOST_LINES_OF_A_FILE = 400
+MOST_LINES_OF_A_FILE = 600
 MOST_LINES_OF_A_FUNCTION = 70
 
 

@@ -216,8 +216,7 @@ def _columns(plan: Plan, table: Table) -> str | None:
     What a batch knows of that is about the namespace that it was staged for, not one that it is replayed to.
     """
     wanted = table.records_columns or plan.replay is not None
-    shape = Shape.of(table.versions[-1], table.storage, table.highest_number)
-    return shape.to_json() if wanted else None
+    return Shape.at_end_of(table).to_json() if wanted else None
 
 
 def _schema_changes(table: Table) -> str | None:

@@ -16,11 +16,20 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.membership import PublishedSet
-from airflow_provider_pgoutput.batch.shape import SchemaChange, Storage, storage_from
+from airflow_provider_pgoutput.batch.shape import (
+    SchemaChange,
+    Storage,
+    Unsettled,
+    storage_from,
+    types_from,
+    unsettled_from,
+)
 from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable
+
+    from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
 
 FORMAT_VERSION = 1
 #: Fields that came later; where they say nothing the batch id is what it was without them.
@@ -32,7 +41,7 @@ _LATER_FIELDS = {
     "skipped": (),
 }
 #: Fields that tell where something lies, or what was before, and nothing of the content.
-_NO_CONTENT = frozenset({"path", "storage", "highest_number"})
+_NO_CONTENT = frozenset({"path", "storage", "highest_number", "types", "unsettled"})
 
 #: ``pg_class.relreplident`` of REPLICA IDENTITY FULL.
 FULL = "f"
@@ -162,6 +171,9 @@ class Table:
     storage: Storage | None = None
     #: See ``Shape``; None: not known, as in files of version 0.1.
     highest_number: int | None = None
+    #: The users' types of its columns when the batch was sealed; None: not known, as in files of version 0.1.
+    types: tuple[TypeDefinition, ...] | None = None
+    unsettled: Unsettled | None = None
 
     @property
     def name(self) -> str:
@@ -396,5 +408,7 @@ def _table(body: dict[str, Any]) -> Table:
                 SchemaChange(**each) for each in body.get("schema_changes", ())
             ),
             "storage": storage and storage_from((storage["columns"], storage["files"])),
+            "types": types_from(body.get("types")),
+            "unsettled": unsettled_from(body.get("unsettled")),
         }
     )

@@ -8,12 +8,15 @@ Source: https://www.postgresql.org/docs/current/catalog-pg-attribute.html
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
+
 if TYPE_CHECKING:
-    from airflow_provider_pgoutput.batch.manifest import TableVersion
+    from airflow_provider_pgoutput.batch.manifest import Table, TableVersion
 
 ADDED = "column_added"
 DROPPED = "column_dropped"
@@ -21,6 +24,12 @@ DROPPED = "column_dropped"
 UNPUBLISHED = "column_unpublished"
 RENAMED = "column_renamed"
 RETYPED = "type_changed"
+#: The type is the same, and has another name or schema.
+TYPE_RENAMED = "type_renamed"
+#: The type has the name of the one before, and is not that one.
+TYPE_REPLACED = "type_replaced"
+#: The type is the same, and ``ALTER TYPE`` changed how its values look.
+TYPE_ALTERED = "type_altered"
 #: The type has its name, and is another in the lake: attributes of a composite, or a choice of the user's.
 REMADE = "lake_type_changed"
 KEY = "key_changed"
@@ -32,6 +41,9 @@ _WORDS = {
     UNPUBLISHED: "column {column} is no longer published",
     RENAMED: "column {before} was renamed to {after}",
     RETYPED: "column {column} changed from {before} to {after}",
+    TYPE_RENAMED: "the type of column {column} was renamed from {before} to {after}",
+    TYPE_REPLACED: "column {column} changed from {before} to another type of that name",
+    TYPE_ALTERED: "the type of column {column} was altered: {after}",
     REMADE: "the lake type of column {column} changed from {before} to {after}",
     KEY: "the key changed from ({before}) to ({after})",
     IDENTITY: "the replica identity changed from {before} to {after}",
@@ -64,6 +76,21 @@ class KnownColumn:
     name: str
     type_name: str
     lake_type: str
+    #: 0: not known, in a lake of an earlier version.
+    type_oid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """Transactions that may bring values of an altered type in their former look, in a later batch.
+
+    They were open when the type was altered: what they wrote before that, the server sends as it was then.
+    """
+
+    #: They have a lower transaction ID, with its epoch.
+    below_xid: int
+    #: ``attnum`` of the columns of such types.
+    columns: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +129,36 @@ class Shape:
     #: A number that a column had, perhaps one that is gone; 0: not known. A column that comes later has a
     #: higher one, which says that it is none of those that the catalog has as dropped up to this.
     highest_number: int = 0
+    #: The users' types that its columns are made of; None: not known, in a lake of an earlier version.
+    types: tuple[TypeDefinition, ...] | None = None
+    unsettled: Unsettled | None = None
 
     @classmethod
-    def of(
-        cls,
-        version: TableVersion,
-        storage: Storage | None = None,
-        highest_number: int | None = None,
-    ) -> Shape:
-        """The shape of a version."""
+    def of(cls, version: TableVersion) -> Shape:
+        """The shape of a version, as far as the version tells it."""
         columns = tuple(
-            KnownColumn(each.attribute_number, each.name, each.type_name, each.lake_type)
+            KnownColumn(
+                each.attribute_number, each.name, each.type_name, each.lake_type, each.type_oid
+            )
             for each in version.columns
         )
-        key, identity = tuple(version.key_columns), version.replica_identity
-        return cls(columns, key, identity, storage, highest_number or 0)
+        return cls(columns, tuple(version.key_columns), version.replica_identity)
+
+    @classmethod
+    def at_end_of(cls, table: Table) -> Shape:
+        """The shape of a table at the end of a batch, which the checkpoint keeps."""
+        return dataclasses.replace(
+            cls.of(table.versions[-1]),
+            storage=table.storage,
+            highest_number=table.highest_number or 0,
+            types=table.types,
+            unsettled=table.unsettled,
+        )
+
+    @property
+    def types_by_oid(self) -> dict[int, TypeDefinition]:
+        """The users' types by OID, as far as they are known."""
+        return {each.oid: each for each in self.types or ()}
 
     def to_json(self) -> str:
         """The text that the checkpoint table keeps."""
@@ -132,6 +174,11 @@ class Shape:
             body["storage"] = [self.storage.columns, self.storage.files]
         if self.highest_number:
             body["highest_number"] = self.highest_number
+        if self.types is not None:
+            body["type_oids"] = [each.type_oid for each in self.columns]
+            body["types"] = [dataclasses.asdict(each) for each in self.types]
+        if self.unsettled is not None:
+            body["unsettled"] = dataclasses.asdict(self.unsettled)
         return json.dumps(body, ensure_ascii=True)
 
     @classmethod
@@ -139,12 +186,18 @@ class Shape:
         """Read what ``to_json`` wrote; None when it is something else."""
         try:
             body = json.loads(text)
-            columns = tuple(KnownColumn(*each) for each in body["columns"])
+            found = [KnownColumn(*each) for each in body["columns"]]
+            type_oids = body.get("type_oids") or [0] * len(found)
+            columns = tuple(
+                dataclasses.replace(each, type_oid=int(type_oid))
+                for each, type_oid in zip(found, type_oids, strict=True)
+            )
             storage = storage_from(body.get("storage"))
             key, identity = tuple(body["key"]), str(body["replica_identity"])
             highest = body.get("highest_number")
             known = highest if type(highest) is int else 0
-            return cls(columns, key, identity, storage, known)
+            types, unsettled = types_from(body.get("types")), unsettled_from(body.get("unsettled"))
+            return cls(columns, key, identity, storage, known, types, unsettled)
         except (ValueError, KeyError, TypeError):
             return None
 
@@ -159,3 +212,21 @@ def storage_from(body: Any) -> Storage | None:
         return None
     columns, files = body
     return Storage(int(columns), tuple((int(oid), int(file)) for oid, file in files))
+
+
+def types_from(body: Any) -> tuple[TypeDefinition, ...] | None:
+    """Read the JSON form of definitions of types.
+
+    :raises KeyError: it is something else.
+    :raises TypeError: the same.
+    """
+    return None if body is None else tuple(TypeDefinition.from_body(each) for each in body)
+
+
+def unsettled_from(body: Any) -> Unsettled | None:
+    """Read the JSON form.
+
+    :raises KeyError: it is something else.
+    :raises TypeError: the same.
+    """
+    return None if body is None else Unsettled(int(body["below_xid"]), tuple(body["columns"]))

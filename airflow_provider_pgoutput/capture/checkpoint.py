@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
+
 _HEX_DIGITS = 16
 _SELECTED = (
     "system_identifier",
@@ -64,6 +66,13 @@ class Checkpoint:
         names = self.tables or {}
         oldest_first = sorted(self.shapes, key=lambda oid: self.shaped_at.get(oid, Lsn(0)))
         return {names[oid]: self.shapes[oid] for oid in oldest_first if oid in names}
+
+    @property
+    def types(self) -> dict[int, TypeDefinition]:
+        """The users' types that the columns of the tables were made of, by OID, also those that are gone."""
+        return {
+            oid: each for shape in self.shapes.values() for oid, each in shape.types_by_oid.items()
+        }
 
 
 def read_checkpoint(
@@ -161,8 +170,9 @@ def _columns(rows: pa.Table, *names: str) -> list[list[Any]]:
 
 
 def _alike(shape: Shape) -> Shape:
-    """The shape without what is no change of the columns."""
-    return replace(shape, storage=None, highest_number=0)
+    """The shape without what is no change of the columns, or is among the changes that are recorded."""
+    columns = tuple(replace(each, type_oid=0) for each in shape.columns)
+    return Shape(columns, shape.key, shape.replica_identity)
 
 
 def _shapes(of_tables: pa.Table) -> tuple[dict[int, Shape], dict[int, Lsn]]:

@@ -16,6 +16,7 @@ from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import SlotOnServer, move_slot
 from airflow_provider_pgoutput.capture.copying import copy_published
 from airflow_provider_pgoutput.capture.request import ALWAYS
+from airflow_provider_pgoutput.capture.schema.altered_types import AlteredTypes
 from airflow_provider_pgoutput.capture.schema.full_keys import FullKeys
 from airflow_provider_pgoutput.capture.schema.history import SchemaHistory
 from airflow_provider_pgoutput.capture.schema.older_rows import seen_from
@@ -52,13 +53,18 @@ from airflow_provider_pgoutput.capture.source.rights import check_may_copy
 from airflow_provider_pgoutput.capture.source.slot import create_slot, drop_slot, read_slot
 from airflow_provider_pgoutput.capture.source.storage import read_storage
 from airflow_provider_pgoutput.capture.source.target import read_flush_lsn
+from airflow_provider_pgoutput.capture.source.type_definitions import (
+    TypesOfTables,
+    read_type_definitions,
+)
 from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
 from airflow_provider_pgoutput.capture.staging.prepared import TwoPhase
 from airflow_provider_pgoutput.capture.staging.seal import find_ending, find_sealed
 from airflow_provider_pgoutput.capture.staging.sent_values import Casters
+from airflow_provider_pgoutput.capture.types.type_info import FIRST_USER_OID
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.batch.membership import PublishedSet
@@ -92,6 +98,7 @@ class CaptureContext:
             request.policy,
             # Prepared transactions of an earlier batch may be in binary form.
             attributes=self.options.binary or self.options.two_phase,
+            known_types=None if request.checkpoint is None else request.checkpoint.types,
         )
         #: Where tables were loaded from outside, and the first batch starts; None: they were not.
         self.loaded_lsn = request.start_lsn
@@ -291,6 +298,7 @@ class CaptureContext:
         """What tells the columns of these tables apart; asked when all of the batch was read."""
         checkpoint = self.request.checkpoint
         before = {} if checkpoint is None else checkpoint.shapes
+        published = self.published()
         return SchemaHistory(
             policy=self.request.schema_policy,
             before=before,
@@ -301,8 +309,10 @@ class CaptureContext:
             storage_at_start=self.storage_at_start,
             published={
                 table.relation_oid: frozenset(column.name for column in table.columns)
-                for table in self.published()
+                for table in published
             },
+            types=self._types_of(published, relation_oids),
+            unwritten=[each for each in published if each.relation_oid not in set(relation_oids)],
             type_name=self.describer.type_name,
             showing=self.describer.showing,
             constant_default=functools.partial(read_constant_default, self.session),
@@ -311,6 +321,32 @@ class CaptureContext:
                 frozenset((checkpoint.tables if checkpoint else None) or ()),
             ),
         )
+
+    def _types_of(
+        self, tables: Sequence[PublishedTable], relation_oids: Iterable[int] = ()
+    ) -> TypesOfTables:
+        """How users' types are defined now that these tables are made of.
+
+        :param relation_oids: of more tables, perhaps of some that are not published any more.
+        """
+        oids = {
+            table.relation_oid
+            for table in tables
+            if any(column.type_oid >= FIRST_USER_OID for column in table.columns)
+        }
+        oids |= set(relation_oids) - {each.relation_oid for each in tables}
+        return read_type_definitions(self.session, oids) if oids else TypesOfTables()
+
+    def with_altered_types(self, tables: tuple[PublishedTable, ...]) -> tuple[PublishedTable, ...]:
+        """Tables to copy, and those that the policy wants copied because a type was altered."""
+        policy, checkpoint = self.request.schema_policy, self.request.checkpoint
+        if policy.type_changes != COPY or checkpoint is None:
+            return tables
+        published = self.published()
+        known = [each for each in published if each.relation_oid in checkpoint.shapes]
+        found = AlteredTypes(policy, self._types_of(known)).altered_tables(checkpoint.shapes, known)
+        oids = {each.relation_oid for each in tables}
+        return (*tables, *(table for table, _ in found if table.relation_oid not in oids))
 
     @contextlib.contextmanager
     def batch(self, start: Lsn) -> Iterator[BatchInProgress]:

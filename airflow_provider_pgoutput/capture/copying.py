@@ -17,6 +17,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.crash_points import reach
+from airflow_provider_pgoutput.batch.type_definition import alterations
 from airflow_provider_pgoutput.capture.copying_elsewhere import (
     TableElsewhere,
     check,
@@ -29,20 +30,21 @@ from airflow_provider_pgoutput.capture.progress import CopyProgress
 from airflow_provider_pgoutput.capture.source.catalog import read_names
 from airflow_provider_pgoutput.capture.source.copy import CopiedRows, CopyOrder, copy_tables
 from airflow_provider_pgoutput.capture.source.copy_plan import (
-    read_labels,
     read_numbers,
     read_places,
     read_plan,
     read_states,
 )
 from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot, create_slot
+from airflow_provider_pgoutput.capture.source.type_definitions import read_type_definitions
 from airflow_provider_pgoutput.errors import SnapshotLost
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import TableVersion
+    from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
     from airflow_provider_pgoutput.capture.context import CaptureContext
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.capture.source.copy import CopiedPart
@@ -107,6 +109,7 @@ def _as_of_now(context: CaptureContext, tables: Sequence[PublishedTable]) -> lis
     it was filled in. Tables that are not published any more are left out.
     """
     context.keys.forget()
+    context.describer.forget_types()
     published = {each.relation_oid: each for each in context.published()}
     return [published[each.relation_oid] for each in tables if each.relation_oid in published]
 
@@ -137,7 +140,7 @@ def _adopt(
         if sealed and sealed.fingerprint == _fingerprint(
             context, table, version, states[table.relation_oid]
         ):
-            batch.adopt_copy(version, sealed)
+            batch.adopt_copy(version, sealed, states[table.relation_oid].types)
         else:
             remaining.append(table)
     log.info(
@@ -170,6 +173,14 @@ def _fingerprint(
 
 def _numbers(table: PublishedTable) -> dict[str, int]:
     return {each.name: each.attribute_number for each in table.columns}
+
+
+def _is_altered(
+    table: PublishedTable, state: TableState, now: Mapping[int, TypeDefinition]
+) -> bool:
+    """Whether ALTER TYPE changed how values look that the snapshot has."""
+    then = {each.oid: each for each in state.types}
+    return any(alterations(each.type_oid, then, now) for each in table.columns)
 
 
 def _until_an_error(
@@ -230,7 +241,12 @@ class _Round:
         self._orders = [
             CopyOrder(
                 each,
-                batch.add_copy(each.relation_oid, context.describer.published(each), point),
+                batch.add_copy(
+                    each.relation_oid,
+                    context.describer.published(each),
+                    point,
+                    plan.states[each.relation_oid].types,
+                ),
                 ranges(request, storage[each.relation_oid]),
             )
             for each in tables
@@ -315,13 +331,13 @@ class _Round:
             read_places(context.session, [table])[oid] != state.place
             # The server finds tables and columns by the names that they have when it begins to read.
             or read_numbers(context.session, [table])[oid] != _numbers(table)
-            # New ones are in no row of the snapshot, but a renamed one is in what was read since.
-            or not state.labels.items() <= read_labels(context.session, [table])[oid].items()
+            # What was read since looks as the types were altered.
+            or _is_altered(table, state, read_type_definitions(context.session, [oid]).of(oid))
             or read_names(context.session, [oid]).get(oid) != (table.schema_name, table.table_name)
         ):
             log.warning(
-                "Table %s was rewritten, truncated, renamed, given other partitions, labels of enums or"
-                " columns since %s: it is copied again at a new point.",
+                "Table %s was rewritten, truncated, renamed, given other partitions or columns, or a type of"
+                " its columns was altered since %s: it is copied again at a new point.",
                 table.name,
                 self._snapshot.consistent_point,
             )

@@ -246,6 +246,7 @@ class _Capture:
         gaps, context = self._gaps_since(self._last_batch(checkpoint)), self._context
         tables = tables_to_copy(context.published(), checkpoint, self._request, gaps)
         tables = context.with_waiting_copies(checkpoint.end_lsn, tables)
+        tables = context.with_altered_types(tables)
         context.check_may_copy(tables)
         return self._stage_with_copies(checkpoint.end_lsn, tables)
 

@@ -90,7 +90,8 @@ class PgoutputStageOperator(CopyingOperator):
         nor the catalog tells: ``null`` (and a warning), ``default`` (the column's default, if it is a
         constant) or ``copy`` (the table is copied again).
     :param type_changes: ``copy`` copies a table again when a column changed to a type that Iceberg cannot
-        follow; ``fail`` leaves it to the apply task.
+        follow, or rows look otherwise because their type was converted or altered; ``fail`` warns, leaves
+        the former to the apply task, and refuses altered keys.
     :param unsure_columns: what is done about values of which neither the stream nor the catalog tells whether
         they are a dropped column's or those of the one that took its place: ``fail``, ``copy`` (the table is
         copied again) or ``warn`` (they are the newer column's).

@@ -211,9 +211,7 @@ def checkpoint_of(manifest: Manifest) -> Checkpoint:
 def checkpoint_with_shapes(manifest: Manifest) -> Checkpoint:
     """The same, with the columns of the batch's tables, as the lake keeps them."""
     shapes = {
-        each.relation_oid: Shape.from_json(
-            Shape.of(each.versions[-1], each.storage, each.highest_number).to_json()
-        )
+        each.relation_oid: Shape.from_json(Shape.at_end_of(each).to_json())
         for each in manifest.tables
     }
     return dataclasses.replace(

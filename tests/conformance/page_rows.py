@@ -97,6 +97,24 @@ OTHER_TESTS = (
         f"{_SCHEMA}test_a_type_that_cannot_be_followed_is_refused_copied_or_made_a_new_column",
     ),
     (
+        "C60",
+        "a composite that is text in the key is altered; an enum whose array a column has is replaced",
+        "`TableRefused` until the table is copied; a list before and after, in one batch",
+        "test_altered_composites.py::test_types_that_are_text_in_the_lake_are_altered_and_replaced",
+    ),
+    (
+        "C60",
+        "types of all kinds are altered and replaced, nested in each other; a transaction is open meanwhile",
+        "each column is named, none that only gets new values",
+        "tests/capture/test_altered_types.py::test_whatever_prints_otherwise_is_named",
+    ),
+    (
+        "C60",
+        "types that are gone when the batch is read: enums, domains, composites, ranges, arrays of them",
+        "each version of the table has the type that it had",
+        "tests/capture/test_gone_types.py::test_replaced_types_are_what_they_were",
+    ),
+    (
         "C55",
         "a default that neither stream nor catalog tells, with `older_rows` set to each of its words",
         "NULL and a warning; the default; the source's values",

@@ -1,4 +1,4 @@
-"""ALTER TYPE of a composite that is a struct in the lake: the tables keep their types' names."""
+"""ALTER TYPE of a type that columns of tables have, and another type in its place: no row is sent for it."""
 
 from __future__ import annotations
 
@@ -120,3 +120,48 @@ def test_an_attribute_by_which_rows_are_found_does_not_go_unseen(
     manifest = lake.run(schema_policy=SchemaPolicy(type_changes="copy"))
     assert manifest.tables[0].copy_lsn is not None
     assert lake.rows("c", "a") == [(("a",), 1), (("b",), 3)]
+
+
+def test_types_that_are_text_in_the_lake_are_altered_and_replaced(
+    pipeline: Pipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    lake = Lake(pipeline)
+    lake.execute(
+        "CREATE TYPE cp AS (i int, t text)",
+        "CREATE TYPE mood AS ENUM ('sad', 'ok')",
+        "CREATE TABLE t(id cp PRIMARY KEY, v int, m mood[], a cp)",
+        "CREATE PUBLICATION p FOR TABLE t",
+        "INSERT INTO t SELECT (g, 'a')::cp, g, '{sad}', (g, 'private')::cp FROM generate_series(1, 3) g",
+    )
+    lake.run()
+    # Rows before and after in one batch: it was mood[] all the time.
+    manifest = lake.run(
+        "UPDATE t SET m = '{ok,sad}' WHERE v = 1",
+        "ALTER TYPE mood RENAME TO old_mood",
+        "CREATE TYPE mood AS ENUM ('ok', 'sad', 'glad')",
+        "ALTER TABLE t ALTER m TYPE mood[] USING m::text[]::mood[]",
+        "DROP TYPE old_mood",
+        "UPDATE t SET m = '{glad}' WHERE v = 2",
+    )
+    assert lake.said(manifest) == [
+        "column m changed from public.mood[] to another type of that name"
+    ]
+    assert lake.rows("v", "m") == [(1, ["ok", "sad"]), (2, ["glad"]), (3, ["sad"])]
+
+    # The key of all rows is another one, and what was dropped is in the lake.
+    lake.execute(
+        "ALTER TYPE cp ADD ATTRIBUTE z int",
+        "ALTER TYPE cp DROP ATTRIBUTE t",
+        "DELETE FROM t WHERE v = 1",
+        "UPDATE t SET v = 20 WHERE v = 2",
+    )
+    with pytest.raises(TableRefused, match="its type was altered") as refused:
+        lake.run()
+    assert (refused.value.table, refused.value.column) == ("public.t", "id")
+    lake.run(copy_tables=("public.t",))
+    assert lake.agrees("v")
+    assert lake.rows("id", "a", "v") == [("(2,)", "(2,)", 20), ("(3,)", "(3,)", 3)]
+    caplog.clear()
+    lake.run("DELETE FROM t WHERE v = 3", "UPDATE t SET v = 21 WHERE v = 20")
+    assert lake.rows("id", "v") == [("(2,)", 21)]
+    assert "was altered" not in caplog.text

@@ -12,6 +12,7 @@ from airflow_provider_pgoutput.batch import shape as words
 from airflow_provider_pgoutput.batch.identity import sought_by
 from airflow_provider_pgoutput.batch.shape import SchemaChange, Shape
 from airflow_provider_pgoutput.batch.widening import loses_fields, widens
+from airflow_provider_pgoutput.capture.types.type_info import FIRST_USER_OID
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Column, Table
@@ -87,9 +88,18 @@ def _of_column(one: words.KnownColumn, two: words.KnownColumn) -> list[SchemaCha
     if one.name != two.name:
         found.append(SchemaChange(words.RENAMED, two.name, one.name, two.name, two.number))
     if one.type_name != two.type_name:
-        found.append(
-            SchemaChange(words.RETYPED, two.name, one.type_name, two.type_name, two.number)
-        )
-    elif one.lake_type != two.lake_type:
+        kind = words.TYPE_RENAMED if _is_renamed_type(one, two) else words.RETYPED
+        found.append(SchemaChange(kind, two.name, one.type_name, two.type_name, two.number))
+        if kind == words.RETYPED:
+            return found
+    elif one.type_oid != two.type_oid and one.type_oid and two.type_oid:
+        found.append(SchemaChange(words.TYPE_REPLACED, two.name, one.type_name, "", two.number))
+    if one.lake_type != two.lake_type:
         found.append(SchemaChange(words.REMADE, two.name, one.lake_type, two.lake_type, two.number))
     return found
+
+
+def _is_renamed_type(one: words.KnownColumn, two: words.KnownColumn) -> bool:
+    """Whether two columns have one user's type under two names; another modifier makes another type of it."""
+    modifiers = {each.type_name.partition("(")[2] for each in (one, two)}
+    return one.type_oid == two.type_oid >= FIRST_USER_OID and len(modifiers) == 1

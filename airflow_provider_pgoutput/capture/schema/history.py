@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch import shape as words
 from airflow_provider_pgoutput.batch.shape import SchemaChange, Shape
+from airflow_provider_pgoutput.capture.schema.altered_types import AlteredTypes
 from airflow_provider_pgoutput.capture.schema.attribution import Catalog, attribute
 from airflow_provider_pgoutput.capture.schema.differences import differences, unfollowable
 from airflow_provider_pgoutput.capture.schema.full_keys import FullKeys
+from airflow_provider_pgoutput.capture.schema.named_objects import warn_of_names
 from airflow_provider_pgoutput.capture.schema.older_rows import OlderRows, refuse_unknown_key
 from airflow_provider_pgoutput.capture.schema.policy import COPY, WARN, CopyNeeded, copy_needed
 from airflow_provider_pgoutput.capture.schema.rewrites import keeps_values
+from airflow_provider_pgoutput.capture.source.type_definitions import TypesOfTables
 from airflow_provider_pgoutput.errors import TableRefused
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.shape import Storage
     from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
     from airflow_provider_pgoutput.capture.source.attributes import Attribute
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +63,22 @@ class SchemaHistory:
     full_keys: FullKeys = field(default_factory=FullKeys)
     #: By name, of the last batch that held a table of it.
     former: Mapping[str, Shape] = field(default_factory=dict)
+    #: How the users' types in columns are defined now.
+    types: TypesOfTables = field(default_factory=TypesOfTables)
+    #: Published tables of which the batch has no rows.
+    unwritten: Sequence[PublishedTable] = ()
 
-    def complete(self, table: Table) -> Table:
+    def check_unwritten(self) -> None:
+        """Look at tables of which the batch has no rows, for changes that PostgreSQL sends no rows for.
+
+        :raises CopyNeeded: the policy wants a copy.
+        """
+        self._altered_types.check_unwritten(self.before, self.unwritten)
+
+    def complete(self, table: Table, oldest_xid: int | None = None) -> Table:
         """The table with the numbers of its columns, and what changed since the last batch.
 
+        :param oldest_xid: the oldest transaction of which the batch has rows of the table; None: it has none.
         :raises CopyNeeded: the policy wants a copy, and the batch holds none of it.
         :raises SnapshotLost: the copy that the batch holds was outdated by a change after it.
         :raises TableRefused: columns cannot be told apart, and the policy neither copies nor takes one; or
@@ -79,21 +95,28 @@ class SchemaHistory:
         completed = dataclasses.replace(
             table,
             versions=versions,
-            schema_changes=tuple(changes),
             highest_number=self._highest_number(table.relation_oid, versions[-1], highest_number),
         )
-        storage = self._older_rows.storage_of(completed, before)
-        now = Shape.of(versions[-1], storage, completed.highest_number)
-        completed = dataclasses.replace(
-            completed, records_columns=before is None or before != now, storage=storage
-        )
-        for change in changes:
-            log.info("%s: %s.", table.name, change)
-        self.full_keys.check(completed, before, self.policy)
+        if before is not None:
+            changes += self._altered_types.changes(before, completed, oldest_xid)
         past = before
         if table.copy_lsn is not None:
             # The copied rows are of the first version; of what came later they lack as much as any.
-            past = Shape.of(versions[0])
+            past = dataclasses.replace(Shape.of(versions[0]), types=table.types)
+        altered = [] if past is None else self._altered_types.changes(past, completed, oldest_xid)
+        completed = self._altered_types.recorded(completed, past, altered)
+        completed = dataclasses.replace(
+            completed,
+            schema_changes=tuple(changes),
+            storage=self._older_rows.storage_of(completed, before),
+        )
+        is_known = before is not None and before == Shape.at_end_of(completed)
+        completed = dataclasses.replace(completed, records_columns=not is_known)
+        for change in changes:
+            log.info("%s: %s.", table.name, change)
+        warn_of_names(completed, before)
+        self.full_keys.check(completed, before, self.policy)
+        if table.copy_lsn is not None:
             changes = self._changes(table.relation_oid, None, versions)
             _refuse_late_types(completed)
         # Without a past, what came between two versions of the batch is still known.
@@ -101,7 +124,12 @@ class SchemaHistory:
         if past is not None:
             self._copy_for_types(completed, past)
             self._converted_rows(completed, past, changes)
+            self._altered_types.check(completed, altered)
         return completed
+
+    @functools.cached_property
+    def _altered_types(self) -> AlteredTypes:
+        return AlteredTypes(self.policy, self.types)
 
     @functools.cached_property
     def _older_rows(self) -> OlderRows:
@@ -245,20 +273,16 @@ class SchemaHistory:
         # Of these all older values are in question, which apply says.
         refused = {each.attribute_number for each in unfollowable(table, before)}
         for change in changes:
-            if (
-                change.kind != words.RETYPED
-                or change.attribute_number in refused
-                or keeps_values(change.before, change.after)
-            ):
+            if change.kind not in {words.RETYPED, words.TYPE_REPLACED}:
+                continue
+            if change.attribute_number in refused or keeps_values(change.before, change.after):
                 continue
             log.warning(
-                "%s: column %s changed from %s to %s. PostgreSQL sends nothing of the rows that it converted:"
-                " they have in the lake what they had until they change. copy_tables=[%r] brings them in;"
-                " type_changes='copy' does so by itself from now on.",
+                "%s: %s. PostgreSQL sends nothing of the rows that it converted: they have in the lake what"
+                " they had until they change. copy_tables=[%r] brings them in; type_changes='copy' does so by"
+                " itself from now on.",
                 table.name,
-                change.column,
-                change.before,
-                change.after,
+                change,
                 table.name,
             )
             if self.policy.type_changes == COPY:
@@ -272,7 +296,7 @@ def _since_former(former: Shape, version: TableVersion) -> list[SchemaChange]:
 
 
 def _by_name(shape: Shape) -> Shape:
-    columns = tuple(dataclasses.replace(each, number=None) for each in shape.columns)
+    columns = tuple(dataclasses.replace(each, number=None, type_oid=0) for each in shape.columns)
     return dataclasses.replace(shape, columns=columns)
 
 

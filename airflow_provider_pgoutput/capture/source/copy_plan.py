@@ -20,12 +20,14 @@ from psycopg import sql
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.source.publication_marks import read_marks, read_partitions
+from airflow_provider_pgoutput.capture.source.type_definitions import read_type_definitions
 from airflow_provider_pgoutput.capture.source.unfinished_commits import wait_for_commits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from airflow_provider_pgoutput.batch.membership import PublicationMark
+    from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Session
 
 #: A table is read in parts of about this size on the server's disk.
@@ -62,30 +64,6 @@ _NUMBER_QUERY = """
 SELECT a.attrelid::pg_catalog.int8, a.attname::pg_catalog.text, a.attnum::pg_catalog.int4
   FROM pg_catalog.pg_attribute a
  WHERE a.attrelid = ANY (%s::pg_catalog.oid[]) AND a.attnum > 0 AND NOT a.attisdropped
-"""
-
-# Of the types of the columns and all that they are made of; those of the server itself hold no enums.
-_LABEL_QUERY = """
-WITH RECURSIVE used(root, oid) AS (
-    SELECT a.attrelid, a.atttypid FROM pg_catalog.pg_attribute a
-     WHERE a.attrelid = ANY (%s::pg_catalog.oid[]) AND a.attnum > 0 AND NOT a.attisdropped
-       AND a.atttypid >= 10000
-     UNION
-    SELECT u.root, part.oid
-      FROM used u
-      JOIN pg_catalog.pg_type t ON t.oid = u.oid
-     CROSS JOIN LATERAL (
-           SELECT t.typelem AS oid
-            UNION ALL
-           SELECT t.typbasetype
-            UNION ALL
-           SELECT r.rngsubtype FROM pg_catalog.pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
-            UNION ALL
-           SELECT a.atttypid FROM pg_catalog.pg_attribute a
-            WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped) part
-     WHERE part.oid >= 10000)
-SELECT u.root::pg_catalog.int8, e.oid::pg_catalog.text, e.enumlabel::pg_catalog.text
-  FROM used u JOIN pg_catalog.pg_enum e ON e.enumtypid = u.oid
 """
 
 
@@ -125,8 +103,8 @@ class TableState:
     memberships: tuple[str, ...]
     #: ``pg_attribute.attnum`` by name: a column that was dropped and made again is another one.
     numbers: Mapping[str, int]
-    #: Labels of the enums in its columns, by the OID of their row: a renamed one is in no stream.
-    labels: Mapping[str, str]
+    #: The users' types that its columns are made of: what ALTER TYPE makes of values is in no stream.
+    types: tuple[TypeDefinition, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,14 +188,14 @@ def read_states(
     marks = read_marks(session, publication_names, tables)
     places = read_places(session, tables)
     numbers = read_numbers(session, tables)
-    labels = read_labels(session, tables)
+    types = read_type_definitions(session, [each.relation_oid for each in tables])
     return {
         each.relation_oid: TableState(
             places[each.relation_oid],
             marks.publications,
             each.memberships,
             numbers[each.relation_oid],
-            labels[each.relation_oid],
+            tuple(types.of(each.relation_oid).values()),
         )
         for each in marks.tables
     }
@@ -233,16 +211,6 @@ def read_numbers(session: Session, tables: Sequence[PublishedTable]) -> dict[int
         if name in published[oid]:
             numbers[oid][name] = number
     return numbers
-
-
-def read_labels(session: Session, tables: Sequence[PublishedTable]) -> dict[int, dict[str, str]]:
-    """The labels of all enums that the columns are made of, by the table's OID; waits for no lock."""
-    labels: dict[int, dict[str, str]] = {each.relation_oid: {} for each in tables}
-    with translated():
-        rows = session.execute(_LABEL_QUERY, (list(labels),)).fetchall()
-    for oid, row, label in rows:
-        labels[oid][row] = label
-    return labels
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,16 @@ from airflow_provider_pgoutput.capture.source.fetched_form import is_sent
 from airflow_provider_pgoutput.capture.source.partition_identity import as_partitions_send
 from airflow_provider_pgoutput.capture.types.binary import binary_caster
 from airflow_provider_pgoutput.capture.types.cast import column_caster
+from airflow_provider_pgoutput.capture.types.gone_types import announced, defined_before
 from airflow_provider_pgoutput.capture.types.mapping import lake_type, type_name
 from airflow_provider_pgoutput.capture.types.missing import lake_text
 from airflow_provider_pgoutput.capture.types.options import TypeOptions
-from airflow_provider_pgoutput.capture.types.type_info import BUILTIN_TYPES, TypeInfo, find_type
+from airflow_provider_pgoutput.capture.types.type_info import FIRST_USER_OID, TypeInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
     from airflow_provider_pgoutput.capture.pgoutput.messages import (
         Relation,
         RelationColumn,
@@ -44,6 +46,7 @@ class Describer:
     :param type_options: what the owner of the pipeline chose about types.
     :param policy: what becomes of values that older rows show and no lake type holds.
     :param attributes: ask for the attributes of composite types, whatever was chosen.
+    :param known_types: what earlier batches kept of users' types, which may be gone by now, by OID.
     """
 
     def __init__(
@@ -54,13 +57,16 @@ class Describer:
         policy: ValuePolicy | None = None,
         *,
         attributes: bool = False,
+        known_types: Mapping[int, TypeDefinition] | None = None,
     ) -> None:
         self._session = session
         self._keys = keys
         self._type_options = type_options or TypeOptions()
         self._wants_attributes = attributes or self._type_options.wants_attributes
         self._policy = policy
-        self._types: dict[int, TypeInfo] | None = None
+        self._known_types = known_types or {}
+        self._types: dict[int, TypeInfo] = {}
+        self._is_stale = False
         #: What the stream that is read said of types, by OID: all that is left of one that was dropped since.
         self.announced: Mapping[int, TypeMessage] = {}
         #: What older rows show, so that a value that is left out is warned of once.
@@ -108,6 +114,10 @@ class Describer:
         shown = dataclasses.replace(column, missing_value=text)
         types = self._types_with([column.type_oid])
         return self._with_lake_text(table, types, shown)
+
+    def forget_types(self) -> None:
+        """Read the users' types again when they are needed next: they may have been altered."""
+        self._is_stale = True
 
     def types_of(self, tables: Iterable[PublishedTable]) -> dict[int, TypeInfo]:
         """The users' types, those of the tables' columns among them."""
@@ -160,15 +170,22 @@ class Describer:
 
     def _types_with(self, type_oids: Iterable[int]) -> dict[int, TypeInfo]:
         """The users' types, read again when one is not among them yet."""
-        wanted = list(type_oids)
-        if self._types is None:
-            self._types = {}
-        if any(find_type(oid, self._types) is None for oid in wanted):
-            self._types = read_types(self._session, attributes=self._wants_attributes)
+        wanted = [oid for oid in type_oids if oid >= FIRST_USER_OID]
+        if wanted and (self._is_stale or any(oid not in self._types for oid in wanted)):
+            # Rows that were written under a type which is gone by now still need it.
+            self._types |= read_types(self._session, attributes=self._wants_attributes)
+            self._is_stale = False
             for oid in wanted:
-                if find_type(oid, self._types) is None and oid in self.announced:
-                    self._types |= _dropped_domain(self.announced[oid])
+                if oid not in self._types:
+                    self._types |= self._gone(oid, self._types)
         return self._types
+
+    def _gone(self, type_oid: int, types: dict[int, TypeInfo]) -> dict[int, TypeInfo]:
+        """A type that the catalog does not have any more, as far as anything tells."""
+        found = defined_before(type_oid, self._known_types, types)
+        if not found and type_oid in self.announced:
+            return announced(self.announced[type_oid], types)
+        return found
 
     def _column(
         self,
@@ -197,19 +214,6 @@ class Describer:
             policy = self._policy
             self._shown[same] = lake_text(column, types, table, policy, is_key=is_key)
         return dataclasses.replace(column, missing_value=self._shown[same])
-
-
-def _dropped_domain(message: TypeMessage) -> dict[int, TypeInfo]:
-    """A domain that is gone, if it was one over a type of the server; of another the values are kept as text.
-
-    A Type message has the domain's OID and the name of the type under it
-    (https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html).
-    """
-    for each in BUILTIN_TYPES.values():
-        if (each.schema_name, each.name) == (message.schema_name, message.name):
-            named = TypeInfo(message.oid, each.schema_name, each.name, "d", base_oid=each.oid)
-            return {message.oid: named}
-    return {}
 
 
 def copy_caster(

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         TableVersion,
     )
     from airflow_provider_pgoutput.batch.membership import PublishedSet
+    from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
     from airflow_provider_pgoutput.capture.copy_job import CopiedTable
     from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock, LogicalMessageBlock
     from airflow_provider_pgoutput.capture.pgoutput.messages import Relation
@@ -130,6 +131,7 @@ class BatchInProgress:
             for rejected in staged.rejected:
                 self.reject(rejected)
             table.counts += staged.counts
+        table.note_xids(block.xid)
         self.rows += len(block)
 
     def _leaves_out(self, relation: Relation) -> bool:
@@ -146,10 +148,19 @@ class BatchInProgress:
             )
         return True
 
-    def add_copy(self, relation_oid: int, version: TableVersion, copy_lsn: Lsn) -> StagedTable:
-        """Take a table that is copied; its rows follow, then ``seal_copy`` or ``drop_copy``."""
+    def add_copy(
+        self,
+        relation_oid: int,
+        version: TableVersion,
+        copy_lsn: Lsn,
+        types: tuple[TypeDefinition, ...] = (),
+    ) -> StagedTable:
+        """Take a table that is copied; its rows follow, then ``seal_copy`` or ``drop_copy``.
+
+        :param types: how the users' types in its columns are defined where it is copied.
+        """
         self.copied_at[relation_oid] = copy_lsn
-        table = self._tables.copied(relation_oid, version, str(copy_lsn))
+        table = self._tables.copied(relation_oid, version, str(copy_lsn), types)
         staged = table.versions[-1]
         schema = pa.schema(staged.new_fields)
         staged.copy_writer = self._writer(staged, "copy", schema, frozenset(schema.names))
@@ -216,11 +227,13 @@ class BatchInProgress:
         """The tables that earlier attempts at this batch copied whole."""
         return find_seals(self._area, self._slot_name, self._start)
 
-    def adopt_copy(self, version: TableVersion, sealed: SealedCopy) -> None:
+    def adopt_copy(
+        self, version: TableVersion, sealed: SealedCopy, types: tuple[TypeDefinition, ...]
+    ) -> None:
         """Take a table over that an earlier attempt copied whole."""
         oid = sealed.relation_oid
         self.copied_at[oid] = sealed.copy_lsn
-        table = self._tables.copied(oid, version, str(sealed.copy_lsn))
+        table = self._tables.copied(oid, version, str(sealed.copy_lsn), types)
         table.versions[-1].adopted_files = sealed.files
         table.counts += sealed.counts
         self._copy_rejected_files += sealed.rejected_files
@@ -370,7 +383,11 @@ class BatchInProgress:
             )
             return True
 
-        return tuple(history.complete(each) for each in finished if not is_replaced(each))
+        return tuple(
+            history.complete(each, self._tables.by_oid[each.relation_oid].oldest_xid)
+            for each in finished
+            if not is_replaced(each)
+        )
 
     def _side_writer(self, kind: str, schema: pa.Schema) -> TableWriter:
         """A writer of rows that belong to no table of the source."""

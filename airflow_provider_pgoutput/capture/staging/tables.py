@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from airflow_provider_pgoutput.batch.manifest import StagedFile
+    from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
     from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock, Forms
     from airflow_provider_pgoutput.capture.pgoutput.messages import Relation
     from airflow_provider_pgoutput.capture.staging.sent_values import Casters
@@ -147,8 +148,19 @@ class StagedTable:
     versions: list[StagedVersion] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
     copy_lsn: str | None = None
+    #: How the users' types in its columns were defined when it was copied; None: it was not.
+    copied_types: tuple[TypeDefinition, ...] | None = None
     #: As last announced; None: the copy came first.
     relation: Relation | None = None
+    #: The oldest transaction that changed it in this batch; None: none did.
+    oldest_xid: int | None = None
+
+    def note_xids(self, xids: NDArray[np.int64]) -> None:
+        """Take note of the transactions of its changes: IDs of 32 bits, which go round."""
+        first = int(xids[0]) if self.oldest_xid is None else self.oldest_xid
+        # As the server compares them: what is less than half of all IDs away.
+        distance = (xids - first).astype(np.int32)
+        self.oldest_xid = (first + min(int(distance.min()), 0)) % (1 << 32)
 
     def finished(self, name: tuple[str, str] | None) -> Table:
         """The table as the manifest describes it.
@@ -164,6 +176,7 @@ class StagedTable:
             versions=tuple(each.finished() for each in self.versions),
             counts=self.counts,
             copy_lsn=self.copy_lsn,
+            types=self.copied_types,
         )
 
 
@@ -189,10 +202,16 @@ class StagedTables:
         table.relation = relation
         return table, table.versions[-1]
 
-    def copied(self, relation_oid: int, version: TableVersion, copy_lsn: str) -> StagedTable:
+    def copied(
+        self,
+        relation_oid: int,
+        version: TableVersion,
+        copy_lsn: str,
+        types: tuple[TypeDefinition, ...],
+    ) -> StagedTable:
         """Take a table that is copied in this batch."""
         table = self.by_oid.setdefault(relation_oid, StagedTable(relation_oid))
-        table.copy_lsn = copy_lsn
+        table.copy_lsn, table.copied_types = copy_lsn, types
         self._append(table, version)
         return table
 

@@ -126,11 +126,15 @@ TAIL = """
 - A list has one dimension and starts at 1. PostgreSQL does not fix the dimensions of an array column, so
   `integer[]` and `integer[][]` are one type, and each value is looked at on its own.
 - An array with an element that does not fit is set aside as a whole: NULL in the table, its text beside it.
-- Values of a type that was dropped after the change was written are `string`: their text is all that is left.
+- A type that was dropped after the change was written is known from the batch before. Where none has kept
+  it, its name in the stream tells whether it was an array, and of what; a domain is its base type, without
+  a length; all else is `string`.
+- The text of `regclass`, `regtype`, `regrole` and their like is a name. When the object is renamed it
+  changes in all rows, without a row event. A warning names such columns once.
 - The types of `hstore`, `vector` and `halfvec` are known by name, in whatever schema the extension is.
 - An infinite or huge value in a composite that stays `string` is in its text as PostgreSQL prints it.
 - pyiceberg 0.12 reads an empty list where a list of structs is NULL; Spark reads NULL.
-- What `ALTER TYPE` does to a composite that is a struct: [how a batch is applied](apply.md#schema).
+- What `ALTER TYPE` does to composites and enums: [how a batch is applied](apply.md#altered-types).
 - Bounds of `uuid` columns are not written to the files, as a filter reads them wrongly, probably as signed
   numbers: measured with Spark 4.1.3 and Iceberg 1.12.0, `WHERE id = '...'` found none of three rows that were
   there, and `DELETE` removed none, as soon as a file held a uuid that begins with 8 to f beside one that

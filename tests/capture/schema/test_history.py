@@ -134,9 +134,7 @@ def test_the_highest_number_outlives_its_column() -> None:
 
 def then(found: Table) -> Shape:
     """The columns at the end of a batch, as the lake keeps them."""
-    shape = Shape.from_json(
-        Shape.of(found.versions[-1], None, found.highest_number).to_json(),
-    )
+    shape = Shape.from_json(Shape.at_end_of(found).to_json())
     assert shape is not None
     return shape
 

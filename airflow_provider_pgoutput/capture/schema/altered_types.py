@@ -1,0 +1,187 @@
+"""Columns whose type was altered, so that rows look otherwise at the source and no row was sent for it.
+
+``ALTER TYPE cp ADD ATTRIBUTE z int`` makes ``(1,a,)`` of ``(1,a)`` in all rows. The lake has the former text,
+and a row that is found by it is not found any more. What is not here: how two definitions of a type differ
+(``batch/type_definition.py``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.batch import shape as words
+from airflow_provider_pgoutput.batch.identity import sought_by
+from airflow_provider_pgoutput.batch.shape import SchemaChange, Shape, Unsettled
+from airflow_provider_pgoutput.batch.type_definition import alterations
+from airflow_provider_pgoutput.capture.schema.policy import COPY, CopyNeeded, copy_needed
+from airflow_provider_pgoutput.capture.source.type_definitions import TypesOfTables
+from airflow_provider_pgoutput.errors import TableRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from airflow_provider_pgoutput.batch.manifest import Table
+    from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
+    from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
+
+log = logging.getLogger(__name__)
+
+_OUTCOME = (
+    "rows in the lake look as they did until they change, and keep what a dropped attribute held."
+    " copy_tables=%s brings them in; type_changes='copy' does so by itself from now on."
+)
+#: Columns that one warning names.
+_MOST_NAMED = 20
+_WHILE_OPEN = "rows came from a transaction that was open at that time"
+
+
+@dataclass(frozen=True)
+class AlteredTypes:
+    """What is known of types at the end of a batch, and what the owner of the pipeline wants done."""
+
+    policy: SchemaPolicy
+    #: As they are defined when all of the batch was read.
+    now: TypesOfTables = field(default_factory=TypesOfTables)
+
+    def changes(self, past: Shape, table: Table, oldest_xid: int | None) -> list[SchemaChange]:
+        """What ALTER TYPE did to columns since ``past``.
+
+        :param oldest_xid: the oldest transaction of which the batch has rows of the table; None: it has none.
+        """
+        columns = table.versions[-1].columns
+        numbers = {
+            each.attribute_number: each.type_oid
+            for each in columns
+            if each.attribute_number is not None
+        }
+        found = altered_columns(past, numbers, self.now.of(table.relation_oid))
+        if oldest_xid is not None and self._is_unsettled(past, oldest_xid):
+            assert past.unsettled is not None, "it was looked at"
+            found = {**dict.fromkeys(past.unsettled.columns, _WHILE_OPEN), **found}
+        return [
+            SchemaChange(words.TYPE_ALTERED, each.name, "", found[number], attribute_number=number)
+            for each in columns
+            if (number := each.attribute_number) in found and number is not None
+        ]
+
+    def check(self, table: Table, changes: Sequence[SchemaChange]) -> None:
+        """Do what the policy says about altered types.
+
+        :param changes: since the last batch, or since the batch copied the table.
+        :raises CopyNeeded: the policy wants a copy, and the batch holds none of it.
+        :raises SnapshotLost: a copy is wanted, and that of the batch is older than the change.
+        :raises TableRefused: rows are found by the column, and the policy does not copy.
+        """
+        for change in changes:
+            _warn(table.name, change.column, change.after)
+            is_sought = _is_sought(table, change.attribute_number)
+            if self.policy.type_changes == COPY or (is_sought and table.copy_lsn is not None):
+                raise copy_needed(table, change.column)
+            if is_sought:
+                raise TableRefused(
+                    f"Rows are found by this column, and its type was altered: {change.after}. PostgreSQL"
+                    " sends no row for that, so rows in the lake do not have the value by which the source"
+                    " names them now.",
+                    table=table.name,
+                    column=change.column,
+                    advice=f"copy the table again (copy_tables=[{table.name!r}]); type_changes='copy' in the"
+                    " stage task does so by itself from now on.",
+                )
+
+    def recorded(self, table: Table, past: Shape | None, changes: Sequence[SchemaChange]) -> Table:
+        """The table with what the next batch has to know of its types."""
+        unsettled = None if past is None else past.unsettled
+        if any(each.after != _WHILE_OPEN for each in changes):
+            columns = {each.attribute_number for each in changes} - {None}
+            columns |= set(unsettled.columns if unsettled else ())
+            numbers = tuple(sorted(each for each in columns if each is not None))
+            unsettled = Unsettled(self.now.next_xid, numbers)
+        types = tuple(self.now.of(table.relation_oid).values())
+        return dataclasses.replace(table, types=types, unsettled=unsettled)
+
+    def check_unwritten(
+        self, shapes: Mapping[int, Shape], tables: Iterable[PublishedTable]
+    ) -> None:
+        """Do the same about tables of which the batch has no rows; what is said is said again until it has.
+
+        :param shapes: of the last batch that held each table, by OID.
+        :raises CopyNeeded: the policy wants a copy.
+        """
+        altered = self.altered_tables(shapes, tables)
+        if not altered:
+            return
+        named = [
+            f"{table.name}.{column} ({what})"
+            for table, found in altered
+            for column, what in found.items()
+        ]
+        log.warning(
+            "%d columns of tables without changes in this batch have a type that was altered: %s. PostgreSQL"
+            " sends no row for that: %s",
+            len(named),
+            ", ".join(named[:_MOST_NAMED]) + (", ..." if len(named) > _MOST_NAMED else ""),
+            _OUTCOME % sorted({table.name for table, _ in altered[:_MOST_NAMED]}),
+        )
+        if self.policy.type_changes == COPY:
+            raise CopyNeeded(altered[0][0].relation_oid)
+
+    def altered_tables(
+        self, shapes: Mapping[int, Shape], tables: Iterable[PublishedTable]
+    ) -> list[tuple[PublishedTable, dict[str, str]]]:
+        """Tables with altered types, and what was done to each of these columns."""
+        found = []
+        for table in tables:
+            names = {each.attribute_number: each.name for each in table.columns}
+            numbers = {each.attribute_number: each.type_oid for each in table.columns}
+            shape = shapes.get(table.relation_oid)
+            if shape is not None:
+                altered = altered_columns(shape, numbers, self.now.of(table.relation_oid))
+                found += [(table, {names[n]: what for n, what in altered.items()})] * bool(altered)
+        return found
+
+    def _is_unsettled(self, past: Shape, oldest_xid: int) -> bool:
+        """Whether the batch has rows of a transaction that was open when a type was altered."""
+        unsettled = past.unsettled
+        return unsettled is not None and self.now.with_epoch(oldest_xid) < unsettled.below_xid
+
+
+def altered_columns(
+    past: Shape, type_oids: Mapping[int, int], now: Mapping[int, TypeDefinition]
+) -> dict[int, str]:
+    """What ALTER TYPE did to columns since ``past``, in words, by their numbers.
+
+    A column that has another type than then was converted, which is another change.
+
+    :param type_oids: types of the columns of now, by number.
+    """
+    before, found = past.types_by_oid, {}
+    for column in past.columns:
+        if column.number is None or type_oids.get(column.number) != column.type_oid:
+            continue
+        as_struct = "struct<" in column.lake_type
+        done = alterations(column.type_oid, before, now, as_struct=as_struct)
+        if done:
+            found[column.number] = "; ".join(done)
+    return found
+
+
+def _is_sought(table: Table, number: int | None) -> bool:
+    return any(
+        column.attribute_number == number and column.name in sought_by(version)
+        for version in table.versions
+        for column in version.columns
+    )
+
+
+def _warn(table: str, column: str, what: str) -> None:
+    log.warning(
+        "%s: the type of column %s was altered: %s. PostgreSQL sends no row for that: %s",
+        table,
+        column,
+        what,
+        _OUTCOME % [table],
+    )
