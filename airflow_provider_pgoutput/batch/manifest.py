@@ -20,6 +20,7 @@ from airflow_provider_pgoutput.batch.shape import (
     SchemaChange,
     Storage,
     Unsettled,
+    expressions_from,
     storage_from,
     types_from,
     unsettled_from,
@@ -41,7 +42,7 @@ _LATER_FIELDS = {
     "skipped": (),
 }
 #: Fields that tell where something lies, or what was before, and nothing of the content.
-_NO_CONTENT = frozenset({"path", "storage", "highest_number", "types", "unsettled"})
+_NO_CONTENT = frozenset({"path", "storage", "highest_number", "types", "unsettled", "expressions"})
 
 #: ``pg_class.relreplident`` of REPLICA IDENTITY FULL.
 FULL = "f"
@@ -174,6 +175,7 @@ class Table:
     #: The users' types of its columns when the batch was sealed; None: not known, as in files of version 0.1.
     types: tuple[TypeDefinition, ...] | None = None
     unsettled: Unsettled | None = None
+    expressions: tuple[tuple[int, int], ...] = ()
 
     @property
     def name(self) -> str:
@@ -410,5 +412,6 @@ def _table(body: dict[str, Any]) -> Table:
             "storage": storage and storage_from((storage["columns"], storage["files"])),
             "types": types_from(body.get("types")),
             "unsettled": unsettled_from(body.get("unsettled")),
+            "expressions": expressions_from(body.get("expressions", ())),
         }
     )

@@ -28,8 +28,8 @@ RETYPED = "type_changed"
 TYPE_RENAMED = "type_renamed"
 #: The type has the name of the one before, and is not that one.
 TYPE_REPLACED = "type_replaced"
-#: The type is the same, and ``ALTER TYPE`` changed how its values look.
-TYPE_ALTERED = "type_altered"
+#: The type is the same, and all values are others, or look otherwise, without a row event.
+ALTERED = "column_altered"
 #: The type has its name, and is another in the lake: attributes of a composite, or a choice of the user's.
 REMADE = "lake_type_changed"
 KEY = "key_changed"
@@ -43,7 +43,7 @@ _WORDS = {
     RETYPED: "column {column} changed from {before} to {after}",
     TYPE_RENAMED: "the type of column {column} was renamed from {before} to {after}",
     TYPE_REPLACED: "column {column} changed from {before} to another type of that name",
-    TYPE_ALTERED: "the type of column {column} was altered: {after}",
+    ALTERED: "column {column} changed in all rows: {after}",
     REMADE: "the lake type of column {column} changed from {before} to {after}",
     KEY: "the key changed from ({before}) to ({after})",
     IDENTITY: "the replica identity changed from {before} to {after}",
@@ -132,6 +132,8 @@ class Shape:
     #: The users' types that its columns are made of; None: not known, in a lake of an earlier version.
     types: tuple[TypeDefinition, ...] | None = None
     unsettled: Unsettled | None = None
+    #: Generated columns: ``attnum``, and what stands for the expression; good for comparing only.
+    expressions: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, version: TableVersion) -> Shape:
@@ -153,6 +155,7 @@ class Shape:
             highest_number=table.highest_number or 0,
             types=table.types,
             unsettled=table.unsettled,
+            expressions=table.expressions,
         )
 
     @property
@@ -179,6 +182,8 @@ class Shape:
             body["types"] = [dataclasses.asdict(each) for each in self.types]
         if self.unsettled is not None:
             body["unsettled"] = dataclasses.asdict(self.unsettled)
+        if self.expressions:
+            body["expressions"] = self.expressions
         return json.dumps(body, ensure_ascii=True)
 
     @classmethod
@@ -197,7 +202,8 @@ class Shape:
             highest = body.get("highest_number")
             known = highest if type(highest) is int else 0
             types, unsettled = types_from(body.get("types")), unsettled_from(body.get("unsettled"))
-            return cls(columns, key, identity, storage, known, types, unsettled)
+            expressions = expressions_from(body.get("expressions", ()))
+            return cls(columns, key, identity, storage, known, types, unsettled, expressions)
         except (ValueError, KeyError, TypeError):
             return None
 
@@ -230,3 +236,12 @@ def unsettled_from(body: Any) -> Unsettled | None:
     :raises TypeError: the same.
     """
     return None if body is None else Unsettled(int(body["below_xid"]), tuple(body["columns"]))
+
+
+def expressions_from(body: Any) -> tuple[tuple[int, int], ...]:
+    """Read the JSON form.
+
+    :raises ValueError: it is something else.
+    :raises TypeError: the same.
+    """
+    return tuple((int(number), int(mark)) for number, mark in body)

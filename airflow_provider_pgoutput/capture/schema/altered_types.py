@@ -63,34 +63,10 @@ class AlteredTypes:
             assert past.unsettled is not None, "it was looked at"
             found = {**dict.fromkeys(past.unsettled.columns, _WHILE_OPEN), **found}
         return [
-            SchemaChange(words.TYPE_ALTERED, each.name, "", found[number], attribute_number=number)
+            SchemaChange(words.ALTERED, each.name, "", found[number], attribute_number=number)
             for each in columns
             if (number := each.attribute_number) in found and number is not None
         ]
-
-    def check(self, table: Table, changes: Sequence[SchemaChange]) -> None:
-        """Do what the policy says about altered types.
-
-        :param changes: since the last batch, or since the batch copied the table.
-        :raises CopyNeeded: the policy wants a copy, and the batch holds none of it.
-        :raises SnapshotLost: a copy is wanted, and that of the batch is older than the change.
-        :raises TableRefused: rows are found by the column, and the policy does not copy.
-        """
-        for change in changes:
-            _warn(table.name, change.column, change.after)
-            is_sought = _is_sought(table, change.attribute_number)
-            if self.policy.type_changes == COPY or (is_sought and table.copy_lsn is not None):
-                raise copy_needed(table, change.column)
-            if is_sought:
-                raise TableRefused(
-                    f"Rows are found by this column, and its type was altered: {change.after}. PostgreSQL"
-                    " sends no row for that, so rows in the lake do not have the value by which the source"
-                    " names them now.",
-                    table=table.name,
-                    column=change.column,
-                    advice=f"copy the table again (copy_tables=[{table.name!r}]); type_changes='copy' in the"
-                    " stage task does so by itself from now on.",
-                )
 
     def recorded(self, table: Table, past: Shape | None, changes: Sequence[SchemaChange]) -> Table:
         """The table with what the next batch has to know of its types."""
@@ -120,8 +96,8 @@ class AlteredTypes:
             for column, what in found.items()
         ]
         log.warning(
-            "%d columns of tables without changes in this batch have a type that was altered: %s. PostgreSQL"
-            " sends no row for that: %s",
+            "%d columns of tables without changes in this batch changed in all rows: %s. PostgreSQL sends no"
+            " row for that: %s",
             len(named),
             ", ".join(named[:_MOST_NAMED]) + (", ..." if len(named) > _MOST_NAMED else ""),
             _OUTCOME % sorted({table.name for table, _ in altered[:_MOST_NAMED]}),
@@ -146,7 +122,9 @@ class AlteredTypes:
     def _is_unsettled(self, past: Shape, oldest_xid: int) -> bool:
         """Whether the batch has rows of a transaction that was open when a type was altered."""
         unsettled = past.unsettled
-        return unsettled is not None and self.now.with_epoch(oldest_xid) < unsettled.below_xid
+        if unsettled is None or not self.now.next_xid:
+            return False
+        return self.now.with_epoch(oldest_xid) < unsettled.below_xid
 
 
 def altered_columns(
@@ -169,19 +147,50 @@ def altered_columns(
     return found
 
 
+def other_expressions(past: Shape, table: Table) -> list[SchemaChange]:
+    """Generated columns that SET EXPRESSION gave other values in all rows since ``past``."""
+    before = dict(past.expressions)
+    names = {each.attribute_number: each.name for each in table.versions[-1].columns}
+    return [
+        SchemaChange(words.ALTERED, names[number], "", "it has another expression", number)
+        for number, expression in table.expressions
+        if number in names and before.get(number, expression) != expression
+    ]
+
+
+def check_altered(table: Table, changes: Iterable[SchemaChange], policy: SchemaPolicy) -> None:
+    """Do what the policy says about columns that changed in all rows.
+
+    :param changes: since the last batch, or since the batch copied the table.
+    :raises CopyNeeded: the policy wants a copy, and the batch holds none of it.
+    :raises SnapshotLost: a copy is wanted, and that of the batch is older than the change.
+    :raises TableRefused: rows are found by the column, and the policy does not copy.
+    """
+    for change in changes:
+        log.warning(
+            "%s: %s. PostgreSQL sends no row for that: %s",
+            table.name,
+            change,
+            _OUTCOME % [table.name],
+        )
+        is_sought = _is_sought(table, change.attribute_number)
+        if policy.type_changes == COPY or (is_sought and table.copy_lsn is not None):
+            raise copy_needed(table, change.column)
+        if is_sought:
+            raise TableRefused(
+                f"Rows are found by this column, and it changed in all rows: {change.after}. PostgreSQL sends"
+                " no row for that, so rows in the lake do not have the value by which the source names them"
+                " now.",
+                table=table.name,
+                column=change.column,
+                advice=f"copy the table again (copy_tables=[{table.name!r}]); type_changes='copy' in the"
+                " stage task does so by itself from now on.",
+            )
+
+
 def _is_sought(table: Table, number: int | None) -> bool:
     return any(
         column.attribute_number == number and column.name in sought_by(version)
         for version in table.versions
         for column in version.columns
-    )
-
-
-def _warn(table: str, column: str, what: str) -> None:
-    log.warning(
-        "%s: the type of column %s was altered: %s. PostgreSQL sends no row for that: %s",
-        table,
-        column,
-        what,
-        _OUTCOME % [table],
     )

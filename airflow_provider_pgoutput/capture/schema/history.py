@@ -16,7 +16,11 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch import shape as words
 from airflow_provider_pgoutput.batch.shape import SchemaChange, Shape
-from airflow_provider_pgoutput.capture.schema.altered_types import AlteredTypes
+from airflow_provider_pgoutput.capture.schema.altered_types import (
+    AlteredTypes,
+    check_altered,
+    other_expressions,
+)
 from airflow_provider_pgoutput.capture.schema.attribution import Catalog, attribute
 from airflow_provider_pgoutput.capture.schema.differences import differences, unfollowable
 from airflow_provider_pgoutput.capture.schema.full_keys import FullKeys
@@ -107,9 +111,14 @@ class SchemaHistory:
         completed = self._altered_types.recorded(completed, past, altered)
         completed = dataclasses.replace(
             completed,
-            schema_changes=tuple(changes),
             storage=self._older_rows.storage_of(completed, before),
+            expressions=self._expressions(table.relation_oid),
         )
+        if before is not None:
+            computed_anew = other_expressions(before, completed)
+            changes += computed_anew
+            altered += computed_anew if table.copy_lsn is None else []
+        completed = dataclasses.replace(completed, schema_changes=tuple(changes))
         is_known = before is not None and before == Shape.at_end_of(completed)
         completed = dataclasses.replace(completed, records_columns=not is_known)
         for change in changes:
@@ -124,8 +133,13 @@ class SchemaHistory:
         if past is not None:
             self._copy_for_types(completed, past)
             self._converted_rows(completed, past, changes)
-            self._altered_types.check(completed, altered)
+            check_altered(completed, altered, self.policy)
         return completed
+
+    def _expressions(self, relation_oid: int) -> tuple[tuple[int, int], ...]:
+        """What stands for the expressions of generated columns, by number."""
+        columns = self.attributes.get(relation_oid, ())
+        return tuple((e.number, e.expression) for e in columns if e.expression is not None)
 
     @functools.cached_property
     def _altered_types(self) -> AlteredTypes:

@@ -51,7 +51,10 @@ SELECT a.attrelid::pg_catalog.int8, a.attnum::pg_catalog.int4, a.attname::pg_cat
        a.attisdropped, a.atttypid::pg_catalog.int8, a.atttypmod,
        CASE WHEN k.counted = 1 THEN k.shown END,
        a.attnotnull OR a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> '',
-       COALESCE(k.counted > 1, false), COALESCE(b.leaves, '{}')
+       COALESCE(k.counted > 1, false), COALESCE(b.leaves, '{}'),
+       CASE WHEN a.attgenerated <> '' THEN (
+            SELECT pg_catalog.hashtextextended(d.adbin::pg_catalog.text, 0)
+              FROM pg_catalog.pg_attrdef d WHERE d.adrelid = a.attrelid AND d.adnum = a.attnum) END
   FROM pg_catalog.pg_attribute a
   LEFT JOIN kept k ON k.root = a.attrelid AND k.attname = a.attname
   LEFT JOIN bare b ON b.root = a.attrelid AND b.attname = a.attname
@@ -96,6 +99,8 @@ class Attribute:
     has_several_values: bool = False
     #: OIDs of the partitions that keep no value while others do: they were made later, or show NULL.
     bare_leaves: Sequence[int] = ()
+    #: What stands for the expression of a generated column, for comparing only; None: it is none.
+    expression: int | None = None
 
     def seen_from(self, known_leaves: Collection[int]) -> Attribute:
         """The column, where it is known which partitions had rows before it was added.

@@ -134,7 +134,7 @@ TAIL = """
 - The types of `hstore`, `vector` and `halfvec` are known by name, in whatever schema the extension is.
 - An infinite or huge value in a composite that stays `string` is in its text as PostgreSQL prints it.
 - pyiceberg 0.12 reads an empty list where a list of structs is NULL; Spark reads NULL.
-- What `ALTER TYPE` does to composites and enums: [how a batch is applied](apply.md#altered-types).
+- What `ALTER TYPE` does to composites and enums: [how a batch is applied](apply.md#schema).
 - Bounds of `uuid` columns are not written to the files, as a filter reads them wrongly, probably as signed
   numbers: measured with Spark 4.1.3 and Iceberg 1.12.0, `WHERE id = '...'` found none of three rows that were
   there, and `DELETE` removed none, as soon as a file held a uuid that begins with 8 to f beside one that
