@@ -131,14 +131,12 @@ def _seal(
         check_publications_throughout(
             context.session, request.slot_name, context.publication_names, read.end
         )
-    history = context.history(batch.relation_oids)
-    history.check_unwritten()
     return batch.seal(
         context.server_now,
         context.publication_names,
         read.end,
         names=context.names(batch),
-        history=history,
+        history=context.history(batch.relation_oids),
         transactions=read.transactions,
         last_commit_time=read.last_commit_time,
         prepared=() if two_phase is None else two_phase.write(batch, read.end),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from airflow_provider_pgoutput.errors import ProtocolError
 from tests.capture.pipeline_support import checkpoint_of, checkpoint_with_shapes
 
 if TYPE_CHECKING:
@@ -130,3 +131,24 @@ def test_a_type_that_is_gone_without_a_successor(source: Source) -> None:
     ]
     rows = source.changes(manifest, "public.t")
     assert [(each["e"], each["l"]) for each in rows] == [("sad", ["(1,sad)"])] * 2
+
+
+def test_a_name_that_looks_like_an_arrays_is_an_error_that_a_copy_passes(source: Source) -> None:
+    """The type came and went within one batch, so that nothing but its name is known."""
+    source.execute("ALTER TABLE t ADD e text", "INSERT INTO t VALUES (0)")
+    checkpoint = checkpoint_with_shapes(source.stage())
+    source.execute(
+        "CREATE TYPE _x AS ENUM ('in')",
+        "ALTER TABLE t ALTER e TYPE _x USING 'in'",
+        "UPDATE t SET b = 'x'",
+        "ALTER TABLE t ALTER e TYPE text",
+        "DROP TYPE _x",
+    )
+    with pytest.raises(
+        ProtocolError, match=r"not in the text form of type public\.x\[\]"
+    ) as refused:
+        source.stage(checkpoint=checkpoint)
+    assert (refused.value.table, refused.value.column) == ("public.t", "e")
+    assert "copy_tables" in str(refused.value)
+    manifest = source.stage(checkpoint=checkpoint, copy_tables=("public.t",))
+    assert source.copied(manifest, "public.t") == [{"a": 0, "b": "x", "e": "in"}]

@@ -58,10 +58,12 @@ class AlteredTypes:
             for each in columns
             if each.attribute_number is not None
         }
-        found = altered_columns(past, numbers, self.now.of(table.relation_oid))
-        if oldest_xid is not None and self._is_unsettled(past, oldest_xid):
-            assert past.unsettled is not None, "it was looked at"
-            found = {**dict.fromkeys(past.unsettled.columns, _WHILE_OPEN), **found}
+        now = self.now.of(table.relation_oid)
+        found = altered_columns(past, numbers, now)
+        for number in self._unsettled(past, oldest_xid):
+            # One that was converted since was locked against transactions of before.
+            if numbers.get(number) in now:
+                found.setdefault(number, _WHILE_OPEN)
         return [
             SchemaChange(words.ALTERED, each.name, "", found[number], attribute_number=number)
             for each in columns
@@ -119,12 +121,13 @@ class AlteredTypes:
                 found += [(table, {names[n]: what for n, what in altered.items()})] * bool(altered)
         return found
 
-    def _is_unsettled(self, past: Shape, oldest_xid: int) -> bool:
-        """Whether the batch has rows of a transaction that was open when a type was altered."""
+    def _unsettled(self, past: Shape, oldest_xid: int | None) -> tuple[int, ...]:
+        """Columns that may have values of transactions which were open when their types were altered."""
         unsettled = past.unsettled
-        if unsettled is None or not self.now.next_xid:
-            return False
-        return self.now.with_epoch(oldest_xid) < unsettled.below_xid
+        if unsettled is None or oldest_xid is None or not self.now.next_xid:
+            return ()
+        is_older = self.now.with_epoch(oldest_xid) < unsettled.below_xid
+        return unsettled.columns if is_older else ()
 
 
 def altered_columns(

@@ -363,6 +363,7 @@ class BatchInProgress:
         Such a table was dropped before the copy, or left the publications, as one that is moved into an
         archive: it cannot be copied. The copy replaces all that the lake holds under the name.
         """
+        history.check_unwritten()
         finished = [
             table.finished(names.get(oid)) for oid, table in sorted(self._tables.by_oid.items())
         ]

@@ -64,7 +64,7 @@ _TIME_OID, _INTERVAL_OID = 1083, 1186
 _NO_TYPES: Mapping[int, TypeInfo] = {}
 _TEXT_ADVICE = (
     "check that the session's DateStyle, TimeZone, bytea_output and client_encoding are the pinned "
-    "ones, and that the column's type is current."
+    "ones, and that the column's type is current; copy_tables copies the table and passes over such values."
 )
 _BINARY_ADVICE = "check that the column's type is current, or use text mode (binary=False)."
 
