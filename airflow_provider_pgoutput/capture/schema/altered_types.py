@@ -64,10 +64,10 @@ class AlteredTypes:
             # One that was converted since was locked against transactions of before.
             if numbers.get(number) in now:
                 found.setdefault(number, _WHILE_OPEN)
+        names = {each.attribute_number: each.name for each in columns}
         return [
-            SchemaChange(words.ALTERED, each.name, "", found[number], attribute_number=number)
-            for each in columns
-            if (number := each.attribute_number) in found and number is not None
+            SchemaChange(words.ALTERED, names[number], "", what, number)
+            for number, what in sorted(found.items())
         ]
 
     def recorded(self, table: Table, past: Shape | None, changes: Sequence[SchemaChange]) -> Table:
