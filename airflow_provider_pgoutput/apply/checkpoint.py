@@ -23,6 +23,7 @@ from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, marker_
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Counts, Manifest, Table
+from airflow_provider_pgoutput.batch.passed_over import to_text
 from airflow_provider_pgoutput.batch.shape import Shape
 from airflow_provider_pgoutput.errors import CommitStateUnknown, TableRefused
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from airflow_provider_pgoutput.apply.checkpoint_rows import CheckpointRows
+    from airflow_provider_pgoutput.batch.passed_over import PassedOver
     from airflow_provider_pgoutput.batch.plan import Plan
 
 logger = logging.getLogger(__name__)
@@ -124,11 +126,13 @@ def record(
     applied: Sequence[Applied],
     *,
     whole: bool = True,
+    passed_over: tuple[PassedOver, ...] = (),
     rows: CheckpointRows = _SPARK_ROWS,
 ) -> None:
     """Append, in one commit, a row for each changed table and one for the batch.
 
     :param whole: whether the namespace has the batch now; else only the tables get their rows.
+    :param passed_over: tables of which this apply passes changes over, beside those of the manifest.
     :raises PublishRefused: other slots kept writing at the same time.
     :raises CommitStateUnknown: the catalog did not say; a second row of a batch changes no answer.
     :raises LakeUnavailable: the catalog failed.
@@ -138,7 +142,9 @@ def record(
     totals = sum((table.counts for table in manifest.tables), Counts())
     found = [_row(plan, manifest, each.table.counts, each) for each in applied]
     if whole:
-        found.append(_row(plan, manifest, totals, None))
+        row = _row(plan, manifest, totals, None)
+        row["passed_over"] = to_text((*manifest.passed_over, *passed_over))
+        found.append(row)
     name = table_name(plan)
     rows.ensure(spark, name)
     reach("apply.after_checkpoint_table")
@@ -207,6 +213,7 @@ def _row(
         "last_commit_time": manifest.last_commit_time,
         "skipped": None if applied else skipped_text(manifest),
         "timeline": manifest.timeline,
+        "passed_over": None,
     }
 
 

@@ -14,6 +14,7 @@ from airflow_provider_pgoutput.apply import log
 from airflow_provider_pgoutput.apply.names import Sql
 from airflow_provider_pgoutput.apply.net import COPIES, image, net_images
 from airflow_provider_pgoutput.apply.target import OP_COLUMN
+from airflow_provider_pgoutput.apply.unknown_values import settle
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.errors import BatchRefused, TableRefused
 
@@ -59,19 +60,26 @@ def apply(
 def _apply_net(
     preparation: TablePreparation, segment: Segment, changes: DataFrame, is_last: bool
 ) -> None:
-    netted = net_images(changes, segment).persist(StorageLevel.MEMORY_AND_DISK)
+    netted = images = net_images(changes, segment).persist(StorageLevel.MEMORY_AND_DISK)
+    # Rows that were marked while deleted ones were kept are no copies of anything.
+    marks = preparation.soft_delete or OP_COLUMN in preparation.layout.metadata
+    live = Sql(f"NOT ({OP_COLUMN} <=> 'D')" if marks else "true")
     try:
+        gone = netted.where(f"{COPIES} < 0").selectExpr(
+            *(image(i) for i in segment.imaged), f"-{COPIES} AS {COPIES}"
+        )
+        if segment.unknown and not gone.isEmpty():
+            held = preparation.writer().images(segment.imaged, live)
+            found = settle(netted, held, segment)
+            if found.missing:
+                raise preparation.writer().row_missing()
+            netted, gone = found.netted, found.gone
         counts = netted.selectExpr(
             f"sum(greatest({COPIES}, 0)) AS added", f"sum(greatest(-{COPIES}, 0)) AS removed"
         ).collect()[0]
         added, removed = counts["added"] or 0, counts["removed"] or 0
         kept = f"array_repeat(true, CAST(greatest({COPIES}, 0) AS INT))"
         if removed:
-            images = [image(i) for i in segment.imaged]
-            gone = netted.where(f"{COPIES} < 0").selectExpr(*images, f"-{COPIES} AS {COPIES}")
-            # Rows that were marked while deleted ones were kept are no copies of anything.
-            marks = preparation.soft_delete or OP_COLUMN in preparation.layout.metadata
-            live = Sql(f"NOT ({OP_COLUMN} <=> 'D')" if marks else "true")
             preparation.writer().delete_images(gone, COPIES, live)
             preparation.counted["deleted_keys"] += removed
             if preparation.soft_delete:
@@ -82,7 +90,7 @@ def _apply_net(
             _append(preparation, rows, is_last)
             preparation.counted["appended"] += added
     finally:
-        netted.unpersist()
+        images.unpersist()
 
 
 def _append(preparation: TablePreparation, rows: DataFrame, is_last: bool) -> None:

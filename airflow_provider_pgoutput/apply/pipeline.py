@@ -7,6 +7,7 @@ What is not here: who starts it (``main.py``, or a test).
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply import checkpoint
 from airflow_provider_pgoutput.apply.failures import named_failures
+from airflow_provider_pgoutput.apply.gone import GoneTables
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 from airflow_provider_pgoutput.apply.prepare import isolated
 from airflow_provider_pgoutput.apply.publish import prepare_on_main, publish, remove_dead_branches
@@ -87,7 +89,12 @@ def _apply(spark: SparkSession, plan: Plan, work: RowWork) -> ApplyResult:
     refuse_gap(manifest, progress.end_lsn)
     found = targets(plan, manifest, any_case=ignores_case(spark, plan.catalog))
     refuse_unordered(found, manifest)
-    starts = {target.name.target: start(spark, target, manifest, progress) for target in found}
+    gone, starts = GoneTables(), {}
+    for target in found:
+        look = functools.partial(start, spark, target, manifest, progress)
+        if (begin := gone.unless_refused(target.source, look)) is not None:
+            starts[target.name.target] = begin
+    found = [each for each in found if each.name.target in starts]
     over = progress.end_lsn is not None and progress.end_lsn >= manifest.end_lsn
     result = ApplyResult(manifest.batch_id, str(manifest.end_lsn), over)
     if over:
@@ -97,13 +104,14 @@ def _apply(spark: SparkSession, plan: Plan, work: RowWork) -> ApplyResult:
     todo = [target for target in found if not starts[target.name.target].done]
     skipped = [target for target in found if starts[target.name.target].done]
 
-    result.published.update(write_tables(spark, batch, todo, starts, progress, work))
+    result.published.update(write_tables(spark, batch, todo, starts, progress, work, gone))
     append_rejected(spark, batch, progress.end_lsn)
     append_messages(spark, batch, progress.end_lsn)
 
     reach("apply.before_checkpoint")
     applied = applied_tables(spark, manifest.batch_id, found, skipped, result.published)
-    checkpoint.record(spark, plan, manifest, applied, rows=work.checkpoint)
+    passed_over = tuple(gone.passed_over.values())
+    checkpoint.record(spark, plan, manifest, applied, passed_over=passed_over, rows=work.checkpoint)
     reach("apply.after_checkpoint")
     seconds = time.monotonic() - began
     logger.info("Applied %s to %s in %.2f s.", manifest.start_lsn, manifest.end_lsn, seconds)
@@ -120,15 +128,17 @@ def write_tables(
     starts: dict[str, Start],
     progress: checkpoint.Progress,
     work: RowWork = SPARK,
+    gone: GoneTables | None = None,
 ) -> dict[str, int]:
     """Prepare all tables, then publish them; the snapshots that were published, by target.
 
     :param spark: an isolated session, see ``isolated``.
     :param work: what reads and writes rows.
+    :param gone: takes the tables that are gone and refused; None: they are refused like others.
     :raises RowMissing: a partial update of a row that the target does not hold.
     :raises PublishRefused: a target kept moving; run the task again.
     """
-    prepared = _prepare_all(spark, batch, todo, starts, progress, work)
+    prepared = _prepare_all(spark, batch, todo, starts, progress, work, gone)
     reach("apply.after_prepare")
     published = {}
     for each in prepared:
@@ -146,13 +156,17 @@ def _prepare_all(
     starts: dict[str, Start],
     progress: checkpoint.Progress,
     work: RowWork,
+    gone: GoneTables | None,
 ) -> list[Prepared]:
     """Prepare all tables, some at the same time; nobody sees anything of it yet."""
 
     def one(target: Target) -> Prepared | None:
         remove_dead_branches(spark, batch, target.name)
         begin = starts[target.name.target]
-        return prepare_on_main(spark, batch, target, begin, progress, work.preparation)
+        prepare = functools.partial(
+            prepare_on_main, spark, batch, target, begin, progress, work.preparation
+        )
+        return prepare() if gone is None else gone.unless_refused(target.source, prepare)
 
     if batch.plan.parallel_tables <= 1:
         return [each for each in map(one, todo) if each is not None]

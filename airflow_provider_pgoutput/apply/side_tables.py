@@ -89,6 +89,11 @@ def append_rejected(spark: SparkSession, batch: StagedBatch, floor: Lsn | None =
     manifest = batch.manifest
     if manifest.rejected_files:
         rows = read_files(spark, batch, manifest.rejected_files, REJECTED)
+        for each in manifest.passed_over:
+            if each.since_lsn is not None:
+                since = int(Lsn.parse(each.since_lsn))
+                is_passed = f"relation_oid = {each.relation_oid} AND {COMMIT_LSN} >= {since}"
+                rows = rows.where(f"NOT coalesce({is_passed}, false)")
         comment = "Values that their column could not hold, as PostgreSQL's text"
         table = SideTable(_name(batch, REJECTED_TABLE), REJECTED, comment)
         _append(spark, batch, table, rows, floor)

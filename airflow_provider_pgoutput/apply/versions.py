@@ -22,6 +22,7 @@ from airflow_provider_pgoutput.apply.staged import StagedBatch, read_files
 from airflow_provider_pgoutput.apply.types import widened
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.batch import shape
+from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import FULL
 from airflow_provider_pgoutput.batch.widening import widens
 from airflow_provider_pgoutput.errors import TableRefused
@@ -72,6 +73,11 @@ class Segment:
         """
         newest = {column.name for column in self.versions[-1].columns}
         return tuple(i for i, column in enumerate(self.columns) if column.name in newest)
+
+    @property
+    def unknown(self) -> tuple[int, ...]:
+        """Of ``imaged``, positions of the columns in which the target may have NULL for any value."""
+        return tuple(i for i in self.imaged if self.columns[i].older_unknown)
 
     @property
     def lasting(self) -> tuple[int, ...]:
@@ -193,6 +199,8 @@ def read_changes(
 ) -> DataFrame:
     """Row changes of a segment with a commit LSN at or past ``floor``, in the batch's columns.
 
+    Without those that are passed over.
+
     :param table: with all of its versions.
 
     Columns: those of ``batch/changes.py``; ``o`` and ``u`` only of the positions that have any, ``o`` of all
@@ -205,6 +213,8 @@ def read_changes(
         gone = _gone(table.versions, version)
         parts.append(_read_version(spark, batch, segment, version, files, gone))
     rows = reduce(lambda left, right: left.union(right), parts)
+    if table.until_lsn is not None:
+        rows = rows.where(F.col(staged.COMMIT_LSN) < F.lit(int(Lsn.parse(table.until_lsn))))
     return rows.where(F.col(staged.COMMIT_LSN) >= F.lit(int(floor)))
 
 

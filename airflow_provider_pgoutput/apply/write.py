@@ -107,6 +107,18 @@ class BranchWriter:
         conditions += [each.condition(names[each.position]) for each in ranges]
         self._merge_delete(Sql(" AND ".join(conditions)), marker)
 
+    def images(self, positions: Sequence[int], where: Sql) -> DataFrame:
+        """The branch's rows in comparable form, as the columns ``i<position>``.
+
+        :param where: SQL on the target's columns; other rows are left out.
+        """
+        forms = [(i, self._columns[i]) for i in positions]
+        return (
+            self._all()
+            .where(where)
+            .selectExpr(*(f"{comparable(quote(c.name), c.lake_type)} AS i{i}" for i, c in forms))
+        )
+
     def delete_images(self, images: DataFrame, copies: Sql, where: Sql) -> None:
         """Delete as many copies of each row image as ``copies`` says.
 
@@ -136,12 +148,16 @@ class BranchWriter:
         chosen = chosen.select(_ITS_FILE, _ITS_POSITION).localCheckpoint()
         wanted = images.agg(F.sum(copies)).first()
         if wanted is None or chosen.count() != (wanted[0] or 0):
-            raise RowMissing(
-                "A row that was deleted or updated at the source is not in the target.",
-                table=self.table.name.target,
-                advice="copy the table again.",
-            )
+            raise self.row_missing()
         self._delete_positions(chosen)
+
+    def row_missing(self) -> RowMissing:
+        """What says that an old row is not in the target."""
+        return RowMissing(
+            "A row that was deleted or updated at the source is not in the target.",
+            table=self.table.name.target,
+            advice="copy the table again.",
+        )
 
     def _delete_positions(self, chosen: DataFrame) -> None:
         """Delete the rows at the places in ``chosen``: columns of file and position."""

@@ -79,6 +79,9 @@ CHECKPOINT = (
     ("skipped", "string"),
     # The source's timeline when the batch was staged.  Null: not known.
     ("timeline", "long"),
+    # JSON: a list of the tables whose changes are passed over, as ``batch/passed_over.py`` writes it; in the
+    # batch's row alone.  Null: none.
+    ("passed_over", "string"),
 )
 #: Columns that a table made by an earlier version lacks, with their types; they are added to it.
 LATER_COLUMNS = {
@@ -87,6 +90,7 @@ LATER_COLUMNS = {
     "last_commit_time": "timestamptz",
     "skipped": "string",
     "timeline": "long",
+    "passed_over": "string",
 }
 
 

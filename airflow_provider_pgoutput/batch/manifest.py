@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.membership import PublishedSet
+from airflow_provider_pgoutput.batch.passed_over import PassedOver
 from airflow_provider_pgoutput.batch.shape import (
     SchemaChange,
     Storage,
@@ -40,6 +41,10 @@ _LATER_FIELDS = {
     "records_columns": False,
     "loaded_lsn": None,
     "skipped": (),
+    "passed_over": (),
+    "is_gone": False,
+    "until_lsn": None,
+    "older_unknown": False,
 }
 #: Fields that tell where something lies, or what was before, and nothing of the content.
 _NO_CONTENT = frozenset({"path", "storage", "highest_number", "types", "unsettled", "expressions"})
@@ -67,6 +72,8 @@ class Column:
     missing_value: str | None = None
     #: ``pg_attribute.attnum``: what stays when the column is renamed.  None: not known.
     attribute_number: int | None = None
+    #: Whether older rows of the lake may have NULL in it where the source shows a value that nobody told.
+    older_unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +183,10 @@ class Table:
     types: tuple[TypeDefinition, ...] | None = None
     unsettled: Unsettled | None = None
     expressions: tuple[tuple[int, int], ...] = ()
+    #: Whether it was dropped, or left the publications, by the time when the batch was sealed.
+    is_gone: bool = False
+    #: Changes with a commit LSN at or past it are passed over, see ``passed_over.py``; None: none are.
+    until_lsn: str | None = None
 
     @property
     def name(self) -> str:
@@ -241,6 +252,8 @@ class Manifest:
     published: PublishedSet | None = None
     #: Not in files of version 0.1.
     skipped: tuple[SkippedTransaction, ...] = ()
+    #: Not in files of version 0.1.
+    passed_over: tuple[PassedOver, ...] = ()
     created_by: str = ""
     #: See ``batch_id``: asked for often, and made of everything that a large manifest holds.
     _batch_id: str = field(default="", init=False, repr=False, compare=False)
@@ -267,6 +280,7 @@ class Manifest:
             "prepared",
             "loaded_lsn",
             "skipped",
+            "passed_over",
         )
         content = _content({name: _body(getattr(self, name)) for name in named})
         text = json.dumps(content, sort_keys=True, ensure_ascii=True)
@@ -291,7 +305,7 @@ class Manifest:
     @property
     def is_empty(self) -> bool:
         """Whether it leaves every table of the lake as it is, and is a step of the position alone."""
-        return not (self.tables or self.rejected_files or self.message_files)
+        return not (self.tables or self.rejected_files or self.message_files or self.passed_over)
 
     @property
     def logical_messages(self) -> int:
@@ -358,6 +372,9 @@ class Manifest:
                     "prepared": tuple(PreparedTransaction(**each) for each in body["prepared"]),
                     "skipped": tuple(
                         SkippedTransaction(**each) for each in body.get("skipped", ())
+                    ),
+                    "passed_over": tuple(
+                        PassedOver(**each) for each in body.get("passed_over", ())
                     ),
                 }
             )

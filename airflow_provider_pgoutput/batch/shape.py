@@ -134,6 +134,8 @@ class Shape:
     unsettled: Unsettled | None = None
     #: Generated columns: ``attnum``, and what stands for the expression; good for comparing only.
     expressions: tuple[tuple[int, int], ...] = ()
+    #: Numbers of the columns with ``Column.older_unknown``.
+    older_unknown: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, version: TableVersion) -> Shape:
@@ -144,7 +146,13 @@ class Shape:
             )
             for each in version.columns
         )
-        return cls(columns, tuple(version.key_columns), version.replica_identity)
+        unknown = tuple(
+            each.attribute_number
+            for each in version.columns
+            if each.older_unknown and each.attribute_number is not None
+        )
+        key, identity = tuple(version.key_columns), version.replica_identity
+        return cls(columns, key, identity, older_unknown=unknown)
 
     @classmethod
     def at_end_of(cls, table: Table) -> Shape:
@@ -184,6 +192,8 @@ class Shape:
             body["unsettled"] = dataclasses.asdict(self.unsettled)
         if self.expressions:
             body["expressions"] = self.expressions
+        if self.older_unknown:
+            body["older_unknown"] = self.older_unknown
         return json.dumps(body, ensure_ascii=True)
 
     @classmethod
@@ -203,7 +213,10 @@ class Shape:
             known = highest if type(highest) is int else 0
             types, unsettled = types_from(body.get("types")), unsettled_from(body.get("unsettled"))
             expressions = expressions_from(body.get("expressions", ()))
-            return cls(columns, key, identity, storage, known, types, unsettled, expressions)
+            unknown = tuple(int(each) for each in body.get("older_unknown", ()))
+            return cls(
+                columns, key, identity, storage, known, types, unsettled, expressions, unknown
+            )
         except (ValueError, KeyError, TypeError):
             return None
 

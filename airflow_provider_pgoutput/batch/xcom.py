@@ -31,6 +31,8 @@ class BatchXCom(TypedDict):
     schema_changes: NotRequired[dict[str, list[str]]]
     #: Commit LSN and row changes of each transaction that was left out on request; else left out.
     skipped: NotRequired[dict[str, int]]
+    #: By ``schema.table``: since which LSN changes of a table that is gone are passed over; else left out.
+    passed_over: NotRequired[dict[str, str]]
 
 
 def batch_xcom(manifest: Manifest, manifest_uri: str) -> BatchXCom:
@@ -58,6 +60,9 @@ def batch_xcom(manifest: Manifest, manifest_uri: str) -> BatchXCom:
         batch["schema_changes"] = changed
     if manifest.skipped:
         batch["skipped"] = {each.commit_lsn: each.changes for each in manifest.skipped}
+    passed_over = {e.table_name: e.since_lsn for e in manifest.passed_over if e.since_lsn}
+    if passed_over:
+        batch["passed_over"] = passed_over
     return batch
 
 

@@ -10,12 +10,13 @@ import pyarrow.compute as pc
 from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, REBUILT
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.passed_over import since_by_oid
 from airflow_provider_pgoutput.batch.shape import Shape
 from airflow_provider_pgoutput.capture.lake_state import lake_failure
 from airflow_provider_pgoutput.errors import PgoutputError, TableRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
 
@@ -34,6 +35,7 @@ _SELECTED = (
     "copied",
     "skipped",
     "timeline",
+    "passed_over",
 )
 
 
@@ -59,6 +61,8 @@ class Checkpoint:
     timeline: int | None = None
     #: What batches left out on request, as the table has it: JSON with commit LSNs and numbers of changes.
     skipped: tuple[str, ...] = ()
+    #: By OID: since which LSN changes of a table are passed over, until it is copied.
+    passed_over: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def shapes_by_name(self) -> dict[str, Shape]:
@@ -148,7 +152,7 @@ def checkpoint_of(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint 
     copied = [
         end for end, count in zip(*_columns(of_tables, "end_lsn", "copied"), strict=True) if count
     ]
-    skipped, timelines = _columns(rows, "skipped", "timeline")
+    skipped, timelines, passed_over = _columns(rows, "skipped", "timeline", "passed_over")
     return Checkpoint(
         end_lsn=Lsn(int(max(found), 16)),
         system_identifier=str(systems.pop()),
@@ -160,6 +164,7 @@ def checkpoint_of(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint 
         copied_until=Lsn(int(max(copied), 16)) if copied else None,
         timeline=timelines[-1],
         skipped=tuple(text for text in skipped if text),
+        passed_over=_passed_over(passed_over, table, slot_name),
     )
 
 
@@ -167,6 +172,18 @@ def _columns(rows: pa.Table, *names: str) -> list[list[Any]]:
     """Columns as lists; those that a table of an earlier version lacks are null."""
     there = rows.column_names
     return [rows.column(n).to_pylist() if n in there else [None] * rows.num_rows for n in names]
+
+
+def _passed_over(texts: Sequence[str | None], table: str, slot_name: str) -> dict[int, str]:
+    try:
+        return since_by_oid(text for text in texts if text)
+    except ValueError as error:
+        raise TableRefused(
+            "The column passed_over of the checkpoint table is not what the pipeline writes.",
+            table=table,
+            slot=slot_name,
+            advice="somebody wrote to it; rebuild it from the tables' snapshot summaries.",
+        ) from error
 
 
 def _alike(shape: Shape) -> Shape:

@@ -58,6 +58,7 @@ from airflow_provider_pgoutput.capture.source.type_definitions import (
     read_type_definitions,
 )
 from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
+from airflow_provider_pgoutput.capture.staging.passing import Passing
 from airflow_provider_pgoutput.capture.staging.prepared import TwoPhase
 from airflow_provider_pgoutput.capture.staging.seal import find_ending, find_sealed
 from airflow_provider_pgoutput.capture.staging.sent_values import Casters
@@ -110,6 +111,8 @@ class CaptureContext:
         self.marks: PublishedSet | None = None
         #: The same when the batch before was begun, where it is known.
         self._marks_before: PublishedSet | None = None
+        #: Names of the tables without columns that were warned of.
+        self._without_columns: set[str] = set()
         #: By OID: where the tables lay then.
         self.storage_at_start: Mapping[int, Storage] = {}
 
@@ -124,8 +127,19 @@ class CaptureContext:
         return dataclasses.replace(self.server, flush_lsn=read_flush_lsn(self.session))
 
     def published(self) -> tuple[PublishedTable, ...]:
-        """The tables of the publications, as the catalog has them now."""
-        return read_published_tables(self.session, self.server, self.publication_names, self.keys)
+        """The tables of the publications, as the catalog has them now, but those without a published column.
+
+        Iceberg has no such tables. Once they get a column they are tables that were published just now.
+        """
+        found = read_published_tables(self.session, self.server, self.publication_names, self.keys)
+        bare = {each.name for each in found if not each.columns}
+        if new := sorted(bare - self._without_columns):
+            self._without_columns |= bare
+            log.warning(
+                "Published without a single column, so left out: %s. Each joins when it gets one.",
+                ", ".join(new),
+            )
+        return tuple(each for each in found if each.columns)
 
     def check_publications(self) -> None:
         """Before and after every read: from version 18 on the server only warns of a missing one."""
@@ -360,8 +374,8 @@ class CaptureContext:
 
     def new_batch(self, start: Lsn) -> BatchInProgress:
         """Where the rows of a batch go; see ``batch``."""
-        request = self.request
-        return BatchInProgress(
+        request, checkpoint = self.request, self.request.checkpoint
+        batch = BatchInProgress(
             self.area,
             request.slot_name,
             start,
@@ -376,6 +390,11 @@ class CaptureContext:
             ),
             request.options.message_prefixes,
         )
+        batch.passing = Passing(
+            {} if checkpoint is None else checkpoint.passed_over,
+            lambda oid: any(each.relation_oid == oid for each in self.published()),
+        )
+        return batch
 
     def may_keep(self, slot: SlotFacts, confirmed: Lsn) -> bool:
         """Whether copies may go on from where a slot is.

@@ -52,7 +52,6 @@ from airflow_provider_pgoutput.capture.staging.seal import (
     warn_of_skipped,
 )
 from airflow_provider_pgoutput.errors import (
-    ConfigurationError,
     SlotAheadOfCheckpoint,
     SlotLost,
     SlotNotFound,
@@ -244,7 +243,9 @@ class _Capture:
         ):
             return found
         gaps, context = self._gaps_since(self._last_batch(checkpoint)), self._context
-        tables = tables_to_copy(context.published(), checkpoint, self._request, gaps)
+        tables = tables_to_copy(
+            context.published(), checkpoint, self._request, gaps | checkpoint.passed_over.keys()
+        )
         tables = context.with_waiting_copies(checkpoint.end_lsn, tables)
         tables = context.with_altered_types(tables)
         context.check_may_copy(tables)
@@ -265,7 +266,8 @@ class _Capture:
             if found is not None and found[0].start_lsn == request.start_lsn:
                 return found
         start = begin_again(context, slot, confirmed, checkpoint, last)
-        tables = tables_to_copy(context.published(), checkpoint, request, self._gaps_since(last))
+        gaps = self._gaps_since(last) | checkpoint.passed_over.keys()
+        tables = tables_to_copy(context.published(), checkpoint, request, gaps)
         context.check_may_copy(tables)
         return self._stage_with_copies(start, tables)
 
@@ -311,12 +313,12 @@ class _Capture:
                 wanted = tuple(
                     each for each in self._context.published() if each.relation_oid == oid
                 )
-                if not wanted or oid in {each.relation_oid for each in tables}:
-                    raise ConfigurationError(
-                        "A table has to be copied again, and is no longer published.",
-                        slot=self._request.slot_name,
-                        advice="publish it again, or set type_changes, older_rows and unsure_columns to their"
-                        " defaults.",
+                if not wanted:
+                    log.info("A table that has to be copied is gone: staging the batch again.")
+                    continue
+                if oid in {each.relation_oid for each in tables}:
+                    raise AssertionError(
+                        "a table that the batch copies asks for no copy"
                     ) from needed
                 self._context.check_may_copy(wanted)
                 log.info("Staging the batch again, with a copy of %s.", wanted[0].name)

@@ -10,6 +10,7 @@ _SCHEMA = "test_schema_changes.py::"
 _LIFE = "test_table_life.py::"
 _EVENTS = "test_source_events.py::"
 _CAPTURE = "tests/capture/test_pipeline_refusals.py::"
+_GONE = "tests/capture/test_gone_tables.py::"
 _STANDBY = (
     "tests/capture/test_standby.py::"
     "test_a_standby_is_read_over_a_promotion_of_its_primary_and_its_own"
@@ -145,7 +146,12 @@ OTHER_TESTS = (
         "the run stops; the slot stays",
         "tests/capture/test_server_states.py::test_c65_bytes_that_are_no_utf8_stop_the_run",
     ),
-    ("C67", "a table without columns", "`ConfigurationError` with its name", f"{_REFUSED}[C67]"),
+    (
+        "C67",
+        "a table without columns, and one that loses all of its columns",
+        "left out with a warning; it joins when it gets a column",
+        f"{_GONE}test_a_table_without_columns_is_left_out_and_named_until_it_has_one",
+    ),
     (
         "C68",
         "1600 columns",
@@ -334,6 +340,36 @@ OTHER_TESTS = (
         "a database has odd settings, all at once: `quote_all_identifiers`, `array_nulls` and two dozen more",
         "copy and stream are the same as without them, and a missing publication is still refused",
         "tests/capture/source/test_session.py::test_hostile_defaults_change_nothing",
+    ),
+    (
+        "C160",
+        "tables whose changes cannot be followed are dropped, or leave the publication, in the same batch",
+        "over both transports: each keeps its last good state, and what is passed over is named",
+        f"{_GONE}test_of_tables_that_are_gone_is_staged_what_can_be_followed",
+    ),
+    (
+        "C160",
+        "the same, upserted and as a change log, into the lake",
+        "the other tables are equal",
+        "test_tables_that_go.py::test_a_table_that_is_gone_keeps_its_last_good_state_and_stops_no_other",
+    ),
+    (
+        "C161",
+        "several batches hold changes of such a table, which is published again later",
+        "its changes are passed over until a run copies the table",
+        f"{_GONE}test_what_follows_in_later_batches_is_passed_over_until_the_table_is_copied",
+    ),
+    (
+        "C162",
+        "without a key, REPLICA IDENTITY FULL: old rows hold values of an added column that nobody told",
+        "the rows are found; the columns that are known are equal",
+        "test_unknown_values.py::test_a_row_is_found_although_nobody_told_what_a_column_holds_in_it",
+    ),
+    (
+        "C162",
+        'the same with `older_rows="copy"`, of a column that the table has',
+        "it is copied, and equal",
+        "test_unknown_values.py::test_a_copy_brings_in_what_nobody_told",
     ),
 )
 

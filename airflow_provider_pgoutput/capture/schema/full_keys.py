@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.manifest import FULL
 from airflow_provider_pgoutput.batch.shape import Shape
-from airflow_provider_pgoutput.capture.schema.policy import COPY, CopyNeeded
+from airflow_provider_pgoutput.capture.schema.policy import COPY, CopyNeeded, way_on
 from airflow_provider_pgoutput.errors import TableRefused
 
 if TYPE_CHECKING:
@@ -90,10 +90,9 @@ class FullKeys:
             return
         log.warning(
             "%s: no earlier batch says which primary key it had. If that changed since the last batch,"
-            " rows may be lost, as the table has REPLICA IDENTITY FULL; then copy it with"
-            " copy_tables=[%r].",
+            " rows may be lost, as the table has REPLICA IDENTITY FULL. %s.",
             table.name,
-            table.name,
+            way_on(table, f"Then copy it with copy_tables=[{table.name!r}]"),
         )
 
 

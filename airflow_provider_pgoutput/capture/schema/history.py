@@ -24,9 +24,16 @@ from airflow_provider_pgoutput.capture.schema.altered_types import (
 from airflow_provider_pgoutput.capture.schema.attribution import Catalog, attribute
 from airflow_provider_pgoutput.capture.schema.differences import differences, unfollowable
 from airflow_provider_pgoutput.capture.schema.full_keys import FullKeys
+from airflow_provider_pgoutput.capture.schema.gone import refuse_unfollowable
 from airflow_provider_pgoutput.capture.schema.named_objects import warn_of_names
 from airflow_provider_pgoutput.capture.schema.older_rows import OlderRows, refuse_unknown_key
-from airflow_provider_pgoutput.capture.schema.policy import COPY, WARN, CopyNeeded, copy_needed
+from airflow_provider_pgoutput.capture.schema.policy import (
+    COPY,
+    WARN,
+    CopyNeeded,
+    copy_needed,
+    way_on,
+)
 from airflow_provider_pgoutput.capture.schema.rewrites import keeps_values
 from airflow_provider_pgoutput.capture.source.type_definitions import TypesOfTables
 from airflow_provider_pgoutput.errors import TableRefused
@@ -90,6 +97,10 @@ class SchemaHistory:
         """
         before = self.before.get(table.relation_oid)
         versions, highest_number = self._numbered(table, before)
+        if table.is_gone:
+            refuse_unfollowable(dataclasses.replace(table, versions=versions), before)
+        elif not any(version.columns for version in versions):
+            self._refuse_no_columns(table)
         numbered = dataclasses.replace(table, versions=versions)
         versions = self.full_keys.by_number(numbered, before).versions
         versions = tuple(self._filled(table, each) for each in versions)
@@ -119,8 +130,6 @@ class SchemaHistory:
             changes += computed_anew
             altered += computed_anew if table.copy_lsn is None else []
         completed = dataclasses.replace(completed, schema_changes=tuple(changes))
-        is_known = before is not None and before == Shape.at_end_of(completed)
-        completed = dataclasses.replace(completed, records_columns=not is_known)
         for change in changes:
             log.info("%s: %s.", table.name, change)
         warn_of_names(completed, before)
@@ -134,7 +143,8 @@ class SchemaHistory:
             self._copy_for_types(completed, past)
             self._converted_rows(completed, past, changes)
             check_altered(completed, altered, self.policy)
-        return completed
+        is_known = before is not None and before == Shape.at_end_of(completed)
+        return dataclasses.replace(completed, records_columns=not is_known)
 
     def _expressions(self, relation_oid: int) -> tuple[tuple[int, int], ...]:
         """What stands for the expressions of generated columns, by number."""
@@ -189,6 +199,16 @@ class SchemaHistory:
             versions[place] = dataclasses.replace(versions[place], columns=columns)
         return tuple(versions), found.highest_number
 
+    def _refuse_no_columns(self, table: Table) -> None:
+        """Refuse rows of a time without columns: the table has some now, and nobody tells what is in them."""
+        if COPY in {self.policy.older_rows, self.policy.unsure_columns}:
+            raise CopyNeeded(table.relation_oid)
+        raise TableRefused(
+            "Rows came while the table had no columns, and it has some again.",
+            table=table.name,
+            advice=f"copy the table again (copy_tables=[{table.name!r}]).",
+        )
+
     def _highest_number(self, relation_oid: int, last: TableVersion, highest_number: int) -> int:
         """What may be kept as the ``highest_number`` of a shape."""
         published = {each.attribute_number or 0 for each in last.columns}
@@ -214,15 +234,15 @@ class SchemaHistory:
         )
 
     def _warn_of_doubt(self, table: Table, columns: frozenset[str], *, has_past: bool) -> None:
+        exact = way_on(table, f"copy_tables=[{table.name!r}] makes it exact")
         if not self.attributes.get(table.relation_oid):
             outcome = "the table is gone, so columns go by their names"
         elif has_past:
-            outcome = f"what needs the fewest changes is taken. copy_tables=[{table.name!r}] makes it exact"
+            outcome = f"what needs the fewest changes is taken. {exact}"
         else:
             outcome = (
                 "no earlier batch says which columns there were, so columns go by their names: of one that"
-                " was renamed, older values stay under its old name."
-                f" copy_tables=[{table.name!r}] makes it exact"
+                f" was renamed, older values stay under its old name. {exact}"
             )
         log.warning(
             "%s: whether %s kept its values or is a new column of that name cannot be told from the"
@@ -293,11 +313,14 @@ class SchemaHistory:
                 continue
             log.warning(
                 "%s: %s. PostgreSQL sends nothing of the rows that it converted: they have in the lake what"
-                " they had until they change. copy_tables=[%r] brings them in; type_changes='copy' does so by"
-                " itself from now on.",
+                " they had until they change. %s.",
                 table.name,
                 change,
-                table.name,
+                way_on(
+                    table,
+                    f"copy_tables=[{table.name!r}] brings them in; type_changes='copy' does so by itself from"
+                    " now on",
+                ),
             )
             if self.policy.type_changes == COPY:
                 raise copy_needed(table, change.column)

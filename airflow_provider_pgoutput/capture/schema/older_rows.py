@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch import shape as words
-from airflow_provider_pgoutput.capture.schema.policy import COPY, DEFAULT, copy_needed
+from airflow_provider_pgoutput.capture.schema.policy import COPY, DEFAULT, copy_needed, way_on
 from airflow_provider_pgoutput.errors import TableRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence, Set
 
     from airflow_provider_pgoutput.batch.manifest import Column, Table
     from airflow_provider_pgoutput.batch.shape import SchemaChange, Shape, Storage
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WAYS_ON = (
-    "copy_tables=[%r] brings it in; older_rows='copy' does so by itself from now on, older_rows='default'"
+    "copy_tables=[{!r}] brings it in; older_rows='copy' does so by itself from now on, older_rows='default'"
     " writes the column's default if it is a constant"
 )
 
@@ -64,10 +64,17 @@ class OlderRows:
         """
         attributes = {e.number: e for e in self.attributes.get(table.relation_oid, ())}
         added = {each.attribute_number for each in changes if each.kind == words.ADDED}
+        unknown: set[int | str] = set(() if before is None else before.older_unknown)
+        if table.is_gone:
+            unknown |= self._of_gone_table(table, changes)
         values: dict[int | None, str] = {}
         for number in sorted(each for each in added if each is not None):
             found = attributes.get(number)
-            if found is None or not self._is_unknown(table.relation_oid, found, before):
+            if found is None or found.is_dropped:
+                # What the catalog kept for older rows went with the column.
+                unknown.add(number)
+                continue
+            if not self._is_unknown(table.relation_oid, found, before):
                 continue
             if self.policy.older_rows == COPY and may_copy:
                 raise copy_needed(table, found.name)
@@ -77,9 +84,24 @@ class OlderRows:
                 value = self.constant_default(table.relation_oid, number)
             if value is None:
                 self._warn(table, found.name)
+                unknown.add(number)
             else:
                 values[number] = value
-        return self._with_values(table, values)
+        return self._with_values(table, values, unknown)
+
+    def _of_gone_table(self, table: Table, changes: Sequence[SchemaChange]) -> set[int | str]:
+        """Added columns of a table that the catalog does not have any more: numbers, or names without one.
+
+        :raises CopyNeeded: the policy wants a copy.
+        """
+        if self.attributes.get(table.relation_oid):
+            return set()
+        added = [each for each in changes if each.kind == words.ADDED]
+        for each in added:
+            if self.policy.older_rows == COPY:
+                raise copy_needed(table, each.column)
+            self._warn(table, each.column)
+        return {each.attribute_number or each.column for each in added}
 
     def storage_of(self, table: Table, before: Shape | None) -> Storage | None:
         """Where the table lay at a moment when it had no columns but those of the batch, if possible.
@@ -119,11 +141,16 @@ class OlderRows:
         # Not known when it had no such column: then its definition of now has to tell.
         return now.differs() and found.may_have_filled
 
-    def _with_values(self, table: Table, values: Mapping[int | None, str]) -> Table:
-        """The table with what older rows show in some columns."""
+    def _with_values(
+        self, table: Table, values: Mapping[int | None, str], unknown: Set[int | str]
+    ) -> Table:
+        """The table with what older rows show in some columns, and a mark at those of which nobody tells."""
 
         def completed(column: Column) -> Column:
-            value = values.get(column.attribute_number)
+            number = column.attribute_number
+            if (number or column.name) in unknown:
+                return dataclasses.replace(column, older_unknown=True)
+            value = values.get(number)
             return column if value is None else self.showing(table.name, column, value)
 
         return dataclasses.replace(
@@ -140,11 +167,11 @@ class OlderRows:
         self._warned.add((table.relation_oid, column))
         log.warning(
             "%s: what older rows show in the added column %s is neither in the stream nor in the catalog"
-            " (its default is no constant, or the table was rewritten since): they have NULL in the lake"
-            " until they change. " + _WAYS_ON + ".",
+            " (its default is no constant, or the table was rewritten since, or is gone): they have NULL in"
+            " the lake until they change. %s.",
             table.name,
             column,
-            table.name,
+            way_on(table, _WAYS_ON.format(table.name)),
         )
 
 

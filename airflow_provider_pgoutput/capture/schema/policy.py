@@ -52,6 +52,11 @@ class SchemaPolicy:
             )
 
 
+def way_on(table: Table, way: str) -> str:
+    """What a warning about a table names as a way on: ``way``, unless nobody can copy the table any more."""
+    return "The table is gone, so nobody can copy it" if table.is_gone else way
+
+
 class CopyNeeded(Exception):
     """A table has to be copied for the batch to be right; ``relation_oid`` says which."""
 

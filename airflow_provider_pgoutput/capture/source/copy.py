@@ -31,7 +31,7 @@ from airflow_provider_pgoutput.capture.source.fetched_form import expression, is
 from airflow_provider_pgoutput.capture.staging.rejected import NEW_TUPLE, Rejection, rejected_rows
 from airflow_provider_pgoutput.capture.types.fetched import MOMENT_OIDS, moment_caster
 from airflow_provider_pgoutput.capture.types.values import in_parts
-from airflow_provider_pgoutput.errors import ConfigurationError, SnapshotLost
+from airflow_provider_pgoutput.errors import SnapshotLost
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -89,9 +89,7 @@ def copy_tables(
     :param snapshot_name: an exported snapshot whose session stays open until the last row.
     :raises SnapshotLost: when it does not exist any more, or a column has another type by now.
     :raises MissingPrivilege: when the role may not SELECT a table.
-    :raises ConfigurationError: when a table has no columns.
     """
-    _refuse_without_columns(orders)
     parts = [_Part(order, blocks) for order in orders for blocks in order.ranges]
     waiting: queue.SimpleQueue[_Part] = queue.SimpleQueue()
     for part in parts:
@@ -115,16 +113,6 @@ def copy_tables(
         # On a network that is silent they end with this process.
         for thread in threads:
             thread.join(_STOP_SECONDS)
-
-
-def _refuse_without_columns(orders: Sequence[CopyOrder]) -> None:
-    for order in orders:
-        if not order.table.columns:
-            raise ConfigurationError(
-                "The table has no columns, and Iceberg has no such tables.",
-                table=order.table.name,
-                advice="leave it out of the publication.",
-            )
 
 
 def _copy_waiting(
@@ -155,8 +143,7 @@ def select_statement(
     """
     key = set(table.key_columns)
     chosen = [expression(each, is_key=each.name in key) for each in columns]
-    # A table without columns still has rows.
-    listed = sql.SQL(", ").join(chosen or [sql.SQL("true")])
+    listed = sql.SQL(", ").join(chosen)
     source = sql.Identifier(table.schema_name, table.table_name)
     only = sql.SQL("" if table.kind == "p" else "ONLY ")
     statement = sql.SQL("SELECT {} FROM {}{}").format(listed, only, source)

@@ -16,10 +16,13 @@ import pyarrow as pa
 from airflow_provider_pgoutput import __version__
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.crash_points import reach
+from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Counts, Manifest
 from airflow_provider_pgoutput.capture.staging.attempt import Attempt
+from airflow_provider_pgoutput.capture.staging.finished import Finished, finished_tables
 from airflow_provider_pgoutput.capture.staging.messages import SCHEMA as MESSAGES_SCHEMA
 from airflow_provider_pgoutput.capture.staging.messages import message_rows
+from airflow_provider_pgoutput.capture.staging.passing import Passing
 from airflow_provider_pgoutput.capture.staging.rejected import SCHEMA as REJECTED_SCHEMA
 from airflow_provider_pgoutput.capture.staging.sealed_copies import (
     SealedCopy,
@@ -31,16 +34,15 @@ from airflow_provider_pgoutput.capture.staging.sent_values import Casters
 from airflow_provider_pgoutput.capture.staging.tables import StagedTables, stage_block
 from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
 from airflow_provider_pgoutput.capture.types.values import in_parts
+from airflow_provider_pgoutput.errors import ConfigurationError, TableRefused, ValueRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import (
         PreparedTransaction,
         SkippedTransaction,
         StagedFile,
-        Table,
         TableVersion,
     )
     from airflow_provider_pgoutput.batch.membership import PublishedSet
@@ -103,6 +105,8 @@ class BatchInProgress:
         self.only: frozenset[int] | None = None
         #: Tables whose changes were left out because they are not among ``only``, by OID.
         self.unknown_oids: set[int] = set()
+        #: Tables whose changes are passed over.
+        self.passing = Passing()
         #: Writers of values that the columns of a table that is copied could not hold, by OID.
         self._copy_rejected: dict[int, TableWriter] = {}
         self._copy_rejected_files: list[StagedFile] = []
@@ -121,18 +125,49 @@ class BatchInProgress:
             block = block.since(copied_at)
             if not len(block):
                 return
+        if self.passing.takes(block, is_copied=copied_at is not None):
+            return
+        self._take(block)
+
+    def _take(self, block: ChangeBlock) -> None:
+        """Stage the changes of a block; of a table that is gone, those before one that is refused."""
+        staged_before = self.rows
+        try:
+            self._stage(block)
+        except (ConfigurationError, TableRefused, ValueRefused) as error:
+            if self.passing.is_published(block.relation.oid):
+                raise
+            self._pass_over(block[self.rows - staged_before :], error)
+
+    def _pass_over(
+        self, block: ChangeBlock, error: ConfigurationError | TableRefused | ValueRefused
+    ) -> None:
+        """Pass over a change of a table that is gone, and all later ones of it.
+
+        :param block: changes of which none is staged.
+        """
+        first = int(block.commit_lsn[0])
+        refused = first if error.lsn is None else int(Lsn.parse(error.lsn))
+        self.passing.begin(block.relation.oid, block.relation.name, Lsn(refused), error.message)
+        count = len(block.since(Lsn(refused)))
+        self.passing.count(block.relation.oid, count)
+        if refused > first:
+            # Another column may have an earlier value that is refused.
+            self._take(block[: len(block) - count])
+
+    def _stage(self, block: ChangeBlock) -> None:
         table, version = self._tables.version_of(block.relation)
         if version.changes_writer is None:
             version.changes_writer = self._writer(
                 version, "changes", version.changes_schema, version.changes_required
             )
+        table.note_xids(block.xid)
         for staged in in_parts(functools.partial(stage_block, version), block):
             self._pool.append(version.changes_writer, staged.rows)
             for rejected in staged.rejected:
                 self.reject(rejected)
             table.counts += staged.counts
-        table.note_xids(block.xid)
-        self.rows += len(block)
+            self.rows += staged.rows.num_rows
 
     def _leaves_out(self, relation: Relation) -> bool:
         """Whether the changes of a table that is not copied are left out."""
@@ -303,6 +338,9 @@ class BatchInProgress:
         :raises CopyNeeded: a table changed so that it has to be copied; nothing was sealed.
         """
         server = server_now()
+        finished = finished_tables(
+            Finished(self._area, self._tables, self.passing), names, history, unpublished or {}
+        )
         manifest = Manifest(
             slot_name=self._slot_name,
             system_identifier=server.system_identifier,
@@ -311,7 +349,7 @@ class BatchInProgress:
             publication_names=publication_names,
             start_lsn=self._start,
             end_lsn=end,
-            tables=self._finished_tables(names, history, unpublished or {}),
+            tables=finished,
             transactions=transactions,
             last_commit_time=last_commit_time,
             rejected_files=(
@@ -323,6 +361,7 @@ class BatchInProgress:
             loaded_lsn=None if loaded_lsn is None else str(loaded_lsn),
             published=published,
             skipped=skipped,
+            passed_over=self.passing.report(self.copied_at),
             created_by=f"airflow-provider-pgoutput {__version__}",
         )
         sealed = self._attempt.seal(manifest, server_now, skip_lsns, lake_lsn)
@@ -351,44 +390,6 @@ class BatchInProgress:
         names = {oid: (each.schema_name, each.table_name) for oid, each in last.items()}
         counted = Counter(names.values())
         return tuple(oid for oid, name in names.items() if counted[name] > 1)
-
-    def _finished_tables(
-        self,
-        names: Mapping[int, tuple[str, str]],
-        history: SchemaHistory,
-        unpublished: Mapping[int, str | None],
-    ) -> tuple[Table, ...]:
-        """The tables of the manifest, without one whose name went to a table that is copied here.
-
-        Such a table was dropped before the copy, or left the publications, as one that is moved into an
-        archive: it cannot be copied. The copy replaces all that the lake holds under the name.
-        """
-        history.check_unwritten()
-        finished = [
-            table.finished(names.get(oid)) for oid, table in sorted(self._tables.by_oid.items())
-        ]
-        copied = {each.name for each in finished if each.copy_lsn is not None}
-
-        def is_replaced(table: Table) -> bool:
-            if table.copy_lsn is not None or table.relation_oid not in unpublished:
-                return False
-            last = table.versions[-1]
-            former = {unpublished[table.relation_oid], f"{last.schema_name}.{last.table_name}"}
-            if copied.isdisjoint(former):
-                return False
-            log.warning(
-                "Table %s left the publications and another one that is copied has its name: its last %d"
-                " changes are not in this batch.",
-                table.name,
-                table.counts.changes,
-            )
-            return True
-
-        return tuple(
-            history.complete(each, self._tables.by_oid[each.relation_oid].oldest_xid)
-            for each in finished
-            if not is_replaced(each)
-        )
 
     def _side_writer(self, kind: str, schema: pa.Schema) -> TableWriter:
         """A writer of rows that belong to no table of the source."""

@@ -194,11 +194,13 @@ class StagedTables:
 
     def version_of(self, relation: Relation) -> tuple[StagedTable, StagedVersion]:
         """The table and version that a block belongs to; new ones are described and numbered."""
-        table = self.by_oid.setdefault(relation.oid, StagedTable(relation.oid))
+        table = self.by_oid.get(relation.oid) or StagedTable(relation.oid)
         if table.relation is relation:
             return table, table.versions[-1]
         if table.relation != relation:
             self._append(table, self._describe(relation))
+        # After that: a relation that is refused leaves no table without versions.
+        self.by_oid[relation.oid] = table
         table.relation = relation
         return table, table.versions[-1]
 

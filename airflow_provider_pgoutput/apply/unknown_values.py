@@ -1,0 +1,138 @@
+"""Finds rows by whole old rows where the lake has NULL for a value that nobody told.
+
+``ALTER TABLE t ADD c int DEFAULT -1`` gives all older rows a value without a row event. Where nothing tells
+that value (the column was dropped since, or the table was written anew), the lake has NULL in them. A later
+``DELETE`` sends the old row with ``c = -1``. So NULL in such a column stands for any value.
+
+A row knows the columns that were there when it was last written. So the columns that are unknown in it are
+the last ones. An old row is looked for exactly first, then with NULL in the last of these columns, then in
+the last two, and so on. Rows that look alike in the lake are alike, so it does not matter which one goes.
+What is not here: which columns these are (``capture/schema/older_rows.py``).
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from airflow_provider_pgoutput.apply.names import Sql
+from airflow_provider_pgoutput.apply.net import COPIES, image
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from pyspark.sql import DataFrame
+
+    from airflow_provider_pgoutput.apply.versions import Segment
+
+#: Of an image: how many are looked for, how many may be found, how many of the former the target gave, and
+#: the row of the batch.
+_WANTED, _THERE, _OF_TARGET, _ROW = "wanted", "there", "of_target", "row"
+#: The order in which rows are taken: those that the batch itself added first.
+_ORIGIN = "origin"
+_ADDED, _HELD, _SOUGHT = range(3)
+
+
+class Settled(NamedTuple):
+    """What is left to do after each old row was found."""
+
+    #: Like the result of ``net_images``: what is appended, and what was deleted of the target.
+    netted: DataFrame
+    #: The images that the target holds of these, in columns ``i<position>`` and ``copies``.
+    gone: DataFrame
+    #: Old rows that are nowhere.
+    missing: int
+
+
+def settle(netted: DataFrame, held: DataFrame, segment: Segment) -> Settled:
+    """Find the rows of the target, or of the batch itself, that old rows stand for.
+
+    :param netted: the result of ``net_images``.
+    :param held: images of the target's rows, in columns ``i<position>``.
+    """
+    images = [image(i) for i in segment.imaged]
+    unknown = [image(i) for i in segment.unknown]
+    row = F.struct(*(each for each in netted.columns if each not in images))
+    sought = netted.where(f"{COPIES} < 0")
+    # None of them, the last one, the last two, and so on.
+    rounds = [unknown[first:] for first in reversed(range(len(unknown) + 1))]
+    possible = reduce(
+        lambda left, right: left.union(right),
+        (sought.selectExpr(*_shown(images, each)) for each in rounds),
+    )
+    same = F.expr(" AND ".join(f"l.{each} <=> r.{each}" for each in images))
+    there = (
+        held.alias("l")
+        .join(possible.distinct().alias("r"), same, "left_semi")
+        .groupBy(*images)
+        .count()
+        .selectExpr(*images, f"{_HELD} AS {_ORIGIN}", f"0L AS {_WANTED}", f"count AS {_THERE}")
+    )
+    rows = netted.select(
+        *images,
+        F.expr(f"CASE WHEN {COPIES} < 0 THEN {_SOUGHT} ELSE {_ADDED} END").alias(_ORIGIN),
+        F.expr(f"greatest(-{COPIES}, 0L)").alias(_WANTED),
+        F.expr(f"greatest({COPIES}, 0L)").alias(_THERE),
+        row.alias(_ROW),
+    )
+    rows = rows.unionByName(there.withColumn(_ROW, F.lit(None).cast(rows.schema[_ROW].dataType)))
+    rows = rows.withColumns({"had": F.col(_THERE), _OF_TARGET: F.expr("0L")}).localCheckpoint()
+    for each in rounds:
+        rows = _round(rows, each, images).localCheckpoint()
+    missing = rows.agg(F.sum(_WANTED)).collect()[0][0]
+    is_done = f"{_ORIGIN} = {_ADDED} AND {_THERE} > 0 OR {_ORIGIN} = {_SOUGHT} AND {_OF_TARGET} > 0"
+    copies = F.expr(f"CASE WHEN {_ORIGIN} = {_ADDED} THEN {_THERE} ELSE -{_OF_TARGET} END")
+    fields = [f"{_ROW}.{each}" for each in netted.columns if each not in (*images, COPIES)]
+    return Settled(
+        rows.where(is_done).select(*images, copies.alias(COPIES), *fields),
+        rows.where(f"{_ORIGIN} = {_HELD} AND {_THERE} < had").selectExpr(
+            *images, f"had - {_THERE} AS {COPIES}"
+        ),
+        int(missing or 0),
+    )
+
+
+def _shown(images: Sequence[Sql], unknown: Collection[Sql]) -> list[Sql]:
+    """The images with NULL in those that are unknown."""
+    return [Sql(f"CASE WHEN false THEN {e} END AS {e}") if e in unknown else e for e in images]
+
+
+def _round(rows: DataFrame, unknown: Collection[Sql], images: Sequence[Sql]) -> DataFrame:
+    """Take rows for those that are looked for, with NULL in the ``unknown`` images of the latter."""
+    keys = [
+        F.expr(f"CASE WHEN {_ORIGIN} != {_SOUGHT} THEN {each} END")
+        if each in unknown
+        else F.col(each)
+        for each in images
+    ]
+    alike = Window.partitionBy(*keys)
+    so_far = alike.orderBy(_ORIGIN).rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    rows = rows.withColumns(
+        {
+            "settled": F.least(F.sum(_WANTED).over(alike), F.sum(_THERE).over(alike)),
+            "added": F.sum(F.expr(f"CASE WHEN {_ORIGIN} = {_ADDED} THEN {_THERE} ELSE 0 END")).over(
+                alike
+            ),
+            "wanted_before": F.sum(_WANTED).over(so_far) - F.col(_WANTED),
+            "there_before": F.sum(_THERE).over(so_far) - F.col(_THERE),
+        }
+    )
+    rows = rows.withColumns(
+        {
+            "found": F.expr(f"greatest(0, least({_WANTED}, settled - wanted_before))"),
+            "taken": F.expr(f"greatest(0, least({_THERE}, settled - there_before))"),
+        }
+    )
+    # Those that the batch added go first, so what is found beyond their number is the target's.
+    beyond = "greatest(0, wanted_before + found - greatest(wanted_before, added))"
+    rows = rows.withColumns(
+        {
+            _OF_TARGET: F.expr(f"{_OF_TARGET} + {beyond}"),
+            _WANTED: F.expr(f"{_WANTED} - found"),
+            _THERE: F.expr(f"{_THERE} - taken"),
+        }
+    )
+    return rows.drop("settled", "added", "wanted_before", "there_before", "found", "taken")

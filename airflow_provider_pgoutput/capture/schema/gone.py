@@ -1,0 +1,89 @@
+"""Tables of a batch that are gone at the source: how far their changes can be followed.
+
+Such a table was dropped, or no publication that is read has it any more. So nobody can copy it, which is
+the way on of most refusals. Its versions are followed up to the first one that would be refused. What is not
+here: refusals of single changes while the stream is read (``staging/passing.py``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.batch.passed_over import first_lsn, until
+from airflow_provider_pgoutput.capture.schema.differences import unfollowable
+from airflow_provider_pgoutput.capture.schema.policy import CopyNeeded
+from airflow_provider_pgoutput.errors import SnapshotLost, TableRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.batch.manifest import Column, Table
+    from airflow_provider_pgoutput.batch.shape import Shape
+
+_NEEDS_COPY = "A change of the table can only be followed by a copy of it."
+
+
+def followed(
+    complete: Callable[[Table], Table], table: Table
+) -> tuple[Table | None, Lsn | None, str]:
+    """As much of a table that is gone as can be followed, completed.
+
+    :param complete: refuses what cannot be followed, see ``SchemaHistory``.
+    :param table: ``is_gone``.
+    :returns: the table, where there is anything of it; the LSN from which on its changes are passed over,
+        if any are; and why.
+    """
+    try:
+        return complete(table), None, ""
+    except (CopyNeeded, SnapshotLost, TableRefused) as error:
+        lsn, reason = first_lsn(table.versions), _reason(error)
+    for count in reversed(range(1, len(table.versions))):
+        since = first_lsn(table.versions[count:])
+        if since is None:
+            continue
+        shorter = until(table, since)
+        if shorter is None:
+            return None, since, reason
+        try:
+            return complete(shorter), since, reason
+        except (CopyNeeded, SnapshotLost, TableRefused) as error:
+            lsn, reason = first_lsn(shorter.versions), _reason(error)
+    return None, lsn, reason
+
+
+def refuse_unfollowable(table: Table, before: Shape | None) -> None:
+    """Refuse of a table that is gone what apply would refuse, or would have to make a new column for.
+
+    :raises TableRefused: a column changed to a type to which Iceberg cannot follow, or all columns are gone.
+    """
+    if any(not version.columns for version in table.versions):
+        raise TableRefused("The table lost all of its columns.", table=table.name)
+    for column in unfollowable(_numbered_by_name(table), before):
+        raise TableRefused(
+            f"The type of column {column.name} changed to {column.type_name}, which Iceberg cannot follow.",
+            table=table.name,
+            column=column.name,
+        )
+
+
+def _numbered_by_name(table: Table) -> Table:
+    """The table with a number for each column that has none: apply tells these apart by their names."""
+    numbers: dict[str, int] = {}
+
+    def numbered(column: Column) -> Column:
+        if column.attribute_number is not None:
+            return column
+        number = numbers.setdefault(column.name, -1 - len(numbers))
+        return dataclasses.replace(column, attribute_number=number)
+
+    versions = (
+        dataclasses.replace(each, columns=tuple(map(numbered, each.columns)))
+        for each in table.versions
+    )
+    return dataclasses.replace(table, versions=tuple(versions))
+
+
+def _reason(error: CopyNeeded | SnapshotLost | TableRefused) -> str:
+    return _NEEDS_COPY if isinstance(error, CopyNeeded) else error.message

@@ -1,0 +1,171 @@
+"""The tables of a batch as its manifest has them, made when all was read.
+
+Of a table that is gone at the source only what can be followed is there, see ``schema/gone.py``.
+What is not here: writing the files (``writers.py``), and what changed of the columns (``schema/history.py``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import parquet
+
+from airflow_provider_pgoutput.batch.changes import COMMIT_LSN, OP
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.manifest import Counts
+from airflow_provider_pgoutput.batch.passed_over import first_lsn, until
+from airflow_provider_pgoutput.capture.schema.gone import followed
+from airflow_provider_pgoutput.capture.staging.area import storage_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from airflow_provider_pgoutput.batch.manifest import Table
+    from airflow_provider_pgoutput.capture.schema.history import SchemaHistory
+    from airflow_provider_pgoutput.capture.staging.area import StagingArea
+    from airflow_provider_pgoutput.capture.staging.passing import Passing
+    from airflow_provider_pgoutput.capture.staging.tables import StagedTable, StagedTables
+
+log = logging.getLogger(__name__)
+
+_RENAMED = "The lake has it under another name."
+
+
+class Finished(NamedTuple):
+    """Of the batch: where its files are, its tables, and what is passed over of them."""
+
+    area: StagingArea
+    tables: StagedTables
+    passing: Passing
+
+
+def finished_tables(
+    batch: Finished,
+    names: Mapping[int, tuple[str, str]],
+    history: SchemaHistory,
+    unpublished: Mapping[int, str | None],
+) -> tuple[Table, ...]:
+    """The tables of the manifest, without one whose name went to a table that is copied here.
+
+    Such a table was dropped before the copy, or left the publications, as one that is moved into an
+    archive: it cannot be copied. The copy replaces all that the lake holds under the name.
+
+    :param names: schema and name of tables by OID, where the catalog knows better than the stream.
+    :param unpublished: the tables that are gone, by OID: what the lake calls them, if it knows them.
+    :raises CopyNeeded: a table changed so that it has to be copied.
+    """
+    history.check_unwritten()
+    staged = sorted(batch.tables.by_oid.items())
+    copied = {
+        each.name
+        for oid, table in staged
+        if (each := table.finished(names.get(oid))).copy_lsn is not None
+    }
+    found: list[Table] = []
+    for oid, table in staged:
+        finished = table.finished(names.get(oid))
+        if oid not in unpublished:
+            found.append(history.complete(finished, table.oldest_xid))
+        elif not _is_replaced(finished, unpublished[oid], copied):
+            gone = _gone(batch, history, table, unpublished[oid], names.get(oid))
+            found += [] if gone is None else [gone]
+    return tuple(found)
+
+
+def _is_replaced(table: Table, lake_name: str | None, copied: set[str]) -> bool:
+    """Whether a table that is copied here has the name of one that is gone."""
+    last = table.versions[-1]
+    former = {lake_name, f"{last.schema_name}.{last.table_name}"}
+    if table.copy_lsn is not None or copied.isdisjoint(former):
+        return False
+    log.warning(
+        "Table %s left the publications and another one that is copied has its name: its last %d"
+        " changes are not in this batch.",
+        table.name,
+        table.counts.changes,
+    )
+    return True
+
+
+def _gone(
+    batch: Finished,
+    history: SchemaHistory,
+    staged: StagedTable,
+    lake_name: str | None,
+    name: tuple[str, str] | None,
+) -> Table | None:
+    """What can be followed of a table that is gone, under the name that the lake knows; None: nothing."""
+    table = staged.finished(_name_in_lake(staged, lake_name) or name)
+    table = dataclasses.replace(table, is_gone=True)
+    if lake_name is None and not any(each.columns for each in table.versions):
+        # One without columns, which the lake never had.
+        return None
+    oid, passing, whole = table.relation_oid, batch.passing, table
+    refused = passing.found.get(oid)
+    shorter: Table | None = table
+    if refused is not None and refused.since_lsn is not None:
+        shorter = until(table, Lsn.parse(refused.since_lsn))
+    first = first_lsn(table.versions)
+    is_renamed = lake_name not in {None, table.name} and table.copy_lsn is None
+    if is_renamed and first is not None:
+        shorter = None
+        passing.begin(oid, table.name, first, _RENAMED)
+    elif shorter is not None:
+        shorter, lsn, reason = followed(
+            lambda part: history.complete(part, staged.oldest_xid), shorter
+        )
+        if lsn is not None:
+            passing.begin(oid, table.name, lsn, reason)
+    if oid not in passing.found:
+        return shorter
+    passed = _passed(batch.area, whole, shorter)
+    passing.count(oid, passed.changes)
+    if shorter is None:
+        return None
+    counts = shorter.counts
+    return dataclasses.replace(
+        shorter,
+        counts=dataclasses.replace(
+            counts,
+            inserts=counts.inserts - passed.inserts,
+            updates=counts.updates - passed.updates,
+            deletes=counts.deletes - passed.deletes,
+            truncates=counts.truncates - passed.truncates,
+        ),
+    )
+
+
+def _name_in_lake(staged: StagedTable, lake_name: str | None) -> tuple[str, str] | None:
+    """Schema and name that the lake knows a table by, which nobody can copy under a newer name.
+
+    None: that is not known. The checkpoint has both as one text, and a dot may be of either.
+    """
+    if lake_name is None or staged.copy_lsn is not None:
+        return None
+    for each in staged.versions:
+        pair = each.version.schema_name, each.version.table_name
+        if ".".join(pair) == lake_name:
+            return pair
+    schema_name, _, table_name = lake_name.partition(".")
+    return (schema_name, table_name) if lake_name.count(".") == 1 else None
+
+
+def _passed(area: StagingArea, whole: Table, kept: Table | None) -> Counts:
+    """The staged row changes of a table that are passed over."""
+    since = 0 if kept is None else int(Lsn.parse(kept.until_lsn)) if kept.until_lsn else None
+    total = Counts()
+    for file in (file for version in whole.versions for file in version.files):
+        if since is None or file.max_commit_lsn is None or Lsn.parse(file.max_commit_lsn) < since:
+            continue
+        with storage_errors("read"):
+            content = pa.BufferReader(area.read(file.path))
+            rows = parquet.read_table(content, columns=[COMMIT_LSN, OP])
+        late = rows.filter(pc.greater_equal(rows.column(COMMIT_LSN), since))
+        counted = late.group_by(OP).aggregate([(COMMIT_LSN, "count")]).to_pylist()
+        by_op = {each[OP]: each[f"{COMMIT_LSN}_count"] for each in counted}
+        total += Counts(by_op.get("I", 0), by_op.get("U", 0), by_op.get("D", 0), by_op.get("T", 0))
+    return total
