@@ -9,6 +9,7 @@ PgoutputError
 |   |__ SourceLocked              a table of the source is locked, perhaps by a prepared transaction
 |   |__ LakeUnavailable           the Iceberg catalog or the staging area did not answer
 |   |__ StagingFull               the worker's own disk has no room for an unfinished transaction
+|   |__ SparkFailed               Spark or Iceberg failed for a reason that has no class here
 |   |__ PublishRefused            the table moved while the batch was prepared: prepare it again
 |   |__ CommitStateUnknown        the catalog did not say whether it committed: look, then decide
 |__ FatalError                  trying again gives the same                 -> Airflow fails at once
@@ -120,6 +121,10 @@ class LakeUnavailable(RetryableError):
 
 class StagingFull(RetryableError):
     """The worker's own disk has no room for a transaction that is not committed yet."""
+
+
+class SparkFailed(RetryableError):
+    """Spark or Iceberg failed for a reason that has no class of its own here."""
 
 
 class PublishRefused(RetryableError):

@@ -19,6 +19,7 @@ from airflow_provider_pgoutput.apply.failures import failure
 from airflow_provider_pgoutput.apply.iceberg import IcebergTable
 from airflow_provider_pgoutput.apply.java import JAVA_ERRORS
 from airflow_provider_pgoutput.apply.names import TableName
+from airflow_provider_pgoutput.apply.views import refuse_view
 from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, marker_of, skipped_text
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.batch.lsn import Lsn
@@ -74,9 +75,14 @@ def table_name(plan: Plan) -> TableName:
 def read(
     spark: SparkSession, plan: Plan, manifest: Manifest, rows: CheckpointRows = _SPARK_ROWS
 ) -> Progress:
-    """Read what is recorded of the manifest's slot and system."""
-    table = IcebergTable.load(spark, table_name(plan))
+    """Read what is recorded of the manifest's slot and system.
+
+    :raises TableRefused: a view has the table's name, so nothing could be recorded.
+    """
+    name = table_name(plan)
+    table = IcebergTable.load(spark, name)
     if table is None:
+        refuse_view(spark, name)
         return Progress()
     whole, tables, target_of = None, {}, {}
     for row in rows.newest(spark, table, manifest):

@@ -29,6 +29,7 @@ from airflow_provider_pgoutput.apply.java import (
 from airflow_provider_pgoutput.apply.names import Sql, TableName, literal, quote
 from airflow_provider_pgoutput.apply.recorded import COLUMNS_PROPERTY, columns_property
 from airflow_provider_pgoutput.apply.types import UUID, holds_uuid, lake_type_of, spark_type
+from airflow_provider_pgoutput.apply.views import refuse_view
 from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_SLOT
 from airflow_provider_pgoutput.batch.lake_types import list_element, struct_fields
 from airflow_provider_pgoutput.batch.manifest import Column
@@ -80,6 +81,7 @@ def create_table(
     :param properties: the table's; they go before ours.
     :param partitioned_by: transforms in Spark's notation.
     :raises ConfigurationError: columns, partitions and properties do not go together.
+    :raises TableRefused: a view has its name.
     """
     with _NAMESPACE_LOCK:
         spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {name.namespace_sql}")
@@ -112,10 +114,11 @@ def create_table(
             advice="correct partitioned_by or properties of the table's options, or leave the column that it"
             " names out of the publication.",
         ) from error
-    logger.info("Created %s.", name.target)
     created = IcebergTable.load(spark, name)
     if created is None:
+        refuse_view(spark, name, any_case=True)
         raise LakeUnavailable("The table is not there after its creation.", table=name.target)
+    logger.info("Created %s.", name.target)
     return created
 
 

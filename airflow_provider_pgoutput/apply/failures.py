@@ -9,6 +9,7 @@ Source: https://iceberg.apache.org/javadoc/latest/org/apache/iceberg/exceptions/
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from airflow_provider_pgoutput.apply.java import (
     class_named,
     java_classes,
     java_exception,
+    traces,
 )
 from airflow_provider_pgoutput.errors import (
     CommitStateUnknown,
@@ -24,10 +26,13 @@ from airflow_provider_pgoutput.errors import (
     LakeUnavailable,
     PgoutputError,
     PublishRefused,
+    SparkFailed,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+logger = logging.getLogger(__name__)
 
 _REFUSED = ("CommitFailedException", "ValidationException", "IllegalArgumentException")
 #: The request or its answer may be lost on the way. The dot keeps out what a catalog answered.
@@ -88,13 +93,31 @@ def denial(error: Exception, table: str | None = None) -> LakeDenied | None:
 
 @contextmanager
 def named_failures() -> Iterator[None]:
-    """Give failures of the catalog that no step gave a name one of ours; the rest passes unchanged."""
+    """Give every failure of Spark and Iceberg inside, that no step gave a name, one of ours."""
     try:
         yield
     except JAVA_ERRORS as error:
-        if ours := failure(error):
-            raise ours from error
-        raise
+        raise failure(error) or unnamed(error) from error
+
+
+def unnamed(error: Exception, table: str | None = None) -> SparkFailed:
+    """An error for what has no name here; where it was thrown goes into the log.
+
+    What Java says of it goes nowhere: that may quote a row's value.
+
+    :param error: one of ``JAVA_ERRORS``.
+    :param table: the target, ``namespace.table``, where it is known.
+    """
+    for name, places in traces(error):
+        logger.error("%s: %s at %s", table or "Spark", name, ", ".join(places) or "?")
+    found = java_classes(error)
+    return SparkFailed(
+        f"Spark or Iceberg failed: {found[0]}"
+        + ("." if len(found) == 1 else f", because of {found[-1]}."),
+        table=table,
+        advice="nothing, if executors or memory were lost: the next try does it again. If it lasts, report"
+        " the lines before this one in the Spark job's log, which say where it was thrown.",
+    )
 
 
 def _denied(java_class: str, table: str | None) -> LakeDenied:

@@ -86,7 +86,9 @@ class IcebergTable:
                 return None
             if found.endswith(("ClassCastException", "IllegalArgumentException")):
                 raise TableRefused(
-                    "This is not an Iceberg table.", table=name.target, advice="choose other names."
+                    "This is not an Iceberg table.",
+                    table=name.target,
+                    advice="name another target for the source's table, or rename this one.",
                 ) from error
             reason = _of_catalog(spark, name.catalog) or error
             if denied := denial(reason, name.target):

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: What a call into the JVM raises: PySpark rewrites some exceptions and passes on the rest.
 JAVA_ERRORS = (Py4JJavaError, CapturedException)
+#: Places of a stack trace that are told of each exception.
+_INNERMOST = 12
 
 
 def java_class(error: Exception) -> str:
@@ -42,6 +44,15 @@ def java_classes(error: Exception) -> list[str]:
     while cause is not None and (cause := cause.getCause()) is not None:
         found.append(str(cause.getClass().getName()))
     return found
+
+
+def traces(error: Exception) -> Iterator[tuple[str, list[str]]]:
+    """Class and innermost places in the code of the Java exception behind a Python one, and its causes."""
+    cause = java_exception(error)
+    while cause is not None:
+        places = [str(each) for each in list(cause.getStackTrace())[:_INNERMOST]]
+        yield str(cause.getClass().getName()), places
+        cause = cause.getCause()
 
 
 def said(error: Exception) -> str:

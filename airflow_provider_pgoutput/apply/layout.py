@@ -15,7 +15,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.apply.java import elements
+from airflow_provider_pgoutput.apply.partitioning import columns_in_use
 from airflow_provider_pgoutput.apply.places import Place, Places
 from airflow_provider_pgoutput.apply.recorded import (
     begun,
@@ -102,7 +102,8 @@ def lay_out(
     places = Places(table.name, type_changes, copies, {each.name: each for each in fields}, keys)
     known = places.know(target, table.relation_oid, starts)
     if known:
-        places.added = _numbers_of(table, shape.ADDED) - {None}
+        new = _numbers_of(table, shape.ADDED) | _numbers_of(table, shape.PUBLISHED)
+        places.added = new - {None}
     at: list[list[Place]] = []
     copied = _copied_version(table)
     for at_version, version in enumerate(table.versions):
@@ -122,7 +123,7 @@ def lay_out(
     unsent = _unsent(table, target)
     if drop_columns:
         _mark_dropped(table, places.every)
-    _keep_sources(places.every, target)
+    _keep_sources(places, target)
     _settle_names(places, frozenset(places.free))
     return Layout(
         table=_in_target(table, at),
@@ -283,12 +284,16 @@ def _in_target(table: Table, at: Sequence[Sequence[Place]]) -> Table:
     return dataclasses.replace(table, versions=versions)
 
 
-def _keep_sources(places: Sequence[Place], target: IcebergTable | None) -> None:
-    """Drop nothing that the table is partitioned or sorted by, which Iceberg does not let go."""
+def _keep_sources(places: Places, target: IcebergTable | None) -> None:
+    """Drop nothing that the table is, or was, partitioned by, and nothing that it is sorted by."""
     if target is None:
         return
-    used = (*elements(target.java.spec().fields()), *elements(target.java.sortOrder().fields()))
-    sources = {int(each.sourceId()) for each in used}
-    for each in places:
-        if each.field and each.field.id in sources:
+    in_use = columns_in_use(target)
+    for each in places.every:
+        if each.is_dropped and each.field and each.field.id in in_use:
             each.is_dropped = False
+            log.warning(
+                "%s: column %s of the target stays: the target is, or was once, partitioned or sorted by it.",
+                places.table,
+                each.field.name,
+            )

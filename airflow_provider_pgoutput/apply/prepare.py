@@ -14,11 +14,12 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from airflow_provider_pgoutput.apply import carry, evolve, keyed, keyless, log, versions
 from airflow_provider_pgoutput.apply.branching import Preparation
 from airflow_provider_pgoutput.apply.defaults import missing_value
-from airflow_provider_pgoutput.apply.failures import failure
-from airflow_provider_pgoutput.apply.iceberg import discard
+from airflow_provider_pgoutput.apply.failures import failure, unnamed
+from airflow_provider_pgoutput.apply.iceberg import IcebergTable, discard
 from airflow_provider_pgoutput.apply.java import JAVA_ERRORS
 from airflow_provider_pgoutput.apply.layout import Layout, lay_out, refuse_lost_columns
 from airflow_provider_pgoutput.apply.names import Sql, partition_transform
+from airflow_provider_pgoutput.apply.partitioning import lost_columns
 from airflow_provider_pgoutput.apply.target import OP_COLUMN, Start, Target, properties
 from airflow_provider_pgoutput.apply.write import BranchWriter
 from airflow_provider_pgoutput.batch import changes as staged
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from airflow_provider_pgoutput.apply.branching import Prepared
-    from airflow_provider_pgoutput.apply.iceberg import IcebergTable
     from airflow_provider_pgoutput.apply.staged import StagedBatch
     from airflow_provider_pgoutput.batch.manifest import Column
 
@@ -271,7 +271,8 @@ def _run(preparation: Preparation) -> Prepared | None:
             raise PublishRefused("Another driver took this batch over.", table=table) from error
         if named := failure(error, table):
             raise named from error
-        raise
+        found = IcebergTable.load(preparation.spark, preparation.target.name)
+        raise (found and lost_columns(found)) or unnamed(error, table) from error
 
 
 def isolated(spark: SparkSession) -> SparkSession:

@@ -20,6 +20,7 @@ from airflow_provider_pgoutput.apply.iceberg import IcebergTable, discard
 from airflow_provider_pgoutput.apply.names import Sql, TableName
 from airflow_provider_pgoutput.apply.publish import remove_dead_branches
 from airflow_provider_pgoutput.apply.staged import read_files
+from airflow_provider_pgoutput.apply.views import refuse_view
 from airflow_provider_pgoutput.batch.changes import COMMIT_LSN, LSN, MESSAGES, REJECTED
 from airflow_provider_pgoutput.batch.checkpoint import (
     BRANCH_PREFIX,
@@ -60,13 +61,15 @@ class SideTable:
 def check_side_tables(spark: SparkSession, batch: StagedBatch) -> None:
     """Look at the tables that the batch appends to, before anything is published.
 
-    :raises TableRefused: one was filled from a slot of this name of another system.
+    :raises TableRefused: one was filled from a slot of this name of another system, or a view has its name.
     """
     manifest = batch.manifest
     wanted = ((REJECTED_TABLE, manifest.rejected_files), (MESSAGES_TABLE, manifest.message_files))
     for each in [_name(batch, table) for table, files in wanted if files]:
         table = IcebergTable.load(spark, each)
-        if table is not None:
+        if table is None:
+            refuse_view(spark, each)
+        else:
             _refuse_other_system(each, table.marker(manifest.slot_name), manifest)
 
 

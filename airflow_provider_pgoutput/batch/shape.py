@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 ADDED = "column_added"
 DROPPED = "column_dropped"
+#: It was there before, and was not in the stream: it was generated, or left out of a column list.
+PUBLISHED = "column_published"
 #: It exists, and the publications no longer name it.
 UNPUBLISHED = "column_unpublished"
 RENAMED = "column_renamed"
@@ -38,6 +40,7 @@ IDENTITY = "replica_identity_changed"
 _WORDS = {
     ADDED: "column {column} was added, {after}",
     DROPPED: "column {column} was dropped",
+    PUBLISHED: "column {column} is published from now on, {after}",
     UNPUBLISHED: "column {column} is no longer published",
     RENAMED: "column {before} was renamed to {after}",
     RETYPED: "column {column} changed from {before} to {after}",

@@ -143,13 +143,12 @@ class CaptureContext:
 
     def check_publications(self) -> None:
         """Before and after every read: from version 18 on the server only warns of a missing one."""
-        publications = read_publications(self.session, self.publication_names)
+        read_publications(self.session, self.publication_names)
         tables = self.published()
         types = self.describer.types_of(tables)
         is_first = self.request.checkpoint is None
         check_column_types(tables, types, self.request.types, is_first=is_first)
         check_key_columns(tables, self.keys.configured, is_first=is_first)
-        warn_of_missing_identity(publications, tables)
 
     def check_forms(self) -> None:
         """Before a read in binary mode; see ``check_binary_forms``."""
@@ -160,11 +159,13 @@ class CaptureContext:
 
     def take_marks(self) -> None:
         """Record by what the tables are published and where they lie, before anything is copied or read."""
+        publications = read_publications(self.session, self.publication_names)
         if self.request.checkpoint is None:
             # Once, when a pipeline begins: whoever wants it so need not read it every time.
-            warn_of_missing_operations(read_publications(self.session, self.publication_names))
+            warn_of_missing_operations(publications)
         tables, slot_name = self.published(), self.request.slot_name
         types = self.describer.types_of(tables)
+        warn_of_missing_identity(publications, tables)
         warn_of_other_decimals(self.request.conninfo, tables, types, slot_name=slot_name)
         self.marks = read_marks(self.session, self.publication_names, self.published())
         self.storage_at_start = read_storage(

@@ -1,16 +1,18 @@
 """Compares slot, checkpoint, tables and staging of one pipeline, and names what does not agree.
 
-It looks and changes nothing. What is not here: the repair (``repair.py``), and reading any of the four.
+It looks and changes nothing. What is not here: the repair (``repair.py``), reading any of the four
+(``examination.py``), and what a run that is under way explains (``findings.py``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_pgoutput.batch.layout import manifest_path
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.findings import NOTE, PROBLEM, Finding, without_work
 from airflow_provider_pgoutput.capture.source.slot import (
     check_not_ahead,
     check_slot,
@@ -19,72 +21,22 @@ from airflow_provider_pgoutput.capture.source.slot import (
 from airflow_provider_pgoutput.capture.source.timelines import BEGIN_ANEW, check_written
 from airflow_provider_pgoutput.errors import (
     PgoutputError,
+    SlotBusy,
     SlotNotFound,
     SourceChanged,
     SourceUnavailable,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
     from datetime import datetime
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
-    from airflow_provider_pgoutput.capture.lake_state import LakeState, LakeTable, Recorded
-    from airflow_provider_pgoutput.capture.source.catalog import Server
-    from airflow_provider_pgoutput.capture.source.slot import SlotFacts
-
-#: The pipeline goes on by itself, or an operator may want to know.
-NOTE: Final = "note"
-#: The next run fails, or the lake is not what it should be.
-PROBLEM: Final = "problem"
+    from airflow_provider_pgoutput.capture.findings import Observed
+    from airflow_provider_pgoutput.capture.lake_state import LakeTable, Recorded
 
 #: No attempt to apply takes so long: apply removes such branches, too.
 DEAD_AFTER: Final = timedelta(days=1)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that does not agree."""
-
-    severity: str
-    #: What it is about: ``slot``, ``source``, ``checkpoint``, ``staging`` or a table.
-    where: str
-    what: str
-    #: What to do about it.
-    advice: str
-    #: Whether ``repair`` does it.
-    repairable: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """All that is compared, each as it was read."""
-
-    slot_name: str
-    #: None: the source did not answer; the error is a finding already.
-    server: Server | None
-    slot: SlotFacts | None
-    two_phase: bool
-    lake: LakeState
-    #: The manifests of the slot, in the order of their starts.
-    manifests: Sequence[Manifest]
-    #: Of these, the ids of batches of which a file is missing or of another size.
-    incomplete: frozenset[str]
-    now: datetime
-    #: Whether the staging area was looked at.
-    staging_read: bool = True
-
-    @property
-    def checkpoint(self) -> Recorded | None:
-        """The newest batch that was applied as a whole."""
-        whole = [each for each in self.lake.recorded or () if each.table_name is None]
-        return max(whole, key=lambda each: each.end_lsn, default=None)
-
-    @property
-    def system_identifier(self) -> str | None:
-        """The system that the lake was filled from."""
-        found = {each.system_identifier for each in self.lake.tables}
-        return found.pop() if len(found) == 1 else None
 
 
 def examine(observed: Observed) -> list[Finding]:
@@ -97,7 +49,7 @@ def examine(observed: Observed) -> list[Finding]:
         _branches,
         _staging,
     )
-    return [finding for check in checks for finding in check(observed)]
+    return without_work([finding for check in checks for finding in check(observed)], observed)
 
 
 def _source(observed: Observed) -> Iterator[Finding]:
@@ -149,11 +101,12 @@ def _slot(observed: Observed) -> Iterator[Finding]:
                 "area holds its changes.",
                 "run the DAG, which applies it and, run by run, what follows; keep the staging area until"
                 " then.",
+                in_runs=True,
             )
         elif checkpoint is not None:
             check_not_ahead(confirmed, checkpoint.end_lsn, slot.name)
     except PgoutputError as error:
-        yield _problem("slot", error)
+        yield replace(_problem("slot", error), in_runs=isinstance(error, SlotBusy))
         return
     if checkpoint is not None and confirmed < checkpoint.end_lsn:
         yield Finding(
@@ -161,7 +114,8 @@ def _slot(observed: Observed) -> Iterator[Finding]:
             "slot",
             f"The slot is at {confirmed}, the lake at {checkpoint.end_lsn}: the server keeps "
             f"{checkpoint.end_lsn - confirmed} bytes of WAL that nobody needs.",
-            "run the advance task.",
+            f"{observed.unless_at_work}run the advance task.",
+            in_runs=True,
         )
 
 
@@ -239,6 +193,7 @@ def _tables(observed: Observed) -> Iterator[Finding]:
                 target,
                 f"The checkpoint says {row.end_lsn}, the table says {says}: it was rolled back.",
                 _ways_forward(table, row.table_name or table.source_name),
+                in_replays=True,
             )
     for table in observed.lake.tables:
         if table.went_back and table.target not in newest:
@@ -247,14 +202,17 @@ def _tables(observed: Observed) -> Iterator[Finding]:
                 table.target,
                 "The table does not hold the batch that was published last: it was rolled back.",
                 _ways_forward(table, table.source_name),
+                in_replays=True,
             )
         if table.marker and checkpoint and table.marker.end_lsn > checkpoint.end_lsn:
             yield Finding(
                 NOTE,
                 table.target,
                 f"The table holds a batch up to {table.marker.end_lsn}, the checkpoint is "
-                f"{checkpoint.end_lsn}: an apply died after it published this table.",
-                "run the apply task again; what is there already is passed over.",
+                f"{checkpoint.end_lsn}: an apply died after it published this table"
+                + (", or is under way." if observed.running is None else "."),
+                f"{observed.unless_at_work}run the apply task again; what is there already is passed over.",
+                in_runs=True,
             )
 
 
@@ -362,7 +320,8 @@ def _staging(observed: Observed) -> Iterator[Finding]:
                 NOTE,
                 "staging",
                 f"The batch {_range(manifest)} is sealed and not applied.",
-                "run the apply task; the next run finds it by itself.",
+                f"{observed.unless_at_work}run the apply task; the next run finds it by itself.",
+                in_runs=True,
             )
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.manifest import Manifest
-from airflow_provider_pgoutput.capture.doctor import PROBLEM, Finding, Observed, examine
+from airflow_provider_pgoutput.capture.doctor import examine
+from airflow_provider_pgoutput.capture.findings import PROBLEM, Finding, Observed, RunningTask
 from airflow_provider_pgoutput.capture.lake_state import read_lake
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
@@ -19,7 +20,7 @@ from airflow_provider_pgoutput.capture.source.timelines import check_timeline
 from airflow_provider_pgoutput.errors import BatchRefused, SourceChanged, SourceUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pyiceberg.catalog import Catalog
 
@@ -36,12 +37,14 @@ def examine_pipeline(
     area: StagingArea | None,
     *,
     two_phase: bool = False,
+    running: Sequence[RunningTask] | None = None,
 ) -> tuple[Observed, list[Finding]]:
     """Read everything about one pipeline and compare it.
 
     A source that does not answer, or a manifest that is damaged, is a finding like others.
 
     :param area: the staging area; None: it is not looked at.
+    :param running: the tasks that Airflow had under way before all else is read; None: not known.
     :raises LakeUnavailable: when the lake cannot be read; nothing can be said then.
     """
     layout.check_slot_name(slot_name)
@@ -58,6 +61,7 @@ def examine_pipeline(
         incomplete=incomplete,
         now=datetime.now(UTC),
         staging_read=area is not None,
+        running=running,
     )
     _check_timeline(conninfo, observed, findings)
     return observed, findings + examine(observed)

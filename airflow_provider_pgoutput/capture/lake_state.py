@@ -55,6 +55,8 @@ class Recorded:
     copied: int | None = None
     #: The source's timeline when the batch was staged; None: not known.
     timeline: int | None = None
+    #: The DAG whose task applied it; None: not known.
+    dag_id: str | None = None
 
     @property
     def is_empty(self) -> bool:

@@ -18,7 +18,7 @@ from airflow_provider_pgoutput.errors import BatchGap, TableRefused
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
-    from airflow_provider_pgoutput.capture.doctor import Observed
+    from airflow_provider_pgoutput.capture.findings import Observed
     from airflow_provider_pgoutput.capture.lake_state import AppliedMarker, LakeTable
 
 log = logging.getLogger(__name__)

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from airflow.cli.simple_table import AirflowConsole
 from airflow.utils.providers_configuration_loader import providers_configuration_loaded
 
-from airflow_provider_pgoutput.capture.doctor import PROBLEM
 from airflow_provider_pgoutput.capture.examination import examine_pipeline
+from airflow_provider_pgoutput.capture.findings import PROBLEM, all_is_well
 from airflow_provider_pgoutput.capture.lake_state import open_catalog, read_recorded
 from airflow_provider_pgoutput.capture.past import batches_around
 from airflow_provider_pgoutput.capture.repair import rebuild_checkpoint, remove_dead_branches
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
+from airflow_provider_pgoutput.cli.running import running_tasks
 from airflow_provider_pgoutput.errors import PgoutputError
 from airflow_provider_pgoutput.hooks.iceberg import resolve_lake_catalog
 from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
 
     from pyiceberg.catalog import Catalog
 
-    from airflow_provider_pgoutput.capture.doctor import Finding
+    from airflow_provider_pgoutput.capture.findings import Finding, Observed
     from airflow_provider_pgoutput.capture.lake_state import Recorded
 
+#: Forms of output that are not for scripts.
+_FOR_PEOPLE = ("table", "plain")
 _PROCESS_CONTEXT = "_AIRFLOW_PROCESS_CONTEXT"
 
 
@@ -41,6 +44,9 @@ def status(args: Namespace) -> None:
     newest: dict[str, Recorded] = {}
     for row in recorded:
         newest[row.target or ""] = row
+    if not newest and args.output in _FOR_PEOPLE:
+        print(f"No batch of slot {args.slot_name} was applied to namespace {args.namespace} yet.")
+        return
     AirflowConsole().print_as(
         [_status_row(target, row) for target, row in sorted(newest.items())], output=args.output
     )
@@ -80,9 +86,12 @@ def doctor(args: Namespace) -> None:
     """Print what does not agree; the exit code is 1 when a problem is among it."""
     with _server_side(), _clean_exit():
         catalog = _catalog(args)
-        findings = _examined(args, catalog)
+        observed, findings = _examined(args, catalog)
         if args.repair and any(each.repairable for each in findings):
-            findings = _examined(args, catalog, repair=True)
+            observed, findings = _examined(args, catalog, repair=True)
+    if not findings and args.output in _FOR_PEOPLE:
+        print(all_is_well(observed))
+        return
     AirflowConsole().print_as(
         [
             {"severity": each.severity, "where": each.where, "what": each.what, "do": each.advice}
@@ -94,8 +103,10 @@ def doctor(args: Namespace) -> None:
         sys.exit(1)
 
 
-def _examined(args: Namespace, catalog: Catalog, *, repair: bool = False) -> list[Finding]:
-    def examined() -> tuple[Any, list[Finding]]:
+def _examined(
+    args: Namespace, catalog: Catalog, *, repair: bool = False
+) -> tuple[Observed, list[Finding]]:
+    def examined() -> tuple[Observed, list[Finding]]:
         return examine_pipeline(
             PgoutputHook(args.postgres_conn_id).conninfo(),
             args.slot_name,
@@ -103,15 +114,17 @@ def _examined(args: Namespace, catalog: Catalog, *, repair: bool = False) -> lis
             args.namespace,
             StagingArea(args.staging_uri) if args.staging_uri else None,
             two_phase=args.two_phase,
+            # Arguments are evaluated first: what a run that ends meanwhile leaves is then as it should be.
+            running=running_tasks(),
         )
 
     observed, findings = examined()
     if not repair:
-        return findings
+        return observed, findings
     remove_dead_branches(catalog, observed)
     if any(each.repairable and each.where == "checkpoint" for each in findings):
         rebuild_checkpoint(catalog, args.namespace, observed)
-    return examined()[1]
+    return examined()
 
 
 def _status_row(target: str, row: Recorded) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from airflow_provider_pgoutput.capture.copy_job import (
     copied_file,
 )
 from airflow_provider_pgoutput.capture.progress import CopyProgress
-from airflow_provider_pgoutput.errors import ConfigurationError, PgoutputError
+from airflow_provider_pgoutput.errors import ConfigurationError, PgoutputError, SparkFailed
 from airflow_provider_pgoutput.spark_copy.ranges import AddUp, DoneSoFar, copy_range, failure_of
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class _Copy:
         try:
             done = self._context.parallelize(range(count), count).map(copy).collect()
         except Py4JJavaError as error:
-            raise _meaning(str(error)) or error from None
+            raise _meaning(str(error)) or _unnamed(error, table.name) from None
         copied = CopiedTable(
             relation_oid=table.relation_oid,
             files=tuple(file for each in done for file in each.files),
@@ -161,6 +161,16 @@ def _meaning(message: str) -> PgoutputError | None:
             " spark.pyspark.python in spark_copy_conf.",
         )
     return None
+
+
+def _unnamed(error: Py4JJavaError, table: str) -> SparkFailed:
+    """An error for what has no name here; what Java says of it may quote a value."""
+    return SparkFailed(
+        f"Spark failed while it copied the table: {error.java_exception.getClass().getName()}.",
+        table=table,
+        advice="nothing, if executors or memory were lost: the next try copies what is not sealed. If it"
+        " lasts, see the log of Spark's executors.",
+    )
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -148,6 +148,7 @@ class TestLake:
             "end_lsn": Lsn.parse(end_lsn).sortable,
             "last_commit_time": last_commit_time,
             "timeline": timeline,
+            "dag_id": "tests",
             **dict.fromkeys(("inserts", "updates", "deletes", "truncates", "copied"), copied),
         }
         rows = [row]

@@ -29,8 +29,10 @@ from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.checkpoint import read_checkpoint
 from airflow_provider_pgoutput.capture.doctor import examine
 from airflow_provider_pgoutput.capture.examination import examine_pipeline
+from airflow_provider_pgoutput.capture.findings import RunningTask
 from airflow_provider_pgoutput.capture.lake_state import open_catalog
 from airflow_provider_pgoutput.capture.repair import remove_dead_branches
+from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 from tests.airflow.command_line import run
 
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     import psycopg
     from conftest import TestLake
     from pyiceberg.table import Table as IcebergTable
+
+    from airflow_provider_pgoutput.capture.findings import Finding
 
     Session = psycopg.Connection[tuple[Any, ...]]
 
@@ -198,6 +202,85 @@ def test_a_slot_that_is_behind_is_a_note(
     code, (finding,) = doctor(capsys, slot)
     assert (code, finding["severity"], finding["where"]) == (0, "note", "slot")
     assert "advance" in finding["do"]
+
+
+def test_what_a_run_under_way_leaves_for_a_while_is_not_told_as_something_to_do(
+    source: Session,
+    healthy: Lsn,
+    slot: str,
+    lake: TestLake,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The next batch is sealed, a table has it, the slot is read and behind, and nobody died."""
+    lake.record(slot, str(later := write(source)), tables={"public.t": 77})
+    published(lake, slot, later, end := write(source))
+    seal(tmp_path, manifest(lake, slot, later, end, changes=1))
+    catalog = open_catalog(lake.catalog_name, lake.properties)
+    area = StagingArea(str(tmp_path))
+    conninfo = PgoutputHook().conninfo()
+    observed, idle = examine_pipeline(conninfo, slot, catalog, "shop", area, running=())
+    assert {each.where for each in idle} == {"slot", TARGET, "staging"}
+    assert any("died" in each.what for each in idle)
+    assert observed.slot is not None
+
+    def told(task: RunningTask, **seen: Any) -> list[Finding]:
+        return examine(dataclasses.replace(observed, running=(task,), **seen))
+
+    # ``lake.record`` names this DAG.
+    (dag_id,) = {each.dag_id for each in observed.lake.recorded or ()}
+    apply = RunningTask(str(dag_id), "apply", "manual__1", "PgoutputApplyOperator")
+    (note,) = told(apply)
+    assert (note.severity, note.where) == ("note", "run")
+    assert f"{dag_id}.apply (manual__1)" in note.what
+    busy = dataclasses.replace(observed.slot, active_pid=7)
+    assert [each.where for each in told(apply, slot=busy)] == ["run"]
+    # The sensor only waits, and another pipeline's run explains nothing here.
+    for other in (
+        apply._replace(operator="PgoutputChangesSensor"),
+        apply._replace(dag_id="another"),
+    ):
+        assert told(other) == idle
+    # What no run leaves is told beside it.
+    ahead = dataclasses.replace(observed.slot, confirmed_flush_lsn=Lsn(end + 1))
+    assert "problem" in {each.severity for each in told(apply, slot=ahead)}
+    # Without an answer of Airflow's, advice begins with what has to be looked at first.
+    unknown = examine(dataclasses.replace(observed, running=None))
+    assert all(each.advice.startswith("if no run is under way") for each in unknown)
+    assert doctor(capsys, slot, "--staging-uri", str(tmp_path))[0] == 0
+
+
+def test_a_replay_under_way_explains_a_table_that_went_back(
+    source: Session, healthy: Lsn, slot: str, lake: TestLake
+) -> None:
+    lake.record(slot, str(write(source)), tables={"public.t": 77})
+    catalog = open_catalog(lake.catalog_name, lake.properties)
+    conninfo = PgoutputHook().conninfo()
+    observed, idle = examine_pipeline(conninfo, slot, catalog, "shop", None, running=())
+    assert "rolled back" in " ".join(each.what for each in idle)
+    task = RunningTask("another", "replay", "manual__1", "PgoutputReplayOperator")
+    (note,) = examine(dataclasses.replace(observed, running=(task,)))
+    assert note.where == "run"
+
+
+def test_with_nothing_wrong_there_is_one_sentence(
+    healthy: Lsn, slot: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--slot-name", slot, "--namespace", "shop", "--output", "table"]
+    for command, namespace, sentence in (
+        (
+            "doctor",
+            "shop",
+            f"slot {slot}, the checkpoint ({healthy}) and 1 tables of the lake agree",
+        ),
+        ("doctor", "empty", "nothing was applied from it yet"),
+        ("status", "empty", "was applied to namespace empty yet"),
+    ):
+        arguments[3] = namespace
+        given = cli_parser.get_parser().parse_args(["pgoutput", command, *arguments])
+        given.func(given)
+        (line,) = capsys.readouterr().out.strip().splitlines()
+        assert sentence in line
 
 
 def test_a_slot_that_was_dropped_or_made_again_is_a_problem(

@@ -11,6 +11,7 @@ import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.checkpoint import read_checkpoint
+from tests.airflow.command_line import run as run_command
 from tests.airflow.example_pipeline import TABLES, RunState, newest_run, run_state
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def sealed_batches(pipeline: Pipeline) -> int:
 
 
 def test_f06_a_task_killed_after_its_xcom_is_repeated_with_the_same_batch(
-    pipeline: Pipeline,
+    pipeline: Pipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """F06: in the first run each task dies once; in the next one, which has changes, stage does."""
     wanted = pipeline.source_rows()
@@ -90,6 +91,12 @@ def test_f06_a_task_killed_after_its_xcom_is_repeated_with_the_same_batch(
     assert run.values["stage"] == batch, "the retry told another batch"
     assert sealed_batches(pipeline) == 1
     assert run.values["apply"]["applied"] is True
+    # As far as Airflow knows the task still runs, so nobody has to run another.
+    code, (note,) = run_command(
+        capsys, "doctor", "--slot-name", "shop", "--namespace", "shop", "--catalog-name", "lake"
+    )
+    assert (code, note["where"]) == (0, "run")
+    assert "pgoutput_to_iceberg.apply" in note["what"]
     assert positions(pipeline) == (began, end), "the slot moved before its task"
     published = snapshots(pipeline)
     assert pipeline.lake_rows() == wanted

@@ -39,6 +39,7 @@ _ARROW = {
     "double": pa.float64(),
     "float": pa.float32(),
     "string": pa.string(),
+    "uuid": pa.string(),
     "boolean": pa.bool_(),
     "binary": pa.binary(),
     "date": pa.date32(),

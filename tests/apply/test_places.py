@@ -116,7 +116,7 @@ def target(recorded: dict[str, Any], **fields: tuple[int, str]) -> Any:
     return SimpleNamespace(
         java=SimpleNamespace(
             schema=lambda: SimpleNamespace(columns=lambda: columns),
-            spec=lambda: SimpleNamespace(fields=JavaList),
+            specs=lambda: SimpleNamespace(entrySet=JavaList),
             sortOrder=lambda: SimpleNamespace(fields=JavaList),
         ),
         properties={COLUMNS_PROPERTY: json.dumps({"relation_oid": 1, **recorded})},

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_pgoutput.apply.iceberg import IcebergTable
+from airflow_provider_pgoutput.apply.names import TableName
+from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.target import ignores_case, targets
+from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, MESSAGES_TABLE
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Column, Manifest, Table, TableVersion
 from airflow_provider_pgoutput.batch.plan import Plan, TableOptions
-from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.errors import ConfigurationError, TableRefused
+from tests.apply.build import column
+from tests.apply.conftest import source_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import SparkSession
+
+    from tests.apply.build import Source
 
 
 def manifest(*names: str) -> Manifest:
@@ -71,3 +82,38 @@ def test_which_catalogs_ignore_case(
     for key, value in settings.items():
         session.conf.set(f"spark.sql.catalog.other.{key}", value)
     assert ignores_case(session, "other") is ignores
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("lake_type", ["int", "uuid"])
+def test_the_name_of_a_view_is_refused_and_given_back(
+    spark: SparkSession, source: Source, lake_rows: Callable[..., Any], lake_type: str
+) -> None:
+    """Before anything is published; and the batch goes on when the name is free, or another one is given."""
+    namespace = f"lake.{source.slot_name}"
+
+    def refused(plan: Plan, name: str) -> None:
+        for _ in range(2):
+            with pytest.raises(TableRefused, match="has a view of this name") as error:
+                apply_batch(spark, plan)
+            assert error.value.table == f"{source.slot_name}.{name}"
+            assert "rename the view" in str(error.value.advice)
+
+    spark.sql(f"CREATE NAMESPACE {namespace}")
+    for name in ("t", CHECKPOINT_TABLE, MESSAGES_TABLE):
+        spark.sql(f"CREATE VIEW {namespace}.{name} AS SELECT 1 AS a")
+    t = source.table("t", (column("a"), column("b", lake_type)), key=("a",))
+    other = source.table("other", (column("a"),), key=("a",))
+    t.insert(1, None)
+    other.insert(1)
+    source.message(b"x", transactional=True)
+    plan = source.stage()
+    for name in (CHECKPOINT_TABLE, MESSAGES_TABLE):
+        refused(plan, name)
+        spark.sql(f"DROP VIEW {namespace}.{name}")
+    refused(plan, "t")
+    published = IcebergTable.load(spark, TableName("lake", source.slot_name, "other"))
+    assert published is None or published.head is None
+    apply_batch(spark, replace(plan, tables={"public.t": TableOptions(target="t_of_shop")}))
+    assert lake_rows(t, target="t_of_shop") == source_rows(t)
+    assert lake_rows(other) == source_rows(other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.request import SQL, WALSENDER
-from tests.capture.pipeline_support import checkpoint_of
+from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
+from tests.capture.pipeline_support import checkpoint_of, checkpoint_with_shapes
 
 if TYPE_CHECKING:
     from tests.capture.pipeline_support import Source
@@ -383,3 +385,34 @@ def test_a_partition_published_via_its_root_too_is_copied_once(source: Source) -
     batch = source.stage(publication_names=names, checkpoint=checkpoint_of(copy))
     assert [row["a"] for row in source.changes(batch, "public.r")] == [1]
     assert [each.name for each in batch.tables] == ["public.r"]
+
+
+def test_each_warning_comes_once_in_a_run(source: Source, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where the publications are looked at again, and a batch is begun again with a copy."""
+
+    def warned() -> list[str]:
+        found = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+        caplog.clear()
+        assert sorted(found) == sorted(set(found))
+        return found
+
+    source.execute(
+        "CREATE TABLE bare(a int)",
+        "ALTER PUBLICATION p ADD TABLE bare",
+        "ALTER PUBLICATION p SET (publish = 'insert, update')",
+        "INSERT INTO t VALUES (1, 'x')",
+    )
+    first = source.stage()
+    said = warned()
+    assert sum("no replica identity" in each for each in said) == 1
+    assert sum("does not publish" in each for each in said) == 1
+    source.execute(
+        "ALTER TABLE t ADD c float8 DEFAULT random()",
+        "INSERT INTO t VALUES (2, 'y', 1)",
+        "INSERT INTO bare VALUES (1)",
+    )
+    policy = SchemaPolicy(older_rows="copy")
+    lake = checkpoint_with_shapes(first)
+    second = source.stage(checkpoint=lake, schema_policy=policy)
+    assert second.tables[0].copy_lsn or second.tables[1].copy_lsn, "the batch was begun again"
+    assert sum("no replica identity" in each for each in warned()) == 1

@@ -9,6 +9,7 @@ _REFUSED = "test_refusals.py::test_a_change_that_the_lake_cannot_follow_is_refus
 _SCHEMA = "test_schema_changes.py::"
 _LIFE = "test_table_life.py::"
 _EVENTS = "test_source_events.py::"
+_OLDER_ROWS = "tests/capture/schema/test_older_rows.py::"
 _CAPTURE = "tests/capture/test_pipeline_refusals.py::"
 _GONE = "tests/capture/test_gone_tables.py::"
 _STANDBY = (
@@ -334,6 +335,36 @@ OTHER_TESTS = (
             " in neither, seen on 15.19, 17.11 and 18.6)"
         ),
         "test_late_commits.py::test_c105_a_commit_that_is_in_the_wal_and_not_in_the_commit_log",
+    ),
+    (
+        "C182",
+        "a view of the lake has the name of a target, or of a table of the pipeline's own",
+        "refused by name before anything is published; another target or another name of the view helps",
+        "tests/apply/test_target_names.py::test_the_name_of_a_view_is_refused_and_given_back",
+    ),
+    (
+        "C184",
+        "`doctor` is asked while a run is under way",
+        "it names the tasks, and nothing that the run leaves for a while is something to do",
+        "tests/airflow/test_cli.py::test_what_a_run_under_way_leaves_for_a_while_is_not_told_as_something_to_do",
+    ),
+    (
+        "C183",
+        "a generated column becomes an ordinary one, and gets a default",
+        "it is told as published from now on; older rows are copied, or NULL with a warning, not the default",
+        f"{_OLDER_ROWS}test_a_generated_column_that_becomes_an_ordinary_one_has_values_that_nobody_sent",
+    ),
+    (
+        "C181",
+        "`drop_columns`, and a column by which the lake's table was once partitioned, in several ways",
+        "the column stays, rows are updated and deleted as before",
+        "test_lake_partitions.py::test_a_column_of_an_earlier_partitioning_stays",
+    ),
+    (
+        "C181",
+        "such a column was dropped all the same",
+        "refused by name; what the error says helps, and the way back to merge-on-read works",
+        "test_lake_partitions.py::test_a_partitioning_whose_column_is_gone_is_named_and_mended",
     ),
     (
         "C180",

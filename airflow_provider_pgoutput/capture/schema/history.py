@@ -104,7 +104,9 @@ class SchemaHistory:
         numbered = dataclasses.replace(table, versions=versions)
         versions = self.full_keys.by_number(numbered, before).versions
         versions = tuple(self._filled(table, each) for each in versions)
-        changes = self._changes(table.relation_oid, before, versions)
+        changes = self._changes(
+            table.relation_oid, before, versions, before.storage if before else None
+        )
         if before is None and table.copy_lsn is not None and table.name in self.former:
             changes = [*_since_former(self.former[table.name], versions[0]), *changes]
         completed = dataclasses.replace(
@@ -135,7 +137,9 @@ class SchemaHistory:
         warn_of_names(completed, before)
         self.full_keys.check(completed, before, self.policy)
         if table.copy_lsn is not None:
-            changes = self._changes(table.relation_oid, None, versions)
+            # The copy was made after the run began.
+            then = self.storage_at_start.get(table.relation_oid)
+            changes = self._changes(table.relation_oid, None, versions, then)
             _refuse_late_types(completed)
         # Without a past, what came between two versions of the batch is still known.
         completed = self._older_rows.complete(completed, changes, past, may_copy=past is not None)
@@ -283,11 +287,26 @@ class SchemaHistory:
         return dataclasses.replace(version, columns=tuple(map(filled, version.columns)))
 
     def _changes(
-        self, relation_oid: int, before: Shape | None, versions: Sequence[TableVersion]
+        self,
+        relation_oid: int,
+        before: Shape | None,
+        versions: Sequence[TableVersion],
+        earlier: Storage | None,
     ) -> list[SchemaChange]:
+        """What changed from version to version.
+
+        :param earlier: says which columns the table had before; those are not new to it. None: not known.
+        """
+        columns = 0 if earlier is None else earlier.columns
         shapes = [*([before] if before else []), *map(Shape.of, versions)]
         live = {e.number for e in self.attributes.get(relation_oid, ()) if not e.is_dropped}
-        return [each for pair in itertools.pairwise(shapes) for each in differences(*pair, live)]
+        found = [each for pair in itertools.pairwise(shapes) for each in differences(*pair, live)]
+        return [
+            dataclasses.replace(each, kind=words.PUBLISHED)
+            if each.kind == words.ADDED and (each.attribute_number or columns + 1) <= columns
+            else each
+            for each in found
+        ]
 
     def _copy_for_types(self, table: Table, before: Shape) -> None:
         if self.policy.type_changes != COPY:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: What makes a column of the stream that older rows have nothing of.
+_NEW = (words.ADDED, words.PUBLISHED)
 _WAYS_ON = (
     "copy_tables=[{!r}] brings it in; older_rows='copy' does so by itself from now on, older_rows='default'"
     " writes the column's default if it is a constant"
@@ -63,27 +65,29 @@ class OlderRows:
         :raises TableRefused: the column is part of the key.
         """
         attributes = {e.number: e for e in self.attributes.get(table.relation_oid, ())}
-        added = {each.attribute_number for each in changes if each.kind == words.ADDED}
+        kinds = {e.attribute_number: e.kind for e in changes if e.kind in _NEW}
         unknown: set[int | str] = set(() if before is None else before.older_unknown)
         if table.is_gone:
             unknown |= self._of_gone_table(table, changes)
         values: dict[int | None, str] = {}
-        for number in sorted(each for each in added if each is not None):
+        for number in sorted(each for each in kinds if each is not None):
             found = attributes.get(number)
+            was_there = kinds[number] == words.PUBLISHED
             if found is None or found.is_dropped:
                 # What the catalog kept for older rows went with the column.
                 unknown.add(number)
                 continue
-            if not self._is_unknown(table.relation_oid, found, before):
+            if not self._is_unknown(table.relation_oid, found, before, was_there=was_there):
                 continue
             if self.policy.older_rows == COPY and may_copy:
                 raise copy_needed(table, found.name)
             refuse_unknown_key(table, number, "was added to the key")
             value = None
-            if self.policy.older_rows == DEFAULT:
+            # One that was there before has its own value in each row, whatever its default is now.
+            if self.policy.older_rows == DEFAULT and not was_there:
                 value = self.constant_default(table.relation_oid, number)
             if value is None:
-                self._warn(table, found.name)
+                self._warn(table, found.name, was_there=was_there)
                 unknown.add(number)
             else:
                 values[number] = value
@@ -96,11 +100,11 @@ class OlderRows:
         """
         if self.attributes.get(table.relation_oid):
             return set()
-        added = [each for each in changes if each.kind == words.ADDED]
+        added = [each for each in changes if each.kind in _NEW]
         for each in added:
             if self.policy.older_rows == COPY:
                 raise copy_needed(table, each.column)
-            self._warn(table, each.column)
+            self._warn(table, each.column, was_there=each.kind == words.PUBLISHED)
         return {each.attribute_number or each.column for each in added}
 
     def storage_of(self, table: Table, before: Shape | None) -> Storage | None:
@@ -121,16 +125,13 @@ class OlderRows:
         known = None if before is None else before.storage
         return known or self.storage_at_start.get(relation_oid)
 
-    def _is_unknown(self, relation_oid: int, found: Attribute, before: Shape | None) -> bool:
+    def _is_unknown(
+        self, relation_oid: int, found: Attribute, before: Shape | None, *, was_there: bool
+    ) -> bool:
         """Whether older rows may show another value in an added column than NULL or the one that is kept."""
         if found.missing_value is not None or found.is_dropped:
             return False
-        if (
-            before is not None
-            and before.storage is not None
-            and found.number <= before.storage.columns
-        ):
-            # The table had it, and did not publish it: it was generated, or in no column list.
+        if was_there:
             return True
         now = self.storage.get(relation_oid)
         if now is None or found.has_several_values:
@@ -161,10 +162,21 @@ class OlderRows:
             ),
         )
 
-    def _warn(self, table: Table, column: str) -> None:
+    def _warn(self, table: Table, column: str, *, was_there: bool) -> None:
         if (table.relation_oid, column) in self._warned:
             return
         self._warned.add((table.relation_oid, column))
+        if was_there:
+            log.warning(
+                "%s: the column %s was there before and was not in the stream, as it was generated or no"
+                " column list had it. It is published from now on. The stream does not tell what older rows"
+                " have in it: they have NULL in the lake until they change. copy_tables=[%r] brings it in;"
+                " older_rows='copy' does so by itself from now on.",
+                table.name,
+                column,
+                table.name,
+            )
+            return
         log.warning(
             "%s: what older rows show in the added column %s is neither in the stream nor in the catalog"
             " (its default is no constant, or the table was rewritten since, or is gone): they have NULL in"

@@ -1,0 +1,65 @@
+"""Which columns a table's partitionings and its sort order are made of: these cannot be dropped.
+
+A user may partition a table of the lake otherwise, at any time. Files of the partitioning before stay as they
+are, and Iceberg keeps that partitioning in the table for them.
+
+Source: https://iceberg.apache.org/spec/#partition-evolution
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.apply.java import elements, entries
+from airflow_provider_pgoutput.errors import TableRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from airflow_provider_pgoutput.apply.iceberg import IcebergTable
+
+_MODES = ("write.delete.mode", "write.merge.mode", "write.update.mode")
+
+
+def columns_in_use(table: IcebergTable) -> frozenset[int]:
+    """Ids of the columns that a partitioning, of now or of before, or the sort order of now is made of.
+
+    Iceberg itself refuses to drop those of now. Those of before it drops, and then it can mark no row of the
+    table as deleted any more. A sort order of before needs no column.
+    """
+    fields = [*_partition_fields(table), *elements(table.java.sortOrder().fields())]
+    sources = {int(each.sourceId()) for each in fields}
+    columns = elements(table.java.schema().columns())
+    return frozenset(int(each.fieldId()) for each in columns if not sources.isdisjoint(_ids(each)))
+
+
+def lost_columns(table: IcebergTable) -> TableRefused | None:
+    """Why no row of a table can be marked as deleted, if it is for a partitioning whose column is gone."""
+    schema = table.java.schema()
+    fields = _partition_fields(table)
+    lost = sorted({str(e.name()) for e in fields if schema.findField(e.sourceId()) is None})
+    if not lost:
+        return None
+    modes = ", ".join(f"'{mode}' = 'copy-on-write'" for mode in _MODES)
+    return TableRefused(
+        f"The table was once partitioned by {', '.join(lost)}, and a column of that was dropped since."
+        " Iceberg can mark no row of such a table as deleted.",
+        table=table.name.target,
+        advice="let files be written anew in place of marks:"
+        f" ALTER TABLE <it> SET TBLPROPERTIES ({modes}). The next try then succeeds. docs/apply.md"
+        " (Partitions of your own) says how to go back.",
+    )
+
+
+def _partition_fields(table: IcebergTable) -> list[Any]:
+    """The fields of all partitionings that the table has or had."""
+    specs = entries(table.java.specs())
+    return [field for _, spec in specs for field in elements(spec.fields())]
+
+
+def _ids(field: Any) -> Iterator[int]:
+    """The id of a field and of all fields in its struct; what is in a list or a map is never a source."""
+    yield int(field.fieldId())
+    if field.type().isStructType():
+        for part in elements(field.type().asStructType().fields()):
+            yield from _ids(part)

@@ -1,0 +1,144 @@
+"""What the doctor compares, what it finds, and what a run that is under way explains.
+
+What is not here: finding it (``doctor.py``), and reading what is compared (``examination.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.capture.lake_state import LakeState, Recorded
+    from airflow_provider_pgoutput.capture.source.catalog import Server
+    from airflow_provider_pgoutput.capture.source.slot import SlotFacts
+
+#: The pipeline goes on by itself, or an operator may want to know.
+NOTE: Final = "note"
+#: The next run fails, or the lake is not what it should be.
+PROBLEM: Final = "problem"
+
+
+#: Operators of pipelines but for the sensor, which only waits.
+_OPERATORS: Final = frozenset(
+    {
+        "PgoutputStageOperator",
+        "PgoutputApplyOperator",
+        "PgoutputAdvanceSlotOperator",
+        "PgoutputReplayOperator",
+        "PgoutputMaintenanceOperator",
+    }
+)
+_REPLAY: Final = "PgoutputReplayOperator"
+_SENSOR: Final = "PgoutputChangesSensor"
+
+
+class RunningTask(NamedTuple):
+    """A task that Airflow has under way."""
+
+    dag_id: str
+    task_id: str
+    run_id: str
+    #: Name of the operator's class.
+    operator: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that does not agree."""
+
+    severity: str
+    #: What it is about: ``slot``, ``source``, ``checkpoint``, ``staging`` or a table.
+    where: str
+    what: str
+    #: What to do about it.
+    advice: str
+    #: Whether ``repair`` does it.
+    repairable: bool = False
+    #: Whether it is so for a while in every run, or, of a table, in a replay in place.
+    in_runs: bool = False
+    in_replays: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """All that is compared, each as it was read."""
+
+    slot_name: str
+    #: None: the source did not answer; the error is a finding already.
+    server: Server | None
+    slot: SlotFacts | None
+    two_phase: bool
+    lake: LakeState
+    #: The manifests of the slot, in the order of their starts.
+    manifests: Sequence[Manifest]
+    #: Of these, the ids of batches of which a file is missing or of another size.
+    incomplete: frozenset[str]
+    now: datetime
+    #: Whether the staging area was looked at.
+    staging_read: bool = True
+    #: Tasks of any DAG that were under way before all else was read; None: not known.
+    running: Sequence[RunningTask] | None = ()
+
+    @property
+    def checkpoint(self) -> Recorded | None:
+        """The newest batch that was applied as a whole."""
+        whole = [each for each in self.lake.recorded or () if each.table_name is None]
+        return max(whole, key=lambda each: each.end_lsn, default=None)
+
+    @property
+    def at_work(self) -> tuple[RunningTask, ...]:
+        """The tasks under way that are of this pipeline, as far as the lake knows its DAG, and replays."""
+        dags = {each.dag_id for each in self.lake.recorded or () if each.dag_id}
+        return tuple(
+            each
+            for each in self.running or ()
+            if (each.dag_id in dags and each.operator != _SENSOR)
+            or (each.operator in _OPERATORS and (not dags or each.operator == _REPLAY))
+        )
+
+    @property
+    def unless_at_work(self) -> str:
+        """How advice begins that is wrong while a run is under way, where nobody knows whether one is."""
+        return "if no run is under way: " if self.running is None else ""
+
+    @property
+    def system_identifier(self) -> str | None:
+        """The system that the lake was filled from."""
+        found = {each.system_identifier for each in self.lake.tables}
+        return found.pop() if len(found) == 1 else None
+
+
+def without_work(findings: Sequence[Finding], observed: Observed) -> list[Finding]:
+    """The findings, without those that tasks under way explain; a note says that there are such tasks."""
+    if not observed.at_work:
+        return list(findings)
+    replays = any(each.operator == _REPLAY for each in observed.at_work)
+    left = [each for each in findings if not (each.in_runs or (each.in_replays and replays))]
+    tasks = ", ".join(f"{each.dag_id}.{each.task_id}" for each in observed.at_work)
+    runs = ", ".join(sorted({each.run_id for each in observed.at_work}))
+    under_way = Finding(
+        NOTE,
+        "run",
+        f"Airflow has tasks under way: {tasks} ({runs}).",
+        "ask again when they have ended: what they leave for a while is not told, and the rest may change.",
+    )
+    return [under_way, *left]
+
+
+def all_is_well(observed: Observed) -> str:
+    """What is said where nothing was found, in one sentence."""
+    checkpoint, name = observed.checkpoint, observed.slot_name
+    if checkpoint is None and observed.slot is None:
+        return f"Nothing is wrong: nothing was begun with slot {name}, neither at the source nor in the lake."
+    if checkpoint is None:
+        return f"Nothing is wrong: slot {name} is there, and nothing was applied from it yet."
+    looked = "staging area" if observed.staging_read else "not the staging area (--staging-uri)"
+    return (
+        f"Nothing is wrong: slot {name}, the checkpoint ({checkpoint.end_lsn}) and"
+        f" {len(observed.lake.tables)} tables of the lake agree; looked at, too: {looked}."
+    )

@@ -1,0 +1,43 @@
+"""Which tasks of pipelines Airflow has under way now. It reads Airflow's database and changes nothing.
+
+What is not here: what a task that runs explains (``capture/findings.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+
+from airflow.models.taskinstance import TaskInstance
+from airflow.utils.session import create_session
+from airflow.utils.state import TaskInstanceState
+from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
+
+from airflow_provider_pgoutput.capture.findings import RunningTask
+
+log = logging.getLogger(__name__)
+
+#: Also what Airflow is about to begin, or to try again.
+_UNDER_WAY = (
+    TaskInstanceState.SCHEDULED,
+    TaskInstanceState.QUEUED,
+    TaskInstanceState.RUNNING,
+    TaskInstanceState.RESTARTING,
+    TaskInstanceState.UP_FOR_RETRY,
+    TaskInstanceState.UP_FOR_RESCHEDULE,
+    TaskInstanceState.DEFERRED,
+)
+
+
+def running_tasks() -> tuple[RunningTask, ...] | None:
+    """The tasks that are under way, of all DAGs; None: Airflow's database did not answer."""
+    wanted = select(
+        TaskInstance.dag_id, TaskInstance.task_id, TaskInstance.run_id, TaskInstance.operator
+    ).where(TaskInstance.state.in_(_UNDER_WAY))
+    try:
+        with create_session(scoped=False) as session:
+            return tuple(RunningTask(*row) for row in session.execute(wanted).all())
+    except SQLAlchemyError as error:
+        name = type(error).__name__
+        log.warning("Airflow's database does not say which tasks are under way (%s).", name)
+        return None

@@ -1,0 +1,48 @@
+"""A failure of Spark or Iceberg that has no name here becomes an error of ours all the same."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from airflow_provider_pgoutput.apply.names import TableName
+from airflow_provider_pgoutput.apply.pipeline import apply_batch
+from airflow_provider_pgoutput.errors import SparkFailed
+from tests.apply.build import column
+from tests.apply.conftest import source_rows
+from tests.apply.fold_cases import a_is
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.apply.build import Source
+
+pytestmark = pytest.mark.spark
+
+
+def test_what_spark_cannot_read_is_named_and_no_value_is_told(
+    spark: SparkSession, source: Source, lake_rows: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file of the target is gone. The copy that brings its rows back needs no file of before."""
+    t = source.table("t", (column("a"), column("b", "string")), key=("a",))
+    t.insert(1, "canary")
+    apply_batch(spark, source.stage())
+    name = TableName("lake", source.slot_name, "t")
+    (row,) = spark.sql(f"SELECT file_path FROM {name.sql}.files").collect()
+    Path(urlsplit(row["file_path"]).path).unlink()
+    t.update(a_is(1), {"b": "canary of now"})
+    plan = source.stage()
+    caplog.set_level(logging.ERROR)
+    with pytest.raises(SparkFailed, match="Exception") as failed:
+        apply_batch(spark, plan)
+    assert failed.value.table == name.target
+    assert "org.apache.iceberg" in caplog.text, "where it was thrown is told"
+    assert "canary" not in caplog.text + str(failed.value)
+    source.staged_to = 0x1_0000_1000
+    source.copy(t)
+    apply_batch(spark, source.stage())
+    assert lake_rows(t) == source_rows(t)
