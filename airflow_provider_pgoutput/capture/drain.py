@@ -31,6 +31,14 @@ _POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _FETCHED_CHUNKS = 3
 #: How long the thread that fetches may take to notice that nobody wants its chunks.
 _STOP_SECONDS = 10.0
+_ADVICE = (
+    "keep the slot, and report the error with the server's version: a retry reads the same bytes. A newer"
+    " minor version of the server may send others."
+)
+_ADVICE_OF_TRANSACTION = (
+    " If that cannot wait and one row is at fault, skip_lsns=['{}'] leaves out the transaction that commits"
+    " there, and the lake loses it."
+)
 
 
 def drain(
@@ -76,14 +84,16 @@ def located(slot_name: str, cut: BatchCut) -> Iterator[None]:
     try:
         yield
     except ProtocolError as error:
+        advice = error.advice or _ADVICE
+        if error.lsn is not None and error.advice is None:
+            advice += _ADVICE_OF_TRANSACTION.format(error.lsn)
         raise ProtocolError(
             error.message,
             slot=error.slot or slot_name,
             table=error.table,
             column=error.column,
             lsn=error.lsn or cut.last_lsn,
-            advice=error.advice
-            or "report it with the server's version: a retry reads the same bytes.",
+            advice=advice,
         ) from error
 
 

@@ -23,7 +23,7 @@ from airflow_provider_pgoutput.capture.reading import stage_changes, stage_copie
 from airflow_provider_pgoutput.capture.request import AFTER_STAGE, ALWAYS, NEVER
 from airflow_provider_pgoutput.capture.schema.differences import unfollowable
 from airflow_provider_pgoutput.capture.schema.policy import COPY, CopyNeeded
-from airflow_provider_pgoutput.capture.second_try import ANSWERED, easier
+from airflow_provider_pgoutput.capture.second_try import Tries
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.source.errors import of_slot
@@ -52,6 +52,7 @@ from airflow_provider_pgoutput.capture.staging.seal import (
     warn_of_skipped,
 )
 from airflow_provider_pgoutput.errors import (
+    PgoutputError,
     SlotAheadOfCheckpoint,
     SlotLost,
     SlotNotFound,
@@ -75,13 +76,15 @@ def stage_batch(request: CaptureRequest) -> tuple[Manifest, str]:
     :raises PgoutputError: see ``errors.py``; the slot was not moved then, and no batch was sealed, but for
         ``advance="after_stage"``, where a sealed batch waits for the next run.
     """
+    tries = Tries(request)
     while True:
         try:
-            return _stage_once(request)
-        except ANSWERED as error:
-            if (following := easier(request, error)) is None:
-                raise
-            request = following
+            sealed = _stage_once(tries.request)
+        except PgoutputError as error:
+            tries.again(error)
+        else:
+            tries.succeeded()
+            return sealed
 
 
 def _stage_once(request: CaptureRequest) -> tuple[Manifest, str]:

@@ -17,6 +17,7 @@ from airflow_provider_pgoutput.capture.drain import (
     no_garbage_collection,
 )
 from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
+from airflow_provider_pgoutput.capture.pgoutput.reassemble import UnstreamedAborts
 from airflow_provider_pgoutput.capture.progress import Progress
 from airflow_provider_pgoutput.capture.request import AUTO, SQL, WALSENDER
 from airflow_provider_pgoutput.capture.source.room import Backlog, against_sql, read_room
@@ -73,6 +74,7 @@ class SlotReading:
         self._start, self._target, self._limits = start, target, limits
         self._prepared = None if two_phase is None else two_phase.transactions
         self._transport = _choose_transport(context, start, target, two_phase)
+        self._unstreamed = UnstreamedAborts()
         self._stream = self._open_stream(two_phase)
 
     def into(self, batch: BatchInProgress) -> Found:
@@ -82,6 +84,7 @@ class SlotReading:
             decoder, progress = self._decoder(), Progress(self._start, self._target)
             self._context.describer.announced = decoder.types
             drain(self._stream, cut, batch, decoder, progress, self._prepared)
+        self._log_unstreamed()
         commit = decoder.last_commit if decoder.transactions else None
         return Found(
             end=cut.end_lsn,
@@ -129,7 +132,17 @@ class SlotReading:
                     decoder.decode(cut.take(chunk))
                 for messages in decoder.take_messages():
                     batch.add_messages(messages)
+        self._log_unstreamed()
         return self._skipped(decoder, self._target) if self._context.options.messages else ()
+
+    def _log_unstreamed(self) -> None:
+        if count := len(self._unstreamed):
+            log.info(
+                "Slot %s: the server told of %s rolled back transactions of which it had sent nothing; they"
+                " change nothing.",
+                self._context.request.slot_name,
+                f"{count:,}",
+            )
 
     def close(self) -> None:
         """End the read and free the slot."""
@@ -153,7 +166,13 @@ class SlotReading:
     def _open_stream(self, two_phase: TwoPhase | None) -> ChangeStream:
         request, options = self._context.request, self._context.options
         read = SlotRead(
-            request.conninfo, request.slot_name, options, self._start, self._target, two_phase
+            request.conninfo,
+            request.slot_name,
+            options,
+            self._start,
+            self._target,
+            two_phase,
+            self._unstreamed,
         )
         if self._transport == WALSENDER:
             return WalsenderStream(read)

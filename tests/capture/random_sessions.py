@@ -27,12 +27,18 @@ _NAMES = tuple(f"x{number}" for number in range(1, 7))
 #: Types whose values have the same text in the new one, for no row event tells of it; else ``text``.
 _RETYPES = {"integer": "bigint", "numeric(8,2)": "numeric(12,2)"}
 _MOST_PREPARED = 2
+#: Rows that are too short to be compressed, and more than 64 kB together.
+_LARGE_ROWS, _LARGE_ROW_BYTES = 50, 1500
 
 
 class RandomSessions:
-    """A few sessions; a context manager that leaves nothing open."""
+    """A few sessions; a context manager that leaves nothing open.
 
-    def __init__(self, conninfo: str, seed: int) -> None:
+    :param large: the share of steps that are a large subtransaction, or begin one.
+    """
+
+    def __init__(self, conninfo: str, seed: int, large: float = 0.0) -> None:
+        self._large = large
         self._random = random.Random(seed)  # noqa: S311 - a test has to repeat itself
         self._workload = Workload(seed)
         self._conninfo = conninfo
@@ -70,6 +76,10 @@ class RandomSessions:
 
     def _step(self) -> None:
         number = self._random.randrange(_SESSIONS)
+        # Not asked for without need: the same seeds go on doing the same.
+        if self._large and self._random.random() < self._large:
+            self._large_subtransaction(number)
+            return
         choice = self._random.random()
         if choice < 0.15 and self._prepared:
             self._end_prepared()
@@ -99,12 +109,42 @@ class RandomSessions:
 
     def _many_rows(self, number: int) -> None:
         """Enough for a server before 16 to stream them."""
-        start = self._random.randint(100, 900)
+        self._insert(number, "many rows", self._random.randint(100, 160))
+
+    def _insert(self, number: int, what: str, start: int) -> None:
         statement = (
-            "INSERT INTO journal SELECT g, repeat('j', 100) FROM generate_series(%s, %s) g"
-            " ON CONFLICT (id) DO UPDATE SET v = repeat('k', 100)"
+            "INSERT INTO journal SELECT g, repeat('j', %s) FROM generate_series(%s::int, %s::int) g"
+            " ON CONFLICT (id) DO UPDATE SET v = overlay(journal.v placing 'k' from 1)"
         )
-        self._try(number, "many rows", statement, (start, start + 700))
+        given = (_LARGE_ROW_BYTES, start, start + _LARGE_ROWS)
+        self._try(number, what, statement, given)
+
+    def _large_subtransaction(self, number: int) -> None:
+        """A savepoint and more behind it than 64 kB, often rolled back: alone, or with its transaction."""
+        if self._open[number] is None:
+            self._try(number, "begin", "BEGIN")
+            self._open[number] = []
+            if self._random.random() < 0.5:
+                self._row(number)
+        for _ in range(self._random.choice((1, 1, 2))):
+            if self._open[number] is None:
+                return
+            self._savepoint(number, is_new=True)
+            if self._random.random() < 0.2:
+                self._shape(number)
+            # Rows of its own, so that no other session waits for them.
+            start = 1000 * (number + 1) + self._random.choice((0, 25))
+            self._insert(number, "large subtransaction", start)
+        if self._open[number] is None:
+            return
+        choice = self._random.random()
+        if choice < 0.35:
+            self._savepoint(number, is_new=False)
+        elif choice < 0.65:
+            self._try(number, "rollback", "ROLLBACK")
+            self._open[number] = None
+        elif choice < 0.85:
+            self._end(number)
 
     def _shape(self, number: int) -> None:
         """Add, rename, swap, drop, replace or retype columns of ``account``; its first four stay."""
@@ -146,10 +186,11 @@ class RandomSessions:
         ).fetchall()
         return dict(rows)
 
-    def _savepoint(self, number: int) -> None:
+    def _savepoint(self, number: int, *, is_new: bool | None = None) -> None:
+        """Make a savepoint, or end one; None: either."""
         savepoints = self._open[number]
         assert savepoints is not None, "the caller chose an open transaction"
-        if not savepoints or self._random.random() < 0.5:
+        if not savepoints or (self._random.random() < 0.5 if is_new is None else is_new):
             name = f"s{len(savepoints)}"
             if self._try(number, "savepoint", f"SAVEPOINT {name}"):
                 savepoints.append(name)

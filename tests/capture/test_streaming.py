@@ -139,6 +139,80 @@ def test_every_version_stages_the_same(streaming: Source, transport: str) -> Non
         assert found == staged[0]
 
 
+LARGE_ROWS = "INSERT INTO t SELECT g, repeat('x', 200) FROM generate_series({0}0001, {0}1500) g"
+#: Large subtransactions that are rolled back: with all of a transaction that has nothing else, or something
+#: before them, or a change of shape; alone, in a transaction that is prepared and rolled back, or commits.
+#: And a small one in a large transaction.
+ROLLED_BACK = [
+    ("SAVEPOINT s", LARGE_ROWS.format(1), "ROLLBACK"),
+    ("INSERT INTO t VALUES (-1, 'no')", "SAVEPOINT s", LARGE_ROWS.format(2), "ROLLBACK"),
+    (
+        *(
+            "SAVEPOINT s",
+            LARGE_ROWS.format(3),
+            "RELEASE s",
+            "SAVEPOINT r",
+            "ALTER TABLE t ADD c int",
+        ),
+        *(LARGE_ROWS.format(4), "ROLLBACK"),
+    ),
+    (
+        *("SAVEPOINT s", LARGE_ROWS.format(5), "ROLLBACK TO s", "INSERT INTO t VALUES (-2, 'no')"),
+        *("PREPARE TRANSACTION 'g'", "ROLLBACK PREPARED 'g'"),
+    ),
+    (
+        *("SAVEPOINT s", LARGE_ROWS.format(6), "ROLLBACK TO s", "INSERT INTO t VALUES (-3, 'yes')"),
+        "COMMIT",
+    ),
+    (
+        "SAVEPOINT s",
+        "INSERT INTO t VALUES (-4, 'no')",
+        "RELEASE s",
+        LARGE_ROWS.format(7),
+        "ROLLBACK",
+    ),
+]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_large_subtransaction_that_was_rolled_back_changes_nothing(
+    prepares: Source, transport: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """PostgreSQL 18 tells of the rollback of subtransactions of which it never sent anything."""
+    source = prepares
+    ((version, database),) = source.execute(
+        "SELECT current_setting('server_version_num')::int / 10000, current_database()"
+    )
+    source.execute(f"ALTER DATABASE {database} SET logical_decoding_work_mem = '64kB'")
+    lake = checkpoint_of(source.stage(options=TWO_PHASE))
+    with psycopg.connect(source.conninfo, autocommit=True) as session:
+        for number, statements in enumerate(ROLLED_BACK):
+            session.execute("BEGIN")
+            for statement in statements:
+                session.execute(statement.encode())
+            session.execute("INSERT INTO t VALUES (%s, 'after')", (number,))
+    # It does so also when it streams nothing, in every version of the protocol.
+    options = ({}, {"binary": True}, {"streaming": "off"}, {"proto_version": 1})
+    asked: list[dict[str, Any]] = [{"options": StreamOptions(**each)} for each in options]
+    asked += [{"options": StreamOptions(streaming="parallel")}] if version > 15 else []
+    asked += [{"decode_parallelism": 2, "part_bytes": 30_000}] if transport == "sql" else []
+    prepared = {"options": TWO_PHASE, "slot_name": source.slot_name}
+    for number, given in enumerate([*asked, prepared]):
+        slot = f"{source.slot_name}_{number}"
+        source.execute(f"SELECT pg_copy_logical_replication_slot('{source.slot_name}', '{slot}')")
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            batch = source.stage(
+                **{"slot_name": slot, "initial_copy": "never", "transport": transport, **given},
+                **({"checkpoint": lake} if given is prepared else {}),
+            )
+        assert keys(source, batch) == [0, 1, 2, 3, -3, 4, 5], given
+        told = [each for each in caplog.messages if "of which it had sent nothing" in each]
+        assert len(told) == (version > 17), told
+        assert not [each for each in caplog.messages if "Reading again" in each]
+        source.execute(f"SELECT pg_drop_replication_slot('{slot}')")
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_an_unfinished_transaction_comes_with_its_commit(streaming: Source, transport: str) -> None:
     source = streaming

@@ -1,7 +1,8 @@
 """Random sessions, read in every way: ``make torture SEED=1 RUNS=20``.
 
-Each run lets ``random_sessions.py`` work on a database whose server streams every transaction (before
-version 16: every large one). What the reference decoder makes of version 1 is what every way of staging must
+Each run lets ``random_sessions.py`` work on a database whose server streams every transaction (odd seeds;
+before version 16: every large one), or every large one (even seeds, whose sessions have large
+subtransactions, too). What the reference decoder makes of version 1 is what every way of staging must
 stage: both transports, text and binary, streaming off and on, ``two_phase`` off and on, and by several
 connections that decode small parts at once. And what the staged
 changes lead to, put together row by row in Python, must be what the source holds: there columns are
@@ -29,6 +30,7 @@ from airflow_provider_pgoutput.errors import DecodedTooEarly
 from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
 from airflow_provider_pgoutput.quickstart.servers import find_or_fetch_installation
 from tests.capture import numbered
+from tests.capture.pgoutput.slow_reassembly import SlowReassembler
 from tests.capture.pipeline_support import Source
 from tests.capture.random_sessions import RandomSessions
 from tests.faults.workload import SETUP
@@ -55,10 +57,17 @@ _WAYS = [
     Way(*each)
     for each in itertools.product(("sql", "walsender"), ("off", "on"), (False, True), (False, True))
 ]
+#: From version 16 on.
+_PARALLEL = [
+    Way("sql", "parallel", two_phase=False, binary=False),
+    Way("walsender", "parallel", two_phase=True, binary=True),
+]
 #: Connections at once and WAL of their parts.
 _PARTS = ((2, 5_000), (3, 40_000))
+#: Share of the steps of an even seed that are large subtransactions.
+_LARGE = 0.2
 #: PostgreSQL 17.11 and 18.6 fail so for any client when they decode some transactions with changes of shape
-#: before these end (seeds 2, 17, 21): "could not map filenumber", "pg_attribute catalog is missing".
+#: before these end (seeds 5, 93, 107, 109): "could not map filenumber", "pg_attribute catalog is missing".
 #: When they have ended it works, so streaming is given up by itself; two_phase cannot be, and such refusals
 #: are counted.
 #: By name or by number.
@@ -85,9 +94,10 @@ def torture(conninfo: str, seed: int, folder: Path) -> dict[str, int]:
     (version, database) = source.execute(
         "SELECT current_setting('server_version_num')::int, current_database()"
     )[0]
+    has_large = seed % 2 == 0
     setting = (
         "debug_logical_replication_streaming = immediate"
-        if version >= 160000
+        if version >= 160000 and not has_large
         else "logical_decoding_work_mem = '64kB'"
     )
     source.execute(*SETUP, f"ALTER DATABASE {database} SET {setting}")
@@ -95,11 +105,12 @@ def torture(conninfo: str, seed: int, folder: Path) -> dict[str, int]:
     state = {table: numbered.read_table(source, table) for table in tables}
     source.make_slot()
     checkpoint = numbered.checkpoint_now(source, tables)
-    with RandomSessions(conninfo, seed) as sessions:
+    with RandomSessions(conninfo, seed, _LARGE if has_large else 0.0) as sessions:
         sessions.run(_STEPS)
     expected = reference_rows(source)
     refused = 0
-    for number, way in enumerate(_WAYS):
+    ways = [*_WAYS, *(_PARALLEL if version >= 160000 else ())]
+    for number, way in enumerate(ways):
         try:
             staged = staged_rows(source, stage(source, number, way))
         except DecodedTooEarly:
@@ -116,7 +127,7 @@ def torture(conninfo: str, seed: int, folder: Path) -> dict[str, int]:
         assert staged_rows(source, manifest) == expected, f"seed {seed}: {way}, {parts}"
     with numbered.Doubts() as doubts:
         policy = SchemaPolicy(unsure_columns="warn")
-        manifest = stage(source, len(_WAYS), _WAYS[0], checkpoint=checkpoint, schema_policy=policy)
+        manifest = stage(source, len(ways), _WAYS[0], checkpoint=checkpoint, schema_policy=policy)
     changes = staged_rows(source, manifest, by_number=True)
     in_doubt = 0
     for table in tables:
@@ -145,12 +156,13 @@ def torture(conninfo: str, seed: int, folder: Path) -> dict[str, int]:
 
 def reference_rows(source: Source) -> dict[str, list[Row]]:
     """What version 1 sends, as the reference decoder reads it."""
-    decoder = ReferenceDecoder()
+    decoder, whole = ReferenceDecoder(), SlowReassembler(1)
     options = {"proto_version": "1", "publication_names": "p"}
     with psycopg.connect(source.conninfo, autocommit=True, options=PINNED) as session:
         bodies = peek(session, source.slot_name, options)
     found: dict[str, list[Row]] = {}
-    for change in (change for body in bodies for change in decoder.decode(body)):
+    messages = (message for body in bodies for message in whole.take(body))
+    for change in (change for message in messages for change in decoder.decode(message)):
         names = [column.name for column in change.relation.columns]
         new, old = (
             None

@@ -2,7 +2,8 @@
 
 It forwards bytes, and understands none of them: a fault strikes the connection on which the client sent
 certain bytes, at a certain byte of what the server sent since. So it comes at the same place of the
-conversation every time. What is not here: what must hold after a fault; the tests say it.
+conversation every time. A test that wants other words of the server gives ``rewrite``, which gets each of
+the server's messages. What is not here: what must hold after a fault; the tests say it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Self
 from psycopg.conninfo import make_conninfo
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 _HOST = "127.0.0.1"
@@ -28,6 +30,8 @@ _READ_BYTES = 1 << 14
 _PATIENCE_SECONDS = 0.1
 #: What a client sends first when it wants TLS: length and code of an SSLRequest.
 _TLS_REQUEST = struct.pack("!II", 8, 80877103)
+#: Type of a message, and its length with the length itself.
+_MESSAGE_HEADER = struct.Struct("!cI")
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -72,11 +76,20 @@ class Proxy:
     :param port: of the server.
     :param certificate: a file with a key and a certificate: clients that ask for TLS get it from here, and
         the server's side goes on in clear.
+    :param rewrite: makes another message of the same length of each of the server's, its type and length
+        included; for connections without TLS.
     """
 
-    def __init__(self, port: int, fault: Fault | None = None, certificate: Path | None = None):
+    def __init__(
+        self,
+        port: int,
+        fault: Fault | None = None,
+        certificate: Path | None = None,
+        rewrite: Callable[[bytes], bytes] | None = None,
+    ):
         self._target = (_HOST, port)
         self.fault = fault
+        self.rewrite = rewrite
         self._tls = None
         if certificate is not None:
             self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -188,6 +201,8 @@ class _Link:
         self._stalled_until = 0.0
         #: A RST ended one half or both, so nobody may end them in order any more.
         self._was_reset = False
+        #: The beginning of a message of the server's, where each is rewritten.
+        self._begun = b""
 
     def to_server(self) -> None:
         """Pump what the client sends."""
@@ -210,11 +225,25 @@ class _Link:
     def to_client(self) -> None:
         """Pump what the server sends, up to the byte at which the fault strikes."""
         while (data := self._read(self._server)) is not None:
+            if self._proxy.rewrite is not None:
+                data = b"".join(map(self._proxy.rewrite, self._messages(data)))
             fault = self._fault
             if fault is not None and not self._strike(fault, data):
                 return
             if fault is None and not self._write(self._client, data):
                 return
+
+    def _messages(self, data: bytes) -> list[bytes]:
+        """The messages of the server's that are complete with some more bytes."""
+        found = []
+        self._begun += data
+        while len(self._begun) >= _MESSAGE_HEADER.size:
+            _, length = _MESSAGE_HEADER.unpack_from(self._begun)
+            if len(self._begun) < 1 + length:
+                break
+            found.append(self._begun[: 1 + length])
+            self._begun = self._begun[1 + length :]
+        return found
 
     def _strike(self, fault: Fault, data: bytes) -> bool:
         """Forward bytes under a fault; False: the connection has ended."""

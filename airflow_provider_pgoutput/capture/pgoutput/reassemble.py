@@ -46,7 +46,6 @@ from airflow_provider_pgoutput.capture.pgoutput.state import (
     FIRST_VERSION,
     NEXT_STATE,
     OUTSIDE,
-    events_of,
 )
 from airflow_provider_pgoutput.capture.pgoutput.stream_messages import (
     parse_begin_prepare,
@@ -68,7 +67,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
     from airflow_provider_pgoutput.capture.pgoutput.messages import Commit
     from airflow_provider_pgoutput.capture.pgoutput.prepared import PreparedTransactions
-    from airflow_provider_pgoutput.capture.pgoutput.stream_messages import Prepare
+    from airflow_provider_pgoutput.capture.pgoutput.stream_messages import Prepare, StreamAbort
 
 _RELATION: Final = ord("R")
 _ORIGIN: Final = ord("O")
@@ -86,6 +85,24 @@ _ANNOUNCES: Final = tag_mask("RY")
 _CHANGES: Final = tag_mask("IUDTM")
 
 
+class UnstreamedAborts:
+    """Rollbacks of what the server never streamed, of one run: counted once, however often they are read.
+
+    PostgreSQL 18 drops a large transaction that it finds rolled back before it streams it or puts it on disk,
+    and tells of its subtransactions later all the same, also with streaming off. They change nothing.
+    """
+
+    def __init__(self) -> None:
+        self._found: set[tuple[int, int]] = set()
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def add(self, abort: StreamAbort) -> None:
+        """Count one."""
+        self._found.add((abort.xid, abort.subxid))
+
+
 class Reassembler:
     """Reassembles one read of a slot.
 
@@ -94,6 +111,7 @@ class Reassembler:
     :param parallel: the option ``streaming`` is ``parallel``, which makes abort messages longer.
     :param new_spool: makes the place where an unfinished transaction waits.
     :param prepared: where prepared transactions wait; None: the read has no ``two_phase``.
+    :param unstreamed: counts the rollbacks that are passed over.
     """
 
     def __init__(
@@ -104,15 +122,18 @@ class Reassembler:
         parallel: bool = False,
         new_spool: Callable[[], Spool] = MemorySpool,
         prepared: PreparedTransactions | None = None,
+        unstreamed: UnstreamedAborts | None = None,
     ) -> None:
         self._version = version
-        self._events = frozenset(events_of(version))
         self._chunk_bytes = chunk_bytes
         self._parallel = parallel
         self._new_spool = new_spool
         self._prepared = prepared
+        self._unstreamed = UnstreamedAborts() if unstreamed is None else unstreamed
         self._state = OUTSIDE
         self._streams: dict[int, Unfinished] = {}
+        #: Subtransactions that were rolled back before anything of their transaction was streamed.
+        self._aborted_before: dict[int, set[int]] = {}
         #: The transaction whose block, or whose prepare, is open now.
         self._open: Unfinished | None = None
         self._preparing: Prepare | None = None
@@ -237,7 +258,8 @@ class Reassembler:
             )
 
     def _steer(self, body: bytes) -> Iterator[Piece]:
-        event = event_of(body, self._version)
+        # PostgreSQL 18 sends rollbacks of what it never streamed even when it streams nothing.
+        event = "A" if body[:1] == b"A" else event_of(body, self._version)
         if event not in NEXT_STATE[self._state]:
             raise misplaced(event, self._state, None)
         self._state = NEXT_STATE[self._state][event]
@@ -265,13 +287,21 @@ class Reassembler:
             what = "is streamed already" if start.is_first else "was not streamed before"
             raise ProtocolError(f"Stream Start message: transaction {start.xid} {what}, at byte 5.")
         if start.is_first:
-            self._streams[start.xid] = Unfinished(start.xid, self._new_spool())
+            aborted = self._aborted_before.pop(start.xid, set())
+            self._streams[start.xid] = Unfinished(start.xid, self._new_spool(), aborted)
         self._open = self._streams[start.xid]
 
     def _abort(self, body: bytes) -> None:
         abort = parse_stream_abort(body, with_time=self._parallel)
-        streamed = self._known(abort.xid, "A")
-        if abort.subxid == abort.xid:
+        streamed = self._streams.get(abort.xid)
+        if streamed is None:
+            self._unstreamed.add(abort)
+            if abort.subxid != abort.xid:
+                # No row of it may come later either.
+                self._aborted_before.setdefault(abort.xid, set()).add(abort.subxid)
+            else:
+                self._aborted_before.pop(abort.xid, None)
+        elif abort.subxid == abort.xid:
             del self._streams[abort.xid]
             streamed.spool.discard()
         else:

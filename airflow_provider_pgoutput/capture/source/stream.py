@@ -11,7 +11,7 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from airflow_provider_pgoutput.capture.pgoutput.reassemble import Reassembler
+from airflow_provider_pgoutput.capture.pgoutput.reassemble import Reassembler, UnstreamedAborts
 from airflow_provider_pgoutput.capture.source.plugin_options import STREAMING_PARALLEL
 from airflow_provider_pgoutput.capture.staging.spill import SPILL_BYTES, SpillFolder
 
@@ -41,6 +41,8 @@ class SlotRead:
     target: Lsn
     #: Set when prepared transactions are read before they commit.
     two_phase: TwoPhase | None = None
+    #: Counts what the server rolled back without having sent it.
+    unstreamed: UnstreamedAborts = field(default_factory=UnstreamedAborts)
 
     @contextlib.contextmanager
     def reassembler(self, readers: int = 1) -> Iterator[Reassembler]:
@@ -58,6 +60,7 @@ class SlotRead:
                 parallel=self.options.streaming == STREAMING_PARALLEL,
                 new_spool=spill.new,
                 prepared=None if two_phase is None else two_phase.transactions,
+                unstreamed=self.unstreamed,
             )
         finally:
             if two_phase is None:

@@ -49,6 +49,8 @@ class SlowReassembler:
         self._streams: dict[int, list[tuple[int, bytes]]] = {}
         #: Subtransactions that were rolled back, by transaction.
         self._aborted: dict[int, set[int]] = {}
+        #: Of those, what was rolled back before anything of the transaction was streamed.
+        self._aborted_before: dict[int, set[int]] = {}
         self._preparing: list[bytes] | None = None
         self._prepared: dict[tuple[int, str], list[bytes]] = {}
         #: By OID: the announcement that the server takes for known, and where it came in the stream.
@@ -57,7 +59,7 @@ class SlowReassembler:
         self._position = 0
 
     def take(self, body: bytes) -> list[bytes]:
-        event = event_of(body, self._version)
+        event = "A" if body[:1] == b"A" else event_of(body, self._version)
         if self._open is not None and event == "m":
             event = "M"  # Its flags stand behind the id, and only transactional ones are streamed.
         if event not in NEXT_STATE[self._state]:
@@ -75,7 +77,7 @@ class SlowReassembler:
         if event in "SEAcbPpKr":
             return self._steer(event, body)
         self._learn(body)
-        return [body, *self._announcements()] if event == "B" else [body]
+        return [body, *self._announcements()] if event == "B" and self._version > 1 else [body]
 
     def _in_block(self, body: bytes) -> list[bytes]:
         assert self._open is not None
@@ -112,19 +114,14 @@ class SlowReassembler:
                 raise ProtocolError("first flag")
             if start.is_first:
                 self._streams[start.xid] = []
-                self._aborted[start.xid] = set()
+                self._aborted[start.xid] = self._aborted_before.pop(start.xid, set())
             self._announced_in.setdefault(start.xid, {})
             self._open = start.xid
         elif event == "E":
             parse_stream_stop(body)
             self._open = None
         elif event == "A":
-            abort = parse_stream_abort(body, with_time=self._parallel)
-            messages = self._messages_of(abort.xid)
-            self._announced_in[abort.xid].clear()
-            if abort.xid != abort.subxid:
-                self._aborted[abort.xid].add(abort.subxid)
-                self._streams[abort.xid] = [each for each in messages if each[0] != abort.subxid]
+            self._abort(body)
         elif event == "c":
             xid, commit = parse_stream_commit(body)
             bodies = [each for _, each in self._messages_of(xid)]
@@ -135,9 +132,23 @@ class SlowReassembler:
             return self._whole(xid, commit, bodies)
         else:
             return self._two_phase(event, body)
-        if event == "A" and abort.xid == abort.subxid:
-            del self._streams[abort.xid]
         return []
+
+    def _abort(self, body: bytes) -> None:
+        abort = parse_stream_abort(body, with_time=self._parallel)
+        is_whole = abort.xid == abort.subxid
+        if abort.xid not in self._streams:
+            self._aborted_before.setdefault(abort.xid, set()).add(abort.subxid)
+            if is_whole:
+                del self._aborted_before[abort.xid]
+            return
+        self._announced_in[abort.xid].clear()
+        if is_whole:
+            del self._streams[abort.xid]
+            return
+        self._aborted[abort.xid].add(abort.subxid)
+        messages = self._streams[abort.xid]
+        self._streams[abort.xid] = [each for each in messages if each[0] != abort.subxid]
 
     def _messages_of(self, xid: int) -> list[tuple[int, bytes]]:
         if xid not in self._streams:

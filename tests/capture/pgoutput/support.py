@@ -139,9 +139,6 @@ Outcome = tuple[dict[int, list[Change]], dict[str, Any]]
 
 def slowly(bodies: Iterable[bytes], reading: Reading) -> Iterator[bytes]:
     """The messages of whole transactions, as the slow way gives them."""
-    if reading.version == 1:
-        yield from bodies
-        return
     slow = SlowReassembler(
         reading.version,
         parallel=reading.parallel,
@@ -158,9 +155,6 @@ def quickly(
     new_spool: Callable[[], Spool] = MemorySpool,
 ) -> Iterator[MessageChunk]:
     """The chunks of whole transactions, as the fast way gives them."""
-    if reading.version == 1:
-        yield from map(chunk_of, chunks)
-        return
     prepared = PreparedTransactions(Lsn(0), [], lone_commits=reading.lone_commits)
     fast = Reassembler(
         reading.version,
