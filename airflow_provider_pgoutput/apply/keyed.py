@@ -188,7 +188,7 @@ def refuse_null_keys(rows: DataFrame, table: str, key: Mapping[str, str]) -> Non
 
 def _null_key(table: str, column: str) -> ValueRefused:
     return ValueRefused(
-        "A key column holds a value that its type in the lake cannot hold.",
+        "A row has no value in a key column: its type in the lake does not hold it, or the source has NULL.",
         table=table,
         column=column,
         advice="choose a type that holds it (types of the stage task) or another key (key_columns), or change"

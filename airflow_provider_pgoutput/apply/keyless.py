@@ -49,7 +49,9 @@ def apply(
         raise BatchRefused(
             "Updates or deletes came for a table whose rows nothing identifies.",
             table=segment.table,
-            advice="give the table a primary key or REPLICA IDENTITY FULL, and copy it again.",
+            advice="name columns that identify a row in key_columns of the stage task, or give the table a"
+            " primary key or REPLICA IDENTITY FULL on the source; then name it in copy_tables, and remove the"
+            " manifest of this batch, so that it is staged again.",
         )
     if changes.isEmpty():
         return

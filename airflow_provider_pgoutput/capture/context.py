@@ -395,6 +395,8 @@ class CaptureContext:
             {} if checkpoint is None else checkpoint.passed_over,
             lambda oid: any(each.relation_oid == oid for each in self.published()),
         )
+        if request.schema_policy.older_rows == COPY and checkpoint is not None:
+            batch.copied_by_policy = frozenset(checkpoint.shapes)
         return batch
 
     def may_keep(self, slot: SlotFacts, confirmed: Lsn) -> bool:

@@ -85,10 +85,12 @@ class PgoutputStageOperator(CopyingOperator):
         ``docs/types.md``. A table's columns keep the types that they got first.
     :param column_types: the same for columns, ``{"schema.table.column": "string"}``.
     :param key_columns: key columns of tables, ``{"schema.table": ["column"]}``, over the catalog's;
-        within the replica identity and unique at every moment, or any with REPLICA IDENTITY FULL.
+        within the replica identity (of every partition, where a root is published in their place) and unique
+        at every moment, or any with REPLICA IDENTITY FULL.
     :param older_rows: what older rows get in a column that was added with a default which neither the stream
         nor the catalog tells: ``null`` (and a warning), ``default`` (the column's default, if it is a
-        constant) or ``copy`` (the table is copied again).
+        constant) or ``copy`` (the table is copied again). ``copy`` also copies a table of which a change does
+        not say which row it means.
     :param type_changes: ``copy`` copies a table again when a column changed to a type that Iceberg cannot
         follow, or rows look otherwise because their type was converted or altered; ``fail`` warns, leaves
         the former to the apply task, and refuses altered keys.

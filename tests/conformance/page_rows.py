@@ -51,6 +51,48 @@ OTHER_TESTS = (
         "test_messages_and_origins.py::test_c88_an_origin_is_that_of_its_transaction_alone",
     ),
     (
+        "C190",
+        (
+            "partitions published via their root have other replica identities than it, changed in the"
+            " middle of a batch, over both transports"
+        ),
+        "the key that all of them send is taken; every row is the source's",
+        (
+            "tests/capture/test_partition_identities.py"
+            "::test_c190_a_root_with_another_identity_than_its_partitions"
+        ),
+    ),
+    (
+        "C190",
+        "the same up to the lake, also as a change log, and with whole old rows under a root without a key",
+        "equal; what cannot be followed is refused, and copied on request",
+        "test_partition_life.py::test_c190_partitions_whose_identity_is_not_that_of_their_root",
+    ),
+    (
+        "C190",
+        "a partition does not send the key of its root",
+        "`TableRefused` at the first change that may be its; a copy goes on, by hand or by `older_rows`",
+        (
+            "tests/capture/test_partition_identities.py"
+            "::test_c190_a_partition_that_does_not_send_the_key_of_its_root"
+        ),
+    ),
+    (
+        "C190",
+        "a partition gets another identity and its old one back between two batches, and in a transaction",
+        "noticed by what the stream announces, with streaming and without",
+        (
+            "tests/capture/test_partition_identities.py"
+            "::test_c190_an_identity_that_was_changed_and_changed_back_is_noticed"
+        ),
+    ),
+    (
+        "C191",
+        "the partitions have primary keys and their root has none",
+        "`TableRefused`, which names `key_columns`; with it every row is the source's, without a copy",
+        "test_partition_life.py::test_c191_primary_keys_of_partitions_alone",
+    ),
+    (
         "C92",
         "a publication that was dropped, or made too late",
         "`PublicationMissing`, over both transports; slot, checkpoint and lake stay",

@@ -22,6 +22,7 @@ NOTED = (
     "test_messages_and_origins.py::",
     "test_table_life.py::",
     "test_partition_life.py::",
+    "test_partition_identities.py::test_c19",
     "test_source_events.py::",
     "test_late_commits.py::",
     "test_collations.py::",

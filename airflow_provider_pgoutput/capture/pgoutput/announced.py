@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
+
 _RELATION: Final = ord("R")
 _OID: Final = struct.Struct("!I")
 
@@ -29,6 +31,10 @@ def tag_mask(tags: str) -> NDArray[np.bool_]:
     mask = np.zeros(256, dtype=np.bool_)
     mask[[ord(tag) for tag in tags]] = True
     return mask
+
+
+_ROWS: Final = tag_mask("IUD")
+_ANNOUNCES: Final = tag_mask("RY")
 
 
 @dataclass(slots=True)
@@ -57,6 +63,45 @@ class Announced:
         self._messages: dict[int, tuple[int, bytes]] = {}
         #: OIDs of which the decoder lacks the message.
         self.owed: set[int] = set()
+        #: OID of the root by that of a partition, for the partitions that send rows under its name.
+        self._roots: dict[int, int] = {}
+        #: OIDs of the last two announcements, as long as nothing else follows.
+        self._run: list[int] = []
+
+    def note_partitions(
+        self, chunk: MessageChunk, first: int, last: int, *, streamed: bool
+    ) -> None:
+        """Find partitions in the server's own stream: root, partition, and a row of the root behind them.
+
+        :param first: number of the first message to look at; they follow those of the last call.
+        :param last: number of the message behind the last one.
+        :param streamed: they carry a transaction id behind the tag.
+        """
+        place = 1 + _OID.size * streamed
+        starts, ends = chunk.offsets[first:last], chunk.offsets[first + 1 : last + 1]
+        tags = chunk.data[starts]
+
+        def oid(index: int) -> int:
+            if ends[index] - starts[index] < place + _OID.size:
+                return -1  # The decoder refuses it.
+            at = int(starts[index]) + place
+            return int.from_bytes(chunk.data[at : at + _OID.size].tobytes(), "big")
+
+        def look(index: int) -> None:
+            """Look at the message behind an announcement."""
+            if index == len(tags) or _ANNOUNCES[tags[index]]:
+                return
+            if _ROWS[tags[index]] and len(self._run) == 2:
+                root, partition = self._run
+                if root == oid(index) != partition:
+                    self._roots[partition] = root
+            self._run.clear()
+
+        look(0)
+        for index in np.flatnonzero(_ANNOUNCES[tags]).tolist():
+            if tags[index] == _RELATION:
+                self._run = [*self._run[-1:], oid(index)]
+            look(index + 1)
 
     def learn(self, piece: Piece, position: int, *, owed: bool) -> None:
         """Note announcements to everybody; ``owed``: the decoder does not see them now."""
@@ -78,13 +123,14 @@ class Announced:
         Its spool is read after others may have been made, perhaps in another run. Rows may rely on an
         older one even where the transaction makes its own: it can change the shape of a table between them.
         """
-        own = relations_in(piece)
-        for oid in row_oids(piece):
-            known = self._messages.get(oid)
-            if known is not None and oid not in unfinished.oids:
-                unfinished.spool.append(one_message(known[1], unfinished.xid))
-            unfinished.oids.add(oid)
-        unfinished.oids |= set(own)
+        rows = set(row_oids(piece))
+        partitions = {oid for oid, root in self._roots.items() if root in rows}
+        relied_on = self._messages.keys() & (rows | partitions)
+        if relied_on - unfinished.oids:
+            # All partitions: what is put here may come between one's announcement and its row.
+            for each in self._spoken(relied_on - (unfinished.oids - partitions), unfinished.xid):
+                unfinished.spool.append(each)
+        unfinished.oids |= rows | partitions | set(relations_in(piece))
 
     def promote(self, streamed: Unfinished) -> None:
         """Take over the announcements of a streamed transaction that committed."""
@@ -94,10 +140,23 @@ class Announced:
 
     def again(self, oids: set[int]) -> Iterator[Piece]:
         """Make the decoder's knowledge of ``oids``, and of what it is owed, that of the server."""
-        for oid in sorted(oids | self.owed):
-            if oid in self._messages:
-                yield one_message(self._messages[oid][1], 0)
+        yield from self._spoken({oid for oid in oids | self.owed if oid in self._messages}, 0)
         self.owed.clear()
+
+    def _spoken(self, oids: set[int], xid: int) -> Iterator[Piece]:
+        """The announcements of relations, so that the decoder finds the partitions among them.
+
+        One that stands between two announcements of its root is a partition of it. All others stand twice:
+        else that, or the server's own order (root, partition, row), might come about by accident.
+        """
+        partitions = {oid for oid in oids if self._roots.get(oid) in self._messages}
+        for oid in sorted(oids - partitions):
+            for _ in range(2):
+                yield one_message(self._messages[oid][1], xid)
+        for oid in sorted(partitions):
+            root = self._messages[self._roots[oid]][1]
+            for body in (root, self._messages[oid][1], root):
+                yield one_message(body, xid)
 
     def settle(self, piece: Piece) -> Iterator[Piece]:
         """Whole transactions, with what the decoder is owed behind the first Begin."""
@@ -128,7 +187,7 @@ def relations_in(piece: Piece) -> dict[int, tuple[int, bytes]]:
 def row_oids(piece: Piece) -> list[int]:
     """OIDs of the relations that the rows and truncates of a piece change."""
     starts = piece.offsets[:-1]
-    rows = starts[tag_mask("IUD")[piece.tags] & (piece.lengths > _OID.size)]
+    rows = starts[_ROWS[piece.tags] & (piece.lengths > _OID.size)]
     found = set()
     if len(rows):
         words = np.ndarray(

@@ -24,6 +24,7 @@ from airflow_provider_pgoutput.capture.pgoutput.messages import (
     parse_type,
 )
 from airflow_provider_pgoutput.capture.pgoutput.origins import Origins
+from airflow_provider_pgoutput.capture.pgoutput.partitions import Partitions
 from airflow_provider_pgoutput.capture.pgoutput.relations import Relations
 from airflow_provider_pgoutput.capture.pgoutput.rows import Chunk, select_rows
 from airflow_provider_pgoutput.capture.pgoutput.transactions import Messages, Transactions
@@ -67,6 +68,9 @@ class Decoder:
         )
         self._range = start_lsn, end_lsn
         self._relations = Relations()
+        self._partitions = Partitions()
+        #: Number of the message behind the last announcement of the chunk; -1: another one came after that.
+        self._behind = -1
         self._origins = Origins()
         self._found_messages: list[LogicalMessageBlock] = []
         self._failed = False
@@ -129,8 +133,11 @@ class Decoder:
         placed = Chunk(messages, self._transactions.follow(messages), self._relations)
         self._relations.start_chunk()
         truncates: list[tuple[int, int]] = []
+        if self._behind == 0:
+            self._follow(messages, 0)
         for index in messages.of("RYT").tolist():
             self._control(placed, index, truncates)
+        self._behind = 0 if self._behind == len(messages) else -1
         origins = self._origins.follow(messages, placed.placement)
         self.origins += len(messages.of("O"))
         self.logical_messages += len(messages.of("Mm"))
@@ -144,14 +151,31 @@ class Decoder:
         body = chunk.messages.body(index)
         lsn = chunk.placement.lsn(index)
         if event == "R":
-            self._relations.announce(index, parse_relation(body, lsn))
+            for relation in self._partitions.announce(parse_relation(body, lsn)):
+                self._relations.announce(index, relation)
+            self._follow(chunk.messages, index + 1)
         elif event == "Y":
             type_message = parse_type(body, lsn)
             self.types[type_message.oid] = type_message
+            self._follow(chunk.messages, index + 1)
         else:
             truncate = parse_truncate(body, lsn)
             if chunk.placement.wanted[chunk.placement.transaction[index]]:
                 truncates += [(index, oid) for oid in truncate.relation_oids]
+
+    def _follow(self, messages: Messages, index: int) -> None:
+        """Look at what follows an announcement: a row may show that it was one of a partition."""
+        self._behind = index
+        if index == len(messages):
+            return
+        event = messages.event(index)
+        if event in "IUD":
+            oid = int(messages.head[index] >> np.uint64(24)) & 0xFFFFFFFF
+            root = self._partitions.row(oid)
+            if root is not None:
+                self._relations.announce(index - 1, root)
+        elif event not in "RY":
+            self._partitions.end_run()
 
 
 def _parts(chunk: MessageChunk) -> list[MessageChunk]:

@@ -13,10 +13,14 @@ of some of these while a transaction is streamed; version 1 does not.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 #: Microseconds from 1970-01-01 to 2000-01-01, the epoch of the wire.
 POSTGRES_EPOCH_US = 946_684_800_000_000
@@ -69,6 +73,29 @@ class RelationColumn:
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionIdentity:
+    """What a partition sends of its old rows, when its changes are published under its root.
+
+    Two partitions that send the same are equal.
+    """
+
+    #: The columns of its replica identity. An old tuple holds their values, and NULL in all others.
+    columns: frozenset[str]
+    #: REPLICA IDENTITY FULL: every update and delete has the whole old row.
+    is_full: bool = False
+    #: OID and ``pg_class.relreplident`` of the partition, where its announcement lists other columns than
+    #: that of the root, so that ``columns`` may lack some. The server picks the columns of a column list
+    #: by the numbers that they have in the root, and they may have others in the partition.
+    incomplete: tuple[int, str] | None = None
+    #: ``schema.table`` of one such partition.
+    name: str = field(default="", compare=False)
+
+    def covers(self, key: Iterable[str]) -> bool:
+        """Whether an old tuple holds this key, and an update without an old tuple left it as it was."""
+        return self.is_full or self.columns.issuperset(key)
+
+
+@dataclass(frozen=True, slots=True)
 class Relation:
     """A relation as the rows after it are laid out. Two equal announcements are one version."""
 
@@ -79,6 +106,9 @@ class Relation:
         str  #: ``pg_class.relreplident``: default, nothing, full or index by its first letter.
     )
     columns: tuple[RelationColumn, ...]
+    #: What the partitions that are published under it send, as far as they were announced; see
+    #: ``partitions.py``. Those without a replica identity are not here: they send inserts alone.
+    partitions: frozenset[PartitionIdentity] = frozenset()
 
     @property
     def name(self) -> str:

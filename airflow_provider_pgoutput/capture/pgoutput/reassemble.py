@@ -158,6 +158,8 @@ class Reassembler:
         steering = np.flatnonzero(_STEERS[tags])
         if not len(steering) and self._open is None and not self._announced.owed:
             # By far the most frequent case: nothing but whole transactions.
+            if self._version > 1:
+                self._announced.note_partitions(chunk, 0, len(tags), streamed=False)
             self._learn(chunk, tags, 0, len(tags))
             self._follow_brackets(tags)
             yield chunk
@@ -189,6 +191,8 @@ class Reassembler:
         self, chunk: MessageChunk, tags: NDArray[np.uint8], first: int, last: int
     ) -> Iterator[Piece]:
         """Messages without a steering one among them."""
+        is_streamed = self._open is not None and self._preparing is None
+        self._announced.note_partitions(chunk, first, last, streamed=is_streamed)
         if self._open is None:
             yield from self._announced.settle(whole_piece(chunk, first, last, 0))
             # Only now: what is owed is owed to the first transaction, before its own announcements.

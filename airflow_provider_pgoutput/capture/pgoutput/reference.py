@@ -30,6 +30,7 @@ from airflow_provider_pgoutput.capture.pgoutput.messages import (
     parse_truncate,
     parse_type,
 )
+from airflow_provider_pgoutput.capture.pgoutput.partitions import Partitions
 from airflow_provider_pgoutput.capture.pgoutput.state import (
     COUNTED,
     EVENT_NAMES,
@@ -128,6 +129,7 @@ class ReferenceDecoder:
         self.messages: list[EmittedMessage] = []
         self.last_commit: Commit | None = None
         self.relations: dict[int, Relation] = {}
+        self._partitions = Partitions()
         self.types: dict[int, TypeMessage] = {}
 
     @property
@@ -147,6 +149,12 @@ class ReferenceDecoder:
         seq = self._next_seq
         if event in COUNTED:
             self._next_seq += 1
+        if event in "IUD":
+            root = self._partitions.row(oid_of_row(body, self._lsn))
+            if root is not None:
+                self.relations[root.oid] = root
+        elif event not in "RY":
+            self._partitions.end_run()
         if event in "IUDT":
             return self._changes(event, body, seq)
         self._control(event, body)
@@ -186,8 +194,8 @@ class ReferenceDecoder:
             self.last_commit = commit
             self._begin = None
         elif event == "R":
-            relation = parse_relation(body, self._lsn)
-            self.relations[relation.oid] = relation
+            for relation in self._partitions.announce(parse_relation(body, self._lsn)):
+                self.relations[relation.oid] = relation
         elif event == "Y":
             type_message = parse_type(body, self._lsn)
             self.types[type_message.oid] = type_message
@@ -279,7 +287,8 @@ def parse_row(
 ) -> tuple[str | None, Tuple | None, Tuple | None]:
     """Parse an Insert, Update or Delete into the kind of its old tuple, the old and the new tuple.
 
-    An old tuple is ``K`` or, with REPLICA IDENTITY FULL and only then, ``O``. An Update may lack it.
+    An old tuple is ``K`` or, with REPLICA IDENTITY FULL and only then, ``O``. Where partitions send it under
+    the name of their root, it may be either. An Update may lack it.
     Only a new tuple can hold unchanged TOAST; that of an Insert does when an update brought the row into
     the row filter.
 
@@ -293,7 +302,8 @@ def parse_row(
         raise reader.fault("no tuple of this kind may follow", back=1)
     old_kind = old = new = None
     if kind != "N":
-        if (kind == "O") != (relation.replica_identity == "f"):
+        is_full = relation.replica_identity == "f"
+        if not relation.partitions and (kind == "O") != is_full:
             raise reader.fault(
                 f"{kind} does not go with replica identity {relation.replica_identity}", back=1
             )

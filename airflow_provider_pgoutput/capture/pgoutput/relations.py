@@ -88,6 +88,10 @@ class Relations:
         """Whether versions, given by number, have REPLICA IDENTITY FULL."""
         return self._full[numbers]
 
+    def are_roots(self, numbers: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Whether versions, given by number, are of roots under whose names partitions send old tuples."""
+        return self._roots[numbers]
+
     def _index(self) -> None:
         """Lay out what is known as arrays, once after each change."""
         self._stale = False
@@ -98,3 +102,4 @@ class Relations:
         self._full = np.array(
             [each.replica_identity == "f" for each in self.versions], dtype=np.bool_
         )
+        self._roots = np.array([bool(each.partitions) for each in self.versions], dtype=np.bool_)

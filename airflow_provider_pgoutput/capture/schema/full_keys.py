@@ -1,9 +1,10 @@
-"""Keys that changed under REPLICA IDENTITY FULL, where the stream does not tell since when.
+"""Keys that the stream does not announce: under REPLICA IDENTITY FULL, and of some partitioned tables.
 
 With FULL every column is part of the identity, so another primary key announces no other version: all
 rows of a batch get the key of now, by the names that its columns have now. Rows that were equal by it while
-it was no key yet would be taken for one, and rows of the lake be deleted that the source has. What is not
-here: the keys (``source/keys.py``).
+it was no key yet would be taken for one, and rows of the lake be deleted that the source has. The same holds
+where the key of a root is one that neither the root nor its partitions announce. What is not here: the keys
+(``source/keys.py``).
 
 Source: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -59,7 +60,7 @@ class FullKeys:
         return dataclasses.replace(table, versions=tuple(versions))
 
     def check(self, table: Table, before: Shape | None, policy: SchemaPolicy) -> None:
-        """Let a table pass whose rows under FULL were all written under one key, as far as is known.
+        """Let a table pass whose rows were all written under one key, as far as is known.
 
         :param table: its columns have their numbers.
         :param before: the table at the end of the last batch.
@@ -72,14 +73,14 @@ class FullKeys:
         copied = table.copy_lsn is not None
         last = None if copied or before is None or not _is_primary(before) else before
         for version in table.versions:
-            is_full = _sends_whole_rows(version)
-            if is_full and not version.key_columns:
+            is_not_announced = _is_not_announced(version)
+            if is_not_announced and not version.key_columns:
                 # Whole rows are compared. It may only be that the key had another name then.
                 continue
             shape = Shape.of(version)
-            if is_full and last is None:
+            if is_not_announced and last is None:
                 self._warn_of_unknown_key(table)
-            elif is_full and last is not None and not _same_key(last, shape):
+            elif is_not_announced and last is not None and not _same_key(last, shape):
                 if policy.older_rows == COPY and before is not None and not copied:
                     raise CopyNeeded(table.relation_oid)
                 _refuse(table, last, shape)
@@ -90,20 +91,20 @@ class FullKeys:
             return
         log.warning(
             "%s: no earlier batch says which primary key it had. If that changed since the last batch,"
-            " rows may be lost, as the table has REPLICA IDENTITY FULL. %s.",
+            " rows may be lost, as the stream does not announce it. %s.",
             table.name,
             way_on(table, f"Then copy it with copy_tables=[{table.name!r}]"),
         )
 
 
-def _sends_whole_rows(version: TableVersion) -> bool:
-    """Whether the stream announces all columns as the identity, so that another key is not announced.
+def _is_not_announced(version: TableVersion) -> bool:
+    """Whether the stream announces other columns than the key, so that another key is not announced.
 
-    That of a partitioned table may be applied by its key all the same, see ``partition_identity.py``.
+    Without any, nothing is updated or deleted. For partitioned tables see ``RowIdentity``.
     """
-    return version.replica_identity == FULL or (
-        len(version.key_columns) < len(version.columns)
-        and all(each.identity for each in version.columns)
+    announced = {each.name for each in version.columns if each.identity}
+    return version.replica_identity == FULL or bool(
+        announced and announced != set(version.key_columns)
     )
 
 
@@ -142,8 +143,8 @@ def _with_key(version: TableVersion, key: tuple[int, ...]) -> TableVersion:
 def _refuse(table: Table, before: Shape, now: Shape) -> None:
     one, two = (", ".join(each.key) or "none" for each in (before, now))
     raise TableRefused(
-        f"The key changed from ({one}) to ({two}) under REPLICA IDENTITY FULL, and the stream does not tell"
-        " which rows of this batch came before that; by the new key some of them would be lost.",
+        f"The key changed from ({one}) to ({two}), and the stream does not tell which rows of this batch came"
+        " before that, as under REPLICA IDENTITY FULL; by the new key some of them would be lost.",
         table=table.name,
         advice=f"copy the table again (copy_tables=[{table.name!r}]); older_rows='copy' in the stage task"
         " does so by itself from now on.",

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from airflow_provider_pgoutput.capture.source.keys import Keys
+    from airflow_provider_pgoutput.capture.source.keys import Keys, RowIdentity
+    from airflow_provider_pgoutput.capture.source.partition_identity import Leaves
 
     Session = psycopg.Connection[tuple[Any, ...]]
 
@@ -159,14 +160,22 @@ class PublishedTable:
     kind: str
     replica_identity: str
     columns: tuple[PublishedColumn, ...]
-    key_columns: tuple[str, ...]
+    row_identity: RowIdentity
     #: SQL conditions of which one must hold, as the server prints them; empty: all rows.
     row_filters: tuple[str, ...]
+
+    #: Of a root that publishes its partitions under its name: these.
+    leaves: tuple[Leaves, ...] = ()
 
     @property
     def name(self) -> str:
         """``schema.table``, for people and as the key of options."""
         return f"{self.schema_name}.{self.table_name}"
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The columns that tell its rows apart; without any it has no key."""
+        return self.row_identity.key
 
 
 def read_server(session: Session, conninfo: str | Mapping[str, Any]) -> Server:
@@ -292,7 +301,7 @@ def _table(
         kind=kind,
         replica_identity=replica_identity,
         columns=columns,
-        key_columns=keys.of(
+        row_identity=keys.of(
             relation_oid,
             name,
             replica_identity,
@@ -300,6 +309,7 @@ def _table(
             [each.name for each in columns if each.is_identity],
         ),
         row_filters=() if None in filters else tuple(dict.fromkeys(filters)),
+        leaves=keys.leaves(relation_oid),
     )
 
 
@@ -325,14 +335,36 @@ def warn_of_missing_operations(publications: Sequence[Publication]) -> tuple[str
 def warn_of_missing_identity(
     publications: Sequence[Publication], tables: Sequence[PublishedTable]
 ) -> tuple[str, ...]:
-    """Name, in a warning, the tables whose updates and deletes the server refuses to its own users."""
+    """Name, in a warning, the tables whose updates and deletes the server refuses to its own users.
+
+    Of a root these are partitions. Those with an identity that does not hold the key are named in another
+    warning: what their updates and deletes mean cannot be told.
+    """
     if not any(each.updates or each.deletes for each in publications):
         return ()
-    named = tuple(
-        table.name
-        for table in tables
-        if table.replica_identity != "f" and not any(each.is_identity for each in table.columns)
-    )
+    named: tuple[str, ...] = ()
+    for table in tables:
+        if not table.leaves:
+            is_full = table.replica_identity == "f"
+            if not is_full and not any(each.is_identity for each in table.columns):
+                named = (*named, table.name)
+        for leaves in table.leaves:
+            if leaves.identity is None:
+                named = (*named, *leaves.names)
+            elif not leaves.identity.is_full and not (
+                table.key_columns and leaves.identity.covers(table.key_columns)
+            ):
+                log.warning(
+                    "%s has the key (%s), and %d of its partitions have the replica identity (%s), which does"
+                    " not hold it: %s. A batch with their updates or deletes may be refused. ALTER TABLE"
+                    " partition REPLICA IDENTITY FULL, or key_columns within the identity of all partitions,"
+                    " lets them be followed.",
+                    table.name,
+                    ", ".join(table.key_columns) or "none",
+                    leaves.count,
+                    ", ".join(sorted(leaves.identity.columns)),
+                    leaves,
+                )
     if named:
         log.warning(
             "%d published tables have no replica identity, so the source refuses UPDATE and DELETE on"

@@ -7,12 +7,12 @@ rows show in an added column. It is asked over a session of its own, once for ea
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.manifest import Column, TableVersion
 from airflow_provider_pgoutput.capture.source.catalog import read_missing_values, read_types
 from airflow_provider_pgoutput.capture.source.fetched_form import is_sent
-from airflow_provider_pgoutput.capture.source.partition_identity import as_partitions_send
 from airflow_provider_pgoutput.capture.types.binary import binary_caster
 from airflow_provider_pgoutput.capture.types.cast import column_caster
 from airflow_provider_pgoutput.capture.types.gone_types import announced, defined_before
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
     from airflow_provider_pgoutput.capture.pgoutput.messages import (
+        PartitionIdentity,
         Relation,
         RelationColumn,
         TypeMessage,
@@ -35,8 +36,17 @@ if TYPE_CHECKING:
         PublishedTable,
         Session,
     )
-    from airflow_provider_pgoutput.capture.source.keys import Keys
+    from airflow_provider_pgoutput.capture.source.keys import Keys, RowIdentity
     from airflow_provider_pgoutput.capture.types.cast import ColumnCaster, ValuePolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A relation as the stream announced it."""
+
+    version: TableVersion
+    #: What its partitions send, if they are published under its name.
+    partitions: frozenset[PartitionIdentity] = frozenset()
 
 
 class Describer:
@@ -72,35 +82,35 @@ class Describer:
         #: What older rows show, so that a value that is left out is warned of once.
         self._shown: dict[tuple[str, Column, bool], str | None] = {}
 
-    def __call__(self, relation: Relation) -> TableVersion:
+    def __call__(self, relation: Relation) -> Described:
         """Describe a relation as the stream announced it."""
         self._keys.load(self._session, [relation.oid])
         missing = read_missing_values(self._session, [relation.oid])
         names = [each.name for each in relation.columns]
-        key_columns = self._keys.of(
+        partitions = self._keys.completed(self._session, relation)
+        identity = self._keys.of(
             relation.oid,
             relation.name,
             relation.replica_identity,
             names,
             [each.name for each in relation.columns if each.is_identity],
+            partitions,
         )
         shown = {
             each.name: missing.get((relation.oid, each.name, each.type_oid, each.type_modifier))
             for each in relation.columns
         }
-        version = self._version(relation, key_columns, shown)
-        return as_partitions_send(self._session, self._keys, relation.oid, version)
+        return Described(self._version(relation, identity, shown), partitions)
 
     def published(self, table: PublishedTable) -> TableVersion:
         """Describe a table that is about to be copied."""
         missing = {each.name: each.missing_value for each in table.columns}
-        version = self._version(table, table.key_columns, missing)
+        version = self._version(table, table.row_identity, missing)
         columns = tuple(
             dataclasses.replace(column, attribute_number=published.attribute_number)
             for column, published in zip(version.columns, table.columns, strict=True)
         )
-        version = dataclasses.replace(version, columns=columns)
-        return as_partitions_send(self._session, self._keys, table.relation_oid, version)
+        return dataclasses.replace(version, columns=columns)
 
     def type_name(self, type_oid: int, type_modifier: int) -> str:
         """Spell a type as the columns of a version do."""
@@ -147,7 +157,7 @@ class Describer:
     def _version(
         self,
         table: Relation | PublishedTable,
-        key_columns: tuple[str, ...],
+        identity: RowIdentity,
         missing: Mapping[str, str | None],
     ) -> TableVersion:
         types = self._types_with(each.type_oid for each in table.columns)
@@ -155,17 +165,23 @@ class Describer:
             version=1,
             schema_name=table.schema_name,
             table_name=table.table_name,
-            replica_identity=table.replica_identity,
+            replica_identity=identity.replica_identity,
             columns=tuple(
                 self._with_lake_text(
                     table.name,
                     types,
-                    self._column(table.name, types, each, missing[each.name]),
-                    is_key=each.name in key_columns,
+                    self._column(
+                        table.name,
+                        types,
+                        each,
+                        missing[each.name],
+                        is_identity=each.name in identity.columns,
+                    ),
+                    is_key=each.name in identity.key,
                 )
                 for each in table.columns
             ),
-            key_columns=key_columns,
+            key_columns=identity.key,
         )
 
     def _types_with(self, type_oids: Iterable[int]) -> dict[int, TypeInfo]:
@@ -193,6 +209,8 @@ class Describer:
         types: dict[int, TypeInfo],
         column: RelationColumn | PublishedColumn,
         missing_value: str | None,
+        *,
+        is_identity: bool,
     ) -> Column:
         choice = self._type_options.of(table, column.name)
         return Column(
@@ -201,7 +219,7 @@ class Describer:
             type_modifier=column.type_modifier,
             type_name=type_name(column.type_oid, column.type_modifier, types),
             lake_type=lake_type(column.type_oid, column.type_modifier, types, choice),
-            identity=column.is_identity,
+            identity=is_identity,
             missing_value=missing_value,
         )
 

@@ -1,63 +1,114 @@
-"""What old rows hold of a partitioned table that is published via its root, with REPLICA IDENTITY FULL.
+"""By what the rows of a root are told apart, when its partitions are published under its name.
 
-The stream announces the identity of the root, and each partition sends old rows by its own, which neither
-ALTER TABLE of the root nor a new partition takes over. So an old row that is flagged as whole may hold the
-partition's key alone, and NULL in all other columns. What is not here: tables published as themselves.
+A row names the root, but its old tuple is made by the replica identity of its partition. PostgreSQL hands
+neither USING INDEX nor a later ALTER TABLE ... REPLICA IDENTITY down from the root. So a key of the root can
+be followed only where the old tuples of every partition hold it. What is not here: which keys a root has
+(``keys.py``), and what a partition sends at a moment of the stream (``pgoutput/partitions.py``).
 
 Source: https://www.postgresql.org/docs/current/sql-altertable.html (REPLICA IDENTITY)
 """
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.manifest import FULL
+from airflow_provider_pgoutput.capture.pgoutput.messages import PartitionIdentity
 from airflow_provider_pgoutput.capture.source.errors import translated
-from airflow_provider_pgoutput.errors import TableRefused
 
 if TYPE_CHECKING:
-    from airflow_provider_pgoutput.batch.manifest import TableVersion
+    from collections.abc import Collection, Sequence
+
     from airflow_provider_pgoutput.capture.source.catalog import Session
-    from airflow_provider_pgoutput.capture.source.keys import Keys
 
-_DEFAULT = "d"
-
-# A table that is none, or has no partitions, is not in its own tree as a leaf of another.
+# One row for all partitions of a root that have the same identity: there may be thousands.
 _LEAF_QUERY = """
-SELECT pg_catalog.format('%%I.%%I', n.nspname, c.relname), c.relreplident::pg_catalog.text
-  FROM pg_catalog.pg_partition_tree(%s::pg_catalog.oid::pg_catalog.regclass) t
-  JOIN pg_catalog.pg_class c ON c.oid = t.relid
+SELECT r.oid::pg_catalog.int8, c.relreplident::pg_catalog.text, k.columns,
+       pg_catalog.count(*)::pg_catalog.int4,
+       (pg_catalog.array_agg(pg_catalog.format('%%s.%%s', n.nspname, c.relname)
+                             ORDER BY n.nspname, c.relname))[1:20]
+  FROM pg_catalog.pg_class r
+ CROSS JOIN LATERAL pg_catalog.pg_partition_tree(r.oid::pg_catalog.regclass) t
+  JOIN pg_catalog.pg_class c ON c.oid = t.relid AND c.oid <> r.oid AND c.relkind = 'r'
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
- WHERE t.isleaf AND t.parentrelid IS NOT NULL AND c.relkind = 'r' AND c.relreplident <> 'f'
- ORDER BY 1
+  LEFT JOIN pg_catalog.pg_index i
+    ON i.indrelid = c.oid AND i.indisvalid AND i.indimmediate
+   AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END
+ CROSS JOIN LATERAL (
+       SELECT ARRAY(SELECT a.attname::pg_catalog.text FROM pg_catalog.pg_attribute a
+                     WHERE a.attrelid = c.oid AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])
+                     ORDER BY 1) AS columns) k
+ WHERE r.oid = ANY (%s::pg_catalog.oid[]) AND r.relkind = 'p'
+ GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
 """
 
 
-def as_partitions_send(
-    session: Session, keys: Keys, relation_oid: int, version: TableVersion
-) -> TableVersion:
-    """The version with the replica identity that holds for every partition.
+@dataclass(frozen=True, slots=True)
+class Leaves:
+    """The partitions of a root that have one replica identity now."""
 
-    Where some send the key alone, all are applied by the key, which whole rows hold, too.
+    #: None: none, so the source refuses to update and to delete their rows.
+    identity: PartitionIdentity | None
+    count: int
+    #: ``schema.table`` of the first of them.
+    names: tuple[str, ...]
 
-    :raises TableRefused: there is no key that all of them send.
-    """
-    if version.replica_identity != FULL:
-        return version
+    def __str__(self) -> str:
+        more = ", ..." if self.count > len(self.names) else ""
+        return ", ".join(self.names) + more
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A key of a root."""
+
+    columns: tuple[str, ...]
+    #: It is unique at every moment, and not only at a commit.
+    is_immediate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The key by which the rows of a root are told apart; without columns it has none."""
+
+    key: Candidate
+    #: Every partition sends whole old rows.
+    is_full: bool
+
+
+def read_leaves(session: Session, relation_oids: Sequence[int]) -> dict[int, tuple[Leaves, ...]]:
+    """The partitions of roots by OID; a table that is no root has none."""
     with translated():
-        partial = session.execute(_LEAF_QUERY, (relation_oid,)).fetchall()
-    if not partial:
-        return version
-    key = keys.identity(relation_oid, _DEFAULT)
-    sent = all(identity == _DEFAULT for _, identity in partial)
-    if sent and version.key_columns and set(version.key_columns) <= set(key):
-        return dataclasses.replace(version, replica_identity=_DEFAULT)
-    names = [name for name, _ in partial]
-    raise TableRefused(
-        f"The table has REPLICA IDENTITY FULL, but {len(names)} of its partitions do not, and there is no key"
-        f" that they send instead: {', '.join(names[:20])}.",
-        table=f"{version.schema_name}.{version.table_name}",
-        advice="ALTER TABLE ... REPLICA IDENTITY FULL for each of them, then copy the table again"
-        " (copy_tables), for what they sent before that does not say which row it means.",
-    )
+        rows = session.execute(_LEAF_QUERY, (list(relation_oids),)).fetchall()
+    found: dict[int, tuple[Leaves, ...]] = {}
+    for oid, replica_identity, columns, count, names in rows:
+        is_full = replica_identity == FULL
+        known = is_full or columns
+        identity = PartitionIdentity(frozenset(columns), is_full, name=names[0]) if known else None
+        found[oid] = (*found.get(oid, ()), Leaves(identity, count, tuple(names)))
+    return found
+
+
+def choose(
+    candidates: Sequence[Candidate],
+    announced: Collection[PartitionIdentity],
+    now: Collection[PartitionIdentity],
+) -> Choice:
+    """Choose the first key that the old tuples of all partitions hold.
+
+    Where the partitions that exist now leave none, those count that the stream announced, for no other sent
+    rows. Where these leave none, too, it is the first key: inserts need no old tuple.
+
+    :param announced: what partitions sent up to here in the stream; empty: nothing was read.
+    """
+    for partitions in ({*announced, *now}, announced or now):
+        is_full = bool(partitions) and all(each.is_full for each in partitions)
+        for key in candidates:
+            covered = all(each.covers(key.columns) for each in partitions)
+            if is_full or (key.is_immediate and covered):
+                return Choice(key, is_full)
+        if is_full:
+            return Choice(Candidate(()), is_full)
+    first = next((each for each in candidates if each.is_immediate), Candidate(()))
+    return Choice(first, is_full=False)

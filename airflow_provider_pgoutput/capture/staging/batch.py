@@ -18,6 +18,7 @@ from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Counts, Manifest
+from airflow_provider_pgoutput.capture.schema.policy import CopyNeeded
 from airflow_provider_pgoutput.capture.staging.attempt import Attempt
 from airflow_provider_pgoutput.capture.staging.finished import Finished, finished_tables
 from airflow_provider_pgoutput.capture.staging.messages import SCHEMA as MESSAGES_SCHEMA
@@ -26,6 +27,7 @@ from airflow_provider_pgoutput.capture.staging.passing import Passing
 from airflow_provider_pgoutput.capture.staging.rejected import SCHEMA as REJECTED_SCHEMA
 from airflow_provider_pgoutput.capture.staging.sealed_copies import (
     SealedCopy,
+    delete_seal,
     delete_seals,
     find_seals,
     write_seal,
@@ -34,7 +36,12 @@ from airflow_provider_pgoutput.capture.staging.sent_values import Casters
 from airflow_provider_pgoutput.capture.staging.tables import StagedTables, stage_block
 from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
 from airflow_provider_pgoutput.capture.types.values import in_parts
-from airflow_provider_pgoutput.errors import ConfigurationError, TableRefused, ValueRefused
+from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
+    SnapshotLost,
+    TableRefused,
+    ValueRefused,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -103,6 +110,8 @@ class BatchInProgress:
         self.left_out: frozenset[int] = frozenset()
         #: Tables that the lake has, by OID, when changes of others are left out; None: they are not.
         self.only: frozenset[int] | None = None
+        #: Tables that are copied when a change of them does not tell what it did, by OID; others are refused.
+        self.copied_by_policy: frozenset[int] = frozenset()
         #: Tables whose changes were left out because they are not among ``only``, by OID.
         self.unknown_oids: set[int] = set()
         #: Tables whose changes are passed over.
@@ -116,6 +125,7 @@ class BatchInProgress:
         """Stage the changes of a block; those that a copy in this batch holds already are left out.
 
         :raises ValueRefused: when a value does not fit and the policy says ``fail``.
+        :raises TableRefused: a change does not tell what it did; see also ``_copy_instead``.
         """
         oid = block.relation.oid
         copied_at = self.copied_at.get(oid)
@@ -136,6 +146,8 @@ class BatchInProgress:
             self._stage(block)
         except (ConfigurationError, TableRefused, ValueRefused) as error:
             if self.passing.is_published(block.relation.oid):
+                if isinstance(error, TableRefused):
+                    self._copy_instead(block.relation.oid, error)
                 raise
             self._pass_over(block[self.rows - staged_before :], error)
 
@@ -168,6 +180,25 @@ class BatchInProgress:
                 self.reject(rejected)
             table.counts += staged.counts
             self.rows += staged.rows.num_rows
+
+    def _copy_instead(self, relation_oid: int, error: TableRefused) -> None:
+        """Ask for a copy of a table of which a change does not tell what it did, if it may be copied.
+
+        :raises CopyNeeded: the policy wants a copy, and the batch holds none of it.
+        :raises SnapshotLost: the change came after the copy that the batch holds.
+        """
+        if relation_oid in self.copied_at:
+            delete_seal(self._area, self._slot_name, self._start, relation_oid)
+            raise SnapshotLost(
+                f"{error.message} It came after the table was copied in this batch. Nothing was staged.",
+                table=error.table,
+                column=error.column,
+                lsn=error.lsn,
+                advice="run the task again: the table is copied anew, with what the change did.",
+            ) from error
+        if relation_oid in self.copied_by_policy:
+            log.warning("%s: the table is copied again, as older_rows says: %s", error.table, error)
+            raise CopyNeeded(relation_oid) from error
 
     def _leaves_out(self, relation: Relation) -> bool:
         """Whether the changes of a table that is not copied are left out."""

@@ -15,35 +15,106 @@ from airflow_provider_pgoutput.batch.manifest import FULL
 from airflow_provider_pgoutput.errors import TableRefused
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from airflow_provider_pgoutput.batch.manifest import TableVersion
     from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock
+    from airflow_provider_pgoutput.capture.pgoutput.messages import PartitionIdentity
 
-_INSERT, _UPDATE = b"IU"
+_INSERT, _UPDATE, _DELETE = b"IUD"
+_KEY, _OLD = b"KO"
 
 
-def refuse_incomplete(version: TableVersion, block: ChangeBlock) -> None:
+def refuse_incomplete(
+    version: TableVersion, partitions: frozenset[PartitionIdentity], block: ChangeBlock
+) -> None:
     """Refuse a block with a change that cannot be applied to any table.
 
+    :param partitions: what the partitions of the table send, up to here in the stream.
     :raises TableRefused: it names the table, the column and the transaction.
     """
-    _refuse_partial_rows(version, block)
+    _refuse_unnamed_rows(version, partitions, block)
     _refuse_partial_inserts(version, block)
 
 
-def _refuse_partial_rows(version: TableVersion, block: ChangeBlock) -> None:
-    """With REPLICA IDENTITY FULL every update has its old row, but those of a partition that is not FULL."""
-    if version.replica_identity != FULL:
+def old_kinds(partitions: frozenset[PartitionIdentity], block: ChangeBlock) -> NDArray[np.uint8]:
+    """What each old tuple is: whole, or the identity alone.
+
+    Of a root the server says what the root has, and not what the partition sent.
+    """
+    if not partitions:
+        return block.old_kind
+    is_full = all(each.is_full for each in partitions)
+    return np.where(block.old_kind == 0, np.uint8(0), np.uint8(_OLD if is_full else _KEY))
+
+
+def _refuse_unnamed_rows(
+    version: TableVersion, partitions: frozenset[PartitionIdentity], block: ChangeBlock
+) -> None:
+    """Refuse an update or a delete that may be of a partition whose old tuples do not hold the key.
+
+    An update without an old tuple says that the identity of its partition did not change; another key may
+    have. Without a key rows are compared whole.
+    """
+    key = version.key_columns
+    if partitions:
+        unfit = [e for e in partitions if not (e.is_full or (key and e.covers(key)))]
+    elif version.replica_identity == FULL:
+        unfit = []
+    else:
         return
-    partial = (block.op == _UPDATE) & (block.old_kind == 0)
-    if not partial.any():
+    changed = (block.op == _UPDATE) | (block.op == _DELETE)
+    unnamed = (block.op == _UPDATE) & (block.old_kind == 0)
+    if unfit and key and version.replica_identity != FULL:
+        held = changed & (block.old_kind != 0)
+        for place, column in enumerate(version.columns):
+            values = block.old[place]
+            if column.name in key and values is not None and values.null_count:
+                unnamed |= held & values.is_null().to_numpy(zero_copy_only=False)
+    elif unfit:
+        unnamed = changed
+    elif version.replica_identity != FULL:
+        return
+    if not unnamed.any():
         return
     table = f"{version.schema_name}.{version.table_name}"
-    raise TableRefused(
-        "An update came without its old row, although the table has REPLICA IDENTITY FULL: a partition of it"
-        " did not have it then.",
+    lsn = Lsn(int(block.commit_lsn[int(np.argmax(unnamed))]))
+    raise _not_named(table, key, min(unfit, key=lambda e: e.name, default=None), lsn)
+
+
+def _not_named(
+    table: str, key: tuple[str, ...], partition: PartitionIdentity | None, lsn: Lsn
+) -> TableRefused:
+    copy = (
+        f"then copy the table again (copy_tables=[{table!r}]), for what came before does not say which row it"
+        " means; older_rows='copy' in the stage task does so by itself."
+    )
+    if partition is None:
+        return TableRefused(
+            "An update came without its old row, although the table has REPLICA IDENTITY FULL: a partition of"
+            " it did not have it then.",
+            table=table,
+            lsn=lsn,
+            advice=f"ALTER TABLE ... REPLICA IDENTITY FULL for all partitions, {copy}",
+        )
+    sent = ", ".join(sorted(partition.columns)) or "unknown"
+    if not key:
+        return TableRefused(
+            "An update or delete came from a partition, and the table that it is published under has no key:"
+            f" partition {partition.name} has the replica identity ({sent}).",
+            table=table,
+            lsn=lsn,
+            advice=f"name columns that identify a row of the whole table: key_columns={{{table!r}: [...]}} in"
+            " the stage task, within the replica identity of every partition. Or run ALTER TABLE partition"
+            f" REPLICA IDENTITY FULL on the source for each partition, {copy}",
+        )
+    return TableRefused(
+        f"An update or delete does not say which row it means: the key is ({', '.join(key)}), and partition"
+        f" {partition.name} had the replica identity ({sent}) then.",
         table=table,
-        lsn=Lsn(int(block.commit_lsn[int(np.argmax(partial))])),
-        advice=f"ALTER TABLE ... REPLICA IDENTITY FULL for all partitions, then copy_tables=[{table!r}].",
+        lsn=lsn,
+        advice="on the source give every partition a replica identity that holds the key, by ALTER TABLE"
+        f" partition REPLICA IDENTITY DEFAULT, USING INDEX or FULL, {copy}",
     )
 
 

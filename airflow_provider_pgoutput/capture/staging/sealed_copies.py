@@ -82,6 +82,14 @@ def delete_seals(area: StagingArea, slot_name: str, start: Lsn) -> None:
     area.delete_folder(layout.copy_seal_folder(slot_name, start))
 
 
+def delete_seal(area: StagingArea, slot_name: str, start: Lsn, relation_oid: int) -> None:
+    """Forget the seals of one table, so that no attempt takes its copy over."""
+    folder = layout.copy_seal_folder(slot_name, start)
+    for name in area.names(folder):
+        if name.startswith(f"{relation_oid}-"):
+            area.delete_file(f"{folder}/{name}")
+
+
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from airflow_provider_pgoutput.batch import changes
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Counts, Table, TableVersion
-from airflow_provider_pgoutput.capture.staging.incomplete import refuse_incomplete
+from airflow_provider_pgoutput.capture.staging.incomplete import old_kinds, refuse_incomplete
 from airflow_provider_pgoutput.capture.staging.rejected import (
     NEW_TUPLE,
     OLD_TUPLE,
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import StagedFile
     from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
     from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock, Forms
-    from airflow_provider_pgoutput.capture.pgoutput.messages import Relation
+    from airflow_provider_pgoutput.capture.pgoutput.messages import PartitionIdentity, Relation
+    from airflow_provider_pgoutput.capture.source.describe import Described
     from airflow_provider_pgoutput.capture.staging.sent_values import Casters
     from airflow_provider_pgoutput.capture.staging.writers import TableWriter
     from airflow_provider_pgoutput.capture.types.cast import ColumnCaster, ValuePolicy
@@ -75,7 +76,7 @@ _ORIGIN_FIELDS = tuple(pa.field(name, arrow_type(kind)) for name, kind in change
 class Describe(Protocol):
     """Turns an announced relation into a table version without files, version number 1."""
 
-    def __call__(self, relation: Relation) -> TableVersion:
+    def __call__(self, relation: Relation) -> Described:
         """Ask the catalog for what the announcement lacks: keys, type names, missing values."""
         ...
 
@@ -94,6 +95,8 @@ class StagedVersion:
     copy_writer: TableWriter | None = None
     #: Of a copy that an earlier attempt sealed.
     adopted_files: tuple[StagedFile, ...] = ()
+    #: What the partitions of the table send of their old rows, up to here in the stream.
+    partitions: frozenset[PartitionIdentity] = frozenset()
 
     @classmethod
     def of(
@@ -198,7 +201,9 @@ class StagedTables:
         if table.relation is relation:
             return table, table.versions[-1]
         if table.relation != relation:
-            self._append(table, self._describe(relation))
+            described = self._describe(relation)
+            self._append(table, described.version)
+            table.versions[-1].partitions = described.partitions
         # After that: a relation that is refused leaves no table without versions.
         self.by_oid[relation.oid] = table
         table.relation = relation
@@ -218,6 +223,10 @@ class StagedTables:
         return table
 
     def _append(self, table: StagedTable, version: TableVersion) -> None:
+        numbered = dataclasses.replace(version, version=len(table.versions))
+        if table.versions and table.versions[-1].version == numbered:
+            # Another partition of it was announced, and nothing else is new.
+            return
         numbered = dataclasses.replace(version, version=len(table.versions) + 1)
         table.versions.append(
             StagedVersion.of(table.relation_oid, numbered, self._policy, self._casters)
@@ -242,14 +251,14 @@ def stage_block(version: StagedVersion, block: ChangeBlock) -> StagedRows:
         is meant, or a value of a row that comes into the row filter.
     :raises TooMuchText: see ``in_parts``.
     """
-    refuse_incomplete(version.version, block)
+    refuse_incomplete(version.version, version.partitions, block)
     columns: list[pa.Array] = [
         pa.array(block.commit_lsn),
         pa.array(block.seq),
         _letters(_OP_CODES[block.op], _OPS),
         pa.array(block.xid),
         pa.array(block.commit_ts_us).view(_TIMESTAMP),
-        _letters(_OLD_KIND_CODES[block.old_kind], _OLD_KINDS),
+        _letters(_OLD_KIND_CODES[old_kinds(version.partitions, block)], _OLD_KINDS),
     ]
     names = [each.name for each in _LEADING_FIELDS]
     if block.origin is not None:

@@ -56,6 +56,9 @@ class SlowReassembler:
         #: By OID: the announcement that the server takes for known, and where it came in the stream.
         self._known: dict[int, tuple[int, bytes]] = {}
         self._announced_in: dict[int, dict[int, tuple[int, bytes]]] = {}
+        self._roots: dict[int, int] = {}
+        #: OIDs of the last two announcements, as long as nothing else follows.
+        self._run: list[int] = []
         self._position = 0
 
     def take(self, body: bytes) -> list[bytes]:
@@ -66,6 +69,7 @@ class SlowReassembler:
             raise misplaced(event, self._state, None)
         self._state = NEXT_STATE[self._state][event]
         self._position += 1
+        self._find_partition(body)
         if self._open is not None and event != "E":
             return self._in_block(body)
         if self._preparing is not None and event != "P":
@@ -100,7 +104,29 @@ class SlowReassembler:
             self._known[struct.unpack_from("!I", body, 1)[0]] = (self._position, body)
 
     def _announcements(self) -> list[bytes]:
-        return [body for _, body in self._known.values()]
+        """All of them; a partition between two of its root, and no other so by accident."""
+        partitions = {oid for oid in self._known if self._roots.get(oid) in self._known}
+        alone = [body for oid, (_, body) in self._known.items() if oid not in partitions]
+        others = [body for body in alone for _ in range(2)]
+        for oid in sorted(partitions):
+            root = self._known[self._roots[oid]][1]
+            others += [root, self._known[oid][1], root]
+        return others
+
+    def _find_partition(self, body: bytes) -> None:
+        """A row of a root stands behind the announcements of the root and of its partition."""
+        tag, at = body[:1], 1 if self._open is None else 5
+        oid = struct.unpack_from("!I", body, at)[0] if len(body) >= at + 4 else -1
+        if tag == b"R":
+            self._run = [*self._run[-1:], oid]
+        elif tag != b"Y":
+            if (
+                tag in (b"I", b"U", b"D")
+                and len(self._run) == 2
+                and self._run[0] == oid != self._run[1]
+            ):
+                self._roots[self._run[1]] = oid
+            self._run = []
 
     def _whole(self, xid: int, commit: Commit, bodies: list[bytes]) -> list[bytes]:
         begin = encode.begin(commit.commit_lsn, commit.committed_at_us, xid)

@@ -103,7 +103,7 @@ REFUSED: dict[str, tuple[list[bytes], str]] = {
         "K does not go with replica identity f",
     ),
     "whole old row without replica identity full": (
-        [*OPEN, encode.update(T, [b"1", b"y"], [b"1", b"x"], "O")],
+        [*OPEN[:2], encode.update(T, [b"1", b"y"], [b"1", b"x"], "O")],
         "O does not go with replica identity d",
     ),
     "insert with a key": (

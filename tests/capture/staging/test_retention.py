@@ -33,13 +33,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from airflow_provider_pgoutput.capture.pgoutput.messages import Relation
+    from airflow_provider_pgoutput.capture.source.describe import Described
 
 SYSTEM = "73"
 VERSION = TableVersion(1, "public", "t", "d", (Column("a", 23, -1, "integer", "int"),), ("a",))
 SOON = timedelta(hours=1)
 
 
-def undescribed(relation: Relation) -> TableVersion:
+def undescribed(relation: Relation) -> Described:
     raise AssertionError("no relation is announced in a copy")
 
 

@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from airflow_provider_pgoutput.capture.pgoutput.messages import Relation
+    from airflow_provider_pgoutput.capture.source.describe import Described
 
 START, END = Lsn(0x100), Lsn(0x200)
 SERVER = Server(180000, "73", 1, "db", END, "logical")
 VERSION = TableVersion(1, "public", "t", "d", (Column("a", 23, -1, "integer", "int"),), ("a",))
 
 
-def undescribed(relation: Relation) -> TableVersion:
+def undescribed(relation: Relation) -> Described:
     raise AssertionError("no relation is announced in a copy")
 
 
