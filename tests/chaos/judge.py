@@ -17,11 +17,11 @@ from pyiceberg.exceptions import NoSuchTableError
 from tests.chaos.oracle import Source, compare, compare_log, read_lake, without
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from tests.chaos.oracle import Difference, LakeRows, SourceTable
     from tests.chaos.pipeline import Pipeline
-    from tests.chaos.program import Silent
+    from tests.chaos.program import Program
 
 #: A warning that only says that something was done about it already.
 _MENDED = re.compile(r"copied again, as|It is copied again|Reading again")
@@ -44,9 +44,8 @@ class Verdict:
 class Judge:
     """Compares the tables of one pipeline."""
 
-    def __init__(self, pipeline: Pipeline, silent: Sequence[Silent]) -> None:
-        self._pipeline, self._silent = pipeline, silent
-        self._excusing = True
+    def __init__(self, pipeline: Pipeline, program: Program) -> None:
+        self._pipeline, self._program = pipeline, program
 
     def compare(self, *, excuses: bool) -> Verdict:
         """Compare every published table.
@@ -130,13 +129,16 @@ class Judge:
 
     def _reasons(self, table: SourceTable) -> Iterator[tuple[str, str]]:
         """Names of columns that may differ, ``*``: all, each with the reason."""
-        for each in self._silent:
+        for each in self._program.silent:
             if each.table == table.oid:
                 yield each.column, f"documented: {each.operation}"
-            elif each.table == 0:
-                for column in table.columns:
-                    if column.is_users_type:
-                        yield column.name, f"documented: {each.operation}"
+        if table.oid not in self._program.announced:
+            yield "*", "documented: no row of it changed since"
+        if self._leaves_out(table):
+            yield "*", "a publication leaves operations out"
+        yield from self._warned(table)
+
+    def _warned(self, table: SourceTable) -> Iterator[tuple[str, str]]:
         for message in self._pipeline.warnings:
             if _MENDED.search(message):
                 continue
@@ -153,8 +155,6 @@ class Judge:
             for publication in table.publications:
                 if re.search(rf"Publication {publication} (was altered|does not publish)", message):
                     yield "*", "warned: a publication left operations out"
-        if self._leaves_out(table):
-            yield "*", "a publication leaves operations out"
 
     def _leaves_out(self, table: SourceTable) -> bool:
         with psycopg.connect(self._pipeline.conninfo) as session:

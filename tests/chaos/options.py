@@ -19,6 +19,8 @@ STREAM = (
     "message_prefixes",
     "origin",
 )
+#: Tables that have a column ``id`` at the beginning.
+_WITH_ID = ("serial", "whole", "byindex", "deferred", "toast", "generated", "log")
 POLICY = ("older_rows", "type_changes", "unsure_columns")
 
 
@@ -106,6 +108,11 @@ def drawn(chance: random.Random, version: int, names: list[str]) -> Options:
         plan["metadata_columns"] = chance.sample(list(METADATA_COLUMNS), 2)
     options = Options(stage, stream, policy, plan)
     for name in names:
+        if name.partition(".")[2] in _WITH_ID and chance.random() < 0.15:
+            options.tables[name] = {
+                "partitioned_by": [chance.choice(("bucket(3, id)", "truncate(10, id)"))]
+            }
+            continue
         if chance.random() < 0.1 or name.endswith(".log"):
             options.tables[name] = {"mode": "change_log"}
         elif chance.random() < 0.06:

@@ -40,9 +40,8 @@ SELECT t.schemaname, t.tablename, c.oid::int, array_agg(t.attnames ORDER BY t.pu
  WHERE t.pubname = ANY (%s) GROUP BY 1, 2, 3 ORDER BY 1, 2
 """
 _COLUMNS = """
-SELECT a.attname, a.atttypid::int, a.atttypmod, a.attgenerated::text,
-       t.typnamespace <> 'pg_catalog'::regnamespace
-  FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+SELECT a.attname, a.atttypid::int, a.atttypmod, a.attgenerated::text
+  FROM pg_attribute a
  WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
 _TYPE = """
@@ -87,7 +86,6 @@ class Column:
 
     name: str
     kind: Kind
-    is_users_type: bool
 
 
 @dataclass
@@ -148,8 +146,8 @@ class Source:
                 oid,
                 tuple(names),
                 [
-                    Column(label, self._kind(type_oid, modifier), users)
-                    for label, type_oid, modifier, made, users in rows
+                    Column(label, self._kind(type_oid, modifier))
+                    for label, type_oid, modifier, made in rows
                     if label in listed and (not made or (made == "s" and generated))
                 ],
                 self._key(oid),

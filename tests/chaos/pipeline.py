@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from airflow_provider_pgoutput.batch.maintenance import Maintenance
 from airflow_provider_pgoutput.batch.plan import Plan, TableOptions
 from tests.chaos import refusals
 from tests.chaos.options import POLICY
@@ -49,6 +50,9 @@ class Kills:
     java: float = 0.0
     #: The server is stopped at once while a task runs.
     server: float = 0.0
+    #: Before a run: the slot is dropped, the tables are maintained, the staging area is pruned.
+    slot: float = 0.0
+    maintenance: float = 0.0
 
 
 @dataclass
@@ -97,6 +101,8 @@ class Pipeline:
 
     def run(self, kills: Kills) -> bool:
         """One DAG run, with retries while it is killed; whether all of its tasks ended well."""
+        if self._checkpoint is not None and not self._next:
+            self._disturb(kills)
         staged = self._task("stage", self._stage_body, kills.stage, _CAPTURE_POINTS, kills)
         if staged is None:
             return False
@@ -114,6 +120,16 @@ class Pipeline:
         point = [each for each in _CAPTURE_POINTS if each.startswith("advance.")]
         return self._task("advance", self._common, kills.stage / 4, point, kills) is not None
 
+    def _disturb(self, kills: Kills) -> None:
+        """What operators do between runs, or should not do."""
+        if self.chance.random() < kills.slot:
+            self._drop_slot()
+            self.kills["slot"] += 1
+            self.causes[refusals.DROPPED_SLOT] += 1
+        if self.chance.random() < kills.maintenance:
+            self._task("maintain", self._maintain_body, 0, [], kills)
+            self._task("prune", self._common, 0, [], kills)
+
     def catch_up(self, target: int) -> None:
         """Run until nothing is left.
 
@@ -123,6 +139,14 @@ class Pipeline:
             if self.run(Kills(0, 0)) and (self._checkpoint or 0) >= target and not self._next:
                 return
         raise Fault("the pipeline does not catch up in 60 runs")
+
+    def left_files(self) -> list[str]:
+        """Staged files that no batch names once the staging area was pruned (I7)."""
+        self._task("prune", self._common, 0, [], Kills(0, 0))
+        folder = self.staging / self.slot_name
+        manifests = "".join(each.read_text() for each in (folder / "manifests").glob("*.json"))
+        files = (str(each.relative_to(self.staging)) for each in (folder / "data").rglob("*.*"))
+        return [each for each in files if each not in manifests]
 
     def copy_again(self, tables: list[str]) -> None:
         """Name tables in ``copy_tables`` of the next run."""
@@ -171,6 +195,11 @@ class Pipeline:
     def _apply_body(self) -> dict[str, Any]:
         return {**self._common(), "plan": self.plan().to_json()}
 
+    def _maintain_body(self) -> dict[str, Any]:
+        retention = Maintenance(self.slot_name, snapshot_retention_s=0)
+        plan = Plan("", self.staging.as_uri(), CATALOG, self.namespace, maintenance=retention)
+        return {**self._common(), "plan": plan.to_json()}
+
     def _apply(self, kills: Kills) -> Outcome | None:
         assert self._pending is not None
         if self._pending["changes"] == 0 and not self._pending["tables"]:
@@ -197,7 +226,7 @@ class Pipeline:
                 else:
                     after = self.chance.uniform(0, 3 if name == "apply" else 0.8)
             crash = points and self.chance.random() < kills.server
-            environment = self.driver.address() if name == "apply" else {}
+            environment = self.driver.address() if name in {"apply", "maintain"} else {}
             java_before = self.driver.cpu()
             running = self.tasks.begin(name, body(), environment, point)
             takes_java = name == "apply" and self.chance.random() < kills.java
@@ -267,18 +296,19 @@ class Pipeline:
         self._take(way, refusal)
         return False
 
-    def _take(self, way: str, refusal: Refusal) -> None:
+    def _take(self, way: str, refusal: Refusal) -> None:  # noqa: PLR0912 - a branch for each way
         self.causes["way on"] += 1
         table = refusal.table
         if way == refusals.COPY:
             assert table is not None, refusal
-            self.copy_again([table])
+            self.copy_again([self._source_name(table)])
         elif way == refusals.TARGET:
             assert table is not None, refusal
             former = refusal.message.partition("it was written to ")[2].split()[0].rstrip(".")
-            self.options.tables.setdefault(table, {})["target"] = former.rpartition(".")[2]
+            self._keep_target(table, former.rpartition(".")[2])
         elif way == refusals.OTHER_TARGET:
             assert table is not None, refusal
+            table = self._source_name(table)
             name = f"{table.replace('.', '__')}_{self.chance.randrange(10**6)}"
             self.options.tables.setdefault(table, {})["target"] = name
             self.copy_again([table])
@@ -300,11 +330,35 @@ class Pipeline:
             self.options.stream["two_phase" if way == refusals.NEW_SLOT else "binary"] = False
             self._drop_slot()
             self._next = {"on_slot_lost": "copy"}
+        elif way == refusals.LEAVE_OUT:
+            self._next = {}
+        elif way == refusals.DEFAULTS:
+            self._next = {"older_rows": "null", "type_changes": "fail", "unsure_columns": "fail"}
+        elif way == refusals.COPY_ALL:
+            self._next = {"on_slot_lost": "copy"}
         elif way == refusals.GIVE_UP:
             self._remove_waiting()
             self._next = {"on_slot_lost": "copy"}
         else:
             raise AssertionError(way)
+
+    def _keep_target(self, table: str, target: str) -> None:
+        """Give a table that was renamed the target and the options that it had under its former name."""
+        plan, options = self.plan(), self.options.tables
+        former = [each for each in options if plan.target_name(*each.split(".", 1)) == target]
+        options[table] = {**(options[former[0]] if former else {}), "target": target}
+
+    def _source_name(self, table: str) -> str:
+        """The name at the source of a table that a refusal names as it is called in the lake."""
+        if not table.startswith(f"{self.namespace}."):
+            return table
+        target = table.removeprefix(f"{self.namespace}.")
+        plan = self.plan()
+        for each in self.options.tables:
+            if plan.target_name(*each.split(".", 1)) == target:
+                return each
+        schema, mark, name = target.partition("__")
+        return f"{schema}.{name}" if mark else f"public.{target}"
 
     def _drop_slot(self) -> None:
         self.watch.paused.set()

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _SESSIONS = 3
 _MOST_PREPARED = 2
+_MOST_TRIES = 12
 _OPTIONS = "-c lock_timeout=30 -c statement_timeout=20000 -c deadlock_timeout=10"
 Draw = "Callable[[Drawing], str | None]"
 
@@ -123,11 +124,11 @@ class Style:
         groups = names if chance.random() < 0.2 else chance.sample(names, chance.randint(1, 4))
         return cls(
             tuple(sorted(groups)),
-            chance.choice((0, 0.03, 0.08, 0.2)),
+            chance.choice((0.03, 0.12, 0.25, 0.4)),
             chance.choice((0, 0, 0.05)),
-            chance.choice((0.01, 0.03, 0.06)),
+            chance.choice((0.002, 0.006, 0.015)),
             chance.random() < 0.6,
-            chance.choice((120, 250, 500)),
+            chance.choice((300, 600, 1000)),
             publications,
         )
 
@@ -163,6 +164,8 @@ class Program:
     #: Committed transactions, by a session or of a statement alone.
     transactions: int = 0
     steps: int = 0
+    #: OIDs of tables that got a row at the end, so that the stream tells what their columns are by then.
+    announced: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         """Open the sessions."""
@@ -188,6 +191,13 @@ class Program:
         self._going.set()
         self._thread.start()
 
+    def wait_for(self, share: float, most_seconds: float) -> None:
+        """Let a share of the steps be done, for a while at most."""
+        deadline = time.monotonic() + most_seconds
+        while self.steps < share * self.style.steps and time.monotonic() < deadline:
+            self.check()
+            time.sleep(0.05)
+
     def stop(self) -> None:
         """End the work and every transaction.
 
@@ -199,6 +209,8 @@ class Program:
         if self._error is not None:
             raise self._error
         self._end_all()
+        if not self._file.closed:
+            self._again(self._announce)
         for session in self._sessions:
             session.connection.close()
         self._file.close()
@@ -208,6 +220,23 @@ class Program:
             self._again(lambda each=session: self._end_open(each))  # type: ignore[misc]
         while self._prepared:
             self._again(lambda: self._end_prepared(random.Random(self.seed)))  # noqa: S311
+
+    def _announce(self) -> None:
+        """Insert a row into each table: the server tells of a shape when the next row changes."""
+        session = self._sessions[0]
+        draw = self._draw(session, random.Random(self.seed))  # noqa: S311
+        for table in draw.tables():
+            for _ in range(_MOST_TRIES):
+                if table.oid in self.announced:
+                    break
+                statement = rows.insert_into(draw, table, surely=True)
+                if statement and self._try(session, "announce", statement):
+                    self.announced.add(table.oid)
+
+    def _draw(self, session: _Session, chance: random.Random) -> Drawing:
+        return Drawing(
+            session.connection, chance, self.version, self.style.odd, self.style.publications
+        )
 
     def note(self, **what: Any) -> None:
         """Put a line into the log of statements."""
@@ -270,9 +299,9 @@ class Program:
                 self._begin(session, chance)
             else:
                 self._statement(session, chance)
-        elif drawn < 0.72:
+        elif drawn < 0.64:
             self._statement(session, chance)
-        elif drawn < 0.86:
+        elif drawn < 0.76:
             self._savepoint(session, chance)
         else:
             self._end(session, chance)
@@ -289,9 +318,7 @@ class Program:
         (name,) = chance.choices(list(weights), [weight for weight, _ in weights.values()])
         if name in _ALONE and session.savepoints is not None:
             return
-        draw = Drawing(
-            session.connection, chance, self.version, self.style.odd, self.style.publications
-        )
+        draw = self._draw(session, chance)
         try:
             statement = weights[name][1](draw)
         except psycopg.OperationalError:

@@ -25,7 +25,8 @@ def _entry(draw: Drawing, table: Table) -> str:
     """A table with a column list or a row filter, or neither."""
     drawn = draw.chance.random()
     columns = draw.columns(table)
-    if drawn < 0.25:
+    # Of two publications the server decodes only the same column list.
+    if drawn < 0.25 and len(draw.publications) == 1:
         kept = [
             each.sql
             for each in columns

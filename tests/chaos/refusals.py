@@ -28,6 +28,9 @@ RECREATED = "on_recreated_table='copy'"
 ON_NEW_TABLE = "on_new_table='copy'"
 NEW_SLOT = "a new slot without two_phase"
 NEW_SLOT_AS_TEXT = "a new slot without binary"
+LEAVE_OUT = "copy_tables without what is not published"
+DEFAULTS = "the policies' defaults"
+COPY_ALL = "on_slot_lost='copy'"
 GIVE_UP = "give up the sealed batch and copy all tables"
 KEY_COLUMNS = "key_columns"
 UNPUBLISH = "take the table out of the publication"
@@ -49,6 +52,7 @@ class Expected:
 
 CRASH = "crash of the server"
 KILL = "kill"
+DROPPED_SLOT = "dropped slot"
 _COPYING = (COPY, r"copy_tables|copy it again|copy the table again|copied again")
 _SHAPES = (
     "add column",
@@ -133,6 +137,12 @@ EXPECTED = (
         ),
         (_COPYING,),
     ),
+    Expected(
+        "TableRefused",
+        "it changed in all rows",
+        ("rename label", "change attributes", "drop expression"),
+        (_COPYING, (TYPE_CHANGES, "type_changes='copy'")),
+    ),
     Expected("TableRefused", "written in mode", _GONE, ((OTHER_TARGET, "name another target"),)),
     Expected(
         "TableRefused",
@@ -158,6 +168,19 @@ EXPECTED = (
     ),
     Expected("DecodedTooEarly", "", _SHAPES + _GONE, ((NEW_SLOT, "new slot"),)),
     Expected("NoBinaryForm", "", (), ((NEW_SLOT_AS_TEXT, "new slot"),)),
+    Expected(
+        "ConfigurationError",
+        "copy_tables names tables that are not published",
+        ("drop member", *_GONE, "attach", "detach", "replace leaf"),
+        ((LEAVE_OUT, ""),),
+    ),
+    Expected(
+        "ConfigurationError",
+        "has to be copied again, and is no longer published",
+        ("drop member", *_GONE, "attach", "detach", "replace leaf"),
+        ((DEFAULTS, "defaults"),),
+    ),
+    Expected("SlotNotFound", "", (DROPPED_SLOT,), ((COPY_ALL, "on_slot_lost"),)),
     Expected("SlotAheadOfCheckpoint", "", ("way on",), ((GIVE_UP, ""),)),
     Expected("ValueRefused", "key", ("change key", "change identity", "odd values"), (_COPYING,)),
 )

@@ -33,9 +33,15 @@ def _some_rows(draw: Drawing, table: Table, most: int) -> str:
 
 def insert(draw: Drawing) -> str | None:
     """One row, or a few."""
-    table = draw.table()
-    if table is None:
-        return None
+    table = draw.whole_table() if draw.happens(0.85) else draw.table()
+    return insert_into(draw, table) if table else None
+
+
+def insert_into(draw: Drawing, table: Table, *, surely: bool = False) -> str | None:
+    """Rows for a table.
+
+    :param surely: fail where a row of the key is there.
+    """
     columns = _assignable(draw, table)
     if not columns:
         return f"INSERT INTO {table.sql} DEFAULT VALUES"
@@ -43,19 +49,20 @@ def insert(draw: Drawing) -> str | None:
         columns = [each for each in columns if each.in_key or each.not_null or draw.happens(0.7)]
     if not columns:
         return None
+    conflict = "" if surely else _conflict(draw, table, columns)
     rows = [
         f"({', '.join(_value(draw, each) for each in columns)})"
-        for _ in range(draw.chance.choice((1, 1, 2, 4)))
+        for _ in range(1 if "UPDATE" in conflict else draw.chance.choice((1, 1, 2, 4)))
     ]
     names = ", ".join(each.sql for each in columns)
-    return f"INSERT INTO {table.sql} ({names}) VALUES {', '.join(rows)}{_conflict(draw, columns)}"
+    return f"INSERT INTO {table.sql} ({names}) VALUES {', '.join(rows)}{conflict}"
 
 
-def _conflict(draw: Drawing, columns: list[Column]) -> str:
+def _conflict(draw: Drawing, table: Table, columns: list[Column]) -> str:
     drawn = draw.chance.random()
     key = [each for each in columns if each.in_key]
     others = [each for each in columns if not each.in_key]
-    if drawn < 0.35 and key and others:
+    if drawn < 0.35 and key and others and not table.name.startswith("deferred"):
         one = draw.chance.choice(others)
         target = ", ".join(each.sql for each in key)
         return f" ON CONFLICT ({target}) DO UPDATE SET {one.sql} = excluded.{one.sql}"
@@ -78,15 +85,21 @@ def insert_many(draw: Drawing) -> str | None:
         for each in columns
     )
     names = ", ".join(each.sql for each in columns)
+    conflict = "" if table.name.startswith("deferred") else " ON CONFLICT DO NOTHING"
     return (
         f"INSERT INTO {table.sql} ({names}) SELECT {values}"
-        f" FROM generate_series({start}, {start + count}) g ON CONFLICT DO NOTHING"
+        f" FROM generate_series({start}, {start + count}) g{conflict}"
     )
+
+
+def _with_identity(draw: Drawing) -> Table | None:
+    """A table; mostly not one that the server refuses to update."""
+    return draw.table(lambda each: not each.name.startswith("inserts") or draw.happens(0.05))
 
 
 def update(draw: Drawing) -> str | None:
     """Some columns of a few rows, now and then of all."""
-    table = draw.table()
+    table = _with_identity(draw)
     columns = _assignable(draw, table) if table else []
     plain = [each for each in columns if not each.in_key]
     if table is None or not plain:
@@ -99,7 +112,7 @@ def update(draw: Drawing) -> str | None:
 
 def update_nothing(draw: Drawing) -> str | None:
     """Rows that become what they are."""
-    table = draw.table()
+    table = _with_identity(draw)
     columns = _assignable(draw, table) if table else []
     if table is None or not columns:
         return None
@@ -132,7 +145,7 @@ def swap_keys(draw: Drawing) -> str | None:
 
 def delete(draw: Drawing) -> str | None:
     """A few rows."""
-    table = draw.table()
+    table = _with_identity(draw)
     return f"DELETE FROM {table.sql} WHERE {_some_rows(draw, table, 4)}" if table else None
 
 

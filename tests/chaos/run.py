@@ -211,10 +211,14 @@ class Run:
         )
         if kills.java:
             kills.apply = 0.5
+        if not self._place.small:
+            kills.slot, kills.maintenance = chance.choice(((0, 0), (0.2, 0), (0, 0.2), (0, 0.2)))
         self._kills = kills
         note(kills=kills.__dict__)
         program.start()
-        for _ in range(2 if self._place.small else chance.randint(2, 3)):
+        rounds = 2 if self._place.small else chance.randint(2, 3)
+        for turn in range(rounds):
+            program.wait_for((turn + 0.5) / rounds, 4)
             for pipeline in pipelines:
                 pipeline.run(kills)
         program.stop()
@@ -225,7 +229,7 @@ class Run:
                 "0/0",
             )
         for pipeline in pipelines:
-            judge = Judge(pipeline, program.silent)
+            judge = Judge(pipeline, program)
             pipeline.catch_up(number(end))
             for turn in range(_MOST_ROUNDS_OF_COPIES):
                 verdict = judge.compare(excuses=turn == 0)
@@ -238,6 +242,8 @@ class Run:
                     break
                 pipeline.copy_again(list(verdict.excused))
                 pipeline.catch_up(number(end))
+            if files := pipeline.left_files():
+                self.result.faults.append(f"I7: files are left in the staging area: {files[:5]}")
             only_whole_kills = self._kills.java >= 1 or not self._kills.apply
             if only_whole_kills and (left := judge.left_branches()):
                 self.result.faults.append(f"I7: branches are left: {left}")

@@ -196,7 +196,6 @@ def drop_expression(draw: Drawing) -> str | None:
         return None
     column = draw.chance.choice(columns)
     if draw.version >= 17 and column.type_name == "integer" and draw.happens(0.5):
-        draw.silent.append((table.oid, column.name))
         return f"ALTER TABLE {table.sql} ALTER {column.sql} SET EXPRESSION AS (a + 2)"
     return f"ALTER TABLE {table.sql} ALTER {column.sql} DROP EXPRESSION"
 
@@ -399,7 +398,6 @@ def rename_label(draw: Drawing) -> str | None:
     labels = [each for (each,) in draw.rows("SELECT unnest(enum_range(NULL::mood))::text")]
     old = draw.chance.choice(labels)
     new = old.removesuffix("!") if old.endswith("!") else f"{old}!"
-    draw.silent.append((0, "mood"))
     return f"ALTER TYPE mood RENAME VALUE '{old}' TO '{new}'"
 
 
@@ -410,7 +408,6 @@ def change_attributes(draw: Drawing) -> str | None:
         " WHERE attrelid = 'address'::regclass AND attnum > 0 AND NOT attisdropped"
     )
     added = [name for (name,) in rows if name.startswith("z")]
-    draw.silent.append((0, "address"))
     if added and draw.happens(0.5):
         what = draw.chance.choice(
             (f"DROP ATTRIBUTE {added[0]}", f"RENAME ATTRIBUTE {added[0]} TO z9")

@@ -8,6 +8,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+from airflow_provider_pgoutput.apply.maintain import maintain as maintain_tables
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest
@@ -54,13 +55,7 @@ def stage(body: dict[str, Any]) -> dict[str, Any]:
 
 def apply(body: dict[str, Any]) -> dict[str, Any]:
     """Apply a batch in the JVM that the environment names."""
-    plan = Plan.from_json(body["plan"])
-    gateway = launch_gateway()
-    jvm = gateway.jvm
-    context = jvm.org.apache.spark.SparkContext.getOrCreate()
-    java_context = jvm.org.apache.spark.api.java.JavaSparkContext.fromSparkContext(context)
-    conf = SparkConf(_jvm=jvm, _jconf=java_context.getConf())
-    apply_batch(SparkSession(SparkContext(gateway=gateway, jsc=java_context, conf=conf)), plan)
+    apply_batch(_session(), Plan.from_json(body["plan"]))
     return {}
 
 
@@ -77,6 +72,12 @@ def apply_without_spark(body: dict[str, Any]) -> dict[str, Any]:
         return {"done": False}
     record_empty_batch(CATALOG, body["catalog_properties"], plan, manifest)
     return {"done": True}
+
+
+def maintain(body: dict[str, Any]) -> dict[str, Any]:
+    """Compact the tables and expire what is old, as the maintenance DAG does."""
+    maintain_tables(_session(), Plan.from_json(body["plan"]))
+    return {}
 
 
 def advance(body: dict[str, Any]) -> dict[str, Any]:
@@ -98,6 +99,15 @@ def prune(body: dict[str, Any]) -> dict[str, Any]:
     area = StagingArea(body["staging_uri"])
     prune_area(area, body["slot_name"], checkpoint, older_than=datetime.now(UTC))
     return {}
+
+
+def _session() -> SparkSession:
+    gateway = launch_gateway()
+    jvm = gateway.jvm
+    context = jvm.org.apache.spark.SparkContext.getOrCreate()
+    java_context = jvm.org.apache.spark.api.java.JavaSparkContext.fromSparkContext(context)
+    conf = SparkConf(_jvm=jvm, _jconf=java_context.getConf())
+    return SparkSession(SparkContext(gateway=gateway, jsc=java_context, conf=conf))
 
 
 def _checkpoint(body: dict[str, Any]) -> Any:
