@@ -18,7 +18,7 @@ setup: ## Install uv, the locked packages and the jars (the others do it by them
 	@sh scripts/setup
 
 demo: setup ## PostgreSQL under load -> Airflow -> Spark -> Iceberg, then compare every row
-	@$(BIN)/python -m airflow_provider_pgoutput.quickstart demo
+	@$(BIN)/python -m quickstart demo
 
 # A file of tests runs in one process, in the order of the files; a process has a server, a lake and a Spark
 # of its own (about 5 GiB).
@@ -30,7 +30,7 @@ test: setup ## Run the tests in WORKERS=2 processes (PYTEST_ARGS="-k name" for s
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(MARKS) $(PYTEST_ARGS)
 
 airflow: setup ## Airflow's web page with the DAG loaded and the demo's database up
-	@$(BIN)/python -m airflow_provider_pgoutput.quickstart airflow
+	@$(BIN)/python -m quickstart airflow
 
 lint: setup ## Check style and formatting
 	@$(BIN)/ruff check --no-cache
@@ -89,5 +89,5 @@ sbom: setup ## Write the bill of materials of the wheel from uv.lock (docs/sbom.
 	@$(BIN)/python scripts/sbom.py
 
 clean: ## Remove what the demo and the tools left (not .venv, not the caches)
-	@if [ -x $(BIN)/python ]; then $(BIN)/python -m airflow_provider_pgoutput.quickstart clean; fi
+	@if [ -x $(BIN)/python ]; then $(BIN)/python -m quickstart clean; fi
 	@rm -rf .quickstart .pytest_cache .mypy_cache .ruff_cache .hypothesis dist

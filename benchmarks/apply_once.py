@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.quickstart.spark import LocalLake
 from benchmarks.lake import apply, open_spark, say
 from benchmarks.synthetic_batch import TABLE_NAME, BatchWriter, SyntheticBatch
+from quickstart.spark import LocalLake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

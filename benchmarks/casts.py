@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_pgoutput.batch.manifest import Column
+from airflow_provider_pgoutput.batch.table_version import Column
 from airflow_provider_pgoutput.capture.types.cast import ValuePolicy, column_caster
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import numpy as np
 
 from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
 from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
-from airflow_provider_pgoutput.capture.source.stream import CHUNK_BYTES
+from airflow_provider_pgoutput.capture.stream.transport import CHUNK_BYTES
 from benchmarks.workloads import PUBLICATION, WORKLOADS, Source, backlog
 
 if TYPE_CHECKING:

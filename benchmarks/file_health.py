@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.maintenance import Maintenance
 from airflow_provider_pgoutput.batch.plan import Plan
-from airflow_provider_pgoutput.quickstart.spark import LocalLake
 from benchmarks.lake import apply, open_spark, say
 from benchmarks.synthetic_batch import SLOT, TABLE_NAME, BatchWriter
+from quickstart.spark import LocalLake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.quickstart.spark import LocalLake
 from benchmarks.lake import apply, open_spark, say
 from benchmarks.synthetic_batch import TABLE_NAME, BatchWriter
+from quickstart.spark import LocalLake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

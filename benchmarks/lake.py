@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.plan import Plan
-from airflow_provider_pgoutput.quickstart.spark import LocalLake, local_conf, spark_environment
+from quickstart.spark import LocalLake, local_conf, spark_environment
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.quickstart.spark import LocalLake
 from benchmarks.lake import apply, open_spark, say
 from benchmarks.synthetic_batch import BatchWriter, joined
+from quickstart.spark import LocalLake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture.source.parts import Cutting
+from airflow_provider_pgoutput.capture.stream.sql_parallel import Cutting
 from benchmarks.staging import Measurement, read_with_pipeline
 from benchmarks.workloads import WORKLOADS, Backlog, Source, backlog, copied_slot
 

@@ -17,10 +17,10 @@ from typing import Any
 import psycopg
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
-from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from airflow_provider_pgoutput.capture.stream.options import StreamOptions
+from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 
 
 def run(order: dict[str, Any]) -> dict[str, float]:

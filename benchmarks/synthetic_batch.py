@@ -22,14 +22,8 @@ from numpy.typing import NDArray
 
 from airflow_provider_pgoutput.batch import changes, layout
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.manifest import (
-    Column,
-    Counts,
-    Manifest,
-    StagedFile,
-    Table,
-    TableVersion,
-)
+from airflow_provider_pgoutput.batch.manifest import Manifest, Table
+from airflow_provider_pgoutput.batch.table_version import Column, Counts, StagedFile, TableVersion
 from benchmarks.synthetic_keys import KEYS, key_arrays
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from airflow_provider_pgoutput.batch.manifest import Column
+from airflow_provider_pgoutput.batch.table_version import Column
 
 #: Key columns by kind of key. Of rows that follow each other the bigint keys and the UUIDs of version 7 do so
 #: as well, other UUIDs are anywhere, and the pairs of texts are of one tenant after the other.

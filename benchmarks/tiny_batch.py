@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_provider_pgoutput.batch.plan import Plan
-from airflow_provider_pgoutput.operators.spark_files import spark_files
-from airflow_provider_pgoutput.quickstart.spark import LocalLake, local_conf, spark_environment
+from airflow_provider_pgoutput.spark_submit.files import spark_files
 from benchmarks.lake import say
 from benchmarks.synthetic_batch import BatchWriter
+from quickstart.spark import LocalLake, local_conf, spark_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import psycopg
 from psycopg.rows import scalar_row
 
-from airflow_provider_pgoutput.quickstart.postgres import HOST, SUPERUSER, EmbeddedPostgres
+from quickstart.postgres import HOST, SUPERUSER, EmbeddedPostgres
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -74,7 +74,7 @@ def main() -> int:
             "-c",
             (
                 "import logging; logging.basicConfig(level='INFO', format='setup: %(message)s');"
-                "from airflow_provider_pgoutput.quickstart.spark import spark_jars; spark_jars()"
+                "from quickstart.spark import spark_jars; spark_jars()"
             ),
         ],
     )

@@ -19,9 +19,9 @@ import pytest
 from psycopg import sql
 
 from airflow_provider_pgoutput.capture.request import AFTER_APPLY, AFTER_STAGE
-from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
-from airflow_provider_pgoutput.quickstart.servers import find_or_fetch_installation
-from airflow_provider_pgoutput.quickstart.spark import LocalLake, local_conf, spark_environment
+from quickstart.postgres import EmbeddedPostgres
+from quickstart.servers import find_or_fetch_installation
+from quickstart.spark import LocalLake, local_conf, spark_environment
 from tests import setting
 from tests.conformance import passed
 

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.quickstart.spark import spark_environment
+from quickstart.spark import spark_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

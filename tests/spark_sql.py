@@ -1,7 +1,7 @@
 """Finds Spark SQL that holds a text of unknown origin: what is proved, and where a proof is asked for.
 
 A text is SQL when it is a constant of the source, or is put together of constants, of numbers and of what is
-declared as ``Sql`` (``apply/names.py``), which mypy checks. What a name holds is looked for in its own
+declared as ``Sql`` (``apply/iceberg/sql.py``), which mypy checks. What a name holds is looked for in its own
 function; beyond it declarations count (``declared_sql.py``). A list that has two names is not followed. What
 is not here: which files are read (``test_security_rules.py``).
 """

@@ -22,27 +22,29 @@ SOURCE_FILES = [
     *PACKAGE_FILES,
     *(
         path
-        for folder in ("benchmarks", "dags_examples", "scripts")
+        for folder in ("benchmarks", "dags_examples", "quickstart", "scripts", "tools")
         for path in sorted((ROOT / folder).rglob("*.py"))
     ),
 ]
 
-# doors -> capture -> batch <- apply. A room that is not named here is a door and may use them all.
+# Who runs where: what travels to Spark imports nothing that stays with Airflow. The order of the rooms
+# among themselves is test_floors.py's.
+GROUND = {"__init__", "errors", "crash_points", "parent_watch", "scratch"}
 MAY_IMPORT = {
-    "__init__": set(),
+    **{room: {room} for room in GROUND},
     "provider_info": {"__init__"},
-    "errors": {"errors"},
-    "batch": {"batch", "errors", "__init__"},
-    "capture": {"capture", "batch", "errors", "__init__"},
-    "apply": {"apply", "batch", "errors", "__init__"},
+    "batch": {"batch", *GROUND},
+    "lake": {"lake", "batch", *GROUND},
+    "capture": {"capture", "lake", "batch", *GROUND},
+    "apply": {"apply", "batch", *GROUND},
     # Capture's copy on Spark's executors, so the one room that knows both.
-    "spark_copy": {"spark_copy", "capture", "batch", "errors", "__init__"},
+    "spark_copy": {"spark_copy", "capture", "batch", *GROUND},
 }
-STANDARD_LIBRARY_ONLY = {"__init__", "provider_info", "errors", "batch"}
+STANDARD_LIBRARY_ONLY = {*GROUND, "provider_info", "batch"}
 ABSENT_IN_SPARK = ("airflow", "numpy", "psycopg", "pyarrow", "adbc_driver_postgresql", "pyiceberg")
 
 MOST_LINES_OF_A_FILE = 600
-MOST_LINES_OF_A_FUNCTION = 70
+MOST_LINES_OF_A_FUNCTION = 100
 
 
 def _room(path: Path) -> str:
@@ -90,7 +92,7 @@ source_files = pytest.mark.parametrize("path", SOURCE_FILES, ids=_name)
 
 def test_there_is_something_to_check() -> None:
     rooms = {_room(path) for path in PACKAGE_FILES}
-    assert {"batch", "capture", "apply", "errors", "hooks", "operators", "quickstart"} <= rooms
+    assert {"batch", "capture", "apply", "errors", "hooks", "operators"} <= rooms
 
 
 @package_files

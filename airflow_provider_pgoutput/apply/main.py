@@ -14,20 +14,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_pgoutput.batch.exit_status import COPY_AGAIN, FATAL, OK, RETRYABLE
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from airflow_provider_pgoutput.apply.maintain import MaintenanceResult
     from airflow_provider_pgoutput.apply.pipeline import ApplyResult
     from airflow_provider_pgoutput.apply.replay import ReplayResult
-
-OK = 0
-#: Trying again gives the same result (``FatalError``). Errors that this package does not know end with 1.
-FATAL = 65
-#: The tables have to be copied again (``CopyAgainError``).
-COPY_AGAIN = 66
-#: Trying again can help (``RetryableError``); EX_TEMPFAIL of sysexits.h.
-RETRYABLE = 75
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -40,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     logging.getLogger("py4j").setLevel(logging.WARNING)
     # Imported late: the package comes with --py-files, and a source tree is found by _find_package.
-    from airflow_provider_pgoutput.batch.parent_watch import die_with_parent  # noqa: PLC0415
+    from airflow_provider_pgoutput.parent_watch import die_with_parent  # noqa: PLC0415
 
     die_with_parent(RETRYABLE)
 
@@ -60,7 +54,7 @@ def _apply(spark: SparkSession, plan_uri: str) -> int:
     from airflow_provider_pgoutput.apply.maintain import maintain  # noqa: PLC0415
     from airflow_provider_pgoutput.apply.pipeline import apply_batch  # noqa: PLC0415
     from airflow_provider_pgoutput.apply.replay import replay  # noqa: PLC0415
-    from airflow_provider_pgoutput.apply.staged import read_plan  # noqa: PLC0415
+    from airflow_provider_pgoutput.apply.rows.staged_files import read_plan  # noqa: PLC0415
     from airflow_provider_pgoutput.errors import (  # noqa: PLC0415
         CopyAgainError,
         PgoutputError,
@@ -94,7 +88,7 @@ def _apply(spark: SparkSession, plan_uri: str) -> int:
 
 def _leave(spark: SparkSession, plan_uri: str, result: dict[str, Any]) -> None:
     """Write what happened beside the plan."""
-    from airflow_provider_pgoutput.apply.staged import write_text  # noqa: PLC0415
+    from airflow_provider_pgoutput.apply.rows.staged_files import write_text  # noqa: PLC0415
 
     write_text(spark, plan_uri.removesuffix(".json") + ".result.json", json.dumps(result))
 

@@ -16,17 +16,17 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from airflow_provider_pgoutput.apply import folders
-from airflow_provider_pgoutput.apply.failures import denial
-from airflow_provider_pgoutput.apply.iceberg import IcebergTable
-from airflow_provider_pgoutput.apply.java import (
+from airflow_provider_pgoutput.apply.iceberg.failures import denial
+from airflow_provider_pgoutput.apply.iceberg.jvm import (
     JAVA_ERRORS,
+    class_named,
     java_class,
     java_classes,
     said,
 )
-from airflow_provider_pgoutput.apply.names import Sql, TableName, literal, quote
-from airflow_provider_pgoutput.apply.prepare import isolated
+from airflow_provider_pgoutput.apply.iceberg.session import isolated
+from airflow_provider_pgoutput.apply.iceberg.sql import Sql, TableName, literal, quote
+from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.batch import checkpoint as words
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
@@ -46,7 +46,43 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.maintenance import Maintenance
     from airflow_provider_pgoutput.batch.plan import Plan
 
+
+def are_shared(table: IcebergTable, present: Sequence[IcebergTable]) -> bool:
+    """Whether another table of the namespace lies in, above or below the folder of this one."""
+    own = _folder(table)
+    others = (_folder(each) for each in present if each is not table)
+    return any(each.startswith(own) or own.startswith(each) for each in others)
+
+
+def location(table: IcebergTable) -> str:
+    """The URI of a table's folder."""
+    return str(table.java.location()).rstrip("/")
+
+
+def exists(spark: SparkSession, table: IcebergTable, folder: str) -> bool:
+    """Whether a folder of a Hadoop file system is there: a table without rows may have none for them.
+
+    :raises LakeUnavailable: the file system did not answer.
+    """
+    jvm: Any = spark._jvm
+    context: Any = spark.sparkContext
+    try:
+        path = class_named(jvm, "org.apache.hadoop.fs.Path")(folder)
+        return bool(path.getFileSystem(context._jsc.hadoopConfiguration()).exists(path))
+    except JAVA_ERRORS as error:
+        raise LakeUnavailable(
+            f"The folder of its files did not answer: {java_class(error)}.", table=table.name.target
+        ) from error
+
+
+def _folder(table: IcebergTable) -> str:
+    """The location without its scheme: ``file:/x``, ``file:///x`` and ``/x`` are one, so are s3 and s3a."""
+    parts = urlsplit(location(table))
+    return f"{parts.netloc}{parts.path}/"
+
+
 logger = logging.getLogger(__name__)
+
 
 #: Somebody else committed what a rewrite rests on; or the table kept changing.
 _CONFLICTS = {
@@ -55,18 +91,34 @@ _CONFLICTS = {
     # A manifest that it read was replaced meanwhile.
     "rewrite_manifests": ("CommitFailedException", "ValidationException"),
 }
+
+
 _CONFLICTS_OF_OTHERS = ("CommitFailedException",)
+
+
 #: Names what main was when the time began for which snapshots stay.
 _KEPT_TAG = "pgoutput_retained"
+
+
 #: Names what the batch left of which these were the rows. The checkpoint table and a replay know no other.
 _KEPT_BATCH_TAG = "pgoutput_retained_batch"
+
+
 #: Folders of a table's files below its location.
 _FOLDERS = ("data", "metadata")
+
+
 #: Schemes of file systems that Iceberg lists through Hadoop; all others it lists by prefix itself.
 _HADOOP_SCHEMES = ("", "file", "hdfs", "viewfs")
+
+
 #: What Iceberg says where a table property forbids that files are deleted.
 _FORBIDDEN = "GC is disabled"
+
+
 _FIRST_WITH_DELETION_VECTORS = 3
+
+
 #: By procedure: the columns of its answer that are counted, and what they are called here.
 _COUNTED = {
     "rewrite_data_files": {
@@ -121,7 +173,7 @@ def maintain(spark: SparkSession, plan: Plan) -> MaintenanceResult:
     failures: list[PgoutputError] = []
     chosen = _chosen(present, plan, plan.maintenance)
     # Of all of them first: one that is dropped meanwhile does not say any more where it was.
-    shared = [not is_all or folders.are_shared(table, present) for table in chosen]
+    shared = [not is_all or are_shared(table, present) for table in chosen]
     for table, shares in zip(chosen, shared, strict=True):
         job = _TableMaintenance(spark, table, plan.maintenance, shares)
         try:
@@ -274,7 +326,7 @@ class _TableMaintenance:
         )
 
     def _remove_orphans(self, retention_s: int) -> None:
-        location = folders.location(self._table)
+        table_location = location(self._table)
         if self._shares_folders:
             logger.warning(
                 "%s: another table lies in the same folders, or cannot be loaded: no orphan is looked for.",
@@ -287,17 +339,15 @@ class _TableMaintenance:
             self._leave("remove_orphan_files")
             return
         before = datetime.now(UTC) - timedelta(seconds=retention_s)
-        by_prefix = urlsplit(location).scheme not in _HADOOP_SCHEMES
+        by_prefix = urlsplit(table_location).scheme not in _HADOOP_SCHEMES
         removed = 0
         for folder in _FOLDERS:
-            if not by_prefix and not folders.exists(
-                self._spark, self._table, f"{location}/{folder}"
-            ):
+            if not by_prefix and not exists(self._spark, self._table, f"{table_location}/{folder}"):
                 continue
             rows = self._call(
                 "remove_orphan_files",
                 Sql(f"older_than => {_timestamp(before)}"),
-                Sql(f"location => {literal(f'{location}/{folder}')}"),
+                Sql(f"location => {literal(f'{table_location}/{folder}')}"),
                 Sql(f"prefix_listing => {'true' if by_prefix else 'false'}"),
                 Sql("stream_results => true"),
             )

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.apply.java import elements, entries
+from airflow_provider_pgoutput.apply.iceberg.jvm import elements, entries
 from airflow_provider_pgoutput.errors import TableRefused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_pgoutput.apply.iceberg import IcebergTable
+    from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 
 _MODES = ("write.delete.mode", "write.merge.mode", "write.update.mode")
 

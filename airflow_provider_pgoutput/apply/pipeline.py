@@ -14,20 +14,24 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.apply import checkpoint
-from airflow_provider_pgoutput.apply.failures import named_failures
 from airflow_provider_pgoutput.apply.gone import GoneTables
-from airflow_provider_pgoutput.apply.iceberg import IcebergTable
-from airflow_provider_pgoutput.apply.prepare import isolated
+from airflow_provider_pgoutput.apply.iceberg.failures import named_failures
+from airflow_provider_pgoutput.apply.iceberg.session import isolated
+from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.publish import prepare_on_main, publish, remove_dead_branches
-from airflow_provider_pgoutput.apply.row_work import SPARK, RowWork
+from airflow_provider_pgoutput.apply.rows.prepare import TablePreparation
+from airflow_provider_pgoutput.apply.rows.staged_files import open_batch
 from airflow_provider_pgoutput.apply.side_tables import (
     append_messages,
     append_rejected,
     check_side_tables,
 )
-from airflow_provider_pgoutput.apply.staged import open_batch
-from airflow_provider_pgoutput.apply.target import (
+from airflow_provider_pgoutput.apply.table import checkpoint
+from airflow_provider_pgoutput.apply.table.checkpoint_rows import (
+    CheckpointRows,
+    SparkCheckpointRows,
+)
+from airflow_provider_pgoutput.apply.table.target import (
     Start,
     Target,
     ignores_case,
@@ -36,14 +40,26 @@ from airflow_provider_pgoutput.apply.target import (
     targets,
 )
 from airflow_provider_pgoutput.batch.checkpoint import refuse_gap
-from airflow_provider_pgoutput.batch.crash_points import reach
+from airflow_provider_pgoutput.crash_points import reach
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from airflow_provider_pgoutput.apply.branching import Prepared
-    from airflow_provider_pgoutput.apply.staged import StagedBatch
+    from airflow_provider_pgoutput.apply.rows.branch import Preparation, Prepared
+    from airflow_provider_pgoutput.apply.rows.staged_files import StagedBatch
     from airflow_provider_pgoutput.batch.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class RowWork:
+    """Who does it."""
+
+    preparation: type[Preparation]
+    checkpoint: CheckpointRows
+
+
+SPARK = RowWork(TablePreparation, SparkCheckpointRows())
+
 
 logger = logging.getLogger(__name__)
 

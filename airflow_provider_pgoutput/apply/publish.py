@@ -9,21 +9,21 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.apply import prepare as preparing
-from airflow_provider_pgoutput.apply.iceberg import IcebergTable, discard
-from airflow_provider_pgoutput.apply.target import Start, start
+from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable, discard
+from airflow_provider_pgoutput.apply.rows import prepare as preparing
+from airflow_provider_pgoutput.apply.table.target import Start, start
 from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX
-from airflow_provider_pgoutput.batch.crash_points import reach
+from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import CommitStateUnknown, PublishRefused, TableRefused
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from airflow_provider_pgoutput.apply.branching import Preparation, Prepared
-    from airflow_provider_pgoutput.apply.checkpoint import Progress
-    from airflow_provider_pgoutput.apply.names import TableName
-    from airflow_provider_pgoutput.apply.staged import StagedBatch
-    from airflow_provider_pgoutput.apply.target import Target
+    from airflow_provider_pgoutput.apply.iceberg.sql import TableName
+    from airflow_provider_pgoutput.apply.rows.branch import Preparation, Prepared
+    from airflow_provider_pgoutput.apply.rows.staged_files import StagedBatch
+    from airflow_provider_pgoutput.apply.table.checkpoint import Progress
+    from airflow_provider_pgoutput.apply.table.target import Target
 
 logger = logging.getLogger(__name__)
 

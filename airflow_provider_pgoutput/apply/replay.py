@@ -17,32 +17,28 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.apply import checkpoint
-from airflow_provider_pgoutput.apply.failures import named_failures
-from airflow_provider_pgoutput.apply.iceberg import IcebergTable
+from airflow_provider_pgoutput.apply.iceberg.failures import named_failures
+from airflow_provider_pgoutput.apply.iceberg.session import isolated
+from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import applied_tables, write_tables
-from airflow_provider_pgoutput.apply.prepare import isolated
+from airflow_provider_pgoutput.apply.replay_steps import Step, first_steps, plan_steps
 from airflow_provider_pgoutput.apply.rewind import go_back
 from airflow_provider_pgoutput.apply.side_tables import (
     append_messages,
     append_rejected,
     check_side_tables,
 )
-from airflow_provider_pgoutput.apply.staged import StagedBatch, open_batch
-from airflow_provider_pgoutput.apply.target import (
+from airflow_provider_pgoutput.apply.table import checkpoint
+from airflow_provider_pgoutput.apply.table.target import (
     Start,
     Target,
-    ignores_case,
-    refuse_unordered,
     start,
-    targets,
 )
 from airflow_provider_pgoutput.batch.checkpoint import refuse_gap
-from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import (
     BatchGap,
-    BatchRefused,
     PublishRefused,
     TableRefused,
     TableRolledBack,
@@ -53,9 +49,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from airflow_provider_pgoutput.apply.iceberg import Marker
+    from airflow_provider_pgoutput.apply.iceberg.table import Marker
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.batch.plan import Plan, Replay
+
 
 logger = logging.getLogger(__name__)
 
@@ -71,14 +68,6 @@ class ReplayResult:
     #: By target: the snapshot that this run published last.
     published: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One batch of a replay and the tables that it is applied to."""
-
-    batch: StagedBatch
-    targets: tuple[Target, ...]
 
 
 def replay(spark: SparkSession, plan: Plan) -> ReplayResult:
@@ -100,13 +89,13 @@ def _replay(spark: SparkSession, plan: Plan) -> ReplayResult:
     began = time.monotonic()
     if plan.replay is None:
         raise AssertionError("main.py asks only for a plan with a replay")
-    steps = _steps(spark, plan, plan.replay)
+    steps = plan_steps(spark, plan, plan.replay)
     first, last = steps[0].batch.manifest, steps[-1].batch.manifest
     progress = checkpoint.read(spark, plan, first)
     for step in steps:
         check_side_tables(spark, step.batch)
     if plan.replay.in_place:
-        copied = go_back(spark, plan, steps, _firsts(steps), progress)
+        copied = go_back(spark, plan, steps, first_steps(steps), progress)
     else:
         copied = frozenset()
         _refuse_headless(spark, plan.replay, steps, progress)
@@ -123,79 +112,6 @@ def _replay(spark: SparkSession, plan: Plan) -> ReplayResult:
     return dataclasses.replace(result, seconds=time.monotonic() - began)
 
 
-def _steps(spark: SparkSession, plan: Plan, wanted: Replay) -> list[Step]:
-    any_case = ignores_case(spark, plan.catalog)
-    batches: list[StagedBatch] = []
-    for uri in wanted.manifest_uris:
-        batches.append(open_batch(spark, dataclasses.replace(plan, manifest_uri=uri)))
-        if len(batches) > 1:
-            _refuse_break(batches[-2].manifest, batches[-1].manifest)
-    tables = [table for batch in batches for table in batch.manifest.tables]
-    # By OID: a table that was renamed is one table, whichever of its names was given.
-    chosen = {each.relation_oid for each in tables if each.name in wanted.source_tables}
-    steps: list[Step] = []
-    for batch in batches:
-        found = [
-            each
-            for each in targets(plan, batch.manifest, any_case=any_case)
-            if not wanted.source_tables or each.source.relation_oid in chosen
-        ]
-        refuse_unordered(found, batch.manifest)
-        steps.append(Step(batch, tuple(found)))
-    _refuse_two_targets(steps)
-    seen = {each.name for each in tables}
-    if missing := sorted(set(wanted.source_tables) - seen):
-        raise BatchRefused(
-            f"None of the {len(steps)} batches has a change of {', '.join(missing)}.",
-            slot=steps[-1].batch.manifest.slot_name,
-            advice="check the names, schema.table as at the source, or begin at an earlier LSN.",
-        )
-    return steps
-
-
-def _refuse_break(before: Manifest, after: Manifest) -> None:
-    if (before.slot_name, before.system_identifier) != (after.slot_name, after.system_identifier):
-        raise BatchRefused(
-            "The batches are of two slots or of two PostgreSQL systems.",
-            slot=after.slot_name,
-            lsn=after.start_lsn,
-            advice="replay the batches of each on their own.",
-        )
-    if after.start_lsn > before.end_lsn:
-        raise BatchGap(
-            f"A batch ends at {before.end_lsn}, the next one starts at {after.start_lsn}.",
-            slot=after.slot_name,
-            lsn=before.end_lsn,
-            advice="bring back the batches between, or begin after them.",
-        )
-
-
-def _refuse_two_targets(steps: list[Step]) -> None:
-    """Refuse to tear a table into two that was renamed at the source, unless a copy begins the second."""
-    target_of: dict[int, Target] = {}
-    for step in steps:
-        for target in step.targets:
-            before = target_of.get(target.source.relation_oid, target)
-            if before.name != target.name and target.source.copy_lsn is None:
-                raise TableRefused(
-                    f"The table was renamed at the source, from {before.source.name}; its changes would go to"
-                    f" {before.name.target} first, and to {target.name.target} then.",
-                    table=target.source.name,
-                    lsn=step.batch.manifest.start_lsn,
-                    advice="give both names the same target in table_options.",
-                )
-            target_of[target.source.relation_oid] = target
-
-
-def _firsts(steps: list[Step]) -> dict[str, tuple[Target, Manifest]]:
-    """Each table where it appears first, by target."""
-    found: dict[str, tuple[Target, Manifest]] = {}
-    for step in steps:
-        for target in step.targets:
-            found.setdefault(target.name.target, (target, step.batch.manifest))
-    return found
-
-
 def _refuse_headless(
     spark: SparkSession, wanted: Replay, steps: list[Step], progress: checkpoint.Progress
 ) -> None:
@@ -208,7 +124,7 @@ def _refuse_headless(
         # The checkpoint is about the namespace as a whole, tables without a change in these batches too.
         refuse_gap(steps[0].batch.manifest, progress.end_lsn)
     has_all = progress.end_lsn is not None and progress.end_lsn >= begins
-    for name, (target, manifest) in _firsts(steps).items():
+    for name, (target, manifest) in first_steps(steps).items():
         table = IcebergTable.load(spark, target.name)
         marker = table.marker(manifest.slot_name) if table else None
         reaches = marker is not None and (has_all or marker.end_lsn >= begins)

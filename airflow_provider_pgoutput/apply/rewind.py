@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.apply import checkpoint
-from airflow_provider_pgoutput.apply.iceberg import IcebergTable
-from airflow_provider_pgoutput.apply.java import entries
-from airflow_provider_pgoutput.apply.target import Target, refuse_other_deletes, start
+from airflow_provider_pgoutput.apply.iceberg.jvm import entries
+from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
+from airflow_provider_pgoutput.apply.table import checkpoint
+from airflow_provider_pgoutput.apply.table.target import Target, refuse_other_deletes, start
 from airflow_provider_pgoutput.batch import checkpoint as words
-from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import BatchGap, TableRefused
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from airflow_provider_pgoutput.apply.replay import Step
+    from airflow_provider_pgoutput.apply.replay_steps import Step
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.batch.plan import Plan
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from airflow_provider_pgoutput.apply.evolve import create_table
-from airflow_provider_pgoutput.apply.failures import named_failures
-from airflow_provider_pgoutput.apply.iceberg import IcebergTable, discard
-from airflow_provider_pgoutput.apply.names import Sql, TableName
+from airflow_provider_pgoutput.apply.iceberg.failures import named_failures
+from airflow_provider_pgoutput.apply.iceberg.sql import Sql, TableName
+from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable, discard
 from airflow_provider_pgoutput.apply.publish import remove_dead_branches
-from airflow_provider_pgoutput.apply.staged import read_files
+from airflow_provider_pgoutput.apply.rows.staged_files import read_files
+from airflow_provider_pgoutput.apply.schema.evolve import create_table
 from airflow_provider_pgoutput.apply.views import refuse_view
 from airflow_provider_pgoutput.batch.changes import COMMIT_LSN, LSN, MESSAGES, REJECTED
 from airflow_provider_pgoutput.batch.checkpoint import (
@@ -28,8 +28,8 @@ from airflow_provider_pgoutput.batch.checkpoint import (
     REJECTED_TABLE,
     marker_of,
 )
-from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import CommitStateUnknown, PublishRefused, TableRefused
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_provider_pgoutput.apply.iceberg import Marker
-    from airflow_provider_pgoutput.apply.staged import StagedBatch
+    from airflow_provider_pgoutput.apply.iceberg.table import Marker
+    from airflow_provider_pgoutput.apply.rows.staged_files import StagedBatch
     from airflow_provider_pgoutput.batch.manifest import Manifest
 
 logger = logging.getLogger(__name__)

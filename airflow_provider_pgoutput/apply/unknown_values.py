@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from airflow_provider_pgoutput.apply.names import Sql
-from airflow_provider_pgoutput.apply.net import COPIES, image
+from airflow_provider_pgoutput.apply.iceberg.sql import Sql
+from airflow_provider_pgoutput.apply.rows.full_identity import COPIES, image
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from pyspark.sql import DataFrame
 
-    from airflow_provider_pgoutput.apply.versions import Segment
+    from airflow_provider_pgoutput.apply.rows.segments import Segment
 
 #: Of an image: how many are looked for, how many may be found, how many of the former the target gave, and
 #: the row of the batch.

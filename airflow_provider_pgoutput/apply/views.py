@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.apply.java import JAVA_ERRORS
+from airflow_provider_pgoutput.apply.iceberg.jvm import JAVA_ERRORS
 from airflow_provider_pgoutput.batch.checkpoint import OWN_TABLES
 from airflow_provider_pgoutput.errors import TableRefused
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from airflow_provider_pgoutput.apply.names import TableName
+    from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 
 
 def refuse_view(spark: SparkSession, name: TableName, *, any_case: bool = False) -> None:

@@ -1,8 +1,8 @@
 """What apply leaves in the lake about its progress, in names and rules; capture and the operators read it.
 
 The truth is in the snapshot summary of each table's commits. The checkpoint table is an index of it
-that can be rebuilt. What is not here: reading and writing either (``apply/checkpoint.py`` with Spark,
-``capture/checkpoint.py`` and ``capture/checkpoint_rows.py`` with pyiceberg).
+that can be rebuilt. What is not here: reading and writing either (``apply/table/checkpoint.py`` with Spark,
+``lake/checkpoint.py`` and ``lake/checkpoint_rows.py`` with pyiceberg).
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.batch.manifest import FULL
+from airflow_provider_pgoutput.batch.table_version import FULL
 
 if TYPE_CHECKING:
-    from airflow_provider_pgoutput.batch.manifest import TableVersion
+    from airflow_provider_pgoutput.batch.table_version import TableVersion
 
 
 def sought_by(version: TableVersion) -> tuple[str, ...]:

@@ -15,10 +15,55 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+
+_WIDENINGS = {("int", "long"), ("float", "double")}
+
+
+def widens(old: str, new: str) -> bool:
+    """Whether Iceberg can turn a column of ``old`` into ``new`` without rewriting a file."""
+    if (old, new) in _WIDENINGS:
+        return True
+    before, after = decimal_type(old), decimal_type(new)
+    if before and after:
+        return before[1] == after[1] and before[0] < after[0]
+    return old != new and _grows(old, new)
+
+
+def loses_fields(old: str, new: str) -> bool:
+    """Whether ``new`` is ``old`` without the last fields of its structs: no row is found by what is left."""
+    return old != new and _grows(new, old)
+
+
+def _grows(old: str, new: str) -> bool:
+    """Whether ``new`` is ``old``, or ``old`` with more fields at the end of its structs.
+
+    Fields that come while others go may be these under another name, whose values they would lose.
+    """
+    if old == new:
+        return True
+    if (before := list_element(old)) and (after := list_element(new)):
+        return _grows(before, after)
+    fields, wanted = struct_fields(old) or (), struct_fields(new) or ()
+    return (
+        bool(fields)
+        and all(
+            name == as_name and _grows(kind, as_kind)
+            for (name, kind), (as_name, as_kind) in zip(fields, wanted, strict=False)
+        )
+        and len(fields) <= len(wanted)
+    )
+
+
 _DECIMAL = re.compile(r"decimal\((\d+), ?(\d+)\)")
+
+
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
 #: A name in quotes, or one character of anything else.
 _TOKEN = re.compile(r'"(?:[^"]|"")*"|.', re.DOTALL)
+
+
 #: The greatest precision of a decimal.
 MAX_DECIMAL_PRECISION = 38
 

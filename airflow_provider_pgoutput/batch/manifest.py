@@ -26,6 +26,7 @@ from airflow_provider_pgoutput.batch.shape import (
     types_from,
     unsettled_from,
 )
+from airflow_provider_pgoutput.batch.table_version import Counts, StagedFile, TableVersion
 from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError
 
 if TYPE_CHECKING:
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
 
+
 FORMAT_VERSION = 1
+
+
 #: Fields that came later; where they say nothing the batch id is what it was without them.
 _LATER_FIELDS = {
     "attribute_number": None,
@@ -46,116 +50,10 @@ _LATER_FIELDS = {
     "until_lsn": None,
     "older_unknown": False,
 }
+
+
 #: Fields that tell where something lies, or what was before, and nothing of the content.
 _NO_CONTENT = frozenset({"path", "storage", "highest_number", "types", "unsettled", "expressions"})
-
-#: ``pg_class.relreplident`` of REPLICA IDENTITY FULL.
-FULL = "f"
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column of a relation, as the stream and the catalog describe it."""
-
-    name: str
-    type_oid: int
-    type_modifier: int
-    #: PostgreSQL's own spelling, ``numeric(12,2)``.
-    type_name: str
-    #: Iceberg's spelling: ``int``, ``decimal(12, 2)``, ``list<string>``, ``map<string, string>``...
-    lake_type: str
-    #: Whether the relation message flags it as part of the replica identity.
-    identity: bool = False
-    #: What rows that are older than the column show in it, as text: PostgreSQL fills a constant
-    #: default in without row events (``pg_attribute.attmissingval``).  None: NULL.  Of a list and of a
-    #: struct's fields it is a JSON array, of a map an object; in them each value is text, or null.
-    missing_value: str | None = None
-    #: ``pg_attribute.attnum``: what stays when the column is renamed.  None: not known.
-    attribute_number: int | None = None
-    #: Whether older rows of the lake may have NULL in it where the source shows a value that nobody told.
-    older_unknown: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StagedFile:
-    """One Parquet file; see ``batch/changes.py`` for its columns."""
-
-    #: ``changes``, ``copy``, ``rejected`` or ``messages``.
-    kind: str
-    #: Relative to the staging root.
-    path: str
-    rows: int
-    size_bytes: int
-    sha256: str
-    #: Names of its columns in order.
-    columns: tuple[str, ...]
-    min_commit_lsn: str | None = None
-    max_commit_lsn: str | None = None
-
-    @classmethod
-    def from_body(cls, body: dict[str, Any]) -> StagedFile:
-        """A file out of its JSON form.
-
-        :raises TypeError: when fields are missing or unknown.
-        """
-        return cls(**{**body, "columns": tuple(body["columns"])})
-
-
-@dataclass(frozen=True, slots=True)
-class TableVersion:
-    """A table between two changes of its schema, in the order in which the stream announced them."""
-
-    version: int
-    schema_name: str
-    table_name: str
-    #: ``d`` default, ``n`` nothing, ``f`` full, ``i`` index: ``pg_class.relreplident``.
-    replica_identity: str
-    columns: tuple[Column, ...]
-    #: Names of the columns that identify a row: the primary key, or the index of the replica
-    #: identity, or what the user configured; empty when the table has no key.
-    key_columns: tuple[str, ...]
-    files: tuple[StagedFile, ...] = ()
-
-    @classmethod
-    def from_body(cls, body: dict[str, Any]) -> TableVersion:
-        """A version out of its JSON form.
-
-        :raises TypeError: when fields are missing or unknown.
-        """
-        return cls(
-            **{
-                **body,
-                "columns": tuple(Column(**each) for each in body["columns"]),
-                "key_columns": tuple(body["key_columns"]),
-                "files": tuple(StagedFile.from_body(each) for each in body["files"]),
-            }
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Row changes of one table in one batch."""
-
-    inserts: int = 0
-    updates: int = 0
-    deletes: int = 0
-    truncates: int = 0
-    copied: int = 0
-    #: Updates that carry an old tuple, so may have changed the key.
-    old_tuples: int = 0
-    #: Values left out as unchanged TOAST.
-    unchanged_toast: int = 0
-    #: Values that their column could not hold, kept as text in a rejected file.
-    rejected: int = 0
-
-    def __add__(self, other: Counts) -> Counts:
-        names = [each.name for each in dataclasses.fields(self)]
-        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in names})
-
-    @property
-    def changes(self) -> int:
-        """Row changes of the stream: inserts, updates, deletes and truncates."""
-        return self.inserts + self.updates + self.deletes + self.truncates
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 A table that leaves a publication and comes back has the same name and the same OID; only the rows of the
 catalog that make it a member are others. What is not here: reading and comparing them, see
-``capture/source/membership.py``.
+``capture/membership.py``.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ from airflow_provider_pgoutput.batch.lsn import Lsn
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from airflow_provider_pgoutput.batch.manifest import Table, TableVersion
+    from airflow_provider_pgoutput.batch.manifest import Table
+    from airflow_provider_pgoutput.batch.table_version import TableVersion
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
 
 if TYPE_CHECKING:
-    from airflow_provider_pgoutput.batch.manifest import Table, TableVersion
+    from airflow_provider_pgoutput.batch.manifest import Table
+    from airflow_provider_pgoutput.batch.table_version import TableVersion
 
 ADDED = "column_added"
 DROPPED = "column_dropped"

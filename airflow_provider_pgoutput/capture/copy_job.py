@@ -12,9 +12,8 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from airflow_provider_pgoutput.batch.manifest import Counts, StagedFile, TableVersion
+from airflow_provider_pgoutput.batch.table_version import TableVersion
 from airflow_provider_pgoutput.capture.source.catalog import PublishedColumn, PublishedTable
-from airflow_provider_pgoutput.capture.source.copy_plan import BlockRange
 from airflow_provider_pgoutput.capture.types.cast import ValuePolicy
 from airflow_provider_pgoutput.capture.types.type_info import Attribute, TypeInfo
 
@@ -22,8 +21,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from contextlib import AbstractContextManager
 
+    from airflow_provider_pgoutput.capture.staging.copied_table import CopiedTable
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRange:
+    """Blocks of a table, or of each of its leaves; the last range of a table has no end."""
+
+    first: int
+    end: int | None
+
+
 #: Where both sides have a folder in common: the job, why it failed, and a file for each table.
 JOB_FILE = "job.json"
+
+
 FAILURE_FILE = "failure.json"
 
 
@@ -85,34 +97,6 @@ class CopyJob:
                 "types": {each.oid: each for each in types},
                 "tables": tuple(_table_job(each) for each in body["tables"]),
             }
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class CopiedTable:
-    """A table whose every row is in files that are complete and durable."""
-
-    relation_oid: int
-    files: tuple[StagedFile, ...]
-    rejected_files: tuple[StagedFile, ...]
-    counts: Counts
-    #: Of all rows, in memory.
-    read_bytes: int
-
-    def to_json(self) -> str:
-        """The answer as text; no value of a row is in it."""
-        return json.dumps(dataclasses.asdict(self), ensure_ascii=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> CopiedTable:
-        """The answer out of its text."""
-        body = json.loads(text)
-        return cls(
-            relation_oid=body["relation_oid"],
-            files=tuple(StagedFile.from_body(each) for each in body["files"]),
-            rejected_files=tuple(StagedFile.from_body(each) for each in body["rejected_files"]),
-            counts=Counts(**body["counts"]),
-            read_bytes=body["read_bytes"],
         )
 
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
-    from airflow_provider_pgoutput.capture.lake_state import LakeState, Recorded
     from airflow_provider_pgoutput.capture.source.catalog import Server
-    from airflow_provider_pgoutput.capture.source.slot import SlotFacts
+    from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
+    from airflow_provider_pgoutput.lake.state import LakeState, Recorded
 
 #: The pipeline goes on by itself, or an operator may want to know.
 NOTE: Final = "note"

@@ -11,31 +11,22 @@ import logging
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture.context import CaptureContext
-from airflow_provider_pgoutput.capture.positions import (
-    begin_again,
-    check_source,
-    is_of_the_load,
-    last_batch,
-    last_known,
-)
-from airflow_provider_pgoutput.capture.reading import stage_changes, stage_copies
-from airflow_provider_pgoutput.capture.request import AFTER_STAGE, ALWAYS, NEVER
-from airflow_provider_pgoutput.capture.schema.differences import unfollowable
-from airflow_provider_pgoutput.capture.schema.policy import COPY, CopyNeeded
-from airflow_provider_pgoutput.capture.second_try import Tries
-from airflow_provider_pgoutput.capture.source import session as sessions
-from airflow_provider_pgoutput.capture.source.catalog import read_server
-from airflow_provider_pgoutput.capture.source.errors import of_slot
-from airflow_provider_pgoutput.capture.source.locks import holders_named
-from airflow_provider_pgoutput.capture.source.membership import (
+from airflow_provider_pgoutput.capture.fallback import Tries
+from airflow_provider_pgoutput.capture.membership import (
     begins_a_lake,
     holds_copies,
     tables_to_copy,
     without_ignored,
 )
+from airflow_provider_pgoutput.capture.request import AFTER_STAGE, ALWAYS, NEVER
+from airflow_provider_pgoutput.capture.run import CaptureContext
+from airflow_provider_pgoutput.capture.schema.differences import unfollowable
+from airflow_provider_pgoutput.capture.schema.policy import COPY, CopyNeeded
+from airflow_provider_pgoutput.capture.source import session as sessions
+from airflow_provider_pgoutput.capture.source.catalog import read_server
+from airflow_provider_pgoutput.capture.source.errors import of_slot
+from airflow_provider_pgoutput.capture.source.locks import holders_named
 from airflow_provider_pgoutput.capture.source.slot import (
-    SlotFacts,
     check_failover,
     check_not_ahead,
     check_slot,
@@ -43,13 +34,21 @@ from airflow_provider_pgoutput.capture.source.slot import (
     check_two_phase_start,
     check_wal_level,
 )
-from airflow_provider_pgoutput.capture.source.slot_care import warn_of_dangers
+from airflow_provider_pgoutput.capture.source.slot_warnings import warn_of_dangers
+from airflow_provider_pgoutput.capture.stage import stage_changes, stage_copies
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
-from airflow_provider_pgoutput.capture.staging.seal import (
+from airflow_provider_pgoutput.capture.staging.manifests import (
     find_bridge,
     find_sealed,
     make_sure,
     warn_of_skipped,
+)
+from airflow_provider_pgoutput.capture.start_position import (
+    begin_again,
+    check_source,
+    is_of_the_load,
+    last_batch,
+    last_known,
 )
 from airflow_provider_pgoutput.errors import (
     PgoutputError,
@@ -60,9 +59,10 @@ from airflow_provider_pgoutput.errors import (
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
-    from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
     from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
+    from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.capture.schema.policy import COPY, FAIL, SchemaPolicy
-from airflow_provider_pgoutput.capture.source.parts import MOST_CONNECTIONS, PART_BYTES
-from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from airflow_provider_pgoutput.capture.stream.options import AUTO, SQL, WALSENDER, StreamOptions
+from airflow_provider_pgoutput.capture.stream.sql_parallel import MOST_CONNECTIONS, PART_BYTES
 from airflow_provider_pgoutput.capture.types.cast import NULL_AND_KEEP, ValuePolicy
 from airflow_provider_pgoutput.capture.types.options import TypeOptions
 from airflow_provider_pgoutput.errors import ConfigurationError
@@ -17,20 +17,22 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
-    from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
     from airflow_provider_pgoutput.capture.copy_job import CopyEngine
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 
-SQL = "sql"
-WALSENDER = "walsender"
-#: One of the two, see ``source/room.py``.
-AUTO = "auto"
 
 ALWAYS = "always"
+
+
 NEVER = "never"
+
 
 IGNORE = "ignore"
 
+
 AFTER_APPLY = "after_apply"
+
+
 AFTER_STAGE = "after_stage"
 
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 from airflow.cli.simple_table import AirflowConsole
 from airflow.utils.providers_configuration_loader import providers_configuration_loaded
 
-from airflow_provider_pgoutput.capture.examination import examine_pipeline
 from airflow_provider_pgoutput.capture.findings import PROBLEM, all_is_well
-from airflow_provider_pgoutput.capture.lake_state import open_catalog, read_recorded
-from airflow_provider_pgoutput.capture.past import batches_around
-from airflow_provider_pgoutput.capture.repair import rebuild_checkpoint, remove_dead_branches
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.cli.running import running_tasks
+from airflow_provider_pgoutput.doctor.observe import examine_pipeline
+from airflow_provider_pgoutput.doctor.repair import rebuild_checkpoint, remove_dead_branches
 from airflow_provider_pgoutput.errors import PgoutputError
 from airflow_provider_pgoutput.hooks.iceberg import resolve_lake_catalog
 from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
+from airflow_provider_pgoutput.lake.batches_at import batches_around
+from airflow_provider_pgoutput.lake.state import open_catalog, read_recorded
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
     from airflow_provider_pgoutput.capture.findings import Finding, Observed
-    from airflow_provider_pgoutput.capture.lake_state import Recorded
+    from airflow_provider_pgoutput.lake.state import Recorded
 
 #: Forms of output that are not for scripts.
 _FOR_PEOPLE = ("table", "plain")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 
-from airflow_provider_pgoutput.capture.source import liveness
+from airflow_provider_pgoutput.capture.source import pinned
 from airflow_provider_pgoutput.errors import ConfigurationError, ConnectionNotFound
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def libpq_parameters(connection: Connection, extra: dict[str, Any]) -> dict[str,
         "password": connection.password,
         "dbname": connection.schema,
         "fallback_application_name": "airflow-provider-pgoutput",
-        **liveness.DEFAULTS,
+        **pinned.DEFAULTS,
     }
     parameters |= {
         name: value

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
-from airflow_provider_pgoutput.operators import arguments
-from airflow_provider_pgoutput.operators.batches import ReceivedBatch, confirmable
-from airflow_provider_pgoutput.operators.outcome import airflow_outcome
-from airflow_provider_pgoutput.operators.progress import Lake
-from airflow_provider_pgoutput.operators.runs import refuse_backfill
+from airflow_provider_pgoutput.tasks import arguments
+from airflow_provider_pgoutput.tasks.lake import Lake
+from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
+from airflow_provider_pgoutput.tasks.received_batch import ReceivedBatch, confirmable
+from airflow_provider_pgoutput.tasks.task_run import refuse_backfill
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,12 +8,12 @@ from airflow.sdk import Asset
 
 from airflow_provider_pgoutput.batch.xcom import batch_xcom
 from airflow_provider_pgoutput.errors import LakeDenied, LakeUnavailable
-from airflow_provider_pgoutput.operators import arguments
-from airflow_provider_pgoutput.operators.batches import ReceivedBatch, moves_checkpoint_only
-from airflow_provider_pgoutput.operators.outcome import airflow_outcome
-from airflow_provider_pgoutput.operators.progress import Lake
-from airflow_provider_pgoutput.operators.runs import log_group, log_tables, refuse_backfill
-from airflow_provider_pgoutput.operators.spark_apply import SparkApplyOperator
+from airflow_provider_pgoutput.spark_submit.operator import SparkApplyOperator
+from airflow_provider_pgoutput.tasks import arguments
+from airflow_provider_pgoutput.tasks.lake import Lake
+from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
+from airflow_provider_pgoutput.tasks.received_batch import ReceivedBatch, moves_checkpoint_only
+from airflow_provider_pgoutput.tasks.task_run import log_group, log_tables, refuse_backfill
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.maintenance import Maintenance
 from airflow_provider_pgoutput.batch.plan import Plan
-from airflow_provider_pgoutput.operators import arguments
-from airflow_provider_pgoutput.operators.job_result import demanded
-from airflow_provider_pgoutput.operators.outcome import airflow_outcome
-from airflow_provider_pgoutput.operators.progress import Lake
-from airflow_provider_pgoutput.operators.runs import log_group, log_tables
-from airflow_provider_pgoutput.operators.spark_apply import LakeJobOperator
+from airflow_provider_pgoutput.spark_submit.operator import LakeJobOperator
+from airflow_provider_pgoutput.spark_submit.result import demanded
+from airflow_provider_pgoutput.tasks import arguments
+from airflow_provider_pgoutput.tasks.lake import Lake
+from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
+from airflow_provider_pgoutput.tasks.task_run import log_group, log_tables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 
 from airflow_provider_pgoutput.errors import ConfigurationError
-from airflow_provider_pgoutput.operators import arguments
-from airflow_provider_pgoutput.operators.outcome import airflow_outcome
-from airflow_provider_pgoutput.operators.progress import Lake
+from airflow_provider_pgoutput.tasks import arguments
+from airflow_provider_pgoutput.tasks.lake import Lake
+from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

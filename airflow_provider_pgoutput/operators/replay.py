@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.plan import Replay
 from airflow_provider_pgoutput.errors import BatchGap, ConfigurationError
-from airflow_provider_pgoutput.operators import arguments
-from airflow_provider_pgoutput.operators.job_result import demanded
-from airflow_provider_pgoutput.operators.outcome import airflow_outcome
-from airflow_provider_pgoutput.operators.progress import Lake
-from airflow_provider_pgoutput.operators.runs import log_group
-from airflow_provider_pgoutput.operators.spark_apply import SparkApplyOperator
+from airflow_provider_pgoutput.spark_submit.operator import SparkApplyOperator
+from airflow_provider_pgoutput.spark_submit.result import demanded
+from airflow_provider_pgoutput.tasks import arguments
+from airflow_provider_pgoutput.tasks.lake import Lake
+from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
+from airflow_provider_pgoutput.tasks.task_run import log_group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.xcom import batch_xcom
-from airflow_provider_pgoutput.operators import arguments
-from airflow_provider_pgoutput.operators.copying import CopyingOperator
-from airflow_provider_pgoutput.operators.outcome import airflow_outcome
-from airflow_provider_pgoutput.operators.progress import Lake
-from airflow_provider_pgoutput.operators.runs import (
+from airflow_provider_pgoutput.spark_submit.copy_engine import CopyingOperator
+from airflow_provider_pgoutput.tasks import arguments
+from airflow_provider_pgoutput.tasks.lake import Lake
+from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
+from airflow_provider_pgoutput.tasks.schedule import longest_seconds_between_runs
+from airflow_provider_pgoutput.tasks.task_run import (
     log_group,
     log_tables,
     new_attempt,
     refuse_backfill,
 )
-from airflow_provider_pgoutput.operators.schedule import longest_seconds_between_runs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.xcom import BatchXCom
     from airflow_provider_pgoutput.capture.request import CaptureRequest
-    from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+    from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 
 
 class PgoutputStageOperator(CopyingOperator):
@@ -303,7 +303,7 @@ class PgoutputStageOperator(CopyingOperator):
 
     def _options(self) -> StreamOptions:
         """What pgoutput is asked to send; a wrong combination fails before anything is connected."""
-        from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+        from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 
         return StreamOptions(
             proto_version=arguments.whole_number(self.proto_version, "proto_version"),

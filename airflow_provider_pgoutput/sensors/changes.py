@@ -11,8 +11,8 @@ from airflow.sdk import BaseSensorOperator, conf
 from airflow_provider_pgoutput.errors import ConfigurationError, SlotLost
 from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 from airflow_provider_pgoutput.hooks.slot_status import LOST
-from airflow_provider_pgoutput.operators.arguments import required_text, whole_number
-from airflow_provider_pgoutput.operators.outcome import airflow_outcome
+from airflow_provider_pgoutput.tasks.arguments import required_text, whole_number
+from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
 from airflow_provider_pgoutput.triggers.changes import PgoutputChangesTrigger
 
 if TYPE_CHECKING:

@@ -22,17 +22,12 @@ from typing import TYPE_CHECKING
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import SparkContext
 
-from airflow_provider_pgoutput.batch.manifest import Counts
-from airflow_provider_pgoutput.batch.parent_watch import die_with_parent
-from airflow_provider_pgoutput.capture.copy_job import (
-    FAILURE_FILE,
-    JOB_FILE,
-    CopiedTable,
-    CopyJob,
-    copied_file,
-)
-from airflow_provider_pgoutput.capture.progress import CopyProgress
+from airflow_provider_pgoutput.batch.table_version import Counts
+from airflow_provider_pgoutput.capture.copy_job import FAILURE_FILE, JOB_FILE, CopyJob, copied_file
+from airflow_provider_pgoutput.capture.source.progress_log import CopyProgress
+from airflow_provider_pgoutput.capture.staging.copied_table import CopiedTable
 from airflow_provider_pgoutput.errors import ConfigurationError, PgoutputError, SparkFailed
+from airflow_provider_pgoutput.parent_watch import die_with_parent
 from airflow_provider_pgoutput.spark_copy.ranges import AddUp, DoneSoFar, copy_range, failure_of
 
 if TYPE_CHECKING:

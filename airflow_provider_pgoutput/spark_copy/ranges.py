@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 from pyspark import AccumulatorParam
 
-from airflow_provider_pgoutput.batch.crash_points import reach
-from airflow_provider_pgoutput.batch.manifest import Counts
-from airflow_provider_pgoutput.capture.source.copy import CopiedRows, CopyOrder, copy_tables
-from airflow_provider_pgoutput.capture.source.describe import copy_caster
+from airflow_provider_pgoutput.batch.table_version import Counts
+from airflow_provider_pgoutput.capture.copy.read import CopiedRows, CopyOrder, copy_tables
+from airflow_provider_pgoutput.capture.describe import copy_caster
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.rejected import SCHEMA as REJECTED_SCHEMA
 from airflow_provider_pgoutput.capture.staging.sent_values import Casters
 from airflow_provider_pgoutput.capture.staging.tables import StagedTable, StagedVersion
 from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
+from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import PgoutputError, error_named
 
 if TYPE_CHECKING:
@@ -36,9 +36,8 @@ if TYPE_CHECKING:
 
     from pyspark import Accumulator, Broadcast
 
-    from airflow_provider_pgoutput.batch.manifest import StagedFile
-    from airflow_provider_pgoutput.capture.copy_job import CopyJob, TableJob
-    from airflow_provider_pgoutput.capture.source.copy_plan import BlockRange
+    from airflow_provider_pgoutput.batch.table_version import StagedFile
+    from airflow_provider_pgoutput.capture.copy_job import BlockRange, CopyJob, TableJob
 
 _MARKS = "<pgoutput-failure>", "</pgoutput-failure>"
 _FAILURE = re.compile("(.*?)".join(_MARKS), re.DOTALL)

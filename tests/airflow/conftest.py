@@ -136,7 +136,7 @@ class TestLake:
         from pyiceberg.catalog import load_catalog
 
         from airflow_provider_pgoutput.batch.lsn import Lsn
-        from airflow_provider_pgoutput.capture.checkpoint_rows import append_rows
+        from airflow_provider_pgoutput.lake.checkpoint_rows import append_rows
 
         catalog = load_catalog(self.catalog_name, **self.properties)
         catalog.create_namespace_if_not_exists(self.namespace)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_provider_pgoutput.quickstart.spark import LocalLake, local_conf, spark_environment
+from quickstart.spark import LocalLake, local_conf, spark_environment
 from tests.airflow.canaries import CANARIES, files_below
 from tests.reader_role import role_statements
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.manifest import Counts, Manifest, Table
+from airflow_provider_pgoutput.batch.manifest import Manifest, Table
+from airflow_provider_pgoutput.batch.table_version import Counts
 from airflow_provider_pgoutput.batch.xcom import batch_xcom
 from airflow_provider_pgoutput.operators.apply import PgoutputApplyOperator
 

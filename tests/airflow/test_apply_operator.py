@@ -17,9 +17,10 @@ import pytest
 from airflow.sdk import Asset
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from airflow_provider_pgoutput.batch.manifest import Counts, SkippedTransaction
+from airflow_provider_pgoutput.batch.manifest import SkippedTransaction
 from airflow_provider_pgoutput.batch.membership import PublishedSet, TableMark
 from airflow_provider_pgoutput.batch.plan import Plan
+from airflow_provider_pgoutput.batch.table_version import Counts
 from airflow_provider_pgoutput.errors import ConnectionNotFound, LakeUnavailable, PublishRefused
 from tests.airflow.spark_submit_double import SLOT, Workshop
 

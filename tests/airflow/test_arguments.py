@@ -8,8 +8,8 @@ import pytest
 from airflow.sdk import DAG
 
 from airflow_provider_pgoutput.errors import ConfigurationError
-from airflow_provider_pgoutput.operators import arguments
 from airflow_provider_pgoutput.operators.retire import PgoutputDropSlotOperator
+from airflow_provider_pgoutput.tasks import arguments
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+    from quickstart.postgres import EmbeddedPostgres
 
     Session = psycopg.Connection[tuple[Any, ...]]
 

@@ -17,23 +17,18 @@ from sqlalchemy import delete
 
 from airflow_provider_pgoutput.batch import checkpoint as words
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.manifest import (
-    Counts,
-    Manifest,
-    StagedFile,
-    Table,
-    TableVersion,
-)
+from airflow_provider_pgoutput.batch.manifest import Manifest, Table
 from airflow_provider_pgoutput.batch.membership import PublishedSet, TableMark
+from airflow_provider_pgoutput.batch.table_version import Counts, StagedFile, TableVersion
 from airflow_provider_pgoutput.capture.advance import advance_slot
-from airflow_provider_pgoutput.capture.checkpoint import read_checkpoint
-from airflow_provider_pgoutput.capture.doctor import examine
-from airflow_provider_pgoutput.capture.examination import examine_pipeline
 from airflow_provider_pgoutput.capture.findings import RunningTask
-from airflow_provider_pgoutput.capture.lake_state import open_catalog
-from airflow_provider_pgoutput.capture.repair import remove_dead_branches
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
+from airflow_provider_pgoutput.doctor.diagnose import examine
+from airflow_provider_pgoutput.doctor.observe import examine_pipeline
+from airflow_provider_pgoutput.doctor.repair import remove_dead_branches
 from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
+from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
+from airflow_provider_pgoutput.lake.state import open_catalog
 from tests.airflow.command_line import run
 
 if TYPE_CHECKING:

@@ -61,7 +61,7 @@ def test_every_parameter_is_described_and_used(dags: Any, name: str) -> None:
 
 
 def test_the_replay_gets_what_was_given(dags: Any) -> None:
-    from airflow_provider_pgoutput.operators import arguments
+    from airflow_provider_pgoutput.tasks import arguments
 
     dag = dags["pgoutput_replay"]
     (task,) = (each.prepare_for_execution() for each in dag.topological_sort())
@@ -86,7 +86,7 @@ def test_parameters_reach_the_tasks_as_they_were_given(dag: Any) -> None:
         "start_lsn": "16/B374D848",
         "tables": {"public.orders": {"partitioned_by": ["days(made_at)"]}},
     }
-    from airflow_provider_pgoutput.operators import arguments
+    from airflow_provider_pgoutput.tasks import arguments
 
     stage, apply, _ = (task.prepare_for_execution() for task in dag.topological_sort())
     apply.batch = None  # Comes by XCom from a running task.

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture.checkpoint import read_checkpoint
+from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
 from tests.airflow.command_line import run as run_command
 from tests.airflow.example_pipeline import TABLES, RunState, newest_run, run_state
 

@@ -10,10 +10,10 @@ import pytest
 from airflow.sdk import Connection
 from airflow.sdk.log import redact
 
-from airflow_provider_pgoutput.capture.lake_state import open_catalog
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.hooks.iceberg import resolve_lake_catalog
 from airflow_provider_pgoutput.hooks.lake_catalog import LakeCatalog, lake_catalog
+from airflow_provider_pgoutput.lake.state import open_catalog
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_pgoutput import errors
-from airflow_provider_pgoutput.operators.outcome import airflow_outcome
+from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
 
 
 def _below(base: type[errors.PgoutputError]) -> list[type[errors.PgoutputError]]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+    from quickstart.postgres import EmbeddedPostgres
 
     Define = Callable[[str, dict[str, Any]], None]
     Session = psycopg.Connection[tuple[Any, ...]]

@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_pgoutput.batch.plan import TableOptions
 from airflow_provider_pgoutput.errors import ConfigurationError
-from airflow_provider_pgoutput.operators.plan_options import plan_fields, table_options
+from airflow_provider_pgoutput.tasks.plan_options import plan_fields, table_options
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, Asset, CronTriggerTimetable, DeltaTriggerTimetable
 
-from airflow_provider_pgoutput.operators.schedule import longest_seconds_between_runs
+from airflow_provider_pgoutput.tasks.schedule import longest_seconds_between_runs
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,11 @@ from psycopg.conninfo import make_conninfo
 from pyarrow import parquet
 
 from airflow_provider_pgoutput.batch.manifest import Manifest
-from airflow_provider_pgoutput.capture import copying, copying_elsewhere
+from airflow_provider_pgoutput.capture.copy import on_spark
+from airflow_provider_pgoutput.capture.copy import stage as copying
 from airflow_provider_pgoutput.errors import ConnectionNotFound, SourceUnavailable
 from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
-from airflow_provider_pgoutput.quickstart.spark import spark_environment
+from quickstart.spark import spark_environment
 from tests.airflow.conftest import connection_json
 from tests.conformance.compare import (
     connect,
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from airflow_provider_pgoutput.batch.manifest import StagedFile, Table
+    from airflow_provider_pgoutput.batch.manifest import Table
+    from airflow_provider_pgoutput.batch.table_version import StagedFile
     from tests.airflow.conftest import TestLake
 
     Session = psycopg.Connection[tuple[Any, ...]]
@@ -114,7 +116,7 @@ def stage(
     (tmp_path / "private").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "private"))
     # Parts of 256 KiB, so that small tables have several.
-    monkeypatch.setattr(copying_elsewhere, "PART_BYTES", 32 * 8192)
+    monkeypatch.setattr(on_spark, "PART_BYTES", 32 * 8192)
     source.execute(
         f"CREATE ROLE spark_reader LOGIN REPLICATION PASSWORD '{CANARY}';"
         "GRANT pg_read_all_data TO spark_reader"

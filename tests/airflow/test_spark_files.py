@@ -17,16 +17,17 @@ import pytest
 from airflow.sdk import Connection
 
 from airflow_provider_pgoutput.errors import ConfigurationError
-from airflow_provider_pgoutput.operators.spark_files import (
+from airflow_provider_pgoutput.spark_submit.files import (
     COPY,
     own_spark_submit,
     spark_defaults,
     spark_files,
 )
-from airflow_provider_pgoutput.operators.spark_job import SparkJob, kill_descendants
-from airflow_provider_pgoutput.quickstart.spark import spark_environment
+from airflow_provider_pgoutput.spark_submit.job import SparkJob, kill_descendants
+from quickstart.spark import spark_environment
 
 CANARY = "canary-0xC0FFEE"
+EVERY_JOB = {"__init__.py", "errors.py", "crash_points.py", "parent_watch.py", "batch"}
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +40,7 @@ def test_only_what_apply_imports_is_shipped() -> None:
     with spark_files({}, None) as files, zipfile.ZipFile(files.package_zip) as archive:
         names = archive.namelist()
     rooms = {name.split("/")[1] for name in names}
-    assert rooms == {"__init__.py", "errors.py", "batch", "apply"}
+    assert rooms == {*EVERY_JOB, "apply"}
     assert all(
         name.startswith("airflow_provider_pgoutput/") and name.endswith(".py") for name in names
     )
@@ -62,7 +63,7 @@ def test_the_copy_is_shipped_with_capture_and_without_airflows_side() -> None:
             text=True,
         )
         assert found.stdout.startswith(files.package_zip)
-    assert rooms == {"__init__.py", "errors.py", "batch", "capture", "spark_copy"}
+    assert rooms == {*EVERY_JOB, "scratch.py", "lake", "capture", "spark_copy"}
 
 
 def test_the_shipped_package_is_whole() -> None:
@@ -115,7 +116,7 @@ def test_what_a_killed_task_left_goes_with_the_next_one_of_the_machine(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     program = (
         "import os, signal\n"
-        "from airflow_provider_pgoutput.operators.spark_files import COPY, spark_files\n"
+        "from airflow_provider_pgoutput.spark_submit.files import COPY, spark_files\n"
         "with spark_files({'a': 'b'}, None, COPY):\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -13,12 +13,12 @@ from airflow.sdk.exceptions import AirflowFailException
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from airflow_provider_pgoutput.batch import crash_points
+from airflow_provider_pgoutput import crash_points
 from airflow_provider_pgoutput.batch.manifest import Manifest
-from airflow_provider_pgoutput.capture.source import copy
+from airflow_provider_pgoutput.capture.copy import read
 from airflow_provider_pgoutput.errors import ConnectionNotFound
-from airflow_provider_pgoutput.operators.batches import ReceivedBatch
 from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
+from airflow_provider_pgoutput.tasks.received_batch import ReceivedBatch
 from tests.airflow.conftest import connection_json
 from tests.reader_role import reader_conninfo
 
@@ -317,7 +317,7 @@ def test_as_many_connections_copy_at_once_as_it_is_told(
     source: Session, tmp_path: Path, task_context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the first rows, when none of the others are taken, so that nobody gets to the end of a table."""
-    monkeypatch.setattr(copy, "_BATCH_BYTES", 1)
+    monkeypatch.setattr(read, "_BATCH_BYTES", 1)
     for number in range(6):
         source.execute(
             f"CREATE TABLE many_{number} AS SELECT generate_series(1, 50) AS id".encode()

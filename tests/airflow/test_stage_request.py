@@ -17,9 +17,9 @@ from psycopg.conninfo import conninfo_to_dict
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.request import CaptureRequest
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
-from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
-from airflow_provider_pgoutput.operators.copying import CopyingOperator, SparkCopy
+from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
+from airflow_provider_pgoutput.spark_submit.copy_engine import CopyingOperator, SparkCopy
 from tests.airflow.conftest import TestLake, connection_json
 
 if TYPE_CHECKING:

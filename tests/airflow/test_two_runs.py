@@ -18,7 +18,7 @@ import psutil
 import psycopg
 import pytest
 
-from airflow_provider_pgoutput.batch.crash_points import VARIABLE
+from airflow_provider_pgoutput.crash_points import VARIABLE
 from tests.airflow.example_pipeline import TABLES, newest_run, run_before_newest
 from tests.faults.processes import kill_group, wait_until_stopped
 

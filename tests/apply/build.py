@@ -19,15 +19,9 @@ import pyarrow.parquet as pq
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.manifest import (
-    Column,
-    Counts,
-    Manifest,
-    StagedFile,
-    Table,
-    TableVersion,
-)
+from airflow_provider_pgoutput.batch.manifest import Manifest, Table
 from airflow_provider_pgoutput.batch.plan import Plan
+from airflow_provider_pgoutput.batch.table_version import Column, Counts, StagedFile, TableVersion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_pgoutput.apply.names import TableName
+from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from tests.apply.build import Relation, Source
 
 if TYPE_CHECKING:

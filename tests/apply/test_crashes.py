@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_pgoutput.apply.iceberg import FILL_PREFIX, IcebergTable
-from airflow_provider_pgoutput.apply.names import TableName
+from airflow_provider_pgoutput import crash_points
+from airflow_provider_pgoutput.apply.iceberg.sql import TableName
+from airflow_provider_pgoutput.apply.iceberg.table import FILL_PREFIX, IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
-from airflow_provider_pgoutput.batch import crash_points
 from airflow_provider_pgoutput.batch.checkpoint import SUMMARY_END_LSN
 from airflow_provider_pgoutput.errors import CommitStateUnknown
 from tests.apply.build import Source, column
@@ -20,8 +20,8 @@ from tests.apply.fold_cases import a_is
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from airflow_provider_pgoutput.batch.manifest import Column
     from airflow_provider_pgoutput.batch.plan import Plan
+    from airflow_provider_pgoutput.batch.table_version import Column
     from tests.apply.build import Relation
 
 pytestmark = pytest.mark.spark

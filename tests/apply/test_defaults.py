@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_pgoutput.apply.defaults import missing_value
+from airflow_provider_pgoutput.apply.schema.defaults import missing_value
 from airflow_provider_pgoutput.errors import TableRefused
 from tests.apply.build import column
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from airflow_provider_pgoutput.apply import checkpoint, prepare
-from airflow_provider_pgoutput.apply.iceberg import IcebergTable
-from airflow_provider_pgoutput.apply.names import TableName
+from airflow_provider_pgoutput.apply.iceberg.sql import TableName
+from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
-from airflow_provider_pgoutput.apply.staged import open_batch
-from airflow_provider_pgoutput.apply.target import start, targets
+from airflow_provider_pgoutput.apply.rows import prepare
+from airflow_provider_pgoutput.apply.rows.staged_files import open_batch
+from airflow_provider_pgoutput.apply.table import checkpoint
+from airflow_provider_pgoutput.apply.table.target import start, targets
 from airflow_provider_pgoutput.batch.changes import REJECTED
 from airflow_provider_pgoutput.batch.checkpoint import REJECTED_TABLE
 from airflow_provider_pgoutput.batch.lsn import Lsn

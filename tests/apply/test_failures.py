@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from airflow_provider_pgoutput.apply.names import TableName
+from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.errors import SparkFailed
 from tests.apply.build import column

@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_pgoutput.apply import checkpoint, pipeline, prepare
-from airflow_provider_pgoutput.apply.evolve import evolve
-from airflow_provider_pgoutput.apply.iceberg import IcebergTable
-from airflow_provider_pgoutput.apply.names import TableName
+from airflow_provider_pgoutput import crash_points
+from airflow_provider_pgoutput.apply import pipeline
+from airflow_provider_pgoutput.apply.iceberg.sql import TableName
+from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.publish import publish
-from airflow_provider_pgoutput.apply.recorded import COLUMNS_PROPERTY
-from airflow_provider_pgoutput.apply.staged import StagedBatch, open_batch, read_plan
-from airflow_provider_pgoutput.apply.target import start, targets
-from airflow_provider_pgoutput.batch import crash_points
+from airflow_provider_pgoutput.apply.rows import prepare
+from airflow_provider_pgoutput.apply.rows.staged_files import StagedBatch, open_batch, read_plan
+from airflow_provider_pgoutput.apply.schema.column_map import COLUMNS_PROPERTY
+from airflow_provider_pgoutput.apply.schema.evolve import evolve
+from airflow_provider_pgoutput.apply.table import checkpoint
+from airflow_provider_pgoutput.apply.table.target import start, targets
 from airflow_provider_pgoutput.batch.manifest import Manifest
 from airflow_provider_pgoutput.batch.plan import Plan, TableOptions
 from airflow_provider_pgoutput.errors import (

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_pgoutput.apply import checkpoint, checkpoint_rows, prepare
-from airflow_provider_pgoutput.apply.iceberg import IcebergTable
-from airflow_provider_pgoutput.apply.names import TableName
+from airflow_provider_pgoutput.apply.iceberg.sql import TableName
+from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
-from airflow_provider_pgoutput.apply.staged import open_batch
-from airflow_provider_pgoutput.apply.versions import Segment
-from airflow_provider_pgoutput.batch.manifest import StagedFile, TableVersion
+from airflow_provider_pgoutput.apply.rows import table_state
+from airflow_provider_pgoutput.apply.rows.segments import Segment
+from airflow_provider_pgoutput.apply.rows.staged_files import open_batch
+from airflow_provider_pgoutput.apply.table import checkpoint, checkpoint_rows
+from airflow_provider_pgoutput.batch.table_version import StagedFile, TableVersion
 from tests.apply.build import Source, column
 from tests.apply.conftest import source_rows
 
@@ -39,7 +40,7 @@ def test_a_batch_of_few_changes_adds_one_file(
     few: bool,
 ) -> None:
     if not few:
-        monkeypatch.setattr(prepare, "_BYTES_OF_ONE_TASK", 0)
+        monkeypatch.setattr(table_state, "_BYTES_OF_ONE_TASK", 0)
     table = source.table("t", (column("id"), column("v", "string")), key=("id",))
     for round_ in range(3):
         before = _files(spark, source)
@@ -79,9 +80,9 @@ def test_rows_of_a_copy_are_no_changes() -> None:
     """A large copy with a few changes: the changes are few, and the copy is shared out all the same."""
     copied = StagedFile("copy", "c", 10_000_000, 1 << 30, "", ())
     changed = StagedFile("changes", "f", 50_000, 8 << 20, "", ())
-    assert prepare._are_few(_segment(copied, changed))
-    assert not prepare._are_few(_segment(changed, replace(changed, rows=1, size_bytes=0)))
-    assert not prepare._are_few(_segment(replace(changed, rows=1), replace(changed, rows=1)))
+    assert table_state._are_few(_segment(copied, changed))
+    assert not table_state._are_few(_segment(changed, replace(changed, rows=1, size_bytes=0)))
+    assert not table_state._are_few(_segment(replace(changed, rows=1), replace(changed, rows=1)))
 
 
 def _segment(*files: StagedFile) -> Segment:

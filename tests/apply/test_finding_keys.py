@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from airflow_provider_pgoutput.apply import key_bits, key_ranges, keyed
-from airflow_provider_pgoutput.apply.names import Sql
+from airflow_provider_pgoutput.apply.iceberg.sql import Sql
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
-from airflow_provider_pgoutput.apply.versions import Segment
-from airflow_provider_pgoutput.batch.manifest import TableVersion
+from airflow_provider_pgoutput.apply.rows import apply_keyed, key_ranges
+from airflow_provider_pgoutput.apply.rows.segments import Segment
 from airflow_provider_pgoutput.batch.plan import TableOptions
+from airflow_provider_pgoutput.batch.table_version import TableVersion
 from tests.apply.build import Source, column
 from tests.apply.conftest import source_rows
 
@@ -116,9 +116,9 @@ def test_bits_of_words_find_the_keys_and_no_other(spark: SparkSession, kind: str
     rows = spark.createDataFrame([(each,) for each in every], "id long")
     rows = rows.select(F.col("id").cast(kind).alias("id")).alias("t")
     keys = spark.createDataFrame([(each,) for each in wanted], "n0 long")
-    words = key_bits.words(keys.select(F.col("n0").cast(kind).alias("n0")), "n0").alias("w")
+    words = key_ranges.words(keys.select(F.col("n0").cast(kind).alias("n0")), "n0").alias("w")
     assert words.count() < len(wanted)
-    condition = F.expr(key_bits.condition(Sql("t.id"), Sql("w")))
+    condition = F.expr(key_ranges.condition(Sql("t.id"), Sql("w")))
     found = [row["id"] for row in rows.join(words, condition).select("t.id").collect()]
     assert sorted(found) == sorted(each for each in every if each in wanted)
 
@@ -127,7 +127,7 @@ def test_files_between_the_keys_of_a_batch_are_not_read(
     spark: SparkSession, source: Source, monkeypatch: pytest.MonkeyPatch, lake_rows: Any
 ) -> None:
     """Three files; rows of the first and the last change, large values left out, keys moved."""
-    monkeypatch.setattr(keyed, "_MANY_ROWS", 0)
+    monkeypatch.setattr(apply_keyed, "_MANY_ROWS", 0)
     table = source.table("t", (column("id"), column("v", "string")), key=("id",), toast=("v",))
     for first in (0, 1000, 2000):
         with source.transaction():
@@ -197,7 +197,7 @@ def test_recent_uuids_are_found_in_the_newest_files(
     spark: SparkSession, source: Source, lake_rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of version 7, which begin with the time."""
-    monkeypatch.setattr(keyed, "_MANY_ROWS", 0)
+    monkeypatch.setattr(apply_keyed, "_MANY_ROWS", 0)
     key = replace(column("id", "string"), type_oid=_UUID_OID)
     table = source.table("t", (key, column("v")), key=("id",))
     identifiers = [
@@ -240,11 +240,11 @@ def _keys(metrics: Any) -> list[str]:
 def _merged_ranges(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The ranges of every delete from now on."""
     seen: list[Any] = []
-    known = keyed._ranges
+    known = apply_keyed._ranges
 
     def noted(*arguments: Any) -> Any:
         seen.append(known(*arguments))
         return seen[-1]
 
-    monkeypatch.setattr(keyed, "_ranges", noted)
+    monkeypatch.setattr(apply_keyed, "_ranges", noted)
     return seen

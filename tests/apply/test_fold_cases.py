@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_pgoutput.apply import prepare
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
+from airflow_provider_pgoutput.apply.rows import table_state
 from tests.apply.conftest import source_rows
 from tests.apply.fold_cases import CASES
 
@@ -67,7 +67,7 @@ def test_the_lake_equals_the_source(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if tasks == "several tasks":
-        monkeypatch.setattr(prepare, "_ROWS_OF_ONE_TASK", 0)
+        monkeypatch.setattr(table_state, "_ROWS_OF_ONE_TASK", 0)
     plans, relations = _batches(source, cut)
     for plan in plans:
         apply_batch(spark, plan)

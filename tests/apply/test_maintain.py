@@ -12,13 +12,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from airflow_provider_pgoutput.apply.iceberg import IcebergTable
+from airflow_provider_pgoutput.apply.iceberg.sql import TableName
+from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.maintain import (
     _CONFLICTS,
     _TableMaintenance,
     maintain,
 )
-from airflow_provider_pgoutput.apply.names import TableName
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX
 from airflow_provider_pgoutput.batch.maintenance import Maintenance

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from airflow_provider_pgoutput.apply.iceberg import IcebergTable
-from airflow_provider_pgoutput.apply.names import TableName
+from airflow_provider_pgoutput.apply.iceberg.sql import TableName
+from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
-from airflow_provider_pgoutput.batch.manifest import StagedFile
 from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, TableOptions
+from airflow_provider_pgoutput.batch.table_version import StagedFile
 from tests.apply.build import COMMIT_TIME, Source, column, numbered
 from tests.apply.conftest import source_rows
 from tests.apply.fold_cases import ABC, BIG, a_is

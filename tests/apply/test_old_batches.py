@@ -16,8 +16,8 @@ import pytest
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.batch.manifest import Manifest
 from airflow_provider_pgoutput.batch.plan import Plan
-from airflow_provider_pgoutput.capture.checkpoint import read_checkpoint
 from airflow_provider_pgoutput.errors import BatchRefused
+from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
 from tests.old_batches.record import SLOT
 
 if TYPE_CHECKING:

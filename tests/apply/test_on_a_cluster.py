@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_pgoutput.operators.spark_files import spark_files
-from airflow_provider_pgoutput.quickstart.spark import spark_environment, spark_jars
+from airflow_provider_pgoutput.spark_submit.files import spark_files
+from quickstart.spark import spark_environment, spark_jars
 from tests.conformance.compare import connect, lake_fields, read_source
 from tests.conformance.pipeline import CATALOG, Batch, Pipeline
 from tests.spark_cluster import WORKERS, SparkCluster, standalone_cluster
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_provider_pgoutput.quickstart.spark import LocalLake
+    from quickstart.spark import LocalLake
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.submit]
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgoutput.apply.layout import Layout, lay_out
-from airflow_provider_pgoutput.apply.recorded import COLUMNS_PROPERTY, columns_property
-from airflow_provider_pgoutput.batch.manifest import Column, StagedFile, Table, TableVersion
+from airflow_provider_pgoutput.apply.schema.column_layout import Layout, lay_out
+from airflow_provider_pgoutput.apply.schema.column_map import COLUMNS_PROPERTY, columns_property
+from airflow_provider_pgoutput.batch.manifest import Table
 from airflow_provider_pgoutput.batch.shape import ADDED, UNPUBLISHED, SchemaChange
+from airflow_provider_pgoutput.batch.table_version import Column, StagedFile, TableVersion
 from airflow_provider_pgoutput.errors import TableRefused
 from tests.simulation.java import JavaList
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_pgoutput.apply import keyed, prepare
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
+from airflow_provider_pgoutput.apply.rows import apply_keyed, table_state
 from tests.apply.build import Source, column
 from tests.apply.conftest import source_rows
 
@@ -96,10 +96,10 @@ def test_the_lake_equals_the_source(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # As of tables so large that a closer look at the keys is worth it.
-    monkeypatch.setattr(keyed, "_MANY_ROWS", 0)
-    monkeypatch.setattr(keyed, "_KEYS_FOR_WORDS", 0)
+    monkeypatch.setattr(apply_keyed, "_MANY_ROWS", 0)
+    monkeypatch.setattr(apply_keyed, "_KEYS_FOR_WORDS", 0)
     if tasks == "several tasks":
-        monkeypatch.setattr(prepare, "_ROWS_OF_ONE_TASK", 0)
+        monkeypatch.setattr(table_state, "_ROWS_OF_ONE_TASK", 0)
     random_ = random.Random(seed)  # noqa: S311 - not for secrets
     tables = _tables(source)
     for _ in range(4):

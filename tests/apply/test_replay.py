@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_pgoutput.apply import checkpoint
-from airflow_provider_pgoutput.apply.iceberg import IcebergTable
-from airflow_provider_pgoutput.apply.names import TableName
+from airflow_provider_pgoutput.apply.iceberg.sql import TableName
+from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.replay import replay
-from airflow_provider_pgoutput.apply.staged import open_batch
+from airflow_provider_pgoutput.apply.rows.staged_files import open_batch
+from airflow_provider_pgoutput.apply.table import checkpoint
 from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, Plan, Replay, TableOptions
 from airflow_provider_pgoutput.errors import (
     BatchGap,

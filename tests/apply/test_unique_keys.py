@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_pgoutput.apply import keyed
-from airflow_provider_pgoutput.apply.events import LIVE
-from airflow_provider_pgoutput.apply.versions import Segment
+from airflow_provider_pgoutput.apply.rows import apply_keyed
+from airflow_provider_pgoutput.apply.rows.key_events import LIVE
+from airflow_provider_pgoutput.apply.rows.segments import Segment
 from airflow_provider_pgoutput.batch import changes as staged
-from airflow_provider_pgoutput.batch.manifest import Column
+from airflow_provider_pgoutput.batch.table_version import Column
 from airflow_provider_pgoutput.errors import BatchRefused, ValueRefused
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def test_rows_that_are_not_one_for_each_key_are_refused(
     spark: SparkSession, rows: list[tuple[int | None, bool]], error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said) as refused:
-        keyed._prove(spark.createDataFrame(rows, COLUMNS), SEGMENT, ())
+        apply_keyed._prove(spark.createDataFrame(rows, COLUMNS), SEGMENT, ())
     assert "public.t" in str(refused.value)
-    facts = keyed._prove(spark.createDataFrame([(1, True), (2, False)], COLUMNS), SEGMENT, ())
+    facts = apply_keyed._prove(spark.createDataFrame([(1, True), (2, False)], COLUMNS), SEGMENT, ())
     assert (facts.keys, facts.live) == (2, 1)

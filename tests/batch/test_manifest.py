@@ -7,18 +7,12 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgoutput.apply.names import partition_transform
+from airflow_provider_pgoutput.apply.iceberg.sql import partition_transform
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.manifest import (
-    Column,
-    Counts,
-    Manifest,
-    StagedFile,
-    Table,
-    TableVersion,
-)
+from airflow_provider_pgoutput.batch.manifest import Manifest, Table
 from airflow_provider_pgoutput.batch.plan import Plan, TableOptions
 from airflow_provider_pgoutput.batch.shape import SchemaChange
+from airflow_provider_pgoutput.batch.table_version import Column, Counts, StagedFile, TableVersion
 from airflow_provider_pgoutput.batch.xcom import batch_xcom
 from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError
 

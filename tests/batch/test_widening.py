@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_pgoutput.batch.widening import widens
+from airflow_provider_pgoutput.batch.lake_types import widens
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.shape import KnownColumn, Shape
 from airflow_provider_pgoutput.capture import schema
-from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
 from airflow_provider_pgoutput.capture.source.session import connect
 from airflow_provider_pgoutput.capture.source.storage import read_storage
+from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest

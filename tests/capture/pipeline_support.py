@@ -13,15 +13,15 @@ import psycopg
 import pyarrow as pa
 from pyarrow import parquet
 
-from airflow_provider_pgoutput.batch.crash_points import VARIABLE
 from airflow_provider_pgoutput.batch.shape import Shape
-from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import AFTER_STAGE, CaptureRequest
 from airflow_provider_pgoutput.capture.schema.history import SchemaHistory
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
-from airflow_provider_pgoutput.capture.source.plugin_options import PluginOptions
-from airflow_provider_pgoutput.capture.source.stream import SlotRead
+from airflow_provider_pgoutput.capture.stream.options import PluginOptions
+from airflow_provider_pgoutput.capture.stream.transport import SlotRead
+from airflow_provider_pgoutput.crash_points import VARIABLE
+from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 from tests import setting
 from tests.reader_role import reader_conninfo
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 PROGRAM = """
 import json, sys
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
+from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
-from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 body = json.load(sys.stdin)
 body["options"] = StreamOptions(**body["options"])
 body["schema_policy"] = SchemaPolicy(**body["schema_policy"])

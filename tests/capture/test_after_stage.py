@@ -9,10 +9,10 @@ import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture import pipeline
-from airflow_provider_pgoutput.capture.request import AFTER_STAGE, SQL, WALSENDER
+from airflow_provider_pgoutput.capture.request import AFTER_STAGE
 from airflow_provider_pgoutput.capture.schema.policy import COPY
-from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
-from airflow_provider_pgoutput.capture.staging import seal
+from airflow_provider_pgoutput.capture.staging import manifests
+from airflow_provider_pgoutput.capture.stream.options import SQL, WALSENDER, StreamOptions
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     LakeUnavailable,
@@ -22,8 +22,8 @@ from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
-    from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from tests.capture.pipeline_support import Source
 
 pytestmark = pytest.mark.postgres
@@ -188,7 +188,7 @@ def test_the_slot_is_not_moved_over_files_that_are_gone(
     source: Source, lake: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = position(source)
-    real = seal.make_sure
+    real = manifests.make_sure
 
     def make_sure(area: StagingArea, manifest: Manifest, uri: str) -> None:
         (source.staging / manifest.paths[0]).unlink()

@@ -11,14 +11,14 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch.shape import Shape
-from airflow_provider_pgoutput.capture import reading
+from airflow_provider_pgoutput.capture import stage
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
 from airflow_provider_pgoutput.errors import SnapshotLost, TableRefused
 from tests.capture.pipeline_support import checkpoint_with_shapes
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
-    from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from tests.capture.pipeline_support import Source
 
 pytestmark = pytest.mark.postgres
@@ -280,7 +280,7 @@ def test_what_is_altered_while_a_run_reads_is_said_at_its_end(
         "ALTER TABLE t ADD c cp",
         "INSERT INTO t VALUES (1, NULL, '(1)')",
     )
-    real, alter = reading._read, iter(("ADD ATTRIBUTE j int", "ADD ATTRIBUTE k int"))
+    real, alter = stage._read, iter(("ADD ATTRIBUTE j int", "ADD ATTRIBUTE k int"))
 
     def after_a_migration(*given: Any) -> Any:
         found = real(*given)
@@ -289,7 +289,7 @@ def test_what_is_altered_while_a_run_reads_is_said_at_its_end(
         return found
 
     runs.run()
-    monkeypatch.setattr(reading, "_read", after_a_migration)
+    monkeypatch.setattr(stage, "_read", after_a_migration)
     runs.run("UPDATE t SET b = 'x'")
     assert runs.altered() == {"c": "public.cp.j was added"}
     with pytest.raises(SnapshotLost, match="changed after the table was copied"):

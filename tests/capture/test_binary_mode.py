@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from pyarrow import parquet
 
-from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.shape import KnownColumn, Shape
-from airflow_provider_pgoutput.capture.checkpoint import checkpoint_of
+from airflow_provider_pgoutput.lake.checkpoint import checkpoint_of
 
 _INT = Shape((KnownColumn(1, "a", "integer", "int"),), (), "d")
 

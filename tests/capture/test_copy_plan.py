@@ -8,13 +8,9 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from airflow_provider_pgoutput.capture.source import copy_plan
-from airflow_provider_pgoutput.capture.source.copy_plan import (
-    BlockRange,
-    TableStorage,
-    block_ranges,
-    read_storage,
-)
+from airflow_provider_pgoutput.capture.copy import plan
+from airflow_provider_pgoutput.capture.copy.plan import TableStorage, block_ranges, read_storage
+from airflow_provider_pgoutput.capture.copy_job import BlockRange
 from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:
@@ -61,7 +57,7 @@ def test_what_is_no_heap_is_read_whole() -> None:
 def test_one_large_table_is_read_by_all_connections(
     source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copy_plan, "PART_BYTES", 16 * BLOCK)
+    monkeypatch.setattr(plan, "PART_BYTES", 16 * BLOCK)
     source.execute(
         "INSERT INTO t SELECT g, repeat('x', g % 900) FROM generate_series(1, 20000) g",
         "DELETE FROM t WHERE a % 7 = 0",
@@ -80,7 +76,7 @@ def test_one_large_table_is_read_by_all_connections(
 def test_partitions_filters_and_children_are_cut_as_well(
     source: Source, monkeypatch: pytest.MonkeyPatch, via_root: bool
 ) -> None:
-    monkeypatch.setattr(copy_plan, "PART_BYTES", 4 * BLOCK)
+    monkeypatch.setattr(plan, "PART_BYTES", 4 * BLOCK)
     source.execute(
         "CREATE TABLE r(a int PRIMARY KEY, b text) PARTITION BY RANGE (a)",
         "CREATE TABLE r1 PARTITION OF r FOR VALUES FROM (0) TO (100)",

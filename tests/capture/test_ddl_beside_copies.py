@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from airflow_provider_pgoutput.batch import crash_points
+from airflow_provider_pgoutput import crash_points
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from tests.capture.test_table_copies import lake_with
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 from airflow_provider_pgoutput.errors import ProtocolError
 from tests.capture.pipeline_support import checkpoint_of, checkpoint_with_shapes
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_pgoutput.capture.hand_over import HandOver, interleaved
+from airflow_provider_pgoutput.capture.source.threads import HandOver, interleaved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -11,10 +11,10 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture import reading
-from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from airflow_provider_pgoutput.capture import stage
+from airflow_provider_pgoutput.capture.source.flush_position import ends_record, read_record_end
 from airflow_provider_pgoutput.capture.source.session import connect
-from airflow_provider_pgoutput.capture.source.target import ends_record, read_record_end
+from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def test_a_table_that_is_published_before_a_late_target_is_the_next_runs(
         return read_record_end(session)
 
     with monkeypatch.context() as patch:
-        patch.setattr(reading, "read_record_end", late)
+        patch.setattr(stage, "read_record_end", late)
         batch = source.stage(checkpoint=checkpoint, options=MESSAGES)
     assert [each.name for each in batch.tables] == ["public.t"]
     lake = dataclasses.replace(checkpoint_of(batch), tables=known)

@@ -16,14 +16,15 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
-from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 from airflow_provider_pgoutput.errors import ConfigurationError, TableRefused
 from tests.capture.partition_programs import Program
 from tests.capture.pipeline_support import checkpoint_with_shapes
 
 if TYPE_CHECKING:
-    from airflow_provider_pgoutput.batch.manifest import Manifest, TableVersion
-    from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.batch.table_version import TableVersion
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from tests.capture.pipeline_support import Source
 
 pytestmark = pytest.mark.postgres

@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture.request import SQL, WALSENDER
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
+from airflow_provider_pgoutput.capture.stream.options import SQL, WALSENDER
 from tests.capture.pipeline_support import checkpoint_of, checkpoint_with_shapes
 
 if TYPE_CHECKING:

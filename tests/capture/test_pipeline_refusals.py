@@ -12,11 +12,11 @@ import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import SlotOnServer, advance_slot, move_slot
-from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
-from airflow_provider_pgoutput.capture.request import SQL, WALSENDER, CaptureRequest
+from airflow_provider_pgoutput.capture.request import CaptureRequest
 from airflow_provider_pgoutput.capture.schema.policy import COPY
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.slot import create_slot
+from airflow_provider_pgoutput.capture.stream.options import SQL, WALSENDER
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     PgoutputError,
@@ -29,6 +29,7 @@ from airflow_provider_pgoutput.errors import (
     ValueRefused,
     WrongSlot,
 )
+from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def test_a_temporary_slot_is_refused(source: Source) -> None:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_slot_that_somebody_reads_is_busy(source: Source, transport: str) -> None:
-    from airflow_provider_pgoutput.capture.source.walsender_stream import WalsenderStream
+    from airflow_provider_pgoutput.capture.stream.walsender import WalsenderStream
 
     checkpoint = checkpoint_of(source.stage())
     other = WalsenderStream(source.read(checkpoint.end_lsn, Lsn(2**62)))

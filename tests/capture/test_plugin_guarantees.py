@@ -14,7 +14,7 @@ from airflow_provider_pgoutput.capture.advance import advance_slot
 from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:
-    from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+    from quickstart.postgres import EmbeddedPostgres
     from tests.capture.pipeline_support import Source
 
 pytestmark = pytest.mark.postgres

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture import progress
-from airflow_provider_pgoutput.capture.progress import CopyProgress, Progress
+from airflow_provider_pgoutput.capture.source import progress_log
+from airflow_provider_pgoutput.capture.source.progress_log import CopyProgress, Progress
 from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _MIB = 1 << 20
 def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Let so many seconds pass."""
     now = [1000.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress_log.time, "monotonic", lambda: now[0])
 
     def pass_by(seconds: float) -> None:
         now[0] += seconds
@@ -78,7 +78,7 @@ def test_a_copy_says_what_is_done_and_how_long_the_rest_takes(
 def test_a_run_says_how_far_its_copy_and_its_read_are(
     source: Source, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(progress, "_SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr(progress_log, "_SECONDS_BETWEEN", 0.0)
     caplog.set_level(logging.INFO)
     source.execute(
         "INSERT INTO t SELECT g, repeat('x', 200) FROM generate_series(1, 20000) g",

@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture import copying
-from airflow_provider_pgoutput.capture.context import CaptureContext
-from airflow_provider_pgoutput.capture.reading import stage_copies
-from airflow_provider_pgoutput.capture.source import copy_plan
+from airflow_provider_pgoutput.capture.copy import plan, stage
+from airflow_provider_pgoutput.capture.copy.read import CopyOrder, copy_tables
+from airflow_provider_pgoutput.capture.run import CaptureContext
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
-from airflow_provider_pgoutput.capture.source.copy import CopyOrder, copy_tables
 from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot, create_slot
+from airflow_provider_pgoutput.capture.stage import stage_copies
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.errors import SnapshotLost
-from airflow_provider_pgoutput.quickstart.servers import find_or_fetch_installation
+from quickstart.servers import find_or_fetch_installation
 from tests.capture.pipeline_support import checkpoint_of
 from tests.capture.test_table_copies import lake_with
 
@@ -225,7 +224,7 @@ def test_a_type_that_changes_between_two_snapshots_means_another_copy(
     with_tables(source)
     options: dict[str, Any] = {"copy_connections": 1}
     assert source.stage_in_process("stage.after_copied_table:1", **options) == KILLED
-    take = copying.create_slot
+    take = stage.create_slot
 
     def altered(*arguments: Any, **named: Any) -> ExportedSnapshot:
         source.execute(
@@ -235,7 +234,7 @@ def test_a_type_that_changes_between_two_snapshots_means_another_copy(
         return take(*arguments, **named)
 
     with monkeypatch.context() as patched:
-        patched.setattr(copying, "create_slot", altered)
+        patched.setattr(stage, "create_slot", altered)
         with pytest.raises(SnapshotLost, match="after the table was copied"):
             source.stage(**options)
     found = table(source.stage(**options), "public.t")
@@ -332,7 +331,7 @@ def test_pgbench_runs_during_the_whole_copy(
     source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed once on the way, in parts, over several connections; then every row is compared."""
-    monkeypatch.setattr(copy_plan, "PART_BYTES", 64 * 8192)
+    monkeypatch.setattr(plan, "PART_BYTES", 64 * 8192)
     pgbench = str(find_or_fetch_installation(18).program("pgbench"))
     uri = source.conninfo
     subprocess.run(

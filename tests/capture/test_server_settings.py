@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.errors import ConfigurationError, SlotLost
-from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+from quickstart.postgres import EmbeddedPostgres
 from tests.capture.pipeline_support import Source, checkpoint_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from psycopg import sql
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.source import session as sessions
-from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     PgoutputError,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
-    from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+    from quickstart.postgres import EmbeddedPostgres
 
 pytestmark = pytest.mark.postgres
 

@@ -8,8 +8,8 @@ import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest, SkippedTransaction
-from airflow_provider_pgoutput.capture.request import AFTER_STAGE, SQL, WALSENDER
-from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from airflow_provider_pgoutput.capture.request import AFTER_STAGE
+from airflow_provider_pgoutput.capture.stream.options import SQL, WALSENDER, StreamOptions
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     SlotAheadOfCheckpoint,
@@ -18,7 +18,7 @@ from airflow_provider_pgoutput.errors import (
 from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:
-    from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from tests.capture.pipeline_support import Source
 
 pytestmark = pytest.mark.postgres

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture.request import SQL, WALSENDER
 from airflow_provider_pgoutput.capture.schema.policy import COPY
-from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from airflow_provider_pgoutput.capture.stream.options import SQL, WALSENDER, StreamOptions
 from airflow_provider_pgoutput.errors import (
     PublicationChanged,
     SlotAheadOfCheckpoint,
@@ -22,7 +21,7 @@ from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
-    from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from tests.capture.pipeline_support import Source
 
 pytestmark = pytest.mark.postgres

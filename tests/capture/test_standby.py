@@ -23,7 +23,7 @@ import pytest
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.errors import SourceUnavailable, WrongSlot
-from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+from quickstart.postgres import EmbeddedPostgres
 from tests.capture.pipeline_support import Source, checkpoint_of
 from tests.reader_role import reader_conninfo
 

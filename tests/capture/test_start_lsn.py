@@ -8,15 +8,15 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
 from airflow_provider_pgoutput.capture.request import CaptureRequest
-from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     SlotAheadOfCheckpoint,
     SlotNotFound,
     SourceChanged,
 )
+from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import advance_slot
-from airflow_provider_pgoutput.capture.drain import located
 from airflow_provider_pgoutput.capture.pgoutput.reassemble import Reassembler
-from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
-from airflow_provider_pgoutput.capture.staging.cut import BatchCut, Limits
+from airflow_provider_pgoutput.capture.stream.cut import BatchCut, Limits
+from airflow_provider_pgoutput.capture.stream.options import StreamOptions
+from airflow_provider_pgoutput.capture.stream.read import located
 from airflow_provider_pgoutput.errors import BatchRefused, ProtocolError, SlotBusy, WrongSlot
 from tests.capture.pgoutput import encode
 from tests.capture.pgoutput.support import chunk_of

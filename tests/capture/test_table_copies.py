@@ -16,7 +16,7 @@ from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
-    from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from tests.capture.pipeline_support import Source
 
 pytestmark = pytest.mark.postgres

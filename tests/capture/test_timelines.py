@@ -22,7 +22,7 @@ from airflow_provider_pgoutput.capture.source.timelines import (
     parse_history,
 )
 from airflow_provider_pgoutput.errors import SourceChanged
-from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+from quickstart.postgres import EmbeddedPostgres
 from tests.capture.pipeline_support import Source, checkpoint_of
 
 if TYPE_CHECKING:

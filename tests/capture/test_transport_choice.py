@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_pgoutput.capture.source.room import Backlog, Room, against_sql
+from airflow_provider_pgoutput.capture.stream.choose import Backlog, Room, against_sql
 from airflow_provider_pgoutput.errors import TemporaryFilesFull
 from tests.capture.pipeline_support import Source, checkpoint_of
 
 if TYPE_CHECKING:
-    from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 
 MIB, GIB = 1 << 20, 1 << 30
 NO_LIMIT, LIMITED = Room(None, makes_copies=True), Room(500 * MIB, makes_copies=True)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from airflow_provider_pgoutput.capture import copying
-from airflow_provider_pgoutput.capture.context import CaptureContext
-from airflow_provider_pgoutput.capture.source import copy_plan
+from airflow_provider_pgoutput.capture.copy import plan as copy_plan
+from airflow_provider_pgoutput.capture.copy import stage
+from airflow_provider_pgoutput.capture.run import CaptureContext
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
@@ -212,7 +212,7 @@ def test_columns_that_took_other_names_while_a_table_was_read_are_read_again(
 ) -> None:
     """Nothing is rewritten for that, and the server takes names for those of now, whatever the snapshot."""
     source.execute("INSERT INTO t VALUES (1, 'old')")
-    real, changed = copying.read_plan, []
+    real, changed = stage.read_plan, []
 
     def after_a_migration(*given: Any) -> Any:
         plan = real(*given)
@@ -223,7 +223,7 @@ def test_columns_that_took_other_names_while_a_table_was_read_are_read_again(
             )
         return plan
 
-    monkeypatch.setattr(copying, "read_plan", after_a_migration)
+    monkeypatch.setattr(stage, "read_plan", after_a_migration)
     manifest = source.stage()
     assert "given other partitions or columns" in caplog.text
     assert source.copied(manifest, "public.t") == [{"a": 1, "c": "old", "b": "new"}]
@@ -239,7 +239,7 @@ def test_what_alter_type_did_while_a_table_was_read_is_read_again(
         "ALTER TABLE t ADD c label[], ADD d pair",
         "INSERT INTO t VALUES (1, 'b', '{old}', '(1)')",
     )
-    real = copying.read_type_definitions
+    real = stage.read_type_definitions
     changes = iter(
         (
             ("label", "ADD VALUE 'more' BEFORE 'old'"),
@@ -253,7 +253,7 @@ def test_what_alter_type_did_while_a_table_was_read_is_read_again(
             source.execute(f"ALTER TYPE {change[0]} {change[1]}")
         return real(*given)
 
-    monkeypatch.setattr(copying, "read_type_definitions", after_a_migration)
+    monkeypatch.setattr(stage, "read_type_definitions", after_a_migration)
     source.stage()
     assert "copied again" not in caplog.text
     source.execute(f"SELECT pg_drop_replication_slot('{source.slot_name}')")

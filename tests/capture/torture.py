@@ -25,10 +25,10 @@ from pyarrow import parquet
 
 from airflow_provider_pgoutput.capture.pgoutput.reference import UNCHANGED, ReferenceDecoder
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
-from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 from airflow_provider_pgoutput.errors import DecodedTooEarly
-from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
-from airflow_provider_pgoutput.quickstart.servers import find_or_fetch_installation
+from quickstart.postgres import EmbeddedPostgres
+from quickstart.servers import find_or_fetch_installation
 from tests.capture import numbered
 from tests.capture.pgoutput.slow_reassembly import SlowReassembler
 from tests.capture.pipeline_support import Source
@@ -37,7 +37,8 @@ from tests.faults.workload import SETUP
 from tests.vectors.record import PINNED, peek
 
 if TYPE_CHECKING:
-    from airflow_provider_pgoutput.batch.manifest import Manifest, TableVersion
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.batch.table_version import TableVersion
 
 KEYED = ("account", "journal")
 MULTISET = "bag"

@@ -13,9 +13,9 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
-from airflow_provider_pgoutput.quickstart.servers import find_or_fetch_installation
-from airflow_provider_pgoutput.quickstart.spark import LocalLake, spark_environment
+from quickstart.postgres import EmbeddedPostgres
+from quickstart.servers import find_or_fetch_installation
+from quickstart.spark import LocalLake, spark_environment
 from tests.chaos.driver import ROOT, Driver
 from tests.chaos.run import Place, Result, Run
 from tests.chaos.tasks import Tasks

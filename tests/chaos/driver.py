@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.quickstart.spark import LocalLake, local_conf, spark_environment
+from quickstart.spark import LocalLake, local_conf, spark_environment
 
 if TYPE_CHECKING:
     from typing import Self

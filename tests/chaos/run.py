@@ -27,8 +27,8 @@ from tests.chaos.watch import number
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
-    from airflow_provider_pgoutput.quickstart.spark import LocalLake
+    from quickstart.postgres import EmbeddedPostgres
+    from quickstart.spark import LocalLake
     from tests.chaos.driver import Driver
     from tests.chaos.tasks import Tasks
 

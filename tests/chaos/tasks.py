@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.batch.crash_points import VARIABLE
+from airflow_provider_pgoutput.crash_points import VARIABLE
 
 if TYPE_CHECKING:
     from typing import Self
@@ -84,7 +84,7 @@ class Tasks:
     ) -> RunningTask:
         """Start a task.
 
-        :param crash_at: a crash point of ``batch/crash_points.py``.
+        :param crash_at: a crash point of ``crash_points.py``.
         """
         self._reports.unlink(missing_ok=True)
         variables = {**(environment or {}), VARIABLE: crash_at}

@@ -14,12 +14,12 @@ from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest
 from airflow_provider_pgoutput.batch.plan import Plan
 from airflow_provider_pgoutput.capture.advance import advance_slot
-from airflow_provider_pgoutput.capture.checkpoint import read_checkpoint
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
-from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
+from airflow_provider_pgoutput.capture.stream.options import StreamOptions
+from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
 
 CATALOG = "lake"
 
@@ -61,8 +61,8 @@ def apply(body: dict[str, Any]) -> dict[str, Any]:
 
 def apply_without_spark(body: dict[str, Any]) -> dict[str, Any]:
     """Move the checkpoint over a batch that changes no table, as the operator does; whether it could."""
-    from airflow_provider_pgoutput.capture.checkpoint_rows import record_empty_batch
-    from airflow_provider_pgoutput.operators.batches import moves_checkpoint_only
+    from airflow_provider_pgoutput.lake.checkpoint_rows import record_empty_batch
+    from airflow_provider_pgoutput.tasks.received_batch import moves_checkpoint_only
 
     plan, checkpoint = Plan.from_json(body["plan"]), _checkpoint(body)
     area = StagingArea(plan.staging_uri)

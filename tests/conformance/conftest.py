@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+    from quickstart.postgres import EmbeddedPostgres
 
 
 _numbers = itertools.count(1)

@@ -16,9 +16,9 @@ from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.plan import Plan
 from airflow_provider_pgoutput.capture.advance import advance_slot
-from airflow_provider_pgoutput.capture.checkpoint import Checkpoint, read_checkpoint
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
+from airflow_provider_pgoutput.lake.checkpoint import Checkpoint, read_checkpoint
 from tests import setting
 from tests.reader_role import reader_conninfo
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
-from airflow_provider_pgoutput.quickstart.servers import find_or_fetch_installation
+from quickstart.postgres import EmbeddedPostgres
+from quickstart.servers import find_or_fetch_installation
 from tests.conformance.many_tables import Tables
 
 if TYPE_CHECKING:

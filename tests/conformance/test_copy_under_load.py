@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_pgoutput.capture.source import copy_plan
-from airflow_provider_pgoutput.quickstart.servers import find_or_fetch_installation
+from airflow_provider_pgoutput.capture.copy import plan
+from quickstart.servers import find_or_fetch_installation
 from tests.conformance.compare import connect, difference, lake_fields, read_lake, read_source
 from tests.conformance.pipeline import CATALOG
 from tests.faults.processes import stage_in_process
@@ -73,7 +73,7 @@ def entries(conninfo: str) -> int:
 def test_every_row_arrives_once(
     pipeline: Pipeline, write_mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copy_plan, "PART_BYTES", 256 * 8192)
+    monkeypatch.setattr(plan, "PART_BYTES", 256 * 8192)
     pipeline.plan_options["write_mode"] = write_mode
     options: dict[str, Any] = {"copy_connections": 3}
     with pgbench(pipeline.conninfo):

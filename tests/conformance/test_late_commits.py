@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from airflow_provider_pgoutput.batch import crash_points
-from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
-from airflow_provider_pgoutput.quickstart.servers import find_or_fetch_installation
+from airflow_provider_pgoutput import crash_points
+from quickstart.postgres import EmbeddedPostgres
+from quickstart.servers import find_or_fetch_installation
 from tests.conformance.many_tables import Tables
 from tests.conformance.test_source_events import TABLE, running, wait_until
 

@@ -9,10 +9,10 @@ import pytest
 
 from airflow_provider_pgoutput.batch import checkpoint as words
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture.examination import examine_pipeline
-from airflow_provider_pgoutput.capture.lake_state import open_catalog
-from airflow_provider_pgoutput.capture.repair import rebuild_checkpoint
+from airflow_provider_pgoutput.doctor.observe import examine_pipeline
+from airflow_provider_pgoutput.doctor.repair import rebuild_checkpoint
 from airflow_provider_pgoutput.errors import RowMissing, TableRefused
+from airflow_provider_pgoutput.lake.state import open_catalog
 from tests.conformance.compare import connect, lake_fields, quoted, read_lake, read_source
 from tests.conformance.pipeline import CATALOG, Pipeline
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 from tests.conformance.compare import quoted
 from tests.conformance.pipeline import CATALOG, Pipeline
 

@@ -22,7 +22,7 @@ from pyiceberg.catalog import load_catalog
 
 from airflow_provider_pgoutput.batch import shape
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
-from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 from tests.capture.random_sessions import RandomSessions
 from tests.conformance.many_tables import Tables
 from tests.conformance.pipeline import CATALOG

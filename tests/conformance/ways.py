@@ -19,8 +19,8 @@ from psycopg import sql
 
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.capture.advance import advance_slot
-from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
-from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from airflow_provider_pgoutput.capture.stream.options import StreamOptions
+from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 from tests.capture.pipeline_support import Source
 from tests.conformance.compare import connect
 

@@ -153,8 +153,8 @@ def test_the_page_has_the_arguments_of_the_code(airflow_home: Path) -> None:
 
 @pytest.mark.airflow
 def test_a_number_that_is_chosen_for_none_is_the_one_that_is_told(airflow_home: Path) -> None:
-    from airflow_provider_pgoutput.operators.copying import FROM_BYTES, CopyingOperator
     from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
+    from airflow_provider_pgoutput.spark_submit.copy_engine import FROM_BYTES, CopyingOperator
 
     chosen = {each.name: each.default for each in dataclasses.fields(CaptureRequest)}
     told = meanings(PgoutputStageOperator)
@@ -177,7 +177,7 @@ def test_every_option_of_a_table_is_described() -> None:
 
 
 def test_every_option_of_a_plan_is_described_with_its_default() -> None:
-    from airflow_provider_pgoutput.operators.plan_options import _FIELDS
+    from airflow_provider_pgoutput.tasks.plan_options import _FIELDS
 
     defaults = {each.name: each.default for each in dataclasses.fields(Plan)}
     rows = rows_of("option of `plan_options`")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgoutput import errors
-from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "bad_input.md").read_text()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgoutput.batch.plan import Plan
-from airflow_provider_pgoutput.quickstart.spark import LocalLake
+from quickstart.spark import LocalLake
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -70,7 +70,7 @@ def test_a_dag_can_be_loaded(airflow_home: Path, tmp_path: Path, name: str) -> N
 
 @pytest.mark.airflow
 def test_the_options_of_the_tables_are_taken(airflow_home: Path, tmp_path: Path) -> None:
-    from airflow_provider_pgoutput.operators.plan_options import plan_fields, table_options
+    from airflow_provider_pgoutput.tasks.plan_options import plan_fields, table_options
 
     dag = load(WITH_DAG["docs/apply.md:1"], tmp_path)
     task = dag.get_task("pgoutput_to_iceberg.apply")

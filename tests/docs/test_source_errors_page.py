@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_pgoutput import errors
 
 if TYPE_CHECKING:
-    from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+    from quickstart.postgres import EmbeddedPostgres
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "source_errors.md"
 QUERIES = re.findall(r"```sql\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)

@@ -12,10 +12,10 @@ import os
 import sys
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
 from airflow_provider_pgoutput.errors import RetryableError
+from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 
 #: The child's exit status when it failed with an error that Airflow tries again.
 RETRYABLE = 3

@@ -8,10 +8,10 @@ from typing import Any
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import advance_slot
-from airflow_provider_pgoutput.capture.checkpoint import read_checkpoint
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
-from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from airflow_provider_pgoutput.capture.stream.options import StreamOptions
+from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
 
 
 def main() -> None:

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from airflow_provider_pgoutput.batch.crash_points import VARIABLE
-from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
-from airflow_provider_pgoutput.operators.spark_files import spark_files
-from airflow_provider_pgoutput.quickstart.spark import LocalLake, local_conf, spark_environment
+from airflow_provider_pgoutput.capture.stream.options import StreamOptions
+from airflow_provider_pgoutput.crash_points import VARIABLE
+from airflow_provider_pgoutput.spark_submit.files import spark_files
+from quickstart.spark import LocalLake, local_conf, spark_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

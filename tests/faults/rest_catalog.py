@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from airflow_provider_pgoutput.quickstart.spark import LocalLake
+    from quickstart.spark import LocalLake
 
 #: Ends the connection in the place of an answer.
 NO_ANSWER = 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_pgoutput.batch.checkpoint import MESSAGES_TABLE
-from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 from tests.conformance.compare import connect
 from tests.faults.crash_points import crash_points
 from tests.faults.processes import apply_in_process
@@ -18,7 +18,7 @@ from tests.faults.processes import apply_in_process
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from airflow_provider_pgoutput.quickstart.spark import LocalLake
+    from quickstart.spark import LocalLake
     from tests.faults.conftest import Subject
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.submit]

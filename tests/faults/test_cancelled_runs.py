@@ -37,8 +37,8 @@ from tests.faults.waiting_slot import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
-    from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
+    from quickstart.postgres import EmbeddedPostgres
     from tests.capture.pipeline_support import Source
 
 pytestmark = pytest.mark.postgres

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from airflow_provider_pgoutput.quickstart.spark import LocalLake
+    from quickstart.spark import LocalLake
     from tests.faults.conftest import Subject
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.airflow]

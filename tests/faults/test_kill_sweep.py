@@ -17,7 +17,7 @@ import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.request import AFTER_STAGE
-from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 from tests.conformance.compare import connect
 from tests.faults.crash_points import ELSEWHERE, crash_points
 from tests.faults.processes import advance_in_process, apply_attached, stage_in_process

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX, CHECKPOINT_TABLE
-from airflow_provider_pgoutput.capture.checkpoint import read_checkpoint
 from airflow_provider_pgoutput.errors import CommitStateUnknown, LakeDenied
+from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
 from tests.faults.rest_catalog import NO_ANSWER, Commit, Fault, RestCatalog
 from tests.faults.workload import LOG_TABLE, UPSERT_TABLES
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from airflow_provider_pgoutput.quickstart.spark import LocalLake
+    from quickstart.spark import LocalLake
     from tests.faults.conftest import Subject
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]

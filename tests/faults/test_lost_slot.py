@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from airflow_provider_pgoutput.batch import crash_points
+from airflow_provider_pgoutput import crash_points
 from airflow_provider_pgoutput.errors import SlotNotFound
 from tests.conformance.compare import connect
 from tests.conformance.pipeline import CATALOG

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_pgoutput.batch import crash_points
+from airflow_provider_pgoutput import crash_points
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture.source import copy
+from airflow_provider_pgoutput.capture.copy import read
 from tests.conformance.compare import connect
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def test_f29_a_snapshot_lost_during_a_copy_is_followed_by_another(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """With a row at a time, so that the largest table is being read when the first rows are taken."""
-    monkeypatch.setattr(copy, "_BATCH_BYTES", 1)
+    monkeypatch.setattr(read, "_BATCH_BYTES", 1)
     caplog.set_level(logging.WARNING)
     run = subject(29)
     ended: list[bool] = []

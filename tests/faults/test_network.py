@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture import drain
 from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.request import AFTER_APPLY
-from airflow_provider_pgoutput.capture.source import sql_session, walsender_stream
-from airflow_provider_pgoutput.capture.source.walsender_stream import WalsenderStream
+from airflow_provider_pgoutput.capture.stream import read, sql_connection, walsender
+from airflow_provider_pgoutput.capture.stream.walsender import WalsenderStream
 from airflow_provider_pgoutput.errors import SourceUnavailable
 from tests.capture.pipeline_support import Source, checkpoint_of
 from tests.faults.network import Action, Fault, Proxy
@@ -35,8 +34,8 @@ from tests.faults.waiting_slot import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
-    from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
+    from quickstart.postgres import EmbeddedPostgres
 
 pytestmark = pytest.mark.postgres
 
@@ -127,7 +126,7 @@ def test_f37_a_walsender_that_falls_silent_is_given_up(
     action: Action,
 ) -> None:
     """F37: every kernel on the way answers, and nobody else; the wait is bounded."""
-    monkeypatch.setattr(walsender_stream, "SILENCE_SECONDS", 2.0)
+    monkeypatch.setattr(walsender, "SILENCE_SECONDS", 2.0)
     fault = Fault(action, READING["walsender"], MIDDLE_BYTES)
     with Proxy(postgres_server.port, fault) as proxy:
         began = time.monotonic()
@@ -149,7 +148,7 @@ def test_f37_a_message_that_takes_long_to_arrive_is_no_silence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """F37: one large value over a slow network, which is longer on its way than a silence may last."""
-    monkeypatch.setattr(walsender_stream, "SILENCE_SECONDS", 2.0)
+    monkeypatch.setattr(walsender, "SILENCE_SECONDS", 2.0)
     source.execute(f"INSERT INTO t VALUES ({ROWS + 1}, repeat('x', 1200000))")
     fault = Fault(Action.SLOW, READING["walsender"], MIDDLE_BYTES, bytes_per_second=300_000)
     with Proxy(postgres_server.port, fault) as proxy:
@@ -175,8 +174,8 @@ def test_f37_a_task_past_its_time_ends_on_a_silent_network(
     transport: str,
 ) -> None:
     """F37: neither the read nor the request to cancel it gets an answer, and the task ends all the same."""
-    monkeypatch.setattr(sql_session, "_CANCEL_SECONDS", 1.0)
-    monkeypatch.setattr(drain, "_STOP_SECONDS", 1.0)
+    monkeypatch.setattr(sql_connection, "_CANCEL_SECONDS", 1.0)
+    monkeypatch.setattr(read, "_STOP_SECONDS", 1.0)
 
     def give_up(_number: int, _frame: object) -> None:
         # Whoever connects now, to cancel, is not heard either.

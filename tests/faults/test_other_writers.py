@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_pgoutput.apply.iceberg import IcebergTable
-from airflow_provider_pgoutput.apply.java import JAVA_ERRORS, java_classes
-from airflow_provider_pgoutput.apply.names import TableName
+from airflow_provider_pgoutput import crash_points
+from airflow_provider_pgoutput.apply.iceberg.jvm import JAVA_ERRORS, java_classes
+from airflow_provider_pgoutput.apply.iceberg.sql import TableName
+from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.replay import replay
-from airflow_provider_pgoutput.batch import crash_points
 from airflow_provider_pgoutput.batch.plan import Replay
 from airflow_provider_pgoutput.errors import PublishRefused, TableRolledBack
 from tests.conformance.compare import connect

@@ -16,7 +16,7 @@ from tests.faults.slot_watch import kept_up_to
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+    from quickstart.postgres import EmbeddedPostgres
     from tests.faults.conftest import Subject
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]

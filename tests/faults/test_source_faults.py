@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
-    from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
-    from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
+    from quickstart.postgres import EmbeddedPostgres
 
 pytestmark = pytest.mark.postgres
 

@@ -17,7 +17,7 @@ from tests.faults.processes import advance_in_process, apply_in_process, stage_i
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from airflow_provider_pgoutput.quickstart.spark import LocalLake
+    from quickstart.spark import LocalLake
     from tests.faults.conftest import Subject
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.submit]

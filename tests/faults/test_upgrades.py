@@ -21,12 +21,8 @@ import pytest
 
 from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.errors import SourceChanged
-from airflow_provider_pgoutput.quickstart.binaries import (
-    account_options,
-    find_installation,
-    server_account,
-)
-from airflow_provider_pgoutput.quickstart.postgres import HOST, SUPERUSER, EmbeddedPostgres
+from quickstart.binaries import account_options, find_installation, server_account
+from quickstart.postgres import HOST, SUPERUSER, EmbeddedPostgres
 from tests.capture.pipeline_support import Source, checkpoint_of
 from tests.faults.waiting_slot import new_source
 

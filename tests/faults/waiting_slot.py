@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
-    from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 
 ROWS = 3000
 #: What the connection sends that reads the slot.

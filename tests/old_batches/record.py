@@ -19,8 +19,8 @@ from typing import Any
 
 import psycopg
 
-from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
-from airflow_provider_pgoutput.quickstart.servers import find_or_fetch_installation
+from quickstart.postgres import EmbeddedPostgres
+from quickstart.servers import find_or_fetch_installation
 
 HERE = Path(__file__).parent
 SLOT = "old"
@@ -47,7 +47,7 @@ _STAGE = """
 import sys
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture import pipeline
-from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
+from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 try:
     from airflow_provider_pgoutput.capture.request import CaptureRequest
 except ImportError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from airflow_provider_pgoutput.quickstart.compare import compare_rows
+from quickstart.compare import compare_rows
 
 SCHEMA = pa.schema([("n", pa.int32()), ("word", pa.string())])
 

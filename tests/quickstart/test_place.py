@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_pgoutput.errors import ConfigurationError, SourceError
-from airflow_provider_pgoutput.quickstart.dag_runs import end_group
-from airflow_provider_pgoutput.quickstart.pgbench import Load
-from airflow_provider_pgoutput.quickstart.place import DAG_ID, DemoPlace
+from quickstart.dag_runs import end_group
+from quickstart.pgbench import Load
+from quickstart.place import DAG_ID, DemoPlace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+    from quickstart.postgres import EmbeddedPostgres
 
 
 @pytest.fixture

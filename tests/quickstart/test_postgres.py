@@ -16,15 +16,15 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.errors import ConfigurationError, SourceUnavailable
-from airflow_provider_pgoutput.quickstart.binaries import (
+from quickstart.binaries import (
     Installation,
     can_enter,
     find_installation,
     readable_by,
     server_account,
 )
-from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
-from airflow_provider_pgoutput.quickstart.servers import find_or_fetch_installation
+from quickstart.postgres import EmbeddedPostgres
+from quickstart.servers import find_or_fetch_installation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,7 +104,7 @@ def test_committed_rows_survive_each_way_to_stop(home: Path) -> None:
 def test_a_server_ends_with_the_process_that_started_it(home: Path) -> None:
     code = (
         "import os, sys, pathlib\n"
-        "from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres\n"
+        "from quickstart.postgres import EmbeddedPostgres\n"
         "server = EmbeddedPostgres(pathlib.Path(sys.argv[1])).start()\n"
         "print((server.data_directory / 'postmaster.pid').read_text().split()[0], flush=True)\n"
         "os.kill(os.getpid(), 9)\n"

@@ -13,9 +13,9 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from airflow_provider_pgoutput.errors import ConfigurationError
-from airflow_provider_pgoutput.quickstart import jars
-from airflow_provider_pgoutput.quickstart.java import HIDE_JAVA_VARIABLE, java_home
-from airflow_provider_pgoutput.quickstart.spark import LocalLake, local_conf, spark_environment
+from quickstart import jars
+from quickstart.java import HIDE_JAVA_VARIABLE, java_home
+from quickstart.spark import LocalLake, local_conf, spark_environment
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""An Iceberg catalog in memory, behind the part of the Java API that ``apply/iceberg.py`` calls.
+"""An Iceberg catalog in memory, behind the part of the Java API that ``apply/iceberg/table.py`` calls.
 
 A table is one metadata object: snapshots, references, properties. A commit replaces it if it is still the one
 that the change was made on, else it is refused: compare-and-swap. As in Iceberg, changes of references are

@@ -30,7 +30,7 @@ class JavaError(CapturedException):
         return self._name
 
 
-#: Java's class of the errors after which nothing was committed, see ``apply/failures.py``.
+#: Java's class of the errors after which nothing was committed, see ``apply/iceberg/failures.py``.
 CLEANABLE = SimpleNamespace(
     isInstance=lambda error: error.name.endswith("ServiceUnavailableException")
 )

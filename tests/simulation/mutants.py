@@ -10,12 +10,14 @@ import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.apply import branching, checkpoint, pipeline, publish
-from airflow_provider_pgoutput.apply.iceberg import MAIN, IcebergTable
-from airflow_provider_pgoutput.apply.target import start
+from airflow_provider_pgoutput.apply import pipeline, publish
+from airflow_provider_pgoutput.apply.iceberg.table import MAIN, IcebergTable
+from airflow_provider_pgoutput.apply.rows import branch as branching
+from airflow_provider_pgoutput.apply.table import checkpoint
+from airflow_provider_pgoutput.apply.table.target import start
 from airflow_provider_pgoutput.capture import pipeline as staging
 from airflow_provider_pgoutput.capture.request import AFTER_STAGE
-from airflow_provider_pgoutput.operators import batches
+from airflow_provider_pgoutput.tasks import received_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,14 +35,14 @@ def _instead(owner: Any, name: str, other: Callable[..., Any]) -> Iterator[None]
 
 def advance_to_the_end_of_the_batch() -> Any:
     """The slot goes where the batch of the run ends, applied or not."""
-    real = batches.confirmable
+    real = received_batch.confirmable
 
     def confirmable(_slot: str, found: Any, batch: Any) -> Any:
         if found is None or batch is None:
             return real(_slot, found, batch)
         return dataclasses.replace(found, end_lsn=batch.end_lsn)
 
-    return _instead(batches, "confirmable", confirmable)
+    return _instead(received_batch, "confirmable", confirmable)
 
 
 def publish_without_the_fence() -> Any:

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.batch import crash_points
+from airflow_provider_pgoutput import crash_points
 from tests.simulation.judge import Violation
 from tests.simulation.run import Run
 from tests.simulation.schedule import Chance

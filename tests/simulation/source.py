@@ -15,28 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.manifest import (
-    Column,
-    Counts,
-    Manifest,
-    StagedFile,
-    Table,
-    TableVersion,
-)
+from airflow_provider_pgoutput.batch.manifest import Manifest, Table
 from airflow_provider_pgoutput.batch.membership import PublishedSet, TableMark
+from airflow_provider_pgoutput.batch.table_version import Column, Counts, StagedFile, TableVersion
 from airflow_provider_pgoutput.capture.advance import move_slot
-from airflow_provider_pgoutput.capture.context import CaptureContext
-from airflow_provider_pgoutput.capture.slot_reading import Found
+from airflow_provider_pgoutput.capture.run import CaptureContext
 from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Server
-from airflow_provider_pgoutput.capture.source.slot import SlotFacts
+from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
 from airflow_provider_pgoutput.capture.staging.attempt import Attempt
+from airflow_provider_pgoutput.capture.stream.read import Found
 from airflow_provider_pgoutput.errors import SlotBusy, SourceError, SourceUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from airflow_provider_pgoutput.capture.request import CaptureRequest
-    from airflow_provider_pgoutput.capture.staging.cut import Limits
+    from airflow_provider_pgoutput.capture.stream.cut import Limits
     from tests.simulation.world import World
 
 SLOT = "pipeline"

@@ -10,13 +10,13 @@ import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.apply.branching import Preparation
-from airflow_provider_pgoutput.apply.checkpoint_rows import Newest
-from airflow_provider_pgoutput.apply.evolve import Evolved
-from airflow_provider_pgoutput.apply.iceberg import MAIN, IcebergTable
-from airflow_provider_pgoutput.apply.row_work import RowWork
-from airflow_provider_pgoutput.apply.target import properties
-from airflow_provider_pgoutput.apply.write import BranchWriter
+from airflow_provider_pgoutput.apply.iceberg.table import MAIN, IcebergTable
+from airflow_provider_pgoutput.apply.pipeline import RowWork
+from airflow_provider_pgoutput.apply.rows.branch import Preparation
+from airflow_provider_pgoutput.apply.rows.branch_writer import BranchWriter
+from airflow_provider_pgoutput.apply.schema.evolve import Evolved
+from airflow_provider_pgoutput.apply.table.checkpoint_rows import Newest
+from airflow_provider_pgoutput.apply.table.target import properties
 from airflow_provider_pgoutput.errors import RowMissing
 from tests.simulation.java import CLEANABLE, jvm
 from tests.simulation.store import hadoop
@@ -24,7 +24,7 @@ from tests.simulation.store import hadoop
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from airflow_provider_pgoutput.apply.names import TableName
+    from airflow_provider_pgoutput.apply.iceberg.sql import TableName
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from tests.simulation.world import World
 

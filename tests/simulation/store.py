@@ -104,7 +104,7 @@ class _Stream:
 
 
 def hadoop(area: Area) -> dict[str, Any]:
-    """What ``apply/staged.py`` uses of Hadoop's classes, by name; it changes nothing, so it is no step."""
+    """Hadoop's classes that ``apply/rows/staged_files.py`` uses, by name. They change nothing: no step."""
 
     class FileSystem:
         def getFileStatus(self, path: str) -> Any:  # noqa: N802 - Java's name
@@ -139,7 +139,7 @@ def hadoop(area: Area) -> dict[str, Any]:
 
 
 def _footer(content: bytes) -> Any:
-    """What ``apply/staged.py`` asks of Java's ``ParquetFileReader``, of a file that ``source.py`` wrote."""
+    """What ``apply/rows/staged_files.py`` asks a ``ParquetFileReader`` about a file of ``source.py``."""
     columns = SimpleNamespace(
         toString=lambda: "message rows {\n  optional t id;\n  optional t value;\n}"
     )

@@ -18,12 +18,12 @@ from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, Plan, TableOptions
 from airflow_provider_pgoutput.batch.xcom import batch_xcom
 from airflow_provider_pgoutput.capture import advance as advancing
 from airflow_provider_pgoutput.capture import pipeline as staging
-from airflow_provider_pgoutput.capture.checkpoint import Checkpoint, checkpoint_of
-from airflow_provider_pgoutput.capture.checkpoint_rows import row_of_empty_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
 from airflow_provider_pgoutput.capture.staging.retention import prune
 from airflow_provider_pgoutput.errors import LakeUnavailable, SourceUnavailable
-from airflow_provider_pgoutput.operators import batches
+from airflow_provider_pgoutput.lake.checkpoint import Checkpoint, checkpoint_of
+from airflow_provider_pgoutput.lake.checkpoint_rows import row_of_empty_batch
+from airflow_provider_pgoutput.tasks import received_batch
 from tests.simulation.iceberg import MAIN, Catalog
 from tests.simulation.java import JavaError
 from tests.simulation.scheduler import Scheduler
@@ -141,13 +141,13 @@ class World:
 
     def apply(self, xcom: Any) -> None:
         """``PgoutputApplyOperator`` and the job that it starts."""
-        batch = batches.ReceivedBatch.required(xcom, SLOT)
+        batch = received_batch.ReceivedBatch.required(xcom, SLOT)
         before = self.checkpoint()
         if batch.is_applied(before):
             return
         manifest = batch.read_manifest(self.area)
         plan = Plan(batch.manifest_uri, URI, "lake", NAMESPACE, tables=_OPTIONS, parallel_tables=1)
-        if before is not None and batches.moves_checkpoint_only(manifest, before):
+        if before is not None and received_batch.moves_checkpoint_only(manifest, before):
             self._record(row_of_empty_batch(plan, manifest), manifest)
         else:
             applying.apply_batch(Session(self.spark, None), plan, WORK)
@@ -166,8 +166,8 @@ class World:
     def advance(self, xcom: Any) -> None:
         """``PgoutputAdvanceSlotOperator``."""
         found = self.checkpoint()
-        batch = batches.ReceivedBatch.optional(xcom, SLOT)
-        checkpoint = batches.confirmable(SLOT, found, batch)
+        batch = received_batch.ReceivedBatch.optional(xcom, SLOT)
+        checkpoint = received_batch.confirmable(SLOT, found, batch)
         slot = MovedSlot(self.source)
         advancing.move_slot(slot, checkpoint.end_lsn, checkpoint.system_identifier)
 

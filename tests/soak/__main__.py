@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, TableOptions
-from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
-from airflow_provider_pgoutput.quickstart.servers import find_or_fetch_installation
-from airflow_provider_pgoutput.quickstart.spark import LocalLake, local_conf, spark_environment
+from quickstart.postgres import EmbeddedPostgres
+from quickstart.servers import find_or_fetch_installation
+from quickstart.spark import LocalLake, local_conf, spark_environment
 from tests.conformance.pipeline import Pipeline
 from tests.faults.workload import LOG_TABLE
 from tests.soak.load import Load, prepare

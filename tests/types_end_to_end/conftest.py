@@ -15,13 +15,13 @@ from pyarrow import parquet
 from pyiceberg.catalog import load_catalog
 
 from airflow_provider_pgoutput.batch.changes import new
-from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
-from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
-from airflow_provider_pgoutput.capture.types.binary import can_be_sent
+from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 from airflow_provider_pgoutput.capture.types.mapping import CATALOG_QUERY, type_catalog
+from airflow_provider_pgoutput.capture.types.registry import can_be_sent
 from airflow_provider_pgoutput.capture.types.type_info import ATTRIBUTE_QUERY, with_attributes
+from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 from tests.capture.types.oracle import plain
 from tests.conformance.compare import connect
 from tests.conformance.pipeline import Batch, Pipeline
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
-    from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+    from quickstart.postgres import EmbeddedPostgres
 
 _DATABASE = "types_end_to_end"
 TABLE = "public.values"

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 if TYPE_CHECKING:
-    from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+    from quickstart.postgres import EmbeddedPostgres
 
 LOCALE = "de_DE.UTF-8"
 #: One whose currency has no smaller unit.

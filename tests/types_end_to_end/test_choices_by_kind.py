@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
-from airflow_provider_pgoutput.capture.source.plugin_options import StreamOptions
+from airflow_provider_pgoutput.capture.stream.options import StreamOptions
+from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 from tests.capture.types.oracle import REJECTED
 from tests.conformance.compare import connect
 from tests.conformance.pipeline import Batch

@@ -11,12 +11,12 @@ from pyiceberg.types import IcebergType, ListType, MapType, StructType
 from pyspark.sql import types as spark_types
 
 from airflow_provider_pgoutput.batch.lake_types import struct_type
-from airflow_provider_pgoutput.capture.types.document import spark_type
+from tools.types_page import spark_type
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from airflow_provider_pgoutput.batch.manifest import Column
+    from airflow_provider_pgoutput.batch.table_version import Column
     from tests.types_end_to_end.conftest import Carried
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]

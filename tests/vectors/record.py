@@ -25,9 +25,9 @@ from typing import Any
 import psycopg
 
 from airflow_provider_pgoutput.errors import ConfigurationError
-from airflow_provider_pgoutput.quickstart.binaries import Installation, find_installation
-from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
-from airflow_provider_pgoutput.quickstart.servers import find_or_fetch_installation
+from quickstart.binaries import Installation, find_installation
+from quickstart.postgres import EmbeddedPostgres
+from quickstart.servers import find_or_fetch_installation
 
 FOLDER = Path(__file__).parent
 VERSIONS = (15, 16, 17, 18)

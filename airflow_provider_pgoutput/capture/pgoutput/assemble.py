@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock
-from airflow_provider_pgoutput.capture.pgoutput.columns import Collector
-from airflow_provider_pgoutput.capture.pgoutput.rows import (
+from airflow_provider_pgoutput.capture.pgoutput.row_messages import (
     INSERT,
     NEW,
     TRUNCATE,
@@ -24,6 +23,7 @@ from airflow_provider_pgoutput.capture.pgoutput.rows import (
     Tuples,
     find_tuples,
 )
+from airflow_provider_pgoutput.capture.pgoutput.tuple_walk import Collector
 
 if TYPE_CHECKING:
     import pyarrow as pa

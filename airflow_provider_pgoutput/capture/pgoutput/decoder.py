@@ -26,7 +26,7 @@ from airflow_provider_pgoutput.capture.pgoutput.messages import (
 from airflow_provider_pgoutput.capture.pgoutput.origins import Origins
 from airflow_provider_pgoutput.capture.pgoutput.partitions import Partitions
 from airflow_provider_pgoutput.capture.pgoutput.relations import Relations
-from airflow_provider_pgoutput.capture.pgoutput.rows import Chunk, select_rows
+from airflow_provider_pgoutput.capture.pgoutput.row_messages import Chunk, select_rows
 from airflow_provider_pgoutput.capture.pgoutput.transactions import Messages, Transactions
 from airflow_provider_pgoutput.errors import ProtocolError
 

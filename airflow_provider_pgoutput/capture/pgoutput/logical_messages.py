@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
-    from airflow_provider_pgoutput.capture.pgoutput.rows import Chunk
+    from airflow_provider_pgoutput.capture.pgoutput.row_messages import Chunk
 
 #: Tag, flags and LSN stand before the prefix.
 _HEAD_BYTES: Final = 10

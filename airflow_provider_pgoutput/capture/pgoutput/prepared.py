@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
-    from airflow_provider_pgoutput.capture.pgoutput.pieces import Spool
+    from airflow_provider_pgoutput.capture.pgoutput.spool import Spool
     from airflow_provider_pgoutput.capture.pgoutput.stream_messages import (
         CommitPrepared,
         Prepare,

@@ -20,14 +20,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from airflow_provider_pgoutput.capture.pgoutput.announced import (
+from airflow_provider_pgoutput.capture.pgoutput.messages import parse_relation
+from airflow_provider_pgoutput.capture.pgoutput.reference import event_of, misplaced
+from airflow_provider_pgoutput.capture.pgoutput.relation_cache import (
     Announced,
     Unfinished,
     relations_in,
     tag_mask,
 )
-from airflow_provider_pgoutput.capture.pgoutput.messages import parse_relation
-from airflow_provider_pgoutput.capture.pgoutput.pieces import (
+from airflow_provider_pgoutput.capture.pgoutput.spool import (
     MemorySpool,
     Piece,
     Spool,
@@ -38,7 +39,6 @@ from airflow_provider_pgoutput.capture.pgoutput.pieces import (
     whole_piece,
     without,
 )
-from airflow_provider_pgoutput.capture.pgoutput.reference import event_of, misplaced
 from airflow_provider_pgoutput.capture.pgoutput.state import (
     BEGUN,
     CHANGING,

@@ -20,8 +20,8 @@ from airflow_provider_pgoutput.capture.pgoutput.messages import (
     parse_begin,
     parse_commit,
 )
-from airflow_provider_pgoutput.capture.pgoutput.pieces import check_offsets
 from airflow_provider_pgoutput.capture.pgoutput.reference import event_of, misplaced
+from airflow_provider_pgoutput.capture.pgoutput.spool import check_offsets
 from airflow_provider_pgoutput.capture.pgoutput.state import (
     COUNTED,
     OUTSIDE,

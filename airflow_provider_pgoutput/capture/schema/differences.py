@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch import shape as words
 from airflow_provider_pgoutput.batch.identity import sought_by
+from airflow_provider_pgoutput.batch.lake_types import loses_fields, widens
 from airflow_provider_pgoutput.batch.shape import SchemaChange, Shape
-from airflow_provider_pgoutput.batch.widening import loses_fields, widens
 from airflow_provider_pgoutput.capture.types.type_info import FIRST_USER_OID
 
 if TYPE_CHECKING:
-    from airflow_provider_pgoutput.batch.manifest import Column, Table
+    from airflow_provider_pgoutput.batch.manifest import Table
+    from airflow_provider_pgoutput.batch.table_version import Column
 
 
 def unfollowable(table: Table, before: Shape | None) -> list[Column]:

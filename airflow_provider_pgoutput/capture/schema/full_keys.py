@@ -16,13 +16,14 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.batch.manifest import FULL
 from airflow_provider_pgoutput.batch.shape import Shape
+from airflow_provider_pgoutput.batch.table_version import FULL
 from airflow_provider_pgoutput.capture.schema.policy import COPY, CopyNeeded, way_on
 from airflow_provider_pgoutput.errors import TableRefused
 
 if TYPE_CHECKING:
-    from airflow_provider_pgoutput.batch.manifest import Table, TableVersion
+    from airflow_provider_pgoutput.batch.manifest import Table
+    from airflow_provider_pgoutput.batch.table_version import TableVersion
     from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
 
 log = logging.getLogger(__name__)

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
-    from airflow_provider_pgoutput.batch.manifest import Column, Table
+    from airflow_provider_pgoutput.batch.manifest import Table
     from airflow_provider_pgoutput.batch.shape import Shape
+    from airflow_provider_pgoutput.batch.table_version import Column
 
 _NEEDS_COPY = "A change of the table can only be followed by a copy of it."
 

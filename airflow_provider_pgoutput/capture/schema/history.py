@@ -41,8 +41,9 @@ from airflow_provider_pgoutput.errors import TableRefused
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from airflow_provider_pgoutput.batch.manifest import Column, Table, TableVersion
+    from airflow_provider_pgoutput.batch.manifest import Table
     from airflow_provider_pgoutput.batch.shape import Storage
+    from airflow_provider_pgoutput.batch.table_version import Column, TableVersion
     from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
     from airflow_provider_pgoutput.capture.source.attributes import Attribute
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable

@@ -22,8 +22,9 @@ from airflow_provider_pgoutput.errors import TableRefused
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Set
 
-    from airflow_provider_pgoutput.batch.manifest import Column, Table
+    from airflow_provider_pgoutput.batch.manifest import Table
     from airflow_provider_pgoutput.batch.shape import SchemaChange, Shape, Storage
+    from airflow_provider_pgoutput.batch.table_version import Column
     from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
     from airflow_provider_pgoutput.capture.source.attributes import Attribute
 

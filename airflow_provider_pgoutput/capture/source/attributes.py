@@ -19,7 +19,7 @@ from airflow_provider_pgoutput.capture.source.errors import translated
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from airflow_provider_pgoutput.capture.source.catalog import Session
+    from airflow_provider_pgoutput.capture.source.session import Session
 
 # The default that ADD COLUMN fills in is kept by each leaf of a partitioned table, under numbers of its own,
 # and not by the table itself. All leaves have the same, but for those that were attached with another past.

@@ -29,14 +29,13 @@ from airflow_provider_pgoutput.errors import ConfigurationError, PublicationMiss
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    import psycopg
-
     from airflow_provider_pgoutput.capture.source.keys import Keys, RowIdentity
     from airflow_provider_pgoutput.capture.source.partition_identity import Leaves
+    from airflow_provider_pgoutput.capture.source.session import Session
 
-    Session = psycopg.Connection[tuple[Any, ...]]
 
 log = logging.getLogger(__name__)
+
 
 _SERVER_QUERY = """
 SELECT pg_catalog.current_setting('server_version_num')::pg_catalog.int4,
@@ -55,10 +54,12 @@ SELECT pg_catalog.current_setting('server_version_num')::pg_catalog.int4,
        pg_catalog.pg_is_in_recovery()
 """
 
+
 _PUBLICATION_QUERY = """
 SELECT pubname::pg_catalog.text, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot
   FROM pg_catalog.pg_publication WHERE pubname = ANY (%s)
 """
+
 
 # A generated column is published from version 18 on, and there ``attnames`` says so; before, the
 # view names it although the stream never carries it. The view also names a partition that one publication
@@ -84,6 +85,7 @@ SELECT p.oid::pg_catalog.int8, p.schemaname::pg_catalog.text, p.tablename::pg_ca
  ORDER BY 2, 3, 6
 """
 
+
 _COLUMN_QUERY = """
 SELECT a.attrelid::pg_catalog.int8, a.attname::pg_catalog.text, a.atttypid::pg_catalog.int8,
        a.atttypmod, pg_catalog.array_to_string(a.attmissingval, ''),
@@ -92,6 +94,7 @@ SELECT a.attrelid::pg_catalog.int8, a.attname::pg_catalog.text, a.atttypid::pg_c
  WHERE a.attrelid = ANY (%s::pg_catalog.oid[]) AND a.attnum > 0 AND NOT a.attisdropped
  ORDER BY a.attrelid, a.attnum
 """
+
 
 _NAME_QUERY = """
 SELECT c.oid::pg_catalog.int8, n.nspname::pg_catalog.text, c.relname::pg_catalog.text

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.batch.manifest import FULL
+from airflow_provider_pgoutput.batch.table_version import FULL
 from airflow_provider_pgoutput.capture.pgoutput.messages import PartitionIdentity
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.source.partition_identity import (
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from airflow_provider_pgoutput.capture.pgoutput.messages import Relation
-    from airflow_provider_pgoutput.capture.source.catalog import Session
+    from airflow_provider_pgoutput.capture.source.session import Session
 
 # Of a root other unique indexes can serve, too: its partitions may send their columns alone.
 _KEY_QUERY = """

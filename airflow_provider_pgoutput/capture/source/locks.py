@@ -17,7 +17,7 @@ from airflow_provider_pgoutput.errors import SourceLocked
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_pgoutput.capture.source.catalog import Session
+    from airflow_provider_pgoutput.capture.source.session import Session
 
 # A prepared transaction has no process; which one it is, its lock on its own id says.
 _HOLDERS_QUERY = """

@@ -13,14 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.batch.manifest import FULL
+from airflow_provider_pgoutput.batch.table_version import FULL
 from airflow_provider_pgoutput.capture.pgoutput.messages import PartitionIdentity
 from airflow_provider_pgoutput.capture.source.errors import translated
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from airflow_provider_pgoutput.capture.source.catalog import Session
+    from airflow_provider_pgoutput.capture.source.session import Session
 
 # One row for all partitions of a root that have the same identity: there may be thousands.
 _LEAF_QUERY = """

@@ -26,7 +26,8 @@ from airflow_provider_pgoutput.capture.source.errors import translated
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Session
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
+    from airflow_provider_pgoutput.capture.source.session import Session
 
 # The last column came with version 18.
 _PUBLICATION_QUERY = """

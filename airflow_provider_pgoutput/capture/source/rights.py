@@ -16,7 +16,8 @@ from airflow_provider_pgoutput.errors import MissingPrivilege
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Session
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
+    from airflow_provider_pgoutput.capture.source.session import Session
 
 #: Statements in one message; more are summed up.
 _SHOWN = 10

@@ -16,7 +16,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from airflow_provider_pgoutput.capture.source import liveness
+from airflow_provider_pgoutput.capture.source import pinned
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.source.pinned import PINNED, startup_options
 from airflow_provider_pgoutput.errors import ConfigurationError
@@ -28,11 +28,16 @@ if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Connection as AdbcConnection
     from adbc_driver_manager.dbapi import Cursor as AdbcCursor
 
+    Session = psycopg.Connection[tuple[Any, ...]]
+
 
 APPLICATION_NAME = "airflow-provider-pgoutput"
 
+
 #: How long the catalog is waited for. Longer than DDL that is quick, shorter than a prepared transaction.
 LOCK_TIMEOUT_SECONDS = 60
+
+
 #: Pinned where the server knows it (17 and later).
 _PINNED_IF_KNOWN = {"transaction_timeout": "0"}
 
@@ -58,7 +63,7 @@ def parameters(
         )
     own = given.get("options")
     return {
-        **liveness.DEFAULTS,
+        **pinned.DEFAULTS,
         **given,
         "application_name": given.get("application_name") or APPLICATION_NAME,
         "client_encoding": "UTF8",
@@ -165,7 +170,7 @@ def _set_statement() -> sql.Composed:
         sql.SQL(
             "(SELECT pg_catalog.set_config('client_connection_check_interval', {}, false)"
             " WHERE pg_catalog.version() !~* 'visual c|msvc|mingw')"
-        ).format(sql.Literal(liveness.CLIENT_CHECK_INTERVAL))
+        ).format(sql.Literal(pinned.CLIENT_CHECK_INTERVAL))
     )
     # Superusers set it, and roles to which it was granted. Refusals are told apart by English words, too.
     calls.append(

@@ -16,7 +16,7 @@ from airflow_provider_pgoutput.capture.source.errors import translated
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from airflow_provider_pgoutput.capture.source.catalog import Session
+    from airflow_provider_pgoutput.capture.source.session import Session
 
 # One statement, so that the number of columns and the files are of one moment.
 _STORAGE_QUERY = """

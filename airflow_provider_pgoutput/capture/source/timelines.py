@@ -1,7 +1,7 @@
 """Where the history of the source left the one that the lake was filled from: after a promotion or a restore.
 
 Positions of two timelines can be compared only up to there. What is not here: whether the source is the same
-system at all (``capture/positions.py``).
+system at all (``capture/start_position.py``).
 
 Source: https://www.postgresql.org/docs/current/protocol-replication.html (TIMELINE_HISTORY)
 """

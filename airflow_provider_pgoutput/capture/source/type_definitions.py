@@ -22,7 +22,7 @@ from airflow_provider_pgoutput.capture.source.errors import translated
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from airflow_provider_pgoutput.capture.source.catalog import Session
+    from airflow_provider_pgoutput.capture.source.session import Session
 
 # Of the types of the columns, and of all that they are made of; those of the server itself never change.
 # age() counts back from the transaction ID that is given out next, which nothing else tells on a standby.

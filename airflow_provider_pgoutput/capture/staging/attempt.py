@@ -11,7 +11,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch import layout
-from airflow_provider_pgoutput.capture.staging.seal import seal
+from airflow_provider_pgoutput.capture.staging.manifests import seal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

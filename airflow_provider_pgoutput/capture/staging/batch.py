@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from airflow_provider_pgoutput import __version__
 from airflow_provider_pgoutput.batch import layout
-from airflow_provider_pgoutput.batch.crash_points import reach
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.manifest import Counts, Manifest
+from airflow_provider_pgoutput.batch.manifest import Manifest
+from airflow_provider_pgoutput.batch.table_version import Counts
 from airflow_provider_pgoutput.capture.schema.policy import CopyNeeded
 from airflow_provider_pgoutput.capture.staging.attempt import Attempt
 from airflow_provider_pgoutput.capture.staging.finished import Finished, finished_tables
@@ -35,7 +35,8 @@ from airflow_provider_pgoutput.capture.staging.sealed_copies import (
 from airflow_provider_pgoutput.capture.staging.sent_values import Casters
 from airflow_provider_pgoutput.capture.staging.tables import StagedTables, stage_block
 from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
-from airflow_provider_pgoutput.capture.types.values import in_parts
+from airflow_provider_pgoutput.capture.types.arrow_bytes import in_parts
+from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     SnapshotLost,
@@ -46,20 +47,16 @@ from airflow_provider_pgoutput.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from airflow_provider_pgoutput.batch.manifest import (
-        PreparedTransaction,
-        SkippedTransaction,
-        StagedFile,
-        TableVersion,
-    )
+    from airflow_provider_pgoutput.batch.manifest import PreparedTransaction, SkippedTransaction
     from airflow_provider_pgoutput.batch.membership import PublishedSet
+    from airflow_provider_pgoutput.batch.table_version import StagedFile, TableVersion
     from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
-    from airflow_provider_pgoutput.capture.copy_job import CopiedTable
     from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock, LogicalMessageBlock
     from airflow_provider_pgoutput.capture.pgoutput.messages import Relation
     from airflow_provider_pgoutput.capture.schema.history import SchemaHistory
     from airflow_provider_pgoutput.capture.source.catalog import Server
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
+    from airflow_provider_pgoutput.capture.staging.copied_table import CopiedTable
     from airflow_provider_pgoutput.capture.staging.tables import (
         Describe,
         StagedTable,

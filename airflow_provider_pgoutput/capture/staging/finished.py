@@ -16,8 +16,8 @@ from pyarrow import parquet
 
 from airflow_provider_pgoutput.batch.changes import COMMIT_LSN, OP
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.manifest import Counts
 from airflow_provider_pgoutput.batch.passed_over import first_lsn, until
+from airflow_provider_pgoutput.batch.table_version import Counts
 from airflow_provider_pgoutput.capture.schema.gone import followed
 from airflow_provider_pgoutput.capture.staging.area import storage_errors
 

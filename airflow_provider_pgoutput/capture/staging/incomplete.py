@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.manifest import FULL
+from airflow_provider_pgoutput.batch.table_version import FULL
 from airflow_provider_pgoutput.errors import TableRefused
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from airflow_provider_pgoutput.batch.manifest import TableVersion
+    from airflow_provider_pgoutput.batch.table_version import TableVersion
     from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock
     from airflow_provider_pgoutput.capture.pgoutput.messages import PartitionIdentity
 

@@ -20,7 +20,7 @@ from airflow_provider_pgoutput.errors import ValueRefused
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from airflow_provider_pgoutput.batch.manifest import Column, TableVersion
+    from airflow_provider_pgoutput.batch.table_version import Column, TableVersion
 
 NEW_TUPLE = "new"
 OLD_TUPLE = "old"

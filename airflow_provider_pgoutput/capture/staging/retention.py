@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
-    from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
     from airflow_provider_pgoutput.capture.staging.area import Entry, StagingArea
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.manifest import Counts, StagedFile
+from airflow_provider_pgoutput.batch.table_version import Counts, StagedFile
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_pgoutput.capture.types.binary import binary_caster
 from airflow_provider_pgoutput.capture.types.cast import CastResult, column_caster
+from airflow_provider_pgoutput.capture.types.registry import binary_caster
 
 if TYPE_CHECKING:
-    from airflow_provider_pgoutput.batch.manifest import Column
+    from airflow_provider_pgoutput.batch.table_version import Column
     from airflow_provider_pgoutput.capture.pgoutput.blocks import Forms
     from airflow_provider_pgoutput.capture.types.cast import ColumnCaster, ValuePolicy
 

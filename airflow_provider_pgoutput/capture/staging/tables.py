@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgoutput.batch import changes
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.manifest import Counts, Table, TableVersion
+from airflow_provider_pgoutput.batch.manifest import Table
+from airflow_provider_pgoutput.batch.table_version import Counts, TableVersion
 from airflow_provider_pgoutput.capture.staging.incomplete import old_kinds, refuse_incomplete
 from airflow_provider_pgoutput.capture.staging.rejected import (
     NEW_TUPLE,
@@ -34,15 +35,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from airflow_provider_pgoutput.batch.manifest import StagedFile
+    from airflow_provider_pgoutput.batch.table_version import StagedFile
     from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
+    from airflow_provider_pgoutput.capture.describe import Described
     from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock, Forms
     from airflow_provider_pgoutput.capture.pgoutput.messages import PartitionIdentity, Relation
-    from airflow_provider_pgoutput.capture.source.describe import Described
     from airflow_provider_pgoutput.capture.staging.sent_values import Casters
     from airflow_provider_pgoutput.capture.staging.writers import TableWriter
+    from airflow_provider_pgoutput.capture.types.arrow_bytes import CastResult
     from airflow_provider_pgoutput.capture.types.cast import ColumnCaster, ValuePolicy
-    from airflow_provider_pgoutput.capture.types.values import CastResult
 
 _LETTERS = pa.DictionaryArray.from_arrays(pa.array([], pa.int8()), pa.array([], pa.string())).type
 _INSERT, _UPDATE, _DELETE, _TRUNCATE = b"IUDT"

@@ -20,7 +20,7 @@ from pyarrow import parquet
 from airflow_provider_pgoutput.batch.changes import COMMIT_LSN, LEADING, ORIGIN, PREFIX, SEQ
 from airflow_provider_pgoutput.batch.layout import file_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.manifest import StagedFile
+from airflow_provider_pgoutput.batch.table_version import StagedFile
 from airflow_provider_pgoutput.capture.staging.area import storage_errors
 
 if TYPE_CHECKING:

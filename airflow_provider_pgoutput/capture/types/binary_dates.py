@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_pgoutput.capture.types.binary_scalars import (
-    Printer,
-    fixed_numbers,
-    number_array,
-)
-from airflow_provider_pgoutput.capture.types.values import (
+from airflow_provider_pgoutput.capture.types.arrow_bytes import (
     Caster,
     CastResult,
     MalformedText,
@@ -27,6 +22,11 @@ from airflow_provider_pgoutput.capture.types.values import (
     cut,
     null_mask,
     valid_rows,
+)
+from airflow_provider_pgoutput.capture.types.binary_scalars import (
+    Printer,
+    fixed_numbers,
+    number_array,
 )
 
 if TYPE_CHECKING:

@@ -12,6 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_pgoutput.capture.types.arrow_bytes import (
+    ByteRuns,
+    Caster,
+    CastResult,
+    MalformedText,
+    accepted,
+    at_rows_of,
+    overlapping,
+)
 from airflow_provider_pgoutput.capture.types.binary_floats import float_printer
 from airflow_provider_pgoutput.capture.types.binary_lists import counted_elements
 from airflow_provider_pgoutput.capture.types.binary_scalars import fixed_numbers
@@ -23,15 +32,6 @@ from airflow_provider_pgoutput.capture.types.printing import (
     items,
     joined,
     joined_lists,
-)
-from airflow_provider_pgoutput.capture.types.values import (
-    ByteRuns,
-    Caster,
-    CastResult,
-    MalformedText,
-    accepted,
-    at_rows_of,
-    overlapping,
 )
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from fractions import Fraction
 import numpy as np
 import pyarrow as pa
 
+from airflow_provider_pgoutput.capture.types.arrow_bytes import at_rows_of
 from airflow_provider_pgoutput.capture.types.binary_scalars import Printer, fixed_numbers
-from airflow_provider_pgoutput.capture.types.values import at_rows_of
 
 
 @dataclass(frozen=True, slots=True)

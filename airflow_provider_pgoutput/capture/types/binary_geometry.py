@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_pgoutput.capture.types.arrow_bytes import MalformedText, at_rows_of
 from airflow_provider_pgoutput.capture.types.binary_floats import float_printer
 from airflow_provider_pgoutput.capture.types.printing import (
     dense_runs,
@@ -21,13 +22,12 @@ from airflow_provider_pgoutput.capture.types.printing import (
     joined,
     joined_lists,
 )
-from airflow_provider_pgoutput.capture.types.values import MalformedText, at_rows_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from airflow_provider_pgoutput.capture.types.arrow_bytes import ByteRuns
     from airflow_provider_pgoutput.capture.types.binary_scalars import Printer
-    from airflow_provider_pgoutput.capture.types.values import ByteRuns
 
 _FLOAT_BYTES = 8
 _float_texts = float_printer(np.dtype(">f8"))

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_pgoutput.capture.types.arrow_bytes import ByteRuns, at_rows_of, cut
 from airflow_provider_pgoutput.capture.types.binary_dates import clock_texts, time_texts
 from airflow_provider_pgoutput.capture.types.binary_scalars import fixed_bytes
 from airflow_provider_pgoutput.capture.types.printing import decimals, joined
-from airflow_provider_pgoutput.capture.types.values import ByteRuns, at_rows_of, cut
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,6 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_pgoutput.capture.types.arrow_bytes import (
+    MalformedText,
+    TooMuchText,
+    at_rows_of,
+    cut,
+)
 from airflow_provider_pgoutput.capture.types.binary_lists import ElementForm, WireArrays
 from airflow_provider_pgoutput.capture.types.binary_scalars import (
     fixed_bytes,
@@ -26,12 +32,6 @@ from airflow_provider_pgoutput.capture.types.printing import (
     items,
     joined,
     joined_lists,
-)
-from airflow_provider_pgoutput.capture.types.values import (
-    MalformedText,
-    TooMuchText,
-    at_rows_of,
-    cut,
 )
 
 if TYPE_CHECKING:

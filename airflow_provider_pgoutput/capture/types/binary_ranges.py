@@ -14,6 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_pgoutput.capture.types.arrow_bytes import (
+    ByteRuns,
+    MalformedText,
+    at_rows_of,
+    cut,
+)
 from airflow_provider_pgoutput.capture.types.binary_lists import counted_elements
 from airflow_provider_pgoutput.capture.types.printing import (
     dense_runs,
@@ -22,7 +28,6 @@ from airflow_provider_pgoutput.capture.types.printing import (
     joined_lists,
     quoted_where,
 )
-from airflow_provider_pgoutput.capture.types.values import ByteRuns, MalformedText, at_rows_of, cut
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

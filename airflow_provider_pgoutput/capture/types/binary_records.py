@@ -14,13 +14,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_pgoutput.capture.types.arrow_bytes import (
+    ByteRuns,
+    MalformedText,
+    at_rows_of,
+    cut,
+)
 from airflow_provider_pgoutput.capture.types.printing import (
     dense_runs,
     int4_at,
     joined,
     quoted_where,
 )
-from airflow_provider_pgoutput.capture.types.values import ByteRuns, MalformedText, at_rows_of, cut
 
 if TYPE_CHECKING:
     from collections.abc import Callable

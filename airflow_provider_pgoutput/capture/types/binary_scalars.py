@@ -17,8 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_pgoutput.capture.types.scalars import cast_string
-from airflow_provider_pgoutput.capture.types.values import (
+from airflow_provider_pgoutput.capture.types.arrow_bytes import (
     ByteRuns,
     Caster,
     CastResult,
@@ -29,6 +28,7 @@ from airflow_provider_pgoutput.capture.types.values import (
     null_mask,
     valid_rows,
 )
+from airflow_provider_pgoutput.capture.types.scalars import cast_string
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -16,6 +16,13 @@ import pyarrow as pa
 
 from airflow_provider_pgoutput.batch.lake_types import list_element, struct_fields
 from airflow_provider_pgoutput.capture.types.arrow import STRING_MAP, arrow_type
+from airflow_provider_pgoutput.capture.types.arrow_bytes import (
+    Caster,
+    CastResult,
+    InvalidEncoding,
+    MalformedText,
+    TooMuchText,
+)
 from airflow_provider_pgoutput.capture.types.dates import date_caster
 from airflow_provider_pgoutput.capture.types.lists import cast_map, list_caster
 from airflow_provider_pgoutput.capture.types.literals import ARRAY, BOX_ARRAY
@@ -25,19 +32,12 @@ from airflow_provider_pgoutput.capture.types.records import record_caster
 from airflow_provider_pgoutput.capture.types.scalars import cast_binary, cast_boolean, cast_string
 from airflow_provider_pgoutput.capture.types.times import cast_interval, cast_time
 from airflow_provider_pgoutput.capture.types.type_info import TypeInfo, base_type
-from airflow_provider_pgoutput.capture.types.values import (
-    Caster,
-    CastResult,
-    InvalidEncoding,
-    MalformedText,
-    TooMuchText,
-)
 from airflow_provider_pgoutput.errors import ConfigurationError, ProtocolError, ValueRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from airflow_provider_pgoutput.batch.manifest import Column
+    from airflow_provider_pgoutput.batch.table_version import Column
 
 __all__ = [
     "FAIL",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from airflow_provider_pgoutput.capture.types.values import (
+from airflow_provider_pgoutput.capture.types.arrow_bytes import (
     ByteRuns,
     Caster,
     CastResult,

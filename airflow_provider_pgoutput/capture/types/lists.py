@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_pgoutput.capture.types.literals import (
-    VECTOR,
-    Brackets,
-    Literals,
-    split_hstores,
-)
-from airflow_provider_pgoutput.capture.types.scalars import cast_string
-from airflow_provider_pgoutput.capture.types.values import (
+from airflow_provider_pgoutput.capture.types.arrow_bytes import (
     ByteRuns,
     Caster,
     CastResult,
@@ -28,6 +21,13 @@ from airflow_provider_pgoutput.capture.types.values import (
     valid_rows,
     without,
 )
+from airflow_provider_pgoutput.capture.types.literals import (
+    VECTOR,
+    Brackets,
+    Literals,
+    split_hstores,
+)
+from airflow_provider_pgoutput.capture.types.scalars import cast_string
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from airflow_provider_pgoutput.capture.types.values import ByteRuns, MalformedText, cut
+from airflow_provider_pgoutput.capture.types.arrow_bytes import ByteRuns, MalformedText, cut
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_pgoutput.capture.types.literals import Marks, find_marks
-from airflow_provider_pgoutput.capture.types.values import (
+from airflow_provider_pgoutput.capture.types.arrow_bytes import (
     ByteRuns,
     Caster,
     CastResult,
@@ -30,6 +29,7 @@ from airflow_provider_pgoutput.capture.types.values import (
     valid_rows,
     without,
 )
+from airflow_provider_pgoutput.capture.types.literals import Marks, find_marks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,7 @@ import binascii
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_pgoutput.capture.types.values import (
+from airflow_provider_pgoutput.capture.types.arrow_bytes import (
     ByteRuns,
     CastResult,
     InvalidEncoding,

@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgoutput.capture.types.arrow import arrow_type
-from airflow_provider_pgoutput.capture.types.mapping import INTERVAL_STRUCT
-from airflow_provider_pgoutput.capture.types.values import (
+from airflow_provider_pgoutput.capture.types.arrow_bytes import (
     ByteRuns,
     CastResult,
     MalformedText,
@@ -26,6 +25,7 @@ from airflow_provider_pgoutput.capture.types.values import (
     valid_rows,
     without,
 )
+from airflow_provider_pgoutput.capture.types.mapping import INTERVAL_STRUCT
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,7 +14,6 @@ import pytest
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
 from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
-from airflow_provider_pgoutput.capture.pgoutput.pieces import MemorySpool
 from airflow_provider_pgoutput.capture.pgoutput.prepared import PreparedTransactions
 from airflow_provider_pgoutput.capture.pgoutput.reassemble import Reassembler
 from airflow_provider_pgoutput.capture.pgoutput.reference import (
@@ -23,6 +22,7 @@ from airflow_provider_pgoutput.capture.pgoutput.reference import (
     changes_of_block,
     messages_of_block,
 )
+from airflow_provider_pgoutput.capture.pgoutput.spool import MemorySpool
 from airflow_provider_pgoutput.errors import ProtocolError
 from tests.capture.pgoutput.slow_reassembly import SlowReassembler
 from tests.vectors.record import plugin_options
@@ -30,7 +30,7 @@ from tests.vectors.record import plugin_options
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from airflow_provider_pgoutput.capture.pgoutput.pieces import Spool
+    from airflow_provider_pgoutput.capture.pgoutput.spool import Spool
 
 VECTORS = Path(__file__).parents[2] / "vectors"
 SCENARIOS: dict[str, dict[str, Any]] = {

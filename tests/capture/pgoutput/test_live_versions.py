@@ -36,7 +36,7 @@ from tests.vectors.record import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+    from quickstart.postgres import EmbeddedPostgres
 
 pytestmark = pytest.mark.postgres
 

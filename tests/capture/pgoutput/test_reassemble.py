@@ -11,7 +11,6 @@ import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
-from airflow_provider_pgoutput.capture.pgoutput.pieces import MemorySpool, one_message
 from airflow_provider_pgoutput.capture.pgoutput.prepared import PreparedTransactions
 from airflow_provider_pgoutput.capture.pgoutput.reassemble import Reassembler, UnstreamedAborts
 from airflow_provider_pgoutput.capture.pgoutput.reference import (
@@ -19,6 +18,7 @@ from airflow_provider_pgoutput.capture.pgoutput.reference import (
     ReferenceDecoder,
     changes_of_block,
 )
+from airflow_provider_pgoutput.capture.pgoutput.spool import MemorySpool, one_message
 from airflow_provider_pgoutput.capture.pgoutput.state import (
     BEGUN,
     BLOCK_STARTED,
@@ -32,7 +32,7 @@ from airflow_provider_pgoutput.capture.pgoutput.state import (
     events_of,
     next_states,
 )
-from airflow_provider_pgoutput.capture.staging.spill import SpillFolder
+from airflow_provider_pgoutput.capture.stream.spill import SpillFolder
 from airflow_provider_pgoutput.errors import ProtocolError, StagingFull
 from tests.capture.pgoutput import encode
 from tests.capture.pgoutput.programs import LSN, Program, T, U, cuts
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from airflow_provider_pgoutput.capture.pgoutput.pieces import Spool
+    from airflow_provider_pgoutput.capture.pgoutput.spool import Spool
 
 
 def slowly(bodies: Iterable[bytes], version: int = 4) -> list[Change]:

@@ -7,8 +7,9 @@ import logging
 
 import pytest
 
-from airflow_provider_pgoutput.batch.manifest import Column, Counts, Table, TableVersion
+from airflow_provider_pgoutput.batch.manifest import Table
 from airflow_provider_pgoutput.batch.shape import Shape
+from airflow_provider_pgoutput.batch.table_version import Column, Counts, TableVersion
 from airflow_provider_pgoutput.capture.schema.full_keys import FullKeys
 from airflow_provider_pgoutput.capture.schema.policy import COPY, CopyNeeded, SchemaPolicy
 from airflow_provider_pgoutput.capture.source.attributes import Attribute

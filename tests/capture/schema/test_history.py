@@ -7,8 +7,9 @@ import logging
 
 import pytest
 
-from airflow_provider_pgoutput.batch.manifest import Column, Counts, Table, TableVersion
+from airflow_provider_pgoutput.batch.manifest import Table
 from airflow_provider_pgoutput.batch.shape import KEY, REMADE, KnownColumn, Shape
+from airflow_provider_pgoutput.batch.table_version import Column, Counts, TableVersion
 from airflow_provider_pgoutput.capture.schema.policy import (
     COPY,
     FAIL,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_pgoutput.capture import context
+from airflow_provider_pgoutput.capture import run
 from airflow_provider_pgoutput.capture.schema import older_rows
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
 from airflow_provider_pgoutput.errors import TableRefused
@@ -20,7 +20,8 @@ from tests.capture.pipeline_support import checkpoint_with_shapes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from airflow_provider_pgoutput.batch.manifest import Column, Manifest
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.batch.table_version import Column
     from tests.capture.pipeline_support import Source
 
 pytestmark = pytest.mark.postgres
@@ -302,7 +303,7 @@ def test_what_was_written_into_rows_between_their_copy_and_the_next_batch_is_war
 ) -> None:
     """The first batch knows the place of before its copy, so also of before the column."""
     source.execute("INSERT INTO t VALUES (1, 'x')")
-    copied = context.CaptureContext.copy
+    copied = run.CaptureContext.copy
 
     def copy_then_alter(self: Any, *args: Any) -> Any:
         point = copied(self, *args)
@@ -310,7 +311,7 @@ def test_what_was_written_into_rows_between_their_copy_and_the_next_batch_is_war
         source.execute("ALTER TABLE t ALTER c DROP DEFAULT")
         return point
 
-    monkeypatch.setattr(context.CaptureContext, "copy", copy_then_alter)
+    monkeypatch.setattr(run.CaptureContext, "copy", copy_then_alter)
     first = source.stage()
     monkeypatch.undo()
     assert [each.name for each in first.tables[0].versions[-1].columns] == ["a", "b"]

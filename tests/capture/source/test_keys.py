@@ -11,7 +11,8 @@ from airflow_provider_pgoutput.errors import ConfigurationError
 from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:
-    from airflow_provider_pgoutput.batch.manifest import Manifest, TableVersion
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.batch.table_version import TableVersion
     from tests.capture.pipeline_support import Source
 
 pytestmark = pytest.mark.postgres

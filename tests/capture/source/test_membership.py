@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from airflow_provider_pgoutput.capture.membership import warn_of_membership_changes
 from airflow_provider_pgoutput.capture.source.catalog import (
     read_publications,
     read_published_tables,
@@ -15,7 +16,6 @@ from airflow_provider_pgoutput.capture.source.catalog import (
     warn_of_missing_identity,
 )
 from airflow_provider_pgoutput.capture.source.keys import Keys
-from airflow_provider_pgoutput.capture.source.membership import warn_of_membership_changes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_pgoutput.capture.source.parts import (
+from airflow_provider_pgoutput.capture.stream.sql_parallel import (
     PART_BYTES,
     Cutting,
     sensible_connections,

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.source.catalog import Server
-from airflow_provider_pgoutput.capture.source.plugin_options import PluginOptions, StreamOptions
+from airflow_provider_pgoutput.capture.stream.options import PluginOptions, StreamOptions
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 

@@ -15,7 +15,7 @@ from airflow_provider_pgoutput.errors import PublicationChanged, PublicationMiss
 from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:
-    from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from tests.capture.pipeline_support import Source
 
 pytestmark = pytest.mark.postgres

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from airflow_provider_pgoutput.capture.source import copy_plan
+from airflow_provider_pgoutput.capture.copy import plan
 from airflow_provider_pgoutput.errors import MissingPrivilege
 from tests.capture.pipeline_support import checkpoint_of
 
@@ -100,7 +100,7 @@ def test_a_role_that_reads_some_columns_copies_a_large_table_whole(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranges of blocks are for a role that may read the whole table, and a filter needs its columns."""
-    monkeypatch.setattr(copy_plan, "PART_BYTES", 1 << 16)
+    monkeypatch.setattr(plan, "PART_BYTES", 1 << 16)
     (database,) = reader.source.execute("SELECT quote_ident(current_database())")[0]
     reader.may(
         f"GRANT CONNECT ON DATABASE {database} TO {{role}}",

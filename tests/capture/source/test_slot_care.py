@@ -17,8 +17,9 @@ from airflow_provider_pgoutput.capture.source.catalog import (
     Server,
     warn_of_missing_operations,
 )
-from airflow_provider_pgoutput.capture.source.slot import SlotFacts, check_slot, check_wal_level
-from airflow_provider_pgoutput.capture.source.slot_care import warn_of_dangers
+from airflow_provider_pgoutput.capture.source.slot import check_slot, check_wal_level
+from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
+from airflow_provider_pgoutput.capture.source.slot_warnings import warn_of_dangers
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     PgoutputError,
@@ -29,7 +30,7 @@ from airflow_provider_pgoutput.errors import (
 from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:
-    from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+    from quickstart.postgres import EmbeddedPostgres
     from tests.capture.pipeline_support import Source
 
 SERVER = Server(180006, "7", 1, "shop", Lsn(100), "logical")

@@ -12,12 +12,12 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture.hand_over import HandOver
 from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
-from airflow_provider_pgoutput.capture.source import sql_parts, sql_session
-from airflow_provider_pgoutput.capture.source.sql_stream import SqlStream
+from airflow_provider_pgoutput.capture.source.threads import HandOver
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
-from airflow_provider_pgoutput.capture.staging.prepared import TwoPhase
+from airflow_provider_pgoutput.capture.stream import sql_connection, sql_parallel
+from airflow_provider_pgoutput.capture.stream.sql import SqlStream
+from airflow_provider_pgoutput.capture.stream.two_phase import TwoPhase
 from airflow_provider_pgoutput.errors import ConfigurationError, SlotNotFound, SourceUnavailable
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def test_a_copy_that_is_moved_once_more_gives_the_same(
     source: Source, backlog: tuple[Lsn, Lsn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a read does when a copy's restart position stays far behind."""
-    monkeypatch.setattr(sql_session, "_FAR_BYTES", -1)
+    monkeypatch.setattr(sql_connection, "_FAR_BYTES", -1)
     start, target = backlog
     order = source.read(start, target)
     whole = read(SqlStream(order), start, target)
@@ -135,7 +135,7 @@ def test_the_end_is_said_when_the_last_part_is_there(
             time.sleep(0.05)
             return super().put(item)
 
-    monkeypatch.setattr(sql_parts, "HandOver", SlowHandOver)
+    monkeypatch.setattr(sql_parallel, "HandOver", SlowHandOver)
     start, target = backlog
     order = source.read(start, target)
     whole = read(SqlStream(order), start, target)
@@ -382,7 +382,7 @@ def test_a_slot_that_waits_for_standbys_is_not_copied(source: Source) -> None:
     )
     start = Lsn.parse(str(source.confirmed()))
     read = source.read(start, flush_lsn(source))
-    copies = sql_session.SlotSession(read)
+    copies = sql_connection.SlotSession(read)
     copies.make_copy()
     copies.close()
     try:
@@ -392,7 +392,7 @@ def test_a_slot_that_waits_for_standbys_is_not_copied(source: Source) -> None:
         deadline = time.monotonic() + 30
         while source.execute("SHOW synchronized_standby_slots") != [("a_standby",)]:
             assert time.monotonic() < deadline
-        waits = sql_session.SlotSession(read)
+        waits = sql_connection.SlotSession(read)
         with pytest.raises(ConfigurationError, match="synchronized_standby_slots"):
             waits.make_copy()
         waits.close()

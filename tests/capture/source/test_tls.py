@@ -24,9 +24,9 @@ from psycopg.conninfo import make_conninfo
 
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.errors import ConfigurationError
-from airflow_provider_pgoutput.quickstart.binaries import server_account
-from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
-from airflow_provider_pgoutput.quickstart.servers import find_or_fetch_installation
+from quickstart.binaries import server_account
+from quickstart.postgres import EmbeddedPostgres
+from quickstart.servers import find_or_fetch_installation
 from tests.capture.pipeline_support import Source, checkpoint_of
 from tests.reader_role import reader_conninfo
 

@@ -14,11 +14,11 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture.source.walsender_stream import WalsenderStream
+from airflow_provider_pgoutput.capture.stream.walsender import WalsenderStream
 from airflow_provider_pgoutput.errors import SlotBusy, SourceUnavailable
 
 if TYPE_CHECKING:
-    from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+    from quickstart.postgres import EmbeddedPostgres
     from tests.capture.pipeline_support import Source
 
 pytestmark = pytest.mark.postgres
@@ -129,9 +129,9 @@ def test_a_killed_reader_leaves_a_slot_that_can_be_read(source: Source) -> None:
     start = Lsn.parse(str(source.confirmed()))
     program = (
         "import sys; from airflow_provider_pgoutput.batch.lsn import Lsn;"
-        "from airflow_provider_pgoutput.capture.source.plugin_options import PluginOptions;"
-        "from airflow_provider_pgoutput.capture.source.stream import SlotRead;"
-        "from airflow_provider_pgoutput.capture.source.walsender_stream import WalsenderStream as W;"
+        "from airflow_provider_pgoutput.capture.stream.options import PluginOptions;"
+        "from airflow_provider_pgoutput.capture.stream.transport import SlotRead;"
+        "from airflow_provider_pgoutput.capture.stream.walsender import WalsenderStream as W;"
         "start = Lsn(int(sys.argv[3]));"
         "W(SlotRead(sys.argv[1], sys.argv[2], PluginOptions(('p',)), start, Lsn(2**62)));"
         "print('reading', flush=True); sys.stdin.read()"

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
-from airflow_provider_pgoutput.capture.staging.cut import BatchCut, Limits
+from airflow_provider_pgoutput.capture.stream.cut import BatchCut, Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -19,8 +19,8 @@ from airflow_provider_pgoutput.batch.manifest import Manifest, Table
 from airflow_provider_pgoutput.capture.source.catalog import Server
 from airflow_provider_pgoutput.capture.staging import writers
 from airflow_provider_pgoutput.capture.staging.area import StagedOutput, StagingArea, Written
-from airflow_provider_pgoutput.capture.staging.seal import find_sealed
-from airflow_provider_pgoutput.capture.staging.seal import seal as seal_at
+from airflow_provider_pgoutput.capture.staging.manifests import find_sealed
+from airflow_provider_pgoutput.capture.staging.manifests import seal as seal_at
 from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
 from airflow_provider_pgoutput.errors import (
     BatchRefused,

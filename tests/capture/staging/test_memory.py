@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from airflow_provider_pgoutput.batch.manifest import Column, TableVersion
+from airflow_provider_pgoutput.batch.table_version import Column, TableVersion
 from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
 from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
@@ -22,9 +22,9 @@ from airflow_provider_pgoutput.capture.staging.sent_values import Casters
 from airflow_provider_pgoutput.capture.staging.tables import StagedVersion, stage_block
 from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
 from airflow_provider_pgoutput.capture.types import binary_numeric
-from airflow_provider_pgoutput.capture.types.binary import binary_caster
+from airflow_provider_pgoutput.capture.types.arrow_bytes import in_parts
 from airflow_provider_pgoutput.capture.types.cast import ValuePolicy
-from airflow_provider_pgoutput.capture.types.values import in_parts
+from airflow_provider_pgoutput.capture.types.registry import binary_caster
 from airflow_provider_pgoutput.errors import ValueRefused
 from tests.capture.pgoutput import encode
 

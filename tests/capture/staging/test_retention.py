@@ -10,30 +10,26 @@ import pytest
 
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.manifest import (
-    Column,
-    Manifest,
-    PreparedTransaction,
-    TableVersion,
-)
-from airflow_provider_pgoutput.capture.checkpoint import Checkpoint
+from airflow_provider_pgoutput.batch.manifest import Manifest, PreparedTransaction
+from airflow_provider_pgoutput.batch.table_version import Column, TableVersion
 from airflow_provider_pgoutput.capture.source.catalog import Server
 from airflow_provider_pgoutput.capture.staging.archive import batches_between
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
+from airflow_provider_pgoutput.capture.staging.manifests import find_ending, find_sealed
 from airflow_provider_pgoutput.capture.staging.retention import Pruned, prune
-from airflow_provider_pgoutput.capture.staging.seal import find_ending, find_sealed
 from airflow_provider_pgoutput.capture.staging.sealed_copies import find_seals
 from airflow_provider_pgoutput.capture.types.cast import NULL_AND_KEEP, ValuePolicy
 from airflow_provider_pgoutput.errors import BatchRefused
+from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 from tests.capture.pipeline_support import history_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from airflow_provider_pgoutput.capture.describe import Described
     from airflow_provider_pgoutput.capture.pgoutput.messages import Relation
-    from airflow_provider_pgoutput.capture.source.describe import Described
 
 SYSTEM = "73"
 VERSION = TableVersion(1, "public", "t", "d", (Column("a", 23, -1, "integer", "int"),), ("a",))

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_pgoutput.capture.staging.scratch import ScratchFolder
+from airflow_provider_pgoutput.scratch import ScratchFolder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _MAKE_ONE_AND_WAIT = """
 import sys
-from airflow_provider_pgoutput.capture.staging.scratch import ScratchFolder
+from airflow_provider_pgoutput.scratch import ScratchFolder
 folder = ScratchFolder("spill")
 (folder.path / "0").write_bytes(b"rows")
 print(folder.path, flush=True)

@@ -12,12 +12,16 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.manifest import Column, Manifest, TableVersion
+from airflow_provider_pgoutput.batch.table_version import Column, TableVersion
 from airflow_provider_pgoutput.capture.source.catalog import Server
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
+from airflow_provider_pgoutput.capture.staging.manifests import (
+    find_bridge,
+    find_ending,
+    find_sealed,
+)
 from airflow_provider_pgoutput.capture.staging.rejected import SCHEMA as REJECTED_SCHEMA
-from airflow_provider_pgoutput.capture.staging.seal import find_bridge, find_ending, find_sealed
 from airflow_provider_pgoutput.capture.types.cast import NULL_AND_KEEP, ValuePolicy
 from airflow_provider_pgoutput.errors import LakeUnavailable
 from tests.capture.pipeline_support import history_of
@@ -25,8 +29,9 @@ from tests.capture.pipeline_support import history_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.capture.describe import Described
     from airflow_provider_pgoutput.capture.pgoutput.messages import Relation
-    from airflow_provider_pgoutput.capture.source.describe import Described
 
 START, END = Lsn(0x100), Lsn(0x200)
 SERVER = Server(180000, "73", 1, "db", END, "logical")

@@ -12,7 +12,7 @@ from tests.capture.types.oracle import pin
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+    from quickstart.postgres import EmbeddedPostgres
 
 _DATABASE = "types_oracle"
 _SET_UP = """

@@ -16,7 +16,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from airflow_provider_pgoutput.batch.manifest import Column
+from airflow_provider_pgoutput.batch.table_version import Column
 from airflow_provider_pgoutput.capture.types.cast import CastResult, ValuePolicy, column_caster
 from airflow_provider_pgoutput.capture.types.mapping import (
     CATALOG_QUERY,

@@ -19,16 +19,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_pgoutput.batch.manifest import Column
+from airflow_provider_pgoutput.batch.table_version import Column
 from airflow_provider_pgoutput.capture.source.binary_forms import check_binary_forms
 from airflow_provider_pgoutput.capture.source.catalog import PublishedColumn, PublishedTable
-from airflow_provider_pgoutput.capture.types.binary import (
+from airflow_provider_pgoutput.capture.types.cast import ColumnCaster, ValuePolicy, column_caster
+from airflow_provider_pgoutput.capture.types.mapping import CATALOG_QUERY, lake_type, type_catalog
+from airflow_provider_pgoutput.capture.types.registry import (
     binary_caster,
     can_be_sent,
     has_binary_form,
 )
-from airflow_provider_pgoutput.capture.types.cast import ColumnCaster, ValuePolicy, column_caster
-from airflow_provider_pgoutput.capture.types.mapping import CATALOG_QUERY, lake_type, type_catalog
 from airflow_provider_pgoutput.capture.types.type_info import (
     ATTRIBUTE_QUERY,
     BUILTIN_TYPES,

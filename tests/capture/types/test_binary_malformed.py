@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_pgoutput.batch.manifest import Column
-from airflow_provider_pgoutput.capture.types.binary import binary_caster
+from airflow_provider_pgoutput.batch.table_version import Column
 from airflow_provider_pgoutput.capture.types.cast import FAIL, ValuePolicy, column_caster
 from airflow_provider_pgoutput.capture.types.mapping import lake_type
+from airflow_provider_pgoutput.capture.types.registry import binary_caster
 from airflow_provider_pgoutput.capture.types.type_info import Attribute, TypeInfo
 from airflow_provider_pgoutput.errors import NoBinaryForm, ProtocolError, ValueRefused
 from tests.capture.types.oracle import assert_same

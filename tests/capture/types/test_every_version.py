@@ -10,11 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from airflow_provider_pgoutput.batch.manifest import Column
+from airflow_provider_pgoutput.batch.table_version import Column
 from airflow_provider_pgoutput.capture.types import builtin_types
 from airflow_provider_pgoutput.capture.types.cast import ValuePolicy, column_caster
-from airflow_provider_pgoutput.capture.types.document import document_text
-from airflow_provider_pgoutput.capture.types.generate import QUERY, module_text
 from airflow_provider_pgoutput.capture.types.mapping import (
     CATALOG_QUERY,
     lake_type,
@@ -23,9 +21,11 @@ from airflow_provider_pgoutput.capture.types.mapping import (
 )
 from airflow_provider_pgoutput.capture.types.options import TypeOptions
 from airflow_provider_pgoutput.capture.types.type_info import ATTRIBUTE_QUERY, with_attributes
-from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
-from airflow_provider_pgoutput.quickstart.servers import find_or_fetch_installation
+from quickstart.postgres import EmbeddedPostgres
+from quickstart.servers import find_or_fetch_installation
 from tests.capture.types.special_values import INTERNAL
+from tools.builtin_types import QUERY, module_text
+from tools.types_page import document_text
 
 EVERYTHING = TypeOptions(
     {

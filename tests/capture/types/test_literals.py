@@ -10,7 +10,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_pgoutput.batch.manifest import Column
+from airflow_provider_pgoutput.batch.table_version import Column
 from airflow_provider_pgoutput.capture.types.cast import ValuePolicy, column_caster
 from airflow_provider_pgoutput.errors import ProtocolError
 

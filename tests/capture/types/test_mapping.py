@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_pgoutput.capture.types import builtin_types
-from airflow_provider_pgoutput.capture.types.generate import QUERY, module_text
 from airflow_provider_pgoutput.capture.types.mapping import (
     CATALOG_QUERY,
     TypeInfo,
@@ -20,6 +19,7 @@ from airflow_provider_pgoutput.capture.types.mapping import (
 )
 from airflow_provider_pgoutput.errors import ConfigurationError
 from tests.capture.types.oracle import column_of
+from tools.builtin_types import QUERY, module_text
 
 if TYPE_CHECKING:
     import psycopg

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from airflow_provider_pgoutput.batch.manifest import Column
+from airflow_provider_pgoutput.batch.table_version import Column
+from airflow_provider_pgoutput.capture.column_choices import check_column_types
 from airflow_provider_pgoutput.capture.request import CaptureRequest
 from airflow_provider_pgoutput.capture.source.catalog import PublishedColumn, PublishedTable
-from airflow_provider_pgoutput.capture.source.column_types import check_column_types
 from airflow_provider_pgoutput.capture.types.cast import ValuePolicy
 from airflow_provider_pgoutput.capture.types.mapping import TypeInfo, lake_type
-from airflow_provider_pgoutput.capture.types.missing import lake_text
+from airflow_provider_pgoutput.capture.types.missing_value import lake_text
 from airflow_provider_pgoutput.capture.types.options import TypeOptions
 from airflow_provider_pgoutput.capture.types.type_info import Attribute
 from airflow_provider_pgoutput.errors import ConfigurationError, ValueRefused

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.capture.types.type_info import BUILTIN_TYPES
-from airflow_provider_pgoutput.quickstart.binaries import find_installation
-from airflow_provider_pgoutput.quickstart.postgres import EmbeddedPostgres
+from quickstart.binaries import find_installation
+from quickstart.postgres import EmbeddedPostgres
 from tests.capture.types.oracle import (
     STORED,
     assert_exact,

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_provider_pgoutput.batch.manifest import Column
+from airflow_provider_pgoutput.batch.table_version import Column
 from airflow_provider_pgoutput.capture.types.cast import CastResult, ValuePolicy, column_caster
 from airflow_provider_pgoutput.capture.types.mapping import INTERVAL_STRUCT, TypeInfo, lake_type
 from airflow_provider_pgoutput.capture.types.options import TypeOptions

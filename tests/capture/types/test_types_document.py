@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgoutput.capture.types.document import document_text, spark_type
 from airflow_provider_pgoutput.capture.types.mapping import BUILTIN_TYPES, type_name
+from tools.types_page import document_text, spark_type
 
 PAGE = Path(__file__).parents[3] / "docs" / "types.md"
 
 
 def test_the_page_is_what_the_code_prints() -> None:
     assert PAGE.read_text(encoding="utf-8") == document_text(), (
-        "run: python -m airflow_provider_pgoutput.capture.types.document > docs/types.md"
+        "run: python -m tools.types_page > docs/types.md"
     )
 
 

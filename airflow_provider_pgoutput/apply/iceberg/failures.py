@@ -1,0 +1,134 @@
+"""What a failure of Iceberg's catalog means, in errors of ours: no answer, a no, or nobody knows.
+
+Iceberg throws ``CommitStateUnknownException`` for 5xx answers of a REST catalog, and plain exceptions when
+the connection or the database below a catalog breaks; a commit may have gone through in either case. Those
+that are sure that nothing was committed are marked by ``CleanableFailure``. What is not here: looking whether
+a commit went through, which each place that commits does in its own way.
+Source: https://iceberg.apache.org/javadoc/latest/org/apache/iceberg/exceptions/package-summary.html
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.apply.iceberg.jvm import (
+    JAVA_ERRORS,
+    class_named,
+    java_classes,
+    java_exception,
+    traces,
+)
+from airflow_provider_pgoutput.errors import (
+    CommitStateUnknown,
+    LakeDenied,
+    LakeUnavailable,
+    PgoutputError,
+    PublishRefused,
+    SparkFailed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+logger = logging.getLogger(__name__)
+
+_REFUSED = ("CommitFailedException", "ValidationException", "IllegalArgumentException")
+#: The request or its answer may be lost on the way. The dot keeps out what a catalog answered.
+_UNKNOWN = ("CommitStateUnknownException", ".RESTException", "UncheckedSQLException")
+_NO_ANSWER = (
+    "ServiceFailureException",
+    "ServiceUnavailableException",
+    "RuntimeIOException",
+)
+_DENIED = ("NotAuthorizedException", "ForbiddenException")
+
+
+def commit_failure(jvm: Any, error: Exception, table: str) -> PgoutputError:
+    """What the failure of a commit means: whatever is not surely a no is not known.
+
+    :param error: one of ``JAVA_ERRORS``.
+    :param table: the target, ``namespace.table``.
+    """
+    found = java_classes(error)
+    # Both are sure that nothing was committed.
+    if found[0].endswith(_DENIED):
+        return _denied(found[0], table)
+    if found[0].endswith(_REFUSED):
+        return PublishRefused("The table changed while it was committed to.", table=table)
+    cleanable = class_named(jvm, "org.apache.iceberg.exceptions.CleanableFailure")
+    clean = cleanable._java_lang_class
+    if clean.isInstance(java_exception(error)):
+        return LakeUnavailable(f"The catalog failed: {found[0]}.", table=table)
+    return _unknown(found[0], table)
+
+
+def failure(error: Exception, table: str | None = None) -> PgoutputError | None:
+    """What the failure of a Spark statement, or of a step of many, means; None: not the catalog's.
+
+    :param error: one of ``JAVA_ERRORS``.
+    :param table: the target, ``namespace.table``, where it is known.
+    """
+    found = java_classes(error)
+    if unknown := next((each for each in found if each.endswith(_UNKNOWN)), None):
+        return _unknown(unknown, table)
+    if named := denial(error, table):
+        return named
+    if silent := next((each for each in found if each.endswith(_NO_ANSWER)), None):
+        return LakeUnavailable(f"The catalog did not answer: {silent}.", table=table)
+    if any(each.endswith("CommitFailedException") for each in found):
+        return PublishRefused("The table kept changing while it was committed to.", table=table)
+    return None
+
+
+def denial(error: Exception, table: str | None = None) -> LakeDenied | None:
+    """Whether the catalog did not take the login or forbade what was asked; None: it was something else.
+
+    :param error: one of ``JAVA_ERRORS``.
+    """
+    found = next((each for each in java_classes(error) if each.endswith(_DENIED)), None)
+    return None if found is None else _denied(found, table)
+
+
+@contextmanager
+def named_failures() -> Iterator[None]:
+    """Give every failure of Spark and Iceberg inside, that no step gave a name, one of ours."""
+    try:
+        yield
+    except JAVA_ERRORS as error:
+        raise failure(error) or unnamed(error) from error
+
+
+def unnamed(error: Exception, table: str | None = None) -> SparkFailed:
+    """An error for what has no name here; where it was thrown goes into the log.
+
+    What Java says of it goes nowhere: that may quote a row's value.
+
+    :param error: one of ``JAVA_ERRORS``.
+    :param table: the target, ``namespace.table``, where it is known.
+    """
+    for name, places in traces(error):
+        logger.error("%s: %s at %s", table or "Spark", name, ", ".join(places) or "?")
+    found = java_classes(error)
+    return SparkFailed(
+        f"Spark or Iceberg failed: {found[0]}"
+        + ("." if len(found) == 1 else f", because of {found[-1]}."),
+        table=table,
+        advice="nothing, if executors or memory were lost: the next try does it again. If it lasts, report"
+        " the lines before this one in the Spark job's log, which say where it was thrown.",
+    )
+
+
+def _denied(java_class: str, table: str | None) -> LakeDenied:
+    return LakeDenied(
+        f"The catalog does not take the login, or forbids what was asked: {java_class}.",
+        table=table,
+        advice="check the credential of the iceberg connection and the rights that it has at the catalog.",
+    )
+
+
+def _unknown(java_class: str, table: str | None) -> CommitStateUnknown:
+    return CommitStateUnknown(
+        f"The catalog did not say whether it committed: {java_class}.", table=table
+    )

@@ -1,0 +1,400 @@
+"""One Iceberg table through its Java API: markers, branches, and the one commit that publishes.
+
+Only metadata passes here. What is not here: reading and writing rows, which is Spark's part.
+Source: https://iceberg.apache.org/docs/latest/branching/ and /javadoc/latest/ (ManageSnapshots).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.apply.iceberg import column_properties
+from airflow_provider_pgoutput.apply.iceberg.failures import commit_failure, denial
+from airflow_provider_pgoutput.apply.iceberg.jvm import (
+    JAVA_ERRORS,
+    activate,
+    class_named,
+    elements,
+    entries,
+    java_class,
+)
+from airflow_provider_pgoutput.batch import checkpoint as words
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.errors import (
+    LakeUnavailable,
+    PgoutputError,
+    PublishRefused,
+    TableRefused,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.apply.iceberg.sql import TableName
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+
+logger = logging.getLogger(__name__)
+
+MAIN = "main"
+TAG_PREFIX = "pgoutput_"
+#: Table property that says by a field's id what older rows lack in a new column, see ``evolve.py``.
+FILL_PREFIX = "pgoutput.fill."
+_DAY_MS = 24 * 60 * 60 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """What the newest commit of ours in a table says."""
+
+    system_identifier: str
+    batch_id: str
+    end_lsn: Lsn
+
+
+class IcebergTable:
+    """An Iceberg table, seen through one Spark session.
+
+    :param java: an ``org.apache.iceberg.Table``.
+    """
+
+    def __init__(self, spark: SparkSession, name: TableName, java: Any) -> None:
+        self.name = name
+        self.java = java
+        self._jvm: Any = spark._jvm
+
+    @classmethod
+    def load(cls, spark: SparkSession, name: TableName) -> IcebergTable | None:
+        """Load a table as the catalog has it now; None when there is none.
+
+        :raises TableRefused: something of that name is there and is not an Iceberg table.
+        :raises LakeDenied: the catalog does not let this login have it.
+        :raises LakeUnavailable: the catalog did not answer.
+        """
+        jvm: Any = spark._jvm
+        activate(spark)
+        try:
+            spark_util = class_named(jvm, "org.apache.iceberg.spark.Spark3Util")
+            java = spark_util.loadIcebergTable(spark._jsparkSession, name.sql)
+            java.refresh()
+        except JAVA_ERRORS as error:
+            found = java_class(error)
+            if found.endswith(("NoSuchTableException", "NoSuchNamespaceException")):
+                return None
+            if found.endswith(("ClassCastException", "IllegalArgumentException")):
+                raise TableRefused(
+                    "This is not an Iceberg table.",
+                    table=name.target,
+                    advice="name another target for the source's table, or rename this one.",
+                ) from error
+            reason = _of_catalog(spark, name.catalog) or error
+            if denied := denial(reason, name.target):
+                raise denied from error
+            raise LakeUnavailable(
+                f"The catalog did not answer: {java_class(reason)}.", table=name.target
+            ) from error
+        return cls(spark, name, java)
+
+    @property
+    def format_version(self) -> int:
+        """The format version, https://iceberg.apache.org/spec/#format-versioning."""
+        return int(self.java.operations().current().formatVersion())
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The table's properties."""
+        return {name: str(value) for name, value in entries(self.java.properties())}
+
+    @property
+    def head(self) -> int | None:
+        """Snapshot id of main; None when nothing was ever committed to it."""
+        return self.branch_head(MAIN)
+
+    @property
+    def head_ms(self) -> int | None:
+        """When main's head was committed, in ms since 1970, by its writer's clock; None: nothing ever was."""
+        snapshot = self.java.currentSnapshot()
+        return None if snapshot is None else int(snapshot.timestampMillis())
+
+    def branch_head(self, branch: str) -> int | None:
+        """Snapshot id of a branch; None when the branch does not exist."""
+        reference = self.java.refs().get(branch)
+        return None if reference is None else int(reference.snapshotId())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether main holds no rows: its newest summary counts none, and it has no files of rows.
+
+        A summary alone does not tell. Iceberg counts anew from zero in a commit to a branch that is gone.
+        """
+        snapshot = self.java.currentSnapshot()
+        if snapshot is None or snapshot.summary().get("total-records") != "0":
+            return snapshot is None
+        manifests = elements(snapshot.dataManifests(self.java.io()))
+        return not any(each.hasAddedFiles() or each.hasExistingFiles() for each in manifests)
+
+    def marker(self, slot_name: str) -> Marker | None:
+        """What the nearest ancestor of main's head with our summary keys says.
+
+        Commits of other writers in between are normal. When expiry removed the ancestors, the
+        table property that was written with the last publish answers in their place.
+        """
+        for snapshot in self.history():
+            summary = snapshot.summary()
+            if summary.get(words.SUMMARY_SLOT) == slot_name and summary.get(words.SUMMARY_END_LSN):
+                return Marker(
+                    summary.get(words.SUMMARY_SYSTEM_IDENTIFIER),
+                    summary.get(words.SUMMARY_BATCH_ID),
+                    Lsn.parse(summary.get(words.SUMMARY_END_LSN)),
+                )
+            if snapshot.parentId() is None:
+                return None  # The whole history is here, and we are not in it.
+        published = self._published(slot_name)
+        if published is None or self.head is None or self.lacks_published(slot_name):
+            return None
+        return published[0]
+
+    def lacks_published(self, slot_name: str) -> bool:
+        """Whether main was rolled back to a commit of somebody else whose ancestors of ours have expired."""
+        oldest = None
+        for snapshot in self.history():
+            if snapshot.summary().get(words.SUMMARY_SLOT) == slot_name:
+                return False
+            oldest = snapshot
+        published = self._published(slot_name)
+        if oldest is None or oldest.parentId() is None or published is None:
+            return False
+        # Newer than something that is left, and not there.
+        return published[1] > int(oldest.sequenceNumber())
+
+    def was_rolled_back(self, slot_name: str) -> bool:
+        """Whether main's history says something else of the slot's newest batch than the last publish did."""
+        published = self._published(slot_name)
+        return published is not None and self.marker(slot_name) != published[0]
+
+    def keep_until_replaced(self, tag: str, snapshot_id: int) -> None:
+        """Let a tag without an end name a snapshot, in the place of the one that it named before.
+
+        :raises PublishRefused: the table changed at the same time.
+        :raises CommitStateUnknown: the catalog did not say; doing it again is safe.
+        """
+        change = self.java.manageSnapshots()
+        exists = self.java.refs().get(tag) is not None
+        (change.replaceTag if exists else change.createTag)(tag, snapshot_id)
+        self._change(change.commit)
+
+    def head_at(self, moment_ms: int) -> int | None:
+        """What main's head was at a moment, in milliseconds since 1970; None: nothing that is left.
+
+        A batch is several snapshots, made before it was published: those between were never main's head.
+        """
+        found = None
+        for entry in elements(self.java.history()):
+            if int(entry.timestampMillis()) <= moment_ms:
+                found = int(entry.snapshotId())
+        return found if found is not None and self.java.snapshot(found) is not None else None
+
+    def snapshot_of(self, batch_id: str, since: int | None = None) -> int | None:
+        """The newest snapshot in main's history that a batch left; None when none is there any more.
+
+        :param since: only snapshots after this one count; None: all.
+        """
+        for snapshot in self.history():
+            if since is not None and int(snapshot.snapshotId()) == since:
+                return None
+            if snapshot.summary().get(words.SUMMARY_BATCH_ID) == batch_id:
+                return int(snapshot.snapshotId())
+        return None
+
+    def written_from(self, slot_name: str) -> Lsn | None:
+        """Where the first batch of a slot in main's history starts; None: older ones expired."""
+        found = None
+        for snapshot in self.history():
+            summary = snapshot.summary()
+            if summary.get(words.SUMMARY_SLOT) == slot_name and summary.get(
+                words.SUMMARY_START_LSN
+            ):
+                found = Lsn.parse(summary.get(words.SUMMARY_START_LSN))
+            if snapshot.parentId() is None:
+                return found
+        return None
+
+    def history(self) -> Iterator[Any]:
+        """Main's snapshots that are left, the newest first."""
+        snapshot = self.java.currentSnapshot()
+        while snapshot is not None:
+            yield snapshot
+            parent_id = snapshot.parentId()
+            snapshot = None if parent_id is None else self.java.snapshot(parent_id)
+
+    def end_of(self, snapshot_id: int) -> Lsn | None:
+        """Where the batch ends that left a snapshot; None: it is gone, or somebody else's."""
+        snapshot = self.java.snapshot(snapshot_id)
+        text = None if snapshot is None else snapshot.summary().get(words.SUMMARY_END_LSN)
+        return Lsn.parse(text) if text else None
+
+    def has_other_columns(self, snapshot_id: int) -> bool:
+        """Whether the columns are others now than when a snapshot was written."""
+        then = self.java.snapshot(snapshot_id).schemaId()
+        return then is None or int(then) != int(self.java.schema().schemaId())
+
+    def go_back(self, snapshot_id: int) -> None:
+        """Make a snapshot that is still there the head of main.
+
+        :raises PublishRefused: the table changed at the same time.
+        :raises CommitStateUnknown: the catalog did not say; doing it again is safe.
+        """
+        self._change(lambda: self.java.manageSnapshots().setCurrentSnapshot(snapshot_id).commit())
+
+    def _published(self, slot_name: str) -> tuple[Marker, int] | None:
+        """What was published last, and the sequence number of its snapshot; 0: not known."""
+        text = self.properties.get(words.PROPERTY_APPLIED + slot_name)
+        if text is None:
+            return None
+        system_identifier, batch_id, end_lsn, *number = text.split(" ")
+        return Marker(system_identifier, batch_id, Lsn.parse(end_lsn)), int(*number or (0,))
+
+    def create_branch(self, branch: str, head: int | None) -> None:
+        """Make a branch from snapshot ``head``; from an empty snapshot when main has none.
+
+        :raises PublishRefused: the table changed at the same time, or the snapshot is gone.
+        :raises CommitStateUnknown: the catalog did not say; a branch that nobody writes to may be left.
+        """
+        started_at = (branch,) if head is None else (branch, head)
+        self._change(lambda: self.java.manageSnapshots().createBranch(*started_at).commit())
+
+    def delete_all(self, branch: str) -> None:
+        """Empty a branch: one metadata commit, whatever the table's size."""
+        expressions = class_named(self._jvm, "org.apache.iceberg.expressions.Expressions")
+        everything = expressions.alwaysTrue()
+        self.java.newDelete().deleteFromRowFilter(everything).toBranch(branch).commit()
+        self.java.refresh()
+
+    def delete_files(self, branch: str, paths: Sequence[str]) -> None:
+        """Take data files out of a branch."""
+        delete = self.java.newDelete().toBranch(branch)
+        text = class_named(self._jvm, "java.lang.StringBuilder")
+        for path in paths:
+            # Not a String: for one, Py4J finds an inner method that removes the file itself.
+            delete = delete.deleteFile(text(path))
+        delete.commit()
+        self.java.refresh()
+
+    def mark(self, branch: str, marker: Mapping[str, str]) -> None:
+        """Commit the summary keys alone to a branch."""
+        append = self.java.newFastAppend().toBranch(branch)
+        for key, value in marker.items():
+            append = append.set(key, value)
+        append.commit()
+        self.java.refresh()
+
+    def remove_branches(self, names: list[str]) -> None:
+        """Remove branches; their files are left to Iceberg's own expiry of snapshots.
+
+        :raises PublishRefused: the table changed at the same time, or one of them is gone already.
+        :raises CommitStateUnknown: the catalog did not say; doing it again is safe.
+        """
+        if not names:
+            return
+
+        def commit() -> None:
+            change = self.java.manageSnapshots()
+            for name in names:
+                change = change.removeBranch(name)
+            change.commit()
+
+        self._change(commit)
+
+    def branch_ages_ms(self) -> dict[str, int]:
+        """Branches of ours, with the time of their newest commit in ms since 1970."""
+        return {
+            name: int(self.java.snapshot(reference.snapshotId()).timestampMillis())
+            for name, reference in entries(self.java.refs())
+            if reference.isBranch() and name.startswith(words.BRANCH_PREFIX)
+        }
+
+    def publish(
+        self,
+        branch: str,
+        base: int | None,
+        head: int | None,
+        manifest: Manifest,
+        tag_days: int,
+        done: frozenset[str] = frozenset(),
+    ) -> int:
+        """Make ``branch`` the head of main, tag it and remove it: one metadata commit.
+
+        :param base: main's head when the branch was made; the commit is refused when it moved.
+        :param head: the branch's newest snapshot; the commit is refused when it is another now.
+        :param done: properties that are notes of what the branch has in it now.
+        :raises PublishRefused: main or the branch is not what it was.
+        :raises TableRefused: Iceberg takes no properties for it.
+        :raises CommitStateUnknown: the catalog did not say; look before trying again.
+        """
+        if head is None or self.branch_head(branch) != head or self.head != base:
+            raise PublishRefused("Main moved since the branch was made.", table=self.name.target)
+        try:
+            transaction = self._publication(branch, head, manifest, tag_days, done)
+        except JAVA_ERRORS as error:
+            # Iceberg looked at the table again and found main or the branch elsewhere.
+            raise PublishRefused(
+                "The table changed while the batch was published.", table=self.name.target
+            ) from error
+        self._change(transaction.commitTransaction)
+        return head
+
+    def _publication(
+        self, branch: str, head: int, manifest: Manifest, tag_days: int, done: frozenset[str]
+    ) -> Any:
+        """The transaction that publishes, not yet committed."""
+        transaction = self.java.newTransaction()
+        change = transaction.manageSnapshots().fastForwardBranch(MAIN, branch)
+        if tag_days:
+            tag = TAG_PREFIX + manifest.end_lsn.sortable
+            exists = self.java.refs().get(tag) is not None
+            change = (change.replaceTag if exists else change.createTag)(tag, head)
+            change = change.setMaxRefAgeMs(tag, tag_days * _DAY_MS)
+        change.removeBranch(branch).commit()
+        number = self.java.snapshot(head).sequenceNumber()
+        applied = f"{manifest.system_identifier} {manifest.batch_id} {manifest.end_lsn} {number}"
+        properties = transaction.updateProperties()
+        properties = properties.set(words.PROPERTY_APPLIED + manifest.slot_name, applied)
+        for name in done:
+            properties = properties.remove(name)
+        column_properties.commit(properties, self.name.target)
+        return transaction
+
+    def _change(self, commit: Callable[[], object]) -> None:
+        """Commit a change of references, and say in errors of ours what came of it."""
+        try:
+            commit()
+        except JAVA_ERRORS as error:
+            raise commit_failure(self._jvm, error, self.name.target) from error
+        self.java.refresh()
+
+
+def _of_catalog(spark: SparkSession, name: str) -> Exception | None:
+    """Why a catalog cannot be opened; None: it can. Iceberg takes one that cannot for no catalog at all."""
+    java: Any = spark._jsparkSession
+    try:
+        java.sessionState().catalogManager().catalog(name)
+    except JAVA_ERRORS as error:
+        return error
+    return None
+
+
+def discard(spark: SparkSession, name: TableName, branch: str) -> None:
+    """Remove a branch that nobody will publish, if it is there; whatever happens the apply goes on.
+
+    One that stays is removed when the batch is applied again, or for its age.
+    """
+    try:
+        table = IcebergTable.load(spark, name)
+        if table is not None and table.branch_head(branch) is not None:
+            table.remove_branches([branch])
+    except (PgoutputError, *JAVA_ERRORS) as error:
+        found = type(error).__name__
+        logger.warning("Branch %s of %s stays for now: %s.", branch, name.target, found)

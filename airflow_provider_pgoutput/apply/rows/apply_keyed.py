@@ -1,0 +1,192 @@
+"""Applies the changes of a table with a key to a branch: fold, fill, prove, delete, append.
+
+What is not here: the fold itself (``fold.py``) and the statements (``write.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark import StorageLevel
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from airflow_provider_pgoutput.apply.iceberg.sql import quote
+from airflow_provider_pgoutput.apply.rows import change_log, key_ranges
+from airflow_provider_pgoutput.apply.rows.fill_missing import keep_foreign, keep_unsent, resolve
+from airflow_provider_pgoutput.apply.rows.fold import fold
+from airflow_provider_pgoutput.apply.rows.key_events import HELD_UNDER, LIVE, arrivals
+from airflow_provider_pgoutput.batch import changes as staged
+from airflow_provider_pgoutput.crash_points import reach
+from airflow_provider_pgoutput.errors import BatchRefused, RowMissing, ValueRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame
+
+    from airflow_provider_pgoutput.apply.rows.segments import Segment
+    from airflow_provider_pgoutput.apply.rows.table_state import TableState
+
+
+#: Of a target with fewer rows all keys are read sooner than a closer look at those of the batch takes.
+_MANY_ROWS = 4_000_000
+#: A table of fewer keys fits a processor's cache, and fewer rows are read sooner than words are made.
+_KEYS_FOR_WORDS = 100_000
+_ROWS_FOR_WORDS = 50_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What one pass over the folded rows proves and counts."""
+
+    keys: int
+    live: int
+    #: Rows that lack a value which only the target can hold.
+    incomplete: int
+    extremes: key_ranges.Extremes
+
+
+def apply(preparation: TableState, segment: Segment, changes: DataFrame, is_last: bool) -> None:
+    """Apply a segment's changes to the branch.
+
+    :raises RowMissing: the target lacks a row of which an update leaves values out.
+    :raises BatchRefused: the folded rows are not unique by key.
+    """
+    soft_delete, counts = preparation.soft_delete, preparation.counts
+    folded, missing = fold(changes, segment, counts, keep_gone=soft_delete)
+    # Read twice: its keys are deleted, its rows are appended.
+    folded = folded.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        facts = _prove(folded, segment, missing)
+        if not facts.keys:
+            return
+        ranges = _ranges(preparation, segment, folded, facts)
+        rows = folded
+        if facts.incomplete:
+            _refuse_moved_in_load(preparation, segment)
+            held, converted = preparation.writer().rows(), preparation.layout.converted
+            rows = resolve(
+                folded, held, segment, missing, converted, is_large=_is_large(preparation)
+            )
+        extra = change_log.of_folded()
+        foreign = preparation.layout.foreign
+        if (segment.unsent or foreign) and (facts.live or soft_delete) and not preparation.empty:
+            arrived = _arrived(preparation, segment, changes)
+            if segment.unsent:
+                held = key_ranges.within(preparation.writer().rows(), ranges)
+                rows = keep_unsent(rows, held, segment, arrived)
+            if foreign:
+                held = preparation.writer().rows_as_they_are()
+                rows, kept = keep_foreign(rows, held, segment, foreign, arrived)
+                extra |= kept
+        # Also for inserts alone: rows can leave the source without an event (a partition is detached,
+        # deletes are not published) and come back.
+        if not preparation.empty:
+            marker = None if facts.live or soft_delete or not is_last else preparation.marker
+            writer = preparation.writer()
+            by_words = facts.keys >= _KEYS_FOR_WORDS or writer.held() >= _ROWS_FOR_WORDS
+            writer.delete_keys(folded, segment.key, ranges, marker, by_words=by_words)
+            preparation.counted["deleted_keys"] += facts.keys
+        reach("apply.after_delete")
+        if not soft_delete:
+            rows = rows.where(LIVE)
+        if facts.live or soft_delete:
+            marker = preparation.marker if is_last else None
+            preparation.writer().append(rows, extra, marker)
+            preparation.counted["appended"] += facts.keys if soft_delete else facts.live
+            preparation.empty = False
+        reach("apply.after_append")
+    finally:
+        folded.unpersist()
+
+
+def _arrived(preparation: TableState, segment: Segment, changes: DataFrame) -> DataFrame | None:
+    """The keys whose rows are others than those that the target holds; None: not known, so none are.
+
+    A table that was loaded after the start of its first batch may hold the very row that an insert brings.
+    """
+    if preparation.start.overlaps:
+        return None
+    return arrivals(changes, segment, preparation.counts.old_tuples > 0)
+
+
+def _refuse_moved_in_load(preparation: TableState, segment: Segment) -> None:
+    """Refuse to fill values from a table that may be past the changes that left them out.
+
+    A key that moved between the start and the load stands for another row in the load than in the
+    stream, and the value would be that row's.
+    """
+    if preparation.start.overlaps and preparation.counts.old_tuples:
+        raise RowMissing(
+            "The first batch moves keys and leaves out unchanged values, which cannot be taken from a "
+            "table that was loaded after its start.",
+            table=segment.table,
+            advice="name the table in copy_tables, or load it as it was at start_lsn itself.",
+        )
+
+
+def _is_large(preparation: TableState) -> bool:
+    return preparation.writer().held() >= _MANY_ROWS
+
+
+def _ranges(
+    preparation: TableState, segment: Segment, folded: DataFrame, facts: Facts
+) -> tuple[key_ranges.KeyRanges, ...]:
+    """Where the keys lie, as closely as the size of the target is worth it."""
+    if preparation.empty or not _is_large(preparation):
+        return key_ranges.whole(segment, facts.extremes)
+    return key_ranges.narrow(folded, segment, facts.extremes)
+
+
+def _prove(folded: DataFrame, segment: Segment, missing: tuple[int, ...]) -> Facts:
+    """Prove that the rows are unique by key and that no key is NULL; count, and find the bounds."""
+    lacking = f"{HELD_UNDER} IS NOT NULL" if missing else "false"
+    by_key = folded.groupBy(*segment.key_names).agg(
+        F.count(F.lit(1)).alias("rows"),
+        F.expr(f"count_if({LIVE})").alias("live"),
+        F.expr(f"count_if({lacking})").alias("incomplete"),
+    )
+    facts = by_key.agg(
+        F.count(F.lit(1)).alias("keys"),
+        F.max("rows").alias("most"),
+        F.sum("live").alias("live"),
+        F.sum("incomplete").alias("incomplete"),
+        *(F.expr(f"count_if({staged.new(i)} IS NULL)").alias(f"null{i}") for i in segment.key),
+        *key_ranges.extremes(segment),
+    ).collect()[0]
+    if not facts["keys"]:
+        return Facts(0, 0, 0, {})
+    if facts["most"] > 1:
+        raise BatchRefused(
+            "The folded batch holds two rows with one key: this is a fault of the package.",
+            table=segment.table,
+            advice="report it with the manifest; nothing was written.",
+        )
+    for i in segment.key:
+        if facts[f"null{i}"]:
+            raise _null_key(segment.table, segment.columns[i].name)
+    extremes = key_ranges.extremes_of(facts.asDict(), segment)
+    return Facts(facts["keys"], facts["live"], facts["incomplete"], extremes)
+
+
+def refuse_null_keys(rows: DataFrame, table: str, key: Mapping[str, str]) -> None:
+    """Refuse rows of a copy whose key has no value; only what a column could not hold becomes NULL.
+
+    :param key: the names of the key columns of the source, by name in ``rows``.
+    :raises ValueRefused: there are such rows.
+    """
+    counts = rows.agg(*(F.expr(f"count_if({quote(each)} IS NULL)").alias(each) for each in key))
+    for each, count in counts.collect()[0].asDict().items():
+        if count:
+            raise _null_key(table, key[each])
+
+
+def _null_key(table: str, column: str) -> ValueRefused:
+    return ValueRefused(
+        "A row has no value in a key column: its type in the lake does not hold it, or the source has NULL.",
+        table=table,
+        column=column,
+        advice="choose a type that holds it (types of the stage task) or another key (key_columns), or change"
+        " the rows at the source; then remove the manifest of this batch, so that it is staged again.",
+    )

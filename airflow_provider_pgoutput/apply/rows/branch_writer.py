@@ -1,0 +1,295 @@
+"""Writes folded rows to a branch of a table: deletes by key, by image or by position, then appends.
+
+Deleting and appending reads only the key columns of the target, where an upsert MERGE shuffles all
+of it. The last commit carries the batch's summary keys. What is not here: publishing the branch.
+Source: https://iceberg.apache.org/docs/latest/spark-writes/ (MERGE INTO, branches).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from airflow_provider_pgoutput.apply.iceberg.sql import Sql, quote
+from airflow_provider_pgoutput.apply.rows import key_ranges
+from airflow_provider_pgoutput.apply.schema.spark_types import comparable
+from airflow_provider_pgoutput.batch import changes as staged
+from airflow_provider_pgoutput.errors import PublishRefused, RowMissing, TableRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
+    from airflow_provider_pgoutput.apply.rows.key_ranges import KeyRanges
+    from airflow_provider_pgoutput.batch.table_version import Column
+
+_PROPERTY = "spark.sql.iceberg.snapshot-property."
+_KEYS_VIEW = "pgoutput_keys"
+_FILE, _POSITION = "_file", "_pos"
+#: Where a row that is deleted by its image lies. Like the aliases below no name that a column has: Spark
+#: takes ``t._file`` for a field of a column ``t``.
+_ITS_FILE, _ITS_POSITION = "_pgoutput_file", "_pgoutput_pos"
+_TARGET, _KEYS = Sql("_pgoutput_target"), Sql("_pgoutput_keys")
+_MERGE_MODE, _MERGE_ON_READ = "write.merge.mode", "merge-on-read"
+
+
+class BranchWriter:
+    """Statements on one branch of one table, in a session of their own.
+
+    :param columns: of the batch; position ``i`` is the staged column ``n<i>``.
+    """
+
+    def __init__(
+        self, spark: SparkSession, table: IcebergTable, branch: str, columns: Sequence[Column]
+    ) -> None:
+        self._spark = spark
+        self.table = table
+        self.branch = branch
+        self._columns = columns
+        self._sql_name: Sql = table.name.branch_sql(branch)
+        #: Newest snapshot of the branch: ours, or main's head when it was made.
+        self.head = table.branch_head(branch)
+        self._is_marked = False
+        #: Of the schema in which everything is written.
+        self._schema_id = self._current_schema_id()
+
+    def rows(self) -> DataFrame:
+        """The branch's rows in the columns ``n<i>``, with the metadata columns that it has."""
+        return self._all().selectExpr(*self._staged_columns())
+
+    def rows_as_they_are(self) -> DataFrame:
+        """The branch's rows in the columns of the target."""
+        return self._all()
+
+    def held(self) -> int:
+        """Rows that the branch holds, those that are deleted by position among them; 0: not known."""
+        snapshot = None if self.head is None else self.table.java.snapshot(self.head)
+        return 0 if snapshot is None else int(snapshot.summary().get("total-records") or 0)
+
+    def delete_all(self) -> None:
+        """Empty the branch."""
+        self.table.delete_all(self.branch)
+        self._follow()
+
+    def mark(self, marker: Mapping[str, str]) -> None:
+        """Give the branch a commit with the batch's summary keys, when its newest has none."""
+        if not self._is_marked:
+            self.table.mark(self.branch, marker)
+            self._follow()
+
+    def delete_keys(
+        self,
+        keys: DataFrame,
+        positions: Sequence[int],
+        ranges: Sequence[KeyRanges] = (),
+        marker: Mapping[str, str] | None = None,
+        *,
+        by_words: bool = False,
+    ) -> None:
+        """Delete the rows whose key is in ``keys``, a frame with the key columns ``n<i>``.
+
+        :param ranges: in which all keys lie.
+        :param by_words: whether whole numbers are looked up as bits of words, see ``key_ranges.py``.
+        """
+        names = {i: Sql(f"{_TARGET}.{quote(self._columns[i].name)}") for i in positions}
+        kinds = {self._columns[i].lake_type for i in positions}
+        if by_words and len(positions) == 1 and kinds <= key_ranges.WHOLE_NUMBERS:
+            (i,) = positions
+            key_ranges.words(keys, staged.new(i)).createOrReplaceTempView(_KEYS_VIEW)
+            conditions = [key_ranges.condition(names[i], _KEYS)]
+        else:
+            keys.select(*(staged.new(i) for i in positions)).createOrReplaceTempView(_KEYS_VIEW)
+            conditions = [Sql(f"{names[i]} = {_KEYS}.{staged.new(i)}") for i in positions]
+        # Files whose keys lie outside are not read.
+        conditions += [each.condition(names[each.position]) for each in ranges]
+        self._merge_delete(Sql(" AND ".join(conditions)), marker)
+
+    def images(self, positions: Sequence[int], where: Sql) -> DataFrame:
+        """The branch's rows in comparable form, as the columns ``i<position>``.
+
+        :param where: SQL on the target's columns; other rows are left out.
+        """
+        forms = [(i, self._columns[i]) for i in positions]
+        return (
+            self._all()
+            .where(where)
+            .selectExpr(*(f"{comparable(quote(c.name), c.lake_type)} AS i{i}" for i, c in forms))
+        )
+
+    def delete_images(self, images: DataFrame, copies: Sql, where: Sql) -> None:
+        """Delete as many copies of each row image as ``copies`` says.
+
+        :param images: columns ``i<position>`` in comparable form, and ``copies``.
+        :param where: SQL on the target's columns; other rows are left alone.
+        :raises RowMissing: the target holds fewer copies.
+        """
+        positions = [int(name[1:]) for name in images.columns if name != copies]
+        forms = {
+            f"c{i}": F.expr(comparable(quote(self._columns[i].name), self._columns[i].lake_type))
+            for i in positions
+        }
+        place = [F.col(_FILE).alias(_ITS_FILE), F.col(_POSITION).alias(_ITS_POSITION)]
+        held = (
+            self._all()
+            .where(where)
+            .select(*place, *(forms[f"c{i}"].alias(f"c{i}") for i in positions))
+        )
+        # Spark's parser makes a balanced tree of it: a list of conditions is as deep as there are columns.
+        same = F.expr(" AND ".join(f"c{i} <=> i{i}" for i in positions))
+        matched = held.join(images, same, "inner")
+        grouped = ", ".join(f"c{i}" for i in positions)
+        number = F.expr(
+            f"row_number() OVER (PARTITION BY {grouped} ORDER BY {_ITS_FILE}, {_ITS_POSITION})"
+        )
+        chosen = matched.withColumn("number", number).where(f"number <= {copies}")
+        chosen = chosen.select(_ITS_FILE, _ITS_POSITION).localCheckpoint()
+        wanted = images.agg(F.sum(copies)).first()
+        if wanted is None or chosen.count() != (wanted[0] or 0):
+            raise self.row_missing()
+        self._delete_positions(chosen)
+
+    def row_missing(self) -> RowMissing:
+        """What says that an old row is not in the target."""
+        return RowMissing(
+            "A row that was deleted or updated at the source is not in the target.",
+            table=self.table.name.target,
+            advice="copy the table again.",
+        )
+
+    def _delete_positions(self, chosen: DataFrame) -> None:
+        """Delete the rows at the places in ``chosen``: columns of file and position."""
+        if self.table.properties.get(_MERGE_MODE) == _MERGE_ON_READ:
+            chosen.createOrReplaceTempView(_KEYS_VIEW)
+            place = [
+                f"{_TARGET}.{_FILE} = {_KEYS}.{_ITS_FILE}",
+                f"{_TARGET}.{_POSITION} = {_KEYS}.{_ITS_POSITION}",
+            ]
+            self._merge_delete(Sql(" AND ".join(place)), None)
+            return
+        # A copy-on-write MERGE does not see positions: the files are written again without the rows.
+        files = chosen.select(_ITS_FILE).distinct()
+        names = [quote(name) for name in self._all().columns]
+        rows = self._all().selectExpr(
+            *names, f"{_FILE} AS `{_FILE}`", f"{_POSITION} AS `{_POSITION}`"
+        )
+        in_them = rows.join(files, F.col(_FILE) == F.col(_ITS_FILE), "left_semi")
+        same = (F.col(_FILE) == F.col(_ITS_FILE)) & (F.col(_POSITION) == F.col(_ITS_POSITION))
+        kept = in_them.join(chosen, same, "left_anti").selectExpr(*names).localCheckpoint()
+        self.table.delete_files(self.branch, [row[_ITS_FILE] for row in files.collect()])
+        self._follow()
+        kept.writeTo(self._sql_name).option("check-nullability", "false").append()
+        self._follow()
+
+    def delete_without_key(self, key: Sequence[str]) -> None:
+        """Delete the rows that lack a value of the key, which no change of the source would find."""
+        lacking = " OR ".join(f"{quote(name)} IS NULL" for name in key)
+        self._spark.sql(f"DELETE FROM {self._sql_name} WHERE {lacking}")  # noqa: S608 - quoted
+        self._follow()
+
+    def mark_all_deleted(self, op_column: str) -> None:
+        """Soft delete: mark every row of the branch as deleted."""
+        op, gone = quote(op_column), f"'{staged.DELETE}'"
+        self._spark.sql(
+            f"UPDATE {self._sql_name} SET {op} = {gone} WHERE NOT {op} <=> {gone}"  # noqa: S608 - quoted
+        )
+        self._follow()
+
+    def fill(self, column: str, value: Sql) -> None:
+        """Give ``column`` the SQL expression ``value`` where rows are older than the column."""
+        name = quote(column)
+        older = f"UPDATE {self._sql_name} SET {name} = {value} WHERE {name} IS NULL"  # noqa: S608 - quoted
+        self._spark.sql(older)
+        self._follow()
+
+    def append(
+        self,
+        rows: DataFrame,
+        extra: Mapping[str, Sql],
+        marker: Mapping[str, str] | None = None,
+    ) -> None:
+        """Append rows.
+
+        :param rows: the columns ``n<i>`` and whatever ``extra`` mentions.
+        :param extra: SQL of the target's columns that are not of the source, by name.
+        :raises TableRefused: Iceberg took the rows, and the branch does not have them.
+        """
+        at = {column.name: staged.new(i) for i, column in enumerate(self._columns)}
+        selected, held = [], self._all()
+        if not at.keys() <= set(held.columns):
+            raise self._changed()
+        for field in held.schema.fields:
+            if field.name in at:
+                value = F.col(at[field.name])
+            else:
+                # Columns that the source does not have, or no longer has.
+                value = F.expr(extra.get(field.name, "NULL")).cast(field.dataType)
+            selected.append(value.alias(field.name))
+        writer = rows.select(*selected).writeTo(self._sql_name)
+        for key, text in (marker or {}).items():
+            writer = writer.option(f"snapshot-property.{key}", text)
+        before = self.head
+        writer.option("check-nullability", "false").append()
+        self._follow(marked=bool(marker))
+        # Asked only where nothing was committed, which is right for no rows alone.
+        if self.head == before and not rows.isEmpty():
+            raise TableRefused(
+                "Rows that were appended to a branch of it are not there.",
+                table=self.table.name.target,
+                advice="look for settings of Spark or properties of the table that send commits elsewhere, as"
+                " spark.wap.id with write.wap.enabled does.",
+            )
+
+    def _merge_delete(self, condition: Sql, marker: Mapping[str, str] | None) -> None:
+        """Delete the rows for which the view of the keys has one."""
+        for key, text in (marker or {}).items():
+            self._spark.conf.set(_PROPERTY + key, text)
+        try:
+            self._spark.sql(
+                f"MERGE INTO {self._sql_name} {_TARGET} USING {_KEYS_VIEW} {_KEYS} ON {condition} "
+                "WHEN MATCHED THEN DELETE"
+            )
+        finally:
+            for key in marker or {}:
+                self._spark.conf.unset(_PROPERTY + key)
+        self._follow(marked=bool(marker))
+
+    def _follow(self, marked: bool = False) -> None:
+        """Check that the branch holds our commits in a row, and nothing else.
+
+        Another driver that took the batch over removes our branch; a write to a branch that is gone
+        would make it again without what was deleted before.
+
+        :raises PublishRefused: the branch is no longer ours.
+        """
+        self.table.java.refresh()
+        head = self.table.branch_head(self.branch)
+        snapshot = None if head is None else self.table.java.snapshot(head)
+        if snapshot is None or (head != self.head and snapshot.parentId() != self.head):
+            raise PublishRefused(
+                "Another driver took this batch over.", table=self.table.name.target
+            )
+        self._is_marked = marked and head != self.head
+        self.head = head
+        # What was written has the names of then: Spark gives columns that it does not find NULL.
+        if self._current_schema_id() != self._schema_id:
+            raise self._changed()
+
+    def _changed(self) -> PublishRefused:
+        return PublishRefused(
+            "The columns changed while the batch was written.", table=self.table.name.target
+        )
+
+    def _current_schema_id(self) -> int:
+        return int(self.table.java.schema().schemaId())
+
+    def _all(self) -> DataFrame:
+        return self._spark.table(self._sql_name)
+
+    def _staged_columns(self) -> list[Sql]:
+        return [
+            Sql(f"{quote(column.name)} AS {staged.new(i)}")
+            for i, column in enumerate(self._columns)
+        ]

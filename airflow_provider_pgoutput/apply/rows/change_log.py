@@ -1,0 +1,108 @@
+"""Change log mode, and the metadata columns of either mode.
+
+A change log gets every change as it came, and is never updated. A value left out as unchanged TOAST
+is taken from the old row where the change has one, else it is NULL and its column is named in
+``_pgoutput_unchanged``. Rows of a copy have the operation ``C`` and sequences below zero.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.apply.iceberg.sql import Sql, literal
+from airflow_provider_pgoutput.apply.table.target import (
+    ORIGIN_COLUMN,
+    ORIGIN_LSN_COLUMN,
+    UNCHANGED_COLUMN,
+)
+from airflow_provider_pgoutput.batch import changes as staged
+from airflow_provider_pgoutput.crash_points import reach
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame
+
+    from airflow_provider_pgoutput.apply.rows.segments import Segment
+    from airflow_provider_pgoutput.apply.rows.table_state import TableState
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+
+
+def of_folded() -> dict[str, Sql]:
+    """SQL of the metadata columns of folded rows."""
+    return {
+        **_of_change(),
+        "_pgoutput_op": Sql(f"CASE WHEN live THEN {staged.OP} ELSE '{staged.DELETE}' END"),
+    }
+
+
+def of_copy(copy_lsn: Lsn, numbered: bool) -> dict[str, Sql]:
+    """SQL of the metadata columns of copied rows."""
+    found = {
+        "_pgoutput_commit_lsn": Sql(f"{int(copy_lsn)}L"),
+        "_pgoutput_op": literal(staged.COPIED),
+    }
+    if numbered:
+        found["_pgoutput_seq"] = Sql("-1L - monotonically_increasing_id()")
+    return found
+
+
+def append_all(preparation: TableState, segments: Sequence[Segment]) -> None:
+    """Append every change of the batch to the branch."""
+    for number, segment in enumerate(segments):
+        changes = preparation.read(segment)
+        if changes.isEmpty():
+            continue
+        is_last = number == len(segments) - 1
+        marker = preparation.marker if is_last else None
+        extra = {**_of_change(), **_origins(segment), UNCHANGED_COLUMN: _unchanged_names(segment)}
+        preparation.writer().append(_logged(changes, segment), extra, marker)
+        reach("apply.after_append")
+    preparation.counted["appended"] += preparation.counts.changes
+
+
+def _of_change() -> dict[str, Sql]:
+    return {
+        "_pgoutput_commit_lsn": Sql(staged.COMMIT_LSN),
+        "_pgoutput_seq": Sql(staged.SEQ),
+        "_pgoutput_op": Sql(staged.OP),
+        "_pgoutput_xid": Sql(staged.XID),
+        "_pgoutput_commit_ts": Sql(staged.COMMIT_TS),
+    }
+
+
+def _origins(segment: Segment) -> dict[str, Sql]:
+    """SQL of the columns about the origin; without any they stay null."""
+    if not segment.has_origins:
+        return {}
+    return {ORIGIN_COLUMN: Sql(staged.ORIGIN), ORIGIN_LSN_COLUMN: Sql(staged.ORIGIN_LSN)}
+
+
+def _logged(changes: DataFrame, segment: Segment) -> DataFrame:
+    """The values that a log shows: new ones, those of a delete's old tuple, the old row's."""
+    selected: list[str] = [*_of_change().values(), *_origins(segment).values()]
+    for i in range(len(segment.columns)):
+        value = staged.new(i)
+        if i in segment.old:
+            whole = f"{staged.OLD_KIND} = '{staged.OLD_ROW}'"
+            deleted = whole if i not in segment.key else f"{staged.OLD_KIND} IS NOT NULL"
+            takes_old = f"({staged.OP} = '{staged.DELETE}' AND {deleted})"
+            if i in segment.unchanged:
+                takes_old += f" OR ({staged.unchanged(i)} AND {deleted})"
+            value = f"CASE WHEN {takes_old} THEN {staged.old(i)} ELSE {value} END"
+        selected.append(f"{value} AS {staged.new(i)}")
+    flags = [staged.unchanged(i) for i in segment.unchanged]
+    return changes.selectExpr(*selected, staged.OLD_KIND, *flags)
+
+
+def _unchanged_names(segment: Segment) -> Sql:
+    """SQL of the names of the columns whose value is really missing in a logged change."""
+    names = [
+        f"CASE WHEN {staged.unchanged(i)} AND NOT ({staged.OLD_KIND} <=> '{staged.OLD_ROW}')"
+        f" THEN {literal(segment.columns[i].name)} END"
+        for i in segment.unchanged
+        if i not in segment.key
+    ]
+    if not names:
+        return Sql("CAST(array() AS ARRAY<STRING>)")
+    return Sql(f"array_compact(array({', '.join(names)}))")

@@ -1,0 +1,104 @@
+"""Folds the events of a table with a key: at most one row for each key, alive or gone.
+
+The newest event of a key decides. A *folded* frame has the columns ``n<i>`` of the newest row, ``live`` and
+the leading columns of the newest change. Where columns may lack their value, each of them has ``lacks<i>``
+besides, and the row has ``held_under``: the key under which the target holds all that it lacks, as it was
+one row before the batch. With ``keep_gone`` the rows that are gone have values too.
+
+What is not here: REPLICA IDENTITY FULL (``net.py``), rows moved without all values (``chains.py``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from airflow_provider_pgoutput.apply.rows import full_identity, key_moves
+from airflow_provider_pgoutput.apply.rows.key_events import (
+    HELD_UNDER,
+    LEADING,
+    LIVE,
+    MOVED,
+    POSITION,
+    events,
+    known,
+    lacks,
+    leaves_some_out,
+    left_out,
+)
+from airflow_provider_pgoutput.apply.schema.spark_types import SIGNED_ZEROS
+from airflow_provider_pgoutput.batch import changes as staged
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from airflow_provider_pgoutput.apply.rows.segments import Segment
+    from airflow_provider_pgoutput.batch.table_version import Counts
+
+
+def fold(
+    changes: DataFrame, segment: Segment, counts: Counts, keep_gone: bool
+) -> tuple[DataFrame, tuple[int, ...]]:
+    """Fold the changes of a segment that has a key.
+
+    :param changes: as ``versions.read_changes`` gives them, truncates and what they void taken out.
+    :param counts: of the whole table in the batch; zeros in it allow a shorter way.
+    :param keep_gone: give the rows that are gone their last values too.
+    :return: the folded frame, and the positions of columns that have a ``lacks<i>``.
+    """
+    if segment.full:
+        return full_identity.fold_full(changes, segment), ()
+    rows = events(changes, segment, updates_with_old=counts.old_tuples > 0)
+    values = tuple(i for i in range(len(segment.columns)) if i not in segment.key)
+    missing = values if keep_gone else tuple(i for i in values if i in segment.unchanged)
+    if counts.old_tuples and segment.unchanged and _moved_without_values(rows, segment):
+        newest = key_moves.newest(rows, segment, missing)
+    else:
+        newest = _newest(rows, segment, missing)
+    return _told(newest, missing, keep_gone), missing
+
+
+def _newest(rows: DataFrame, segment: Segment, missing: tuple[int, ...]) -> DataFrame:
+    """The newest event of each key; the newest known value of each column in ``missing``; see ``_told``.
+
+    The newest known value is the right one: after a removal a key comes back only by an insert, or
+    by a move that brought all values, so a known value newer than the removal exists.
+    """
+    values = [i for i in range(len(segment.columns)) if i not in segment.key and i not in missing]
+    # Grouping makes 0.0 of -0.0, which equal each other, so such a key is taken from the newest row.
+    signed = [i for i in segment.key if segment.columns[i].lake_type in SIGNED_ZEROS]
+    kept = ", ".join((LIVE, *LEADING, *(staged.new(i) for i in (*signed, *values))))
+    newest_known = [
+        f"max_by(struct({staged.new(i)}), {POSITION})"
+        f" FILTER (WHERE {LIVE} AND NOT {left_out(segment, i)}) AS {known(i)}"
+        for i in missing
+    ]
+    aggregates = (f"max_by(struct({kept}), {POSITION}) AS newest", *newest_known)
+    grouped = rows.groupBy(*segment.key_names).agg(*(F.expr(each) for each in aggregates))
+    own_key = f"struct({', '.join(segment.key_names)}) AS {HELD_UNDER}"
+    plain = [staged.new(i) for i in segment.key if i not in signed]
+    return grouped.selectExpr(*plain, "newest.*", own_key, *(known(i) for i in missing))
+
+
+def _told(newest: DataFrame, missing: tuple[int, ...], keep_gone: bool) -> DataFrame:
+    """The folded frame.
+
+    :param newest: the newest event of each key, with the structs ``known<i>`` in place of the columns in
+        ``missing``, and the key under which the target holds what is not known.
+    """
+    if not missing:
+        return newest.drop(HELD_UNDER)
+    columns = {}
+    for i in missing:
+        columns[staged.new(i)] = F.expr(f"{known(i)}.{staged.new(i)}")
+        columns[lacks(i)] = F.expr(f"{known(i)} IS NULL")
+    wanted = "true" if keep_gone else LIVE
+    lacking = f"array_contains(array({', '.join(f'{known(i)} IS NULL' for i in missing)}), true)"
+    columns[HELD_UNDER] = F.expr(f"CASE WHEN {wanted} AND {lacking} THEN {HELD_UNDER} END")
+    return newest.withColumns(columns).drop(*(known(i) for i in missing))
+
+
+def _moved_without_values(rows: DataFrame, segment: Segment) -> bool:
+    """Whether a row moved to another key and a value was left out of its new tuple."""
+    return not rows.where(f"{MOVED} AND {LIVE} AND ({leaves_some_out(segment)})").isEmpty()

@@ -1,0 +1,109 @@
+"""Finds what is known of rows that moved to another key while a value was left out as unchanged TOAST.
+
+The value is the one the row had under its old key, where it may have come from yet another key. The
+events of a key are cut into *stays*, each of one row: a stay begins when a row comes to be there, and one
+that begins without all values goes on with the stay that the row left. The stays of one row are a *life*,
+named after the first of them; known of a row is the newest value in its life so far. Pointers from stay to
+stay are followed by doubling: a row that moved a thousand times takes ten joins. Only moves without all
+values take part in them, and all columns share them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from airflow_provider_pgoutput.apply.rows.key_events import (
+    HELD_UNDER,
+    LEADING,
+    LIVE,
+    MOVED,
+    known,
+    leaves_some_out,
+    left_out,
+)
+from airflow_provider_pgoutput.batch import changes as staged
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, WindowSpec
+
+    from airflow_provider_pgoutput.apply.rows.segments import Segment
+
+#: Each join doubles the length of the chains that are settled: 2**40 moves of one row.
+_MAX_JOINS = 40
+_AT = (staged.COMMIT_LSN, staged.SEQ)
+#: Key, and position of the change that began it; no position: the row was there before the batch.
+_STAY = "stay"
+_BEGINS, _IS_NEWEST, _LIFE = "begins", "is_newest", "life"
+
+
+def newest(rows: DataFrame, segment: Segment, missing: tuple[int, ...]) -> DataFrame:
+    """The newest event of each key, and what is known of its row then; see ``fold.py`` for both frames."""
+    rows = _with_stays(rows, segment)
+    links = _follow(_links(rows, segment))
+    goes_on = F.expr(f"{_STAY}.lsn = link_lsn AND {_STAY}.seq = link_seq")
+    rows = rows.join(links, goes_on, "left")
+    rows = rows.withColumn(_LIFE, F.expr(f"coalesce(before, {_STAY})"))
+    so_far = _so_far(_in_order(_LIFE))
+    newest_known = []
+    for i in missing:
+        here = f"CASE WHEN {LIVE} AND NOT {left_out(segment, i)} THEN struct({staged.new(i)}) END"
+        newest_known.append(F.last(F.expr(here), ignorenulls=True).over(so_far).alias(known(i)))
+    others = [staged.new(i) for i in range(len(segment.columns)) if i not in missing]
+    held_under = F.col(_LIFE)["key"].alias(HELD_UNDER)
+    told = rows.select(*others, LIVE, *LEADING, _IS_NEWEST, held_under, *newest_known)
+    return told.where(_IS_NEWEST).drop(_IS_NEWEST)
+
+
+def _with_stays(rows: DataFrame, segment: Segment) -> DataFrame:
+    """The events with the stay that each is part of; what removes a row is part of the stay that it ends."""
+    in_order = _in_order(*segment.key_names)
+    # A row that is changed after it was removed is another one: of a partition that was attached, say.
+    was_gone = ~F.coalesce(F.lag(LIVE).over(in_order), F.lit(True))
+    comes = F.expr(f"{MOVED} OR {staged.OP} = '{staged.INSERT}'")
+    rows = rows.withColumn(_BEGINS, F.col(LIVE) & (comes | was_gone))
+    begins = F.expr(f"CASE WHEN {_BEGINS} THEN struct({', '.join(_AT)}) END")
+    begun = F.last(begins, ignorenulls=True).over(_so_far(in_order))
+    key = F.struct(*segment.key_names).alias("key")
+    stay = F.struct(key, begun[staged.COMMIT_LSN].alias("lsn"), begun[staged.SEQ].alias("seq"))
+    is_newest = F.lead(LIVE).over(in_order).isNull()
+    return rows.withColumns({_STAY: stay, _IS_NEWEST: is_newest}).drop(_BEGINS)
+
+
+def _in_order(*partition: str) -> WindowSpec:
+    return Window.partitionBy(*partition).orderBy(*_AT, LIVE)
+
+
+def _so_far(in_order: WindowSpec) -> WindowSpec:
+    return in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+
+
+def _links(rows: DataFrame, segment: Segment) -> DataFrame:
+    """One row for each arrival without all values: where its stay begins, and which one that goes on with."""
+    departures = rows.where(f"{MOVED} AND NOT {LIVE} AND ({leaves_some_out(segment)})")
+    return departures.selectExpr(
+        f"{staged.COMMIT_LSN} AS link_lsn", f"{staged.SEQ} AS link_seq", f"{_STAY} AS before"
+    )
+
+
+def _follow(links: DataFrame) -> DataFrame:
+    """Replace pointers to pointers until each ends at the first stay of a life."""
+    links = links.localCheckpoint()
+    for _ in range(_MAX_JOINS):
+        joined = links.alias("a").join(
+            links.alias("b"),
+            F.expr("a.before.lsn = b.link_lsn AND a.before.seq = b.link_seq"),
+            "left",
+        )
+        links = joined.selectExpr(
+            "a.link_lsn",
+            "a.link_seq",
+            "CASE WHEN b.before IS NULL THEN a.before ELSE b.before END AS before",
+            "b.before IS NOT NULL AS went_on",
+        ).localCheckpoint()
+        went_on, links = links.where("went_on"), links.drop("went_on")
+        if went_on.isEmpty():
+            return links
+    raise AssertionError("a chain of moves is a chain: each points to an earlier position")

@@ -1,0 +1,221 @@
+"""Ranges in which the keys of a batch lie: files and row groups of the target outside of them are not read.
+
+A batch is mostly of recent rows and a few old ones, so one range from the least to the greatest key would
+be the whole table. The keys are counted into cells of equal width, and the widest gaps between
+the filled cells are left out. What is not here: how a file is passed over, which Iceberg does.
+
+Source: https://iceberg.apache.org/docs/latest/performance/ (data filtering)
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import uuid
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from airflow_provider_pgoutput.apply.iceberg.sql import Sql, literal
+from airflow_provider_pgoutput.apply.schema.spark_types import RANGED
+from airflow_provider_pgoutput.batch import changes as staged
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import Column, DataFrame
+
+    from airflow_provider_pgoutput.apply.rows.segments import Segment
+
+
+#: Lake types of such keys.
+WHOLE_NUMBERS = frozenset({"int", "long"})
+
+
+_WORD, _BITS = "word", "bits"
+
+
+def words(keys: DataFrame, name: str) -> DataFrame:
+    """The keys in column ``name``, none of them NULL, as the columns ``word`` and ``bits``."""
+    key = F.col(name).cast("bigint")
+    bit = F.call_function("shiftleft", F.lit(1).cast("bigint"), key.bitwiseAND(63).cast("int"))
+    word = F.shiftright(key, 6).alias(_WORD)
+    return keys.select(word, bit.alias("bit")).groupBy(_WORD).agg(F.bit_or("bit").alias(_BITS))
+
+
+def condition(column: Sql, words_alias: Sql) -> Sql:
+    """What a row of the target fulfils with the word that holds the value of its ``column``."""
+    key = Sql(f"CAST({column} AS BIGINT)")
+    bit = Sql(f"shiftright({words_alias}.{_BITS}, CAST({key} & 63 AS INT)) & 1")
+    return Sql(f"shiftright({key}, 6) = {words_alias}.{_WORD} AND ({bit}) = 1")
+
+
+_CELLS = 1024
+
+
+#: More ranges cost each row that is read more than they save.
+_MOST_RANGES = 16
+
+
+#: A gap of a smaller part of all hardly holds a file.
+_LEAST_GAP = Decimal("0.01")
+
+
+#: Least keys of which ranges are made. Iceberg's ``truncate``, whose width has up to 31 bits, overflows below
+#: its type's least number: it puts such a row into the last partition, and a range does not find it.
+_LEAST = {"int": 0, "long": -(2**63) + 2**31}
+
+
+#: PostgreSQL's type of UUIDs, which have ranges as text, too: they are in the order of their numbers.
+_UUID_OID = 2950
+
+
+_UUID = "uuid as string"
+
+
+#: Texts of the least and the greatest value, by position of a key column that may have ranges.
+Extremes = dict[int, tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """Both ends, which are part of it, as SQL literals."""
+
+    least: Sql
+    greatest: Sql
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRanges:
+    """Ranges in one of which each value of a key column lies."""
+
+    position: int
+    ranges: tuple[KeyRange, ...]
+
+    def condition(self, column: Sql) -> Sql:
+        """What ``column`` fulfils where it holds such a value."""
+        found = (f"{column} BETWEEN {each.least} AND {each.greatest}" for each in self.ranges)
+        return Sql(f"({' OR '.join(found)})")
+
+
+def extremes(segment: Segment) -> list[Column]:
+    """What to aggregate of rows with the segment's key columns, for ``extremes_of``."""
+    return [each for i in _ranged(segment) for each in _ends(staged.new(i), i)]
+
+
+def extremes_of(row: Mapping[str, str], segment: Segment) -> Extremes:
+    """The extremes out of the row of aggregates of at least one key."""
+    found = {i: (row[f"least{i}"], row[f"greatest{i}"]) for i in _ranged(segment)}
+    lowest = {i: _LEAST.get(_kind(segment, i)) for i in found}
+    return {
+        i: ends
+        for i, ends in found.items()
+        if (bound := lowest[i]) is None or Decimal(ends[0]) >= bound
+    }
+
+
+def whole(segment: Segment, found: Extremes) -> tuple[KeyRanges, ...]:
+    """One range for each key column that may have any."""
+    return tuple(_key_ranges(segment, i, [each]) for i, each in found.items())
+
+
+def narrow(keys: DataFrame, segment: Segment, found: Extremes) -> tuple[KeyRanges, ...]:
+    """The ranges without the widest gaps; a pass over the keys for each of their columns.
+
+    :param keys: with the segment's key columns; persisted by the caller.
+    :param found: extremes of these keys.
+    """
+    ranges = []
+    for i, (least, greatest) in found.items():
+        kind = _kind(segment, i)
+        start, end = _number(kind, least), _number(kind, greatest)
+        if start == end:
+            ranges.append(_key_ranges(segment, i, [(least, greatest)]))
+            continue
+        # Where a cell begins need not be exact: its own extremes are what counts.
+        width = F.lit(float(end - start) / _CELLS)
+        cell = F.floor((_as_number(kind, staged.new(i)) - F.lit(float(start))) / width)
+        cells = keys.groupBy(cell.alias("cell")).agg(*_ends(staged.new(i), i)).collect()
+        held = sorted(
+            ((row[f"least{i}"], row[f"greatest{i}"]) for row in cells),
+            key=lambda each: _number(kind, each[0]),
+        )
+        ranges.append(_key_ranges(segment, i, _merged(kind, held, (end - start) * _LEAST_GAP)))
+    return tuple(ranges)
+
+
+def within(target: DataFrame, ranges: Sequence[KeyRanges]) -> DataFrame:
+    """The rows of a frame with the columns ``n<i>`` whose keys lie in the ranges."""
+    for each in ranges:
+        target = target.where(each.condition(Sql(staged.new(each.position))))
+    return target
+
+
+def _ends(column: str, i: int) -> list[Column]:
+    return [
+        F.min(column).cast("string").alias(f"least{i}"),
+        F.max(column).cast("string").alias(f"greatest{i}"),
+    ]
+
+
+def _ranged(segment: Segment) -> list[int]:
+    return [i for i in segment.key if _kind(segment, i).startswith((*RANGED, _UUID))]
+
+
+def _kind(segment: Segment, i: int) -> str:
+    """The lake type of a column, or that all values of the batch in it are UUIDs in text."""
+    column = segment.columns[i]
+    every = (each for version in segment.versions for each in version.columns)
+    types = {each.type_oid for each in every if each.name == column.name}
+    return _UUID if column.lake_type == "string" and types == {_UUID_OID} else column.lake_type
+
+
+def _merged(
+    kind: str, held: Sequence[tuple[str, str]], least_gap: Decimal
+) -> list[tuple[str, str]]:
+    """Ranges in order, with all but the widest gaps closed."""
+    gaps = [
+        (_number(kind, after[0]) - _number(kind, before[1]), place)
+        for place, (before, after) in enumerate(itertools.pairwise(held), start=1)
+    ]
+    widest = sorted((each for each in gaps if each[0] > least_gap), reverse=True)
+    cuts = sorted(place for _, place in widest[: _MOST_RANGES - 1])
+    pairs = itertools.pairwise([0, *cuts, len(held)])
+    return [(held[begin][0], held[end - 1][1]) for begin, end in pairs]
+
+
+def _number(kind: str, text: str) -> Decimal:
+    """A value of a ranged type out of Spark's text, as a number that is in the same order."""
+    if kind == "date":
+        return Decimal(dt.date.fromisoformat(text).toordinal())
+    if kind == _UUID:
+        return Decimal(uuid.UUID(text).int)
+    return Decimal(text)
+
+
+def _as_number(kind: str, column: str) -> Column:
+    """The same of a column, roughly."""
+    if kind == "date":
+        return F.unix_date(column).cast("double") + F.lit(float(dt.date(1970, 1, 1).toordinal()))
+    if kind == _UUID:
+        first_half = F.substring(F.translate(column, "-", ""), 1, 16)
+        return F.conv(first_half, 16, 10).cast("double") * F.lit(2.0**64)
+    return F.col(column).cast("double")
+
+
+def _key_ranges(segment: Segment, i: int, ranges: Sequence[tuple[str, str]]) -> KeyRanges:
+    kind = _kind(segment, i)
+    found = (KeyRange(_literal(kind, least), _literal(kind, end)) for least, end in ranges)
+    return KeyRanges(i, tuple(found))
+
+
+def _literal(kind: str, text: str) -> Sql:
+    """The literal of a value of a ranged type, from Spark's text of it."""
+    if kind == "date":
+        return Sql(f"DATE {literal(text)}")
+    if kind == _UUID:
+        return literal(text)
+    suffix = {"long": "L"}.get(kind, "BD" if "decimal" in kind else "")
+    return Sql(f"{Decimal(text):f}{suffix}")

@@ -1,0 +1,270 @@
+"""Prepares one table: everything the batch does to it, on a branch that nobody reads yet.
+
+What is not here: the checks before it (``target.py``), the publishing after it (``publish.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from airflow_provider_pgoutput.apply.iceberg.failures import failure, unnamed
+from airflow_provider_pgoutput.apply.iceberg.jvm import JAVA_ERRORS
+from airflow_provider_pgoutput.apply.iceberg.session import isolated
+from airflow_provider_pgoutput.apply.iceberg.sql import Sql, partition_transform
+from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable, discard
+from airflow_provider_pgoutput.apply.partitioning import lost_columns
+from airflow_provider_pgoutput.apply.rows import (
+    apply_keyed,
+    apply_keyless,
+    change_log,
+    user_columns,
+)
+from airflow_provider_pgoutput.apply.rows import segments as versions
+from airflow_provider_pgoutput.apply.rows.table_state import TableState
+from airflow_provider_pgoutput.apply.schema import evolve
+from airflow_provider_pgoutput.apply.schema.column_layout import (
+    lay_out,
+    refuse_lost_columns,
+)
+from airflow_provider_pgoutput.apply.table.target import OP_COLUMN, Start, Target, properties
+from airflow_provider_pgoutput.batch import changes as staged
+from airflow_provider_pgoutput.crash_points import reach
+from airflow_provider_pgoutput.errors import PgoutputError, PublishRefused
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.apply.rows.branch import Preparation, Prepared
+    from airflow_provider_pgoutput.apply.rows.staged_files import StagedBatch
+
+
+logger = logging.getLogger(__name__)
+
+
+_BYTES_OF_A_PARTITION = 32 << 20
+
+
+#: What a task reads of a copy's file at least and at most.
+_SPLIT_BYTES = 16 << 20, 128 << 20
+
+
+#: What a row group of a table with a key has: those without a wanted key are not read, and a batch has few.
+_ROW_GROUP_BYTES = 16 << 20
+
+
+class TablePreparation(TableState):
+    """Prepares one table with Spark: its copy first, then its changes in order."""
+
+    def write(self) -> None:
+        """See ``Preparation``."""
+        plan = self.batch.plan
+        if not self.target.is_log and not self.start.copies:
+            refuse_lost_columns(self.target.source, self.table)
+        self.layout = lay_out(
+            self.target.source,
+            self.table,
+            starts=self._starts,
+            copies=self.start.copies and not self.target.is_log,
+            is_log=self.target.is_log,
+            type_changes=self.target.options.type_changes or plan.type_changes,
+            drop_columns=plan.drop_columns,
+            metadata=self.target.metadata,
+            loaded=self.start.loaded,
+        )
+        source = self.layout.table
+        self.columns = versions.merge_columns(source, self.layout.existing, self.layout.left_out)
+        self.empty = self.table is None or self.table.is_empty
+        if self.start.copies:
+            self._copy()
+        segments = versions.segments(source, self.columns)
+        if self.target.is_log:
+            change_log.append_all(self, segments)
+        else:
+            self._apply(segments)
+
+    @property
+    def _starts(self) -> tuple[str, ...]:
+        """Where attempts at what this batch brings may start; see ``recorded.begun_counts``."""
+        found = (self.start.lake_lsn, self.batch.manifest.start_lsn)
+        return tuple(str(each) for each in found if each is not None)
+
+    def create(self) -> IcebergTable:
+        """See ``Preparation``."""
+        plan, target, key = self.batch.plan, self.target, self.key
+        columns = [(each.name, each.lake_type, each.name in key) for each in self.columns]
+        columns += [(name, kind, False) for name, kind in target.metadata.items()]
+        defaults = {"format-version": str(plan.format_version)}
+        for statement in ("delete", "update", "merge"):
+            defaults[f"write.{statement}.mode"] = plan.write_mode
+        if key:
+            defaults["write.parquet.row-group-size-bytes"] = str(_ROW_GROUP_BYTES)
+        return evolve.create_table(
+            self.spark,
+            target.name,
+            columns,
+            comment=f"PostgreSQL table {target.source.name}",
+            properties={
+                **defaults,
+                **target.options.properties,
+                **properties(target, self.batch.manifest),
+            },
+            partitioned_by=[partition_transform(each) for each in target.options.partitioned_by],
+        )
+
+    def _copy(self) -> None:
+        """Replace what the table holds by the rows of the copy."""
+        rows = versions.read_copy(self.spark, self.batch, self.layout.table, self.columns)
+        writer = self.writer()
+        # Not of a key that was made anew: nothing would be found by it.
+        held_key = self.key if set(self.key) <= set(self.layout.existing) else ()
+        kept: dict[str, Sql] = {}
+        if rows is not None and not self.empty and not self.target.is_log:
+            rows, kept = user_columns.over_copy(self, rows, held_key)
+        if self.soft_delete and held_key and not self.empty:
+            if rows is not None:
+                names = [each.name for each in self.columns]
+                writer.delete_keys(rows, [names.index(each) for each in self.key])
+            # Their key may be a column that came later, or that an attempt of this batch added.
+            writer.delete_without_key(self.key)
+            writer.mark_all_deleted(OP_COLUMN)
+        elif not self.target.is_log:
+            if not self.empty:
+                writer.delete_all()
+            self.empty = True
+        if rows is not None:
+            if self.counts.rejected and self.key:
+                at = {each.name: staged.new(i) for i, each in enumerate(self.columns)}
+                key = {at[name]: name for name in self.key}
+                apply_keyed.refuse_null_keys(rows, self.target.source.name, key)
+            extra = change_log.of_copy(self.start.floor, numbered=self.target.is_log)
+            writer.append(rows, extra | kept)
+            self.counted["appended"] += self.counts.copied
+            self.empty = False
+        reach("apply.after_copy")
+
+    def _apply(self, segments: list[versions.Segment]) -> None:
+        """Apply the segments in order; a truncate voids all that came before it."""
+        truncated = self._last_truncate(segments) if self.counts.truncates else None
+        if truncated is None:
+            self._apply_each(segments)
+            return
+        number, lsn, seq = truncated
+        position, truncate = f"struct({staged.COMMIT_LSN}, {staged.SEQ})", f"struct({lsn}L, {seq}L)"
+        if self.soft_delete:
+            # What was truncated stays, with the last values that it had.
+            self._apply_each(segments[: number + 1], until=Sql(f"{position} < {truncate}"))
+        self._empty_target()
+        self._apply_each(segments[number:], since=Sql(f"{position} > {truncate}"))
+
+    def _apply_each(
+        self,
+        segments: list[versions.Segment],
+        *,
+        since: Sql | None = None,
+        until: Sql | None = None,
+    ) -> None:
+        """Apply segments in order, the first one since a position, or the last one until one."""
+        for number, segment in enumerate(segments):
+            changes, ends = self.read(segment), number == len(segments) - 1
+            if self.counts.truncates:
+                changes = changes.where(F.col(staged.OP) != staged.TRUNCATE)
+            if since is not None and number == 0:
+                changes = changes.where(since)
+            if until is not None and ends:
+                changes = changes.where(until)
+            apply = apply_keyed.apply if segment.key else apply_keyless.apply
+            apply(self, segment, changes, ends and until is None)
+
+    def _last_truncate(self, segments: list[versions.Segment]) -> tuple[int, int, int] | None:
+        """Number of the segment and position of the newest truncate at or past the floor."""
+        for number in reversed(range(len(segments))):
+            truncates = self.read(segments[number]).where(F.col(staged.OP) == staged.TRUNCATE)
+            position = F.expr(f"max(struct({staged.COMMIT_LSN}, {staged.SEQ}))").alias("p")
+            found = truncates.agg(position).first()
+            if found is not None and found["p"] is not None:
+                return number, found["p"][staged.COMMIT_LSN], found["p"][staged.SEQ]
+        return None
+
+    def _empty_target(self) -> None:
+        if self.empty:
+            return
+        if self.soft_delete:
+            self.writer().mark_all_deleted(OP_COLUMN)
+            return
+        self.writer().delete_all()
+        self.empty = True
+
+
+def prepare(
+    spark: SparkSession,
+    batch: StagedBatch,
+    target: Target,
+    start: Start,
+    kind: type[Preparation] = TablePreparation,
+) -> Prepared | None:
+    """Prepare one table on a branch; None when the batch changes nothing in it.
+
+    :param kind: what writes the rows.
+    :raises RowMissing: the target lacks a row of which an update leaves values out.
+    :raises TableRefused: the schema changed in a way that Iceberg cannot follow.
+    :raises PublishRefused: another driver took the batch over.
+    :raises CommitStateUnknown: the catalog did not say whether the branch has the rows; it goes.
+    """
+    began = time.monotonic()
+    preparation = kind(own_session(spark, target), batch, target, start)
+    try:
+        prepared = _run(preparation)
+    except (PgoutputError, *JAVA_ERRORS):
+        discard(spark, target.name, preparation.branch)
+        raise
+    logger.info(
+        "%s: %s in %.2f s.",
+        target.name.target,
+        "nothing to change" if prepared is None else f"prepared {preparation.counted}",
+        time.monotonic() - began,
+    )
+    return prepared
+
+
+def _run(preparation: Preparation) -> Prepared | None:
+    try:
+        return preparation.run()
+    except JAVA_ERRORS as error:
+        table = preparation.target.name.target
+        if preparation.lost_its_branch():
+            raise PublishRefused("Another driver took this batch over.", table=table) from error
+        if named := failure(error, table):
+            raise named from error
+        found = IcebergTable.load(preparation.spark, preparation.target.name)
+        raise (found and lost_columns(found)) or unnamed(error, table) from error
+
+
+def own_session(spark: SparkSession, target: Target) -> SparkSession:
+    """An isolated session that reads and shuffles as the table's staged files deserve."""
+    session = isolated(spark)
+    staged_bytes = sum(
+        file.size_bytes for version in target.source.versions for file in version.files
+    )
+    cores = spark.sparkContext.defaultParallelism
+    wanted = max(cores, 4 * staged_bytes // _BYTES_OF_A_PARTITION)
+    configured = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
+    session.conf.set("spark.sql.shuffle.partitions", str(min(wanted, max(configured, cores))))
+    if not target.is_log and any(f.kind == "copy" for v in target.source.versions for f in v.files):
+        _read_apart(session, staged_bytes // cores)
+    return session
+
+
+def _read_apart(session: SparkSession, wanted_bytes: int) -> None:
+    """Let no task read parts of several staged files.
+
+    The rows of a copy are near each other at the source, and often by key; a task would make them files
+    whose keys are all over the table.
+    """
+    least, most = _SPLIT_BYTES
+    split = str(max(least, min(most, wanted_bytes)))
+    session.conf.set("spark.sql.files.maxPartitionBytes", split)
+    session.conf.set("spark.sql.files.openCostInBytes", split)

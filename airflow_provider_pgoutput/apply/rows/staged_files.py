@@ -1,0 +1,264 @@
+"""Reads the plan, the manifest and the staged files; refuses what is missing, damaged or foreign.
+
+Every file is hashed as a stream, and its footer compared with the manifest, before Spark reads one row
+of it: Spark takes a column that a file lacks for NULL. What is not here: what the rows
+mean (``versions.py``, ``fold.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.apply.iceberg.jvm import JAVA_ERRORS, class_named, java_class
+from airflow_provider_pgoutput.apply.iceberg.sql import quote
+from airflow_provider_pgoutput.apply.schema.spark_types import spark_type
+from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.manifest import Manifest
+from airflow_provider_pgoutput.batch.plan import Plan
+from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError, LakeUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from airflow_provider_pgoutput.batch.table_version import StagedFile
+
+logger = logging.getLogger(__name__)
+
+#: More than any manifest of ours: a thousand tables of a hundred columns are some 20 MB.
+_MAX_TEXT_BYTES = 256 << 20
+#: Files that are hashed at the same time, unless ``Plan.parallel_tables`` is less.
+_MOST_VERIFIERS = 4
+#: A column in the text form of a Parquet schema; its parts stand deeper.
+_COLUMN = re.compile(r"^  \w+ \S+ (\w+)", re.MULTILINE)
+_GLOB = re.compile(r"([\\{}\[\]*?])")
+
+
+@dataclass(frozen=True, slots=True)
+class StagedBatch:
+    """A batch whose manifest and files were verified."""
+
+    plan: Plan
+    manifest: Manifest
+
+    def path(self, file: StagedFile) -> str:
+        """The URI of a staged file."""
+        return layout.join(self.plan.staging_uri, file.path)
+
+
+def read_plan(spark: SparkSession, plan_uri: str) -> Plan:
+    """Read the plan that ``plan_uri`` names.
+
+    :raises ConfigurationError: it is missing or is not a plan.
+    """
+    text = _read_text(spark, plan_uri)
+    if text is None:
+        raise ConfigurationError(
+            f"There is no plan at {plan_uri} that Spark's user may read.",
+            advice="let Spark run as the worker's user, or stage on an object store. The apply task writes"
+            " plans.",
+        )
+    return Plan.from_json(text)
+
+
+def open_batch(spark: SparkSession, plan: Plan) -> StagedBatch:
+    """Read the manifest and verify every file that it names.
+
+    :raises BatchRefused: something is missing, damaged, too new, or of another pipeline.
+    """
+    text = _read_text(spark, plan.manifest_uri)
+    if text is None:
+        raise BatchRefused(
+            f"There is no manifest at {plan.manifest_uri} that Spark's user may read.",
+            advice="let Spark run as the worker's user, or stage on an object store; if the file is gone,"
+            " stage the batch again, which works while the slot is not past its start.",
+        )
+    manifest = Manifest.from_json(text)
+    name = layout.manifest_path(
+        manifest.slot_name, manifest.start_lsn, manifest.end_lsn, manifest.batch_id
+    )
+    if plan.manifest_uri != layout.join(plan.staging_uri, name):
+        raise BatchRefused(
+            "The manifest lies under a name that does not follow from its content.",
+            slot=manifest.slot_name,
+            advice="do not apply this batch; find out who moved or wrote the manifest.",
+        )
+    batch = StagedBatch(plan, manifest)
+    _verify_files(spark, batch)
+    return batch
+
+
+def _verify_files(spark: SparkSession, batch: StagedBatch) -> None:
+    tables = batch.manifest.tables
+    files = [each for table in tables for version in table.versions for each in version.files]
+    files += batch.manifest.rejected_files
+    files += batch.manifest.message_files
+    # Made once: they are most of what it takes to read a footer.
+    options = class_named(_jvm(spark), "org.apache.parquet.ParquetReadOptions").builder().build()
+    workers = min(_MOST_VERIFIERS, batch.plan.parallel_tables)
+    if workers <= 1:
+        for file in files:
+            _verify_file(spark, batch, file, options)
+    else:
+        with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="verify") as pool:
+            # list() raises the first refusal.
+            list(pool.map(lambda file: _verify_file(spark, batch, file, options), files))
+    size_bytes = sum(file.size_bytes for file in files)
+    logger.info("Verified %d staged files of %d bytes.", len(files), size_bytes)
+
+
+def _verify_file(spark: SparkSession, batch: StagedBatch, file: StagedFile, options: Any) -> None:
+    path, file_system = _open(spark, batch.path(file))
+
+    def refuse(what: str) -> BatchRefused:
+        return BatchRefused(
+            f"The staged file {file.path} {what}.",
+            slot=batch.manifest.slot_name,
+            advice="bring the file back, or stage the batch again, which works while the slot is not past"
+            " its start.",
+        )
+
+    try:
+        status = file_system.getFileStatus(path)
+        if status.getLen() != file.size_bytes:
+            raise refuse(f"has {status.getLen()} bytes in place of {file.size_bytes}")
+        stream = file_system.open(path)
+        try:
+            # Streams: a batch may hold files larger than the driver's memory.
+            digests = class_named(_jvm(spark), "org.apache.commons.codec.digest.DigestUtils")
+            found = digests.sha256Hex(stream)
+        finally:
+            stream.close()
+    except JAVA_ERRORS as error:
+        if java_class(error).endswith("FileNotFoundException"):
+            raise refuse("is missing") from error
+        raise _unavailable(error) from error
+    if found != file.sha256:
+        raise refuse("is damaged: its SHA-256 is not the one in the manifest")
+    footer = _footer(spark, path, file_system, options)
+    if footer is None:
+        raise refuse("is no Parquet file")
+    rows, columns = footer
+    if rows != file.rows:
+        raise refuse(f"has {rows} rows in place of {file.rows}")
+    if columns != file.columns:
+        raise refuse("has other columns than the manifest says")
+
+
+def _footer(
+    spark: SparkSession, path: Any, file_system: Any, options: Any
+) -> tuple[int, tuple[str, ...]] | None:
+    """Rows of a Parquet file and the names of its columns; None: it is no Parquet file."""
+    jvm = _jvm(spark)
+    inputs = class_named(jvm, "org.apache.parquet.hadoop.util.HadoopInputFile")
+    readers = class_named(jvm, "org.apache.parquet.hadoop.ParquetFileReader")
+    try:
+        reader = readers.open(inputs.fromPath(path, file_system.getConf()), options)
+        try:
+            schema = str(reader.getFileMetaData().getSchema().toString())
+            return int(reader.getRecordCount()), tuple(_COLUMN.findall(schema))
+        finally:
+            reader.close()
+    except JAVA_ERRORS as error:
+        if java_class(error) == "java.lang.RuntimeException":
+            return None
+        raise _unavailable(error) from error
+
+
+def read_files(
+    spark: SparkSession,
+    batch: StagedBatch,
+    files: Sequence[StagedFile],
+    schema: Sequence[tuple[str, str]],
+) -> DataFrame:
+    """Read staged files with an explicit schema: name and lake type of each column.
+
+    A column that a file lacks is read as null. A file that cannot be read to its end is an error, whatever
+    the cluster's settings say: Spark can be told to leave out the rest without a word.
+    """
+    ddl = ", ".join(f"{quote(name)} {spark_type(lake_type)}" for name, lake_type in schema)
+    # Spark takes a path for a pattern; the staging area's may hold any character.
+    paths = [_GLOB.sub(r"\\\1", batch.path(file)) for file in files]
+    reader = spark.read.schema(ddl)
+    for setting in ("ignoreCorruptFiles", "ignoreMissingFiles"):
+        reader = reader.option(setting, False)
+    return reader.parquet(*paths)
+
+
+def write_text(spark: SparkSession, uri: str, text: str) -> None:
+    """Write a small text file, over one that is there.
+
+    :raises ConfigurationError: Spark has no file system for the URI.
+    :raises LakeUnavailable: it does not take the file.
+    """
+    path, file_system = _open(spark, uri)
+    try:
+        stream = file_system.create(path, True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+    except JAVA_ERRORS as error:
+        raise _unavailable(error) from error
+
+
+def _read_text(spark: SparkSession, uri: str) -> str | None:
+    path, file_system = _open(spark, uri)
+    try:
+        length = file_system.getFileStatus(path).getLen()
+        if length > _MAX_TEXT_BYTES:
+            raise BatchRefused(f"The file at {uri} is too large for a plan or a manifest.")
+        stream = file_system.open(path)
+        try:
+            io = class_named(_jvm(spark), "org.apache.commons.io.IOUtils")
+            return str(io.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+    except JAVA_ERRORS as error:
+        if java_class(error).endswith("FileNotFoundException"):
+            return None
+        raise _unavailable(error) from error
+
+
+def _open(spark: SparkSession, uri: str) -> tuple[Any, Any]:
+    """The Hadoop path and file system of a URI."""
+    jvm = _jvm(spark)
+    context: Any = spark.sparkContext
+    configuration = context._jsc.hadoopConfiguration()
+    try:
+        if uri.startswith("s3://"):
+            _know_s3(jvm, configuration)
+        path = class_named(jvm, "org.apache.hadoop.fs.Path")(uri)
+        return path, path.getFileSystem(configuration)
+    except JAVA_ERRORS as error:
+        raise ConfigurationError(
+            f"Spark cannot open {uri.partition(':')[0]} paths: {java_class(error)}.",
+            advice="give Spark the file system's jars and settings (docs/airflow.md, Staging on an object"
+            " store).",
+        ) from error
+
+
+def _know_s3(jvm: Any, configuration: Any) -> None:
+    """Let S3A open ``s3://`` where nothing else does: Arrow knows no ``s3a://``, Hadoop no ``s3://``.
+
+    Source: https://hadoop.apache.org/docs/stable/hadoop-aws/tools/hadoop-aws/index.html
+    """
+    try:
+        class_named(jvm, "org.apache.hadoop.fs.FileSystem").getFileSystemClass("s3", configuration)
+    except JAVA_ERRORS as error:
+        if not java_class(error).endswith("UnsupportedFileSystemException"):
+            raise
+        configuration.set("fs.s3.impl", "org.apache.hadoop.fs.s3a.S3AFileSystem")
+
+
+def _unavailable(error: Exception) -> LakeUnavailable:
+    return LakeUnavailable(f"The staging area did not answer: {java_class(error)}.")
+
+
+def _jvm(spark: SparkSession) -> Any:
+    return spark._jvm

@@ -1,0 +1,77 @@
+"""The state that the steps of one table share: its columns, their layout, and the branch being written.
+
+The steps (``apply_keyed.py``, ``change_log.py`` and others) work on it; ``prepare.py`` puts them in order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.apply.rows import segments as versions
+from airflow_provider_pgoutput.apply.rows.branch import Preparation
+from airflow_provider_pgoutput.apply.rows.branch_writer import BranchWriter
+from airflow_provider_pgoutput.apply.schema import evolve
+from airflow_provider_pgoutput.apply.schema.column_layout import Layout
+from airflow_provider_pgoutput.apply.schema.defaults import missing_value
+from airflow_provider_pgoutput.apply.table.target import properties
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
+    from airflow_provider_pgoutput.apply.rows.staged_files import StagedBatch
+    from airflow_provider_pgoutput.apply.table.target import Start, Target
+    from airflow_provider_pgoutput.batch.table_version import Column
+
+#: Changes that one task folds and writes sooner than several share them out; their rows are one file, too.
+_ROWS_OF_ONE_TASK, _BYTES_OF_ONE_TASK = 50_000, 8 << 20
+
+
+class TableState(Preparation):
+    """What the steps of one table's preparation read and change."""
+
+    def __init__(
+        self, spark: SparkSession, batch: StagedBatch, target: Target, start: Start
+    ) -> None:
+        super().__init__(spark, batch, target, start)
+        self.counts = target.source.counts
+        self.soft_delete = batch.plan.soft_delete and not target.is_log
+        self.columns: tuple[Column, ...] = ()
+        self.layout = Layout(target.source)
+        #: The branch is known to hold no rows: nothing can be deleted from it.
+        self.empty = False
+
+    def read(self, segment: versions.Segment) -> DataFrame:
+        """The segment's changes at or past the floor; few of them in one partition."""
+        changes = versions.read_changes(
+            self.spark, self.batch, self.layout.table, segment, self.start.floor
+        )
+        return changes.coalesce(1) if _are_few(segment) else changes
+
+    def evolve(self, table: IcebergTable) -> evolve.Evolved:
+        """See ``Preparation``."""
+        ours = properties(self.target, self.batch.manifest)
+        return evolve.evolve(
+            self.spark, table, self.columns, self.key, ours, self.target.metadata, self.layout
+        )
+
+    def open_branch(self, table: IcebergTable) -> BranchWriter:
+        """See ``Preparation``."""
+        writer = BranchWriter(self.spark, table, self.branch, self.columns)
+        # The rows of a copy have all their values, and replace those that would be filled in.
+        replaced = self.start.copies and not self.target.is_log
+        for column in self.columns:
+            if column.name in self.evolved.lacking and not replaced:
+                writer.fill(column.name, missing_value(column, self.target.source.name))
+        return writer
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Names of the key's columns in the newest version; none for a change log."""
+        return () if self.target.is_log else self.layout.table.versions[-1].key_columns
+
+
+def _are_few(segment: versions.Segment) -> bool:
+    files = [file for v in segment.versions for file in v.files if file.kind == "changes"]
+    rows, size_bytes = sum(each.rows for each in files), sum(each.size_bytes for each in files)
+    return rows <= _ROWS_OF_ONE_TASK and size_bytes <= _BYTES_OF_ONE_TASK

@@ -1,0 +1,473 @@
+"""Which field of the Iceberg table is which column of the source: renames, drops and new columns.
+
+A field belongs to an ``attnum`` of the source's table; a property of the table says so from the first
+batch on. So a rename at the source is a rename here and the field keeps its id. Everything after this
+goes by name: the versions of the batch are handed on with the names that their columns have in the
+target. What is not here: that property (``recorded.py``), and changing the target (``evolve.py``).
+
+Source: https://iceberg.apache.org/spec/#schema-evolution
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.apply.partitioning import columns_in_use
+from airflow_provider_pgoutput.apply.schema.column_map import (
+    begun,
+    begun_counts,
+    fields_of,
+    former_fields,
+    known_fields,
+    retired_fields,
+    unsent_numbers,
+)
+from airflow_provider_pgoutput.batch import shape
+from airflow_provider_pgoutput.batch.identity import sought_by
+from airflow_provider_pgoutput.batch.lake_types import loses_fields, widens
+from airflow_provider_pgoutput.batch.plan import METADATA_COLUMNS, NEW_COLUMN
+from airflow_provider_pgoutput.errors import TableRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
+    from airflow_provider_pgoutput.apply.schema.column_map import Begun, Field
+    from airflow_provider_pgoutput.batch.manifest import Table
+    from airflow_provider_pgoutput.batch.table_version import Column, TableVersion
+
+
+@dataclass(eq=False)
+class Place:
+    """A column of the target, there already or to be made."""
+
+    name: str
+    lake_type: str
+    number: int | None
+    field: Field | None = None
+    #: Whether the newest version has it.
+    is_current: bool = False
+    #: Whether it makes room for a column of the same ``attnum``.
+    is_retired: bool = False
+    #: Whether it is to be dropped.
+    is_dropped: bool = False
+
+
+@dataclass
+class Places:
+    """The places of a table while its versions are gone through."""
+
+    table: str
+    policy: str
+    #: Whether the batch's copy is of the version that is taken next, or of a later one.
+    copies: bool
+    free: dict[str, Field]
+    #: Names of the columns by which rows of the target are found.
+    keys: frozenset[str]
+    every: list[Place] = field(default_factory=list)
+    #: The place of each column now, by number, or by name where there is none.
+    by_column: dict[int | str, Place] = field(default_factory=dict)
+    #: By number: the places that made room, oldest first.
+    retired: dict[int, list[Place]] = field(default_factory=dict)
+    #: By number: the places that an attempt at the batch made already, in the order in which they are next.
+    made: dict[int, list[Place]] = field(default_factory=dict)
+    #: Of columns that only a table which had the name before has; like those of dropped ones, they make room.
+    former: list[Place] = field(default_factory=list)
+    #: Numbers of columns that are new at the source, where the target says which are not.
+    added: frozenset[int | None] = frozenset()
+
+    def know(self, target: IcebergTable | None, relation_oid: int, starts: Collection[str]) -> bool:
+        """Take the fields over that the target's property names; whether there are any.
+
+        What an attempt at a batch of these starts made is taken over in the order in which that made it, so
+        that an attempt which follows puts every row where one alone would have.
+        """
+        by_id = {each.id: each for each in fields_of(target)}
+        known, retired = known_fields(target, relation_oid), retired_fields(target, relation_oid)
+        begun = begun_counts(target, relation_oid, starts)
+        # Those that made room first, so that whatever makes room next takes another name.
+        for number, field_ids in retired.items():
+            count = len(field_ids) if begun is None else begun.get(number, 0)
+            # Without a number: it is not dropped with the column whose older values it keeps.
+            for held in (by_id[each] for each in field_ids[:count] if each in by_id):
+                place = self._known(held, None)
+                place.is_retired = True
+                self.every.append(place)
+                self.retired.setdefault(number, []).append(place)
+        for number, field_id in known.items():
+            count = len(retired.get(number, ())) if begun is None else begun.get(number, 0)
+            chain = [*retired.get(number, ())[count:], field_id]
+            places = [self._known(by_id[each], number) for each in chain if each in by_id]
+            if places:
+                self.every += places
+                self.by_column[number], *self.made[number] = places
+        if known:
+            self.leave(former_fields(target, relation_oid))
+        return bool(known)
+
+    def leave(self, field_ids: Collection[int], *, is_dropped: bool = False) -> None:
+        """Take those of these fields that no column has for columns of a former table alone.
+
+        What comes later under their names is new, and nobody added them to the target.
+        """
+        for held in [each for each in self.free.values() if each.id in field_ids]:
+            place = self._known(held, None)
+            place.is_dropped = is_dropped
+            self.every.append(place)
+            self.former.append(place)
+
+    def _known(self, found: Field, number: int | None) -> Place:
+        del self.free[found.name]
+        return Place(found.name, found.lake_type, number, found)
+
+    def take(self, column: Column) -> Place:
+        """The place of a column of the next version."""
+        number = column.attribute_number
+        key: int | str = column.name if number is None else number
+        place = self.by_column.get(key)
+        if place is None and number is None:
+            # By name only: whatever has that name now.
+            place = next((e for e in self.by_column.values() if e.name == column.name), None)
+        elif place is None and (place := self.by_column.pop(column.name, None)) is not None:
+            # Its number was not known yet.
+            place.number, self.by_column[key] = number, place
+        if place is None:
+            found = self.free.pop(column.name, None)
+            if found is not None and number in self.added:
+                self.refuse_taken(column.name, "added at the source under")
+            kind = column.lake_type if found is None else found.lake_type
+            place = self._add(key, Place(column.name, kind, number, found))
+        is_key = column.name in self.keys
+        if not fits(place.lake_type, column.lake_type) or (
+            is_key and loses_fields(place.lake_type, column.lake_type)
+        ):
+            place = self._replace(key, place, column, is_key)
+        if widens(place.lake_type, column.lake_type):
+            place.lake_type = column.lake_type
+        if not place.is_retired:
+            place.name = column.name
+        return place
+
+    def _replace(self, key: int | str, place: Place, column: Column, is_key: bool) -> Place:
+        # Older rows would have no key any more, and double when they change.
+        if not self.copies and (self.policy != NEW_COLUMN or is_key):
+            raise TableRefused(
+                f"The type changed from {place.lake_type} to {column.lake_type}, which Iceberg cannot"
+                " follow.",
+                table=self.table,
+                column=column.name,
+                advice=f"one of three: copy the table again (copy_tables=[{self.table!r}], or"
+                " type_changes='copy' in the stage task); keep the old values beside in a column of"
+                " another name (type_changes='new_column' in the plan options; not of a column that"
+                " identifies rows); or change the column back at the source.",
+            )
+        place.is_retired = True
+        # A copy has all values of now, so the old ones would be NULL in every row.
+        place.is_dropped = self.copies
+        if place.number is not None:
+            self.retired.setdefault(place.number, []).append(place)
+            made = self.made.get(place.number)
+            if made and fits(made[0].lake_type, column.lake_type):
+                self.by_column[key] = made[0]
+                return made.pop(0)
+        return self._add(key, Place(column.name, column.lake_type, place.number))
+
+    def _add(self, key: int | str, place: Place) -> Place:
+        self.every.append(place)
+        self.by_column[key] = place
+        return place
+
+    def refuse_taken(self, name: str, change: str) -> None:
+        """Leave a column alone that somebody else added to the target.
+
+        :raises TableRefused: always.
+        """
+        raise TableRefused(
+            f"A column was {change} a name that a column added to the target has.",
+            table=self.table,
+            column=name,
+            advice="rename that column of the target; the batch waits.",
+        )
+
+    def numbered(self) -> dict[tuple[int, int], str]:
+        """The names for the target's property, see ``Layout``."""
+        found: dict[tuple[int, int], Place] = {}
+        for number, place in self.by_column.items():
+            if not isinstance(number, int):
+                continue
+            # What was made for versions that the batch no longer has is the newest all the same.
+            chain = [*self.retired.get(number, []), place, *self.made.get(number, [])]
+            found[number, 0] = chain.pop()
+            found |= {(number, age): each for age, each in enumerate(chain, start=1)}
+        return {slot: each.name for slot, each in found.items() if not each.is_dropped}
+
+
+def fits(held: str, staged: str) -> bool:
+    """Whether a place and a column have one type, or one that Iceberg can widen."""
+    return held == staged or widens(held, staged) or widens(staged, held)
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The columns of the batch in the target."""
+
+    #: The batch's table; columns and keys have their names in the target.
+    table: Table
+    #: Names by field id, of fields that are called otherwise until now.
+    renamed: Mapping[int, str] = field(default_factory=dict)
+    #: Ids of fields to be dropped.
+    dropped: frozenset[int] = frozenset()
+    #: Names of columns of the batch that have no place in the target.
+    left_out: frozenset[str] = frozenset()
+    #: Lake types of the target's fields, by the name that they will have.
+    existing: Mapping[str, str] = field(default_factory=dict)
+    #: The name in the target by ``attnum`` and 0; 1 and on: of those that made room for it, oldest first.
+    numbered: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    #: Names of fields that no version of the batch has: no column of the source, or one of before.
+    foreign: frozenset[str] = frozenset()
+    #: Names of fields that nothing says to be columns of the source, or of a table of before.
+    others: frozenset[str] = frozenset()
+    #: Names of fields that are metadata columns, and not columns of the source that are called so.
+    metadata: frozenset[str] = frozenset()
+    #: Each ``attnum`` that the source has, and does not send any more.
+    unsent: frozenset[int] = frozenset()
+    #: Names of fields that are columns of a table which had the name before, and of this one no more.
+    former: frozenset[str] = frozenset()
+    #: For the target's property: which batch made columns make room, see ``recorded.py``.
+    begun: Begun | None = None
+
+    @property
+    def converted(self) -> frozenset[int]:
+        """Each ``attnum`` of which the values of before its last change of type are in another field."""
+        return frozenset(number for number, age in self.numbered if age)
+
+
+def lay_out(
+    table: Table,
+    target: IcebergTable | None,
+    *,
+    starts: Sequence[str],
+    copies: bool,
+    type_changes: str,
+    drop_columns: bool,
+    metadata: Mapping[str, str],
+    is_log: bool = False,
+    loaded: bool = False,
+) -> Layout:
+    """Find the place of every column of the batch.
+
+    :param starts: where the batch starts, and before that the checkpoint, where that is past it.
+    :param copies: the batch holds a copy that replaces all rows.
+    :param type_changes: what is done about a type to which Iceberg cannot follow.
+    :param drop_columns: whether what was dropped at the source is dropped here.
+    :param metadata: lake types of the metadata columns, by name.
+    :param is_log: no row is looked for in the target, so no column has to be its key.
+    :param loaded: others loaded the table, so what the batch does not name is theirs.
+    :raises TableRefused: a type cannot be followed, or a name is taken.
+    """
+    fields = fields_of(target)
+    keys = frozenset(name for v in table.versions for name in sought_by(v) if not is_log)
+    places = Places(table.name, type_changes, copies, {each.name: each for each in fields}, keys)
+    known = places.know(target, table.relation_oid, starts)
+    if known:
+        new = _numbers_of(table, shape.ADDED) | _numbers_of(table, shape.PUBLISHED)
+        places.added = new - {None}
+    at: list[list[Place]] = []
+    copied = _copied_version(table)
+    for at_version, version in enumerate(table.versions):
+        # Of a change that came after the copy, the copied rows are older rows like any.
+        places.copies = copies and at_version <= copied
+        if version.columns:
+            for each in places.every:
+                each.is_current = False
+        row = [places.take(column) for column in version.columns]
+        for each in row:
+            each.is_current = True
+        at.append(row)
+        if at_version == copied and row and not known and (copies or is_log):
+            places.leave(former_fields(target, table.relation_oid), is_dropped=drop_columns)
+    if fields and not known and not copies:
+        _warn_of_no_numbers(places, metadata)
+    unsent = _unsent(table, target)
+    if drop_columns:
+        _mark_dropped(table, places.every)
+    _keep_sources(places, target)
+    _settle_names(places, frozenset(places.free))
+    return Layout(
+        table=_in_target(table, at),
+        renamed={
+            each.field.id: each.name
+            for each in places.every
+            if each.field and each.field.name != each.name and not each.is_dropped
+        },
+        dropped=frozenset(e.field.id for e in places.every if e.field and e.is_dropped),
+        left_out=frozenset(each.name for each in places.every if each.is_dropped),
+        existing=_existing(places),
+        numbered=(numbered := places.numbered()),
+        foreign=_foreign(places, at, unsent, copies=copies) if known or loaded else frozenset(),
+        others=_others(places),
+        metadata=frozenset(places.free) & set(METADATA_COLUMNS),
+        unsent=unsent,
+        former=frozenset(each.name for each in places.former if not each.is_dropped),
+        begun=begun(target, table.relation_oid, starts, numbered),
+    )
+
+
+def _existing(places: Places) -> dict[str, str]:
+    return {
+        **{name: each.lake_type for name, each in places.free.items()},
+        **{e.name: e.field.lake_type for e in places.every if e.field and not e.is_dropped},
+    }
+
+
+def _others(places: Places) -> frozenset[str]:
+    return frozenset(places.free) - set(METADATA_COLUMNS)
+
+
+def _foreign(
+    places: Places, at: Sequence[Sequence[Place]], unsent: frozenset[int], *, copies: bool
+) -> frozenset[str]:
+    """Names of fields of which the batch says nothing, so that a changed row keeps what it has in them.
+
+    What is not sent is NULL in the rows of a copy.
+    """
+    taken = {place for row in at for place in row}
+    unsent = frozenset() if copies else unsent
+    left = {
+        each.name
+        for each in places.every
+        if (each.is_retired or each.number in unsent) and not each.is_dropped and each not in taken
+    }
+    return _others(places) | left
+
+
+def _unsent(table: Table, target: IcebergTable | None) -> frozenset[int]:
+    """Each ``attnum`` that a column list left out, now or before, and that was not sent since."""
+    found = _numbers_of(table, shape.UNPUBLISHED)
+    newest = {each.attribute_number for each in table.versions[-1].columns}
+    left_out = unsent_numbers(target, table.relation_oid) | found
+    return frozenset(each for each in left_out - newest if each is not None)
+
+
+def _numbers_of(table: Table, kind: str) -> frozenset[int | None]:
+    """Each ``attnum`` of which the batch has a change of this kind."""
+    return frozenset(each.attribute_number for each in table.schema_changes if each.kind == kind)
+
+
+def _copied_version(table: Table) -> int:
+    """Which of the versions the copied rows are of; the first one when there are none."""
+    return max(
+        (
+            number
+            for number, version in enumerate(table.versions)
+            if any(file.kind == "copy" for file in version.files)
+        ),
+        default=0,
+    )
+
+
+def refuse_lost_columns(table: Table, target: IcebergTable | None) -> None:
+    """Refuse a target without a field that it had for a column: older rows would silently have NULL in it.
+
+    :raises TableRefused: somebody dropped the field of a column that the source still has.
+    """
+    if target is None or target.is_empty:
+        return
+    present = {each.id for each in fields_of(target)}
+    known = known_fields(target, table.relation_oid)
+    lost = {number for number, field_id in known.items() if field_id not in present}
+    for column in table.versions[-1].columns:
+        if column.attribute_number in lost:
+            raise TableRefused(
+                "Somebody dropped the column from the target, and the source still has it.",
+                table=table.name,
+                column=column.name,
+                advice=f"copy the table again (copy_tables=[{table.name!r}]).",
+            )
+
+
+def _warn_of_no_numbers(places: Places, metadata: Mapping[str, str]) -> None:
+    """A table of an earlier version of the package: its columns are matched by name, this once."""
+    new = sorted(each.name for each in places.every if each.field is None and not each.is_retired)
+    left = sorted(set(places.free) - set(metadata))
+    if not new or not left:
+        return
+    log.warning(
+        "%s: the target does not say yet which of its columns is which of the source's, so %s is new in it."
+        " If it is %s that was renamed, older rows lack its values until copy_tables=[%r] brings them in.",
+        places.table,
+        ", ".join(new),
+        " or ".join(left),
+        places.table,
+    )
+
+
+def _mark_dropped(table: Table, every: Sequence[Place]) -> None:
+    """What the source dropped since the last batch; key columns of earlier versions are still needed."""
+    gone = _numbers_of(table, shape.DROPPED)
+    keys = {name for version in table.versions for name in version.key_columns}
+    for each in every:
+        if each.number in gone and each.number is not None and not each.is_current:
+            each.is_dropped = each.name not in keys
+
+
+def _settle_names(places: Places, foreign: frozenset[str]) -> None:
+    """Current columns have the source's names; others make room for them.
+
+    :raises TableRefused: a name is that of a column which somebody added to the target.
+    """
+    taken = {each.name for each in places.every if each.is_current and not each.is_retired}
+    if clash := sorted(taken & foreign):
+        places.refuse_taken(clash[0], "renamed at the source to")
+    taken |= foreign
+    # Also of a column that is gone by the end of the batch, it is the older values that make room.
+    for each in sorted(places.every, key=lambda place: place.is_retired):
+        if each.is_current and not each.is_retired:
+            continue
+        if each.name in taken or each.is_dropped:
+            each.name = _old_name(each, taken)
+        taken.add(each.name)
+
+
+def _old_name(place: Place, taken: set[str]) -> str:
+    """The name of a column that gave its own up."""
+    suffix = "" if place.number is None else f"_{place.number}"
+    base = f"{place.name}__old{suffix}"
+    names = [base, *(f"{base}_{i}" for i in range(2, 1000))]
+    return next(name for name in names if name not in taken)
+
+
+def _in_target(table: Table, at: Sequence[Sequence[Place]]) -> Table:
+    """The table with the names of its columns in the target."""
+
+    def version(one: TableVersion, places: Sequence[Place]) -> TableVersion:
+        names = {c.name: place.name for c, place in zip(one.columns, places, strict=True)}
+        return dataclasses.replace(
+            one,
+            columns=tuple(dataclasses.replace(c, name=names[c.name]) for c in one.columns),
+            key_columns=tuple(names[name] for name in one.key_columns),
+        )
+
+    versions = tuple(version(one, row) for one, row in zip(table.versions, at, strict=True))
+    return dataclasses.replace(table, versions=versions)
+
+
+def _keep_sources(places: Places, target: IcebergTable | None) -> None:
+    """Drop nothing that the table is, or was, partitioned by, and nothing that it is sorted by."""
+    if target is None:
+        return
+    in_use = columns_in_use(target)
+    for each in places.every:
+        if each.is_dropped and each.field and each.field.id in in_use:
+            each.is_dropped = False
+            log.warning(
+                "%s: column %s of the target stays: the target is, or was once, partitioned or sorted by it.",
+                places.table,
+                each.field.name,
+            )

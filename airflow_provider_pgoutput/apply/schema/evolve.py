@@ -1,0 +1,395 @@
+"""Creates target tables and brings their schema to the batch's columns, before rows are written.
+
+Columns are added, renamed and widened, and dropped only on request. A schema change is a commit of its own
+that moves no branch: a killed run leaves a wider table, and the next run finds it so. What older rows lack in
+a new column is noted in the same commit, by the field's id, until a batch that knows the column is published.
+Source: https://iceberg.apache.org/docs/latest/evolution/ and /spec/#default-values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from airflow_provider_pgoutput.apply.iceberg import column_properties
+from airflow_provider_pgoutput.apply.iceberg.jvm import (
+    JAVA_ERRORS,
+    class_named,
+    elements,
+    entries,
+    java_class,
+    java_exception,
+    said,
+)
+from airflow_provider_pgoutput.apply.iceberg.sql import Sql, TableName, literal, quote
+from airflow_provider_pgoutput.apply.iceberg.table import FILL_PREFIX, IcebergTable
+from airflow_provider_pgoutput.apply.schema import uuid_tables
+from airflow_provider_pgoutput.apply.schema.column_map import COLUMNS_PROPERTY, columns_property
+from airflow_provider_pgoutput.apply.schema.defaults import missing_value
+from airflow_provider_pgoutput.apply.schema.spark_types import (
+    UUID,
+    holds_uuid,
+    lake_type_of,
+    spark_type,
+)
+from airflow_provider_pgoutput.apply.views import refuse_view
+from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_SLOT
+from airflow_provider_pgoutput.batch.lake_types import list_element, struct_fields
+from airflow_provider_pgoutput.batch.table_version import Column
+from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
+    LakeUnavailable,
+    PublishRefused,
+    TableRefused,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.apply.schema.column_layout import Layout
+
+logger = logging.getLogger(__name__)
+
+_ATTEMPTS = 5
+#: What Iceberg says of changes that do not go with the table's other parts.
+_REFUSALS = ("ValidationException", "IllegalArgumentException")
+_FLOATS = frozenset({"float", "double"})
+_FILE_FORMAT = "write.format.default"
+#: Notes of new columns: older rows lack the value; or Iceberg shows it in the rows that there were when
+#: main's head was the snapshot named behind it, and in no others.
+_LACKING, _SHOWN = "lacking", "shown "
+#: ``IF NOT EXISTS`` looks first and creates then: tables prepared at the same time would both create.
+_NAMESPACE_LOCK = threading.Lock()
+#: Each commit leaves a metadata file, and a pipeline commits all day: what drops off Iceberg's list of the
+#: last hundred is removed.  https://iceberg.apache.org/docs/latest/maintenance/#remove-old-metadata-files
+_FEW_METADATA_FILES = {"write.metadata.delete-after-commit.enabled": "true"}
+#: Types that the specification does not allow for identifier fields.
+_NO_IDENTIFIER = ("float", "double", "list<", "map<", "struct<")
+
+
+def create_table(
+    spark: SparkSession,
+    name: TableName,
+    columns: Sequence[tuple[str, str, bool]],
+    *,
+    comment: str,
+    properties: Mapping[str, str],
+    partitioned_by: Sequence[Sql] = (),
+) -> IcebergTable:
+    """Create a table, and its namespace, unless they exist.
+
+    :param columns: name, lake type and whether it is required, of each column.
+    :param properties: the table's; they go before ours.
+    :param partitioned_by: transforms in Spark's notation.
+    :raises ConfigurationError: columns, partitions and properties do not go together.
+    :raises TableRefused: a view has its name.
+    """
+    with _NAMESPACE_LOCK:
+        spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {name.namespace_sql}")
+    fields = ", ".join(
+        f"{quote(column)} {spark_type(kind)}{' NOT NULL' if required else ''}"
+        for column, kind, required in columns
+    )
+    parts = [f"CREATE TABLE IF NOT EXISTS {name.sql} ({fields}) USING iceberg"]
+    if partitioned_by:
+        parts.append(f"PARTITIONED BY ({', '.join(partitioned_by)})")
+    location = _safe_location(spark, name)
+    if location:
+        parts.append(f"LOCATION {literal(location)}")
+    parts.append(f"COMMENT {literal(comment)}")
+    properties = {**_FEW_METADATA_FILES, **properties}
+    pairs = ", ".join(f"{literal(key)} = {literal(properties[key])}" for key in properties)
+    parts.append(f"TBLPROPERTIES ({pairs})")
+    try:
+        if any(holds_uuid(kind) for _, kind, _ in columns):
+            with_comment = {**properties, "comment": comment}
+            uuid_tables.create(spark, name, Sql(" ".join(parts)), columns, with_comment, location)
+        else:
+            spark.sql(" ".join(parts))
+    except JAVA_ERRORS as error:
+        if not java_class(error).endswith((*_REFUSALS, ".AnalysisException")):
+            raise
+        raise ConfigurationError(
+            f"Iceberg does not make such a table: {said(error)}",
+            table=name.target,
+            advice="correct partitioned_by or properties of the table's options, or leave the column that it"
+            " names out of the publication.",
+        ) from error
+    created = IcebergTable.load(spark, name)
+    if created is None:
+        refuse_view(spark, name, any_case=True)
+        raise LakeUnavailable("The table is not there after its creation.", table=name.target)
+    logger.info("Created %s.", name.target)
+    return created
+
+
+def _safe_location(spark: SparkSession, name: TableName) -> str | None:
+    """A location for a table whose name has characters that do not fit into a path."""
+    warehouse = spark.conf.get(f"spark.sql.catalog.{name.catalog}.warehouse", "")
+    if name.fits_a_path or not warehouse:
+        return None
+    digest = hashlib.sha256(name.name.encode()).hexdigest()[:16]
+    return f"{warehouse.rstrip('/')}/{name.namespace.replace('.', '/')}/table-{digest}"
+
+
+class Evolved(NamedTuple):
+    """What is to be done about the rows that are older than a new column."""
+
+    #: Names of the columns whose value these rows still lack.
+    lacking: frozenset[str] = frozenset()
+    #: Names of the properties that say so, which go when it is done.
+    notes: frozenset[str] = frozenset()
+
+
+def evolve(
+    spark: SparkSession,
+    table: IcebergTable,
+    columns: Sequence[Column],
+    key: Sequence[str],
+    properties: Mapping[str, str],
+    metadata: Mapping[str, str],
+    layout: Layout | None = None,
+) -> Evolved:
+    """Rename, add and widen columns, set identifier fields and properties, as far as the table lacks them.
+
+    :param columns: in the types that the target shall have.
+    :param key: names of the key columns; other columns that are required become optional.
+    :param metadata: lake types of the metadata columns that the target shall have, by name.
+    :param layout: which fields have other names or go, and which belong to the source's columns.
+    :raises PublishRefused: main, the columns or the owner changed meanwhile: the layout may be of what was.
+    :raises TableRefused: somebody else kept changing the schema at the same time.
+    """
+    before = _seen(table)
+    wanted = [*columns, *(Column(name, 0, -1, "", kind) for name, kind in metadata.items())]
+    for _ in range(_ATTEMPTS):
+        try:
+            _evolve_once(spark, table, wanted, key, properties, layout)
+        except JAVA_ERRORS as error:
+            if java_class(error).endswith(_REFUSALS):
+                logger.error("%s: %s", table.name.target, java_exception(error).getMessage())
+                raise TableRefused(
+                    f"Iceberg refuses how its columns are to be changed: {java_class(error)}.",
+                    table=table.name.target,
+                    advice="see the log of the Spark job for Iceberg's own words; a sort order or a partition"
+                    " that a user gave the table may stand in the way, or the name of a partition (a_bucket"
+                    " of bucket(4, a)): then drop the table and copy it again, partitioned otherwise.",
+                ) from error
+            if not java_class(error).endswith("CommitFailedException"):
+                raise
+            table.java.refresh()
+            if layout is not None and _seen(table) != before:
+                raise PublishRefused(
+                    "Main moved, or its columns or its owner changed, while they were changed here.",
+                    table=table.name.target,
+                ) from error
+        else:
+            return _older_rows(table, columns)
+    raise TableRefused(
+        "The schema is being changed by somebody else.",
+        table=table.name.target,
+        advice="try again.",
+    )
+
+
+def _seen(table: IcebergTable) -> tuple[object, ...]:
+    """What the changes rest on: main's head, which field is which column, and whose table it is."""
+    properties = table.properties
+    return table.head, properties.get(COLUMNS_PROPERTY), properties.get(PROPERTY_SLOT)
+
+
+def _older_rows(table: IcebergTable, columns: Sequence[Column]) -> Evolved:
+    """What the notes in the table say of these columns."""
+    properties, ours = table.properties, {each.name for each in columns}
+    lacking, notes = set(), set()
+    for each in elements(table.java.schema().columns()):
+        name, note = str(each.name()), f"{FILL_PREFIX}{each.fieldId()}"
+        if name in ours and note in properties:
+            notes.add(note)
+            # A batch that did not know the column may have written rows since.
+            if properties[note] != f"{_SHOWN}{table.head}":
+                lacking.add(name)
+    return Evolved(frozenset(lacking), frozenset(notes))
+
+
+def _evolve_once(
+    spark: SparkSession,
+    table: IcebergTable,
+    columns: Sequence[Column],
+    key: Sequence[str],
+    properties: Mapping[str, str],
+    layout: Layout | None,
+) -> None:
+    """One commit with all changes, or none when there are none."""
+    transaction = table.java.newTransaction()
+    renamed = layout is not None and _rename(spark, transaction, table, layout)
+    before = transaction.table().schema()
+    change, changed = transaction.updateSchema().caseSensitive(True), renamed
+    present = {str(field.name()): field for field in elements(before.columns())}
+    wanted_properties: dict[str, str | None] = {**properties}
+    noted: dict[str, str] = {}
+    for column in columns:
+        kind = _java_type(spark, column.lake_type)
+        field = present.get(column.name)
+        if field is None:
+            default = _default(spark, table, column, kind)
+            change, changed = change.addColumn(None, column.name, kind, None, default), True
+            wanted_properties |= uuid_tables.without_bounds(column.name, column.lake_type)
+            if column.missing_value is not None:
+                # In the same commit: a run that is killed now leaves the note for the next one.
+                noted[column.name] = _LACKING if default is None else f"{_SHOWN}{table.head}"
+        elif field.type().isPrimitiveType():
+            if not field.type().equals(kind):
+                change, changed = change.updateColumn(column.name, kind), True
+        elif lake_type_of(field.type()) != column.lake_type:
+            change, changed = (
+                _grow(spark, change, column.name, field.type(), column.lake_type),
+                True,
+            )
+            wanted_properties |= uuid_tables.without_bounds(column.name, column.lake_type)
+    for name, field in present.items():
+        if field.isRequired() and name not in key:
+            change, changed = change.makeColumnOptional(name), True
+    identifiers = {str(name) for name in elements(before.identifierFieldNames())}
+    wanted_identifiers = _identifier_fields(present, key)
+    if identifiers != wanted_identifiers:
+        names = _java_list(spark, sorted(wanted_identifiers))
+        change, changed = change.setIdentifierFields(names), True
+    # Also when it changes nothing: a transaction takes no second operation before.
+    change.commit()
+    after = transaction.table().schema()
+    ids = {str(each.name()): int(each.fieldId()) for each in elements(after.columns())}
+    followed = column_properties.moved(table.properties, table.java.schema(), after)
+    wanted_properties = followed | wanted_properties
+    wanted_properties |= {f"{FILL_PREFIX}{ids[name]}": note for name, note in noted.items()}
+    if layout is not None:
+        wanted_properties |= _numbers(ids, layout)
+    changed = _set_properties(table, transaction, wanted_properties) or changed
+    if changed:
+        transaction.commitTransaction()
+        logger.info("Changed schema or properties of %s.", table.name.target)
+    table.java.refresh()
+
+
+def _grow(spark: SparkSession, change: Any, name: str, held: Any, wanted: str) -> Any:
+    """Add the fields that the structs of a column lack: all that ``widens`` allows beside numbers.
+
+    :param name: of the column or of a part of it, as Iceberg spells parts.
+    :param held: its type.
+    :param wanted: the lake type that it shall have.
+    """
+    if held.isListType():
+        element = held.asListType().elementType()
+        return _grow(spark, change, f"{name}.element", element, list_element(wanted) or "")
+    if not held.isStructType():
+        return change
+    present = {str(each.name()): each.type() for each in elements(held.asStructType().fields())}
+    for part, kind in struct_fields(wanted) or ():
+        if part in present:
+            change = _grow(spark, change, f"{name}.{part}", present[part], kind)
+        else:
+            change = change.addColumn(name, part, _java_type(spark, kind))
+    return change
+
+
+def _rename(spark: SparkSession, transaction: Any, table: IcebergTable, layout: Layout) -> bool:
+    """Rename and drop fields; whether there were any."""
+    change, changed = transaction.updateSchema().caseSensitive(True), False
+    if layout.dropped or layout.renamed:
+        # Renaming moves them by name, one after the other, so a name that passes from one column to another
+        # would take its mark along. They are set again with all other changes.
+        change = change.setIdentifierFields(_java_list(spark, []))
+    for found in elements(table.java.schema().columns()):
+        field_id, name = int(found.fieldId()), str(found.name())
+        wanted = layout.renamed.get(field_id, name)
+        if field_id in layout.dropped:
+            change, changed = change.deleteColumn(name), True
+            logger.info("%s: dropping column %s.", table.name.target, name)
+        elif wanted != name:
+            change, changed = change.renameColumn(name, wanted), True
+            logger.info("%s: renaming column %s to %s.", table.name.target, name, wanted)
+    change.commit()
+    return changed
+
+
+def _numbers(ids: Mapping[str, int], layout: Layout) -> dict[str, str]:
+    """The property that says which field is which column of the source."""
+    fields = {number: ids[name] for number, name in layout.numbered.items() if name in ids}
+    if not fields:
+        return {}
+    former = [ids[name] for name in layout.former if name in ids]
+    oid = layout.table.relation_oid
+    text = columns_property(oid, fields, layout.unsent, layout.begun, former)
+    return {COLUMNS_PROPERTY: text}
+
+
+def _set_properties(
+    table: IcebergTable, transaction: Any, wanted: Mapping[str, str | None]
+) -> bool:
+    """Set properties, or remove them (None), in ``transaction``; whether any was another."""
+    # Iceberg changed some with the columns.
+    found = {name: str(value) for name, value in entries(transaction.table().properties())}
+    stale = sorted(name for name in wanted if found.get(name) != wanted[name])
+    if not stale:
+        return False
+    update = transaction.updateProperties()
+    for name in stale:
+        value = wanted[name]
+        update = update.remove(name) if value is None else update.set(name, value)
+    column_properties.commit(update, table.name.target)
+    return True
+
+
+def _identifier_fields(present: Mapping[str, Any], key: Sequence[str]) -> set[str]:
+    """The key columns, when the specification allows all of them as identifier fields."""
+    usable = all(
+        name in present
+        and present[name].isRequired()
+        and not str(present[name].type()).startswith(_NO_IDENTIFIER)
+        for name in key
+    )
+    return set(key) if usable else set()
+
+
+def _default(spark: SparkSession, table: IcebergTable, column: Column, kind: Any) -> Any:
+    """The literal that older rows show in a new column; null when there is none.
+
+    Before format version 3 a table cannot hold it, and lists it never can: see ``FILL_PREFIX``. Iceberg's
+    metadata is JSON, which has no infinities and no NaN: it would be written, and never read again. Its
+    reader of ORC knows no defaults.
+    """
+    if column.missing_value is None or table.format_version < 3 or not kind.isPrimitiveType():
+        return None
+    if column.lake_type in _FLOATS and not math.isfinite(float(column.missing_value)):
+        return None
+    if table.properties.get(_FILE_FORMAT, "parquet").lower() == "orc" or _has_orc(spark, table):
+        return None
+    jvm: Any = spark._jvm
+    expressions = class_named(jvm, "org.apache.iceberg.expressions.Expressions")
+    converted = spark.range(1).selectExpr(f"{missing_value(column, table.name.target)} AS v")
+    java_value = converted._jdf.head().get(0)
+    if column.lake_type == UUID:
+        return expressions.lit(java_value).to(kind)
+    converter = class_named(jvm, "org.apache.iceberg.spark.SparkValueConverter")
+    return expressions.lit(converter.convert(kind, java_value)).to(kind)
+
+
+def _has_orc(spark: SparkSession, table: IcebergTable) -> bool:
+    """Whether files of main are in ORC, whatever new ones are in."""
+    files = spark.table(f"{table.name.sql}.files")
+    return not files.where("file_format = 'ORC'").isEmpty()
+
+
+def _java_type(spark: SparkSession, lake_type: str) -> Any:
+    return uuid_tables.java_schema(spark, [("v", lake_type, False)]).columns().get(0).type()
+
+
+def _java_list(spark: SparkSession, values: Sequence[str]) -> Any:
+    found = class_named(spark._jvm, "java.util.ArrayList")()
+    for value in values:
+        found.add(value)
+    return found

@@ -1,0 +1,127 @@
+"""Lake types as Spark spells them, and how values of them are compared.
+
+The notation is Iceberg's, as in ``Column.lake_type``. What is not here: PostgreSQL's types, and which of them
+may widen (``batch/widening.py``).
+Source: https://iceberg.apache.org/docs/latest/spark-getting-started/#iceberg-type-to-spark-type
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow_provider_pgoutput.apply.iceberg.jvm import elements
+from airflow_provider_pgoutput.apply.iceberg.sql import Sql, literal, quote
+from airflow_provider_pgoutput.batch.lake_types import (
+    decimal_type,
+    list_element,
+    map_entry,
+    struct_fields,
+    struct_type,
+)
+from airflow_provider_pgoutput.errors import BatchRefused
+
+_PRIMITIVES = {
+    "boolean": "BOOLEAN",
+    "int": "INT",
+    "long": "BIGINT",
+    "float": "FLOAT",
+    "double": "DOUBLE",
+    "date": "DATE",
+    "timestamp": "TIMESTAMP_NTZ",
+    "timestamptz": "TIMESTAMP",
+    "string": "STRING",
+    # Spark reads and writes the text; only the table's schema knows the type.
+    "uuid": "STRING",
+    "binary": "BINARY",
+}
+UUID = "uuid"
+#: Types with two zeros that are equal and print differently.
+SIGNED_ZEROS = frozenset({"float", "double"})
+#: Types whose smallest and greatest key of a batch make a range that files are skipped by. Text is not
+#: among them, but for UUIDs: a statement is shown in Spark's user interface, and a key may be a name.
+RANGED = ("int", "long", "date", "decimal")
+
+
+def spark_type(lake_type: str) -> Sql:
+    """Spell a lake type as Spark SQL does.
+
+    :raises BatchRefused: the type is not one that capture stages.
+    """
+    if lake_type in _PRIMITIVES:
+        return Sql(_PRIMITIVES[lake_type])
+    if digits := decimal_type(lake_type):
+        return Sql(f"DECIMAL({digits[0]},{digits[1]})")
+    if element := list_element(lake_type):
+        return Sql(f"ARRAY<{spark_type(element)}>")
+    if entry := map_entry(lake_type):
+        return Sql(f"MAP<{spark_type(entry[0])},{spark_type(entry[1])}>")
+    if fields := struct_fields(lake_type):
+        inner = ", ".join(f"{quote(name)}: {spark_type(kind)}" for name, kind in fields)
+        return Sql(f"STRUCT<{inner}>")
+    raise BatchRefused(f"The manifest has the unknown lake type {lake_type!r}.")
+
+
+def comparable(expression: Sql, lake_type: str, depth: int = 0) -> Sql:
+    """A Spark expression that is equal for two values exactly when they are the same image.
+
+    Spark takes ``-0.0`` and ``0.0`` for one value and cannot group by maps; their text differs.
+
+    :param expression: a quoted column, or an element or field of one.
+    :param depth: how many lists the expression is an element of; names the element of the next.
+    """
+    if lake_type in SIGNED_ZEROS:
+        return Sql(f"CAST({expression} AS STRING)")
+    if map_entry(lake_type):
+        return Sql(f"to_json(array_sort(map_entries({expression})))")
+    if element := list_element(lake_type):
+        name = Sql(f"x{depth}")
+        return Sql(f"transform({expression}, {name} -> {comparable(name, element, depth + 1)})")
+    if fields := struct_fields(lake_type):
+        inner = (
+            comparable(Sql(f"{expression}.{quote(name)}"), kind, depth) for name, kind in fields
+        )
+        whole = f"struct({', '.join(inner)})"
+        return Sql(f"CASE WHEN {expression} IS NOT NULL THEN {whole} END")
+    return expression
+
+
+def widened(expression: Sql, old: str, new: str, depth: int = 0) -> Sql:
+    """A Spark expression of a value of the type ``old`` in ``new``, which is the same or holds its values.
+
+    :param expression: see ``comparable``; so is ``depth``.
+    """
+    if old != new and (element := list_element(new)):
+        name = Sql(f"x{depth}")
+        inner = widened(name, list_element(old) or "", element, depth + 1)
+        return Sql(f"transform({expression}, {name} -> {inner})")
+    held = dict(struct_fields(old) or ())
+    if old == new or not held:
+        return Sql(f"CAST({expression} AS {spark_type(new)})")
+    parts = []
+    for attribute, kind in struct_fields(new) or ():
+        part = Sql(f"CAST(NULL AS {spark_type(kind)})")
+        if attribute in held:
+            part = widened(Sql(f"{expression}.{quote(attribute)}"), held[attribute], kind, depth)
+        parts.append(f"{literal(attribute)}, {part}")
+    return Sql(f"CASE WHEN {expression} IS NOT NULL THEN named_struct({', '.join(parts)}) END")
+
+
+def lake_type_of(java_type: Any) -> str:
+    """The lake type of an Iceberg type, whose own text numbers the fields of structs."""
+    if java_type.isListType():
+        return f"list<{lake_type_of(java_type.elementType())}>"
+    if java_type.isMapType():
+        return f"map<{lake_type_of(java_type.keyType())}, {lake_type_of(java_type.valueType())}>"
+    if java_type.isStructType():
+        return struct_type(
+            (str(field.name()), lake_type_of(field.type()))
+            for field in elements(java_type.asStructType().fields())
+        )
+    return str(java_type.toString())
+
+
+def holds_uuid(lake_type: str) -> bool:
+    """Whether a type is a uuid or is made of some."""
+    inner = [element] if (element := list_element(lake_type)) else []
+    inner += [kind for _, kind in struct_fields(lake_type) or ()]
+    return lake_type == UUID or any(holds_uuid(each) for each in inner)

@@ -1,0 +1,238 @@
+"""Reads and writes the checkpoint table: how far the lake is, by batch and by table.
+
+It is an index of what the tables' own commits say, and can be rebuilt from them. A second row for one
+batch, which two drivers at once can leave, changes no answer. What is not here: the truth
+(``iceberg.py``, markers).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from airflow_provider_pgoutput.apply.iceberg.failures import failure
+from airflow_provider_pgoutput.apply.iceberg.jvm import JAVA_ERRORS
+from airflow_provider_pgoutput.apply.iceberg.sql import TableName
+from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
+from airflow_provider_pgoutput.apply.table.checkpoint_rows import SparkCheckpointRows
+from airflow_provider_pgoutput.apply.views import refuse_view
+from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, marker_of, skipped_text
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.passed_over import to_text
+from airflow_provider_pgoutput.batch.shape import Shape
+from airflow_provider_pgoutput.batch.table_version import Counts
+from airflow_provider_pgoutput.crash_points import reach
+from airflow_provider_pgoutput.errors import CommitStateUnknown, TableRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.apply.table.checkpoint_rows import CheckpointRows
+    from airflow_provider_pgoutput.batch.manifest import Manifest, Table
+    from airflow_provider_pgoutput.batch.passed_over import PassedOver
+    from airflow_provider_pgoutput.batch.plan import Plan
+
+logger = logging.getLogger(__name__)
+_SPARK_ROWS = SparkCheckpointRows()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the checkpoint table says of one slot."""
+
+    #: End of the newest batch that was applied; None: no batch ever was.
+    end_lsn: Lsn | None = None
+    #: End of the newest batch that changed a table, by target.
+    tables: dict[str, Lsn] = field(default_factory=dict)
+    #: The newest target of each table of the source, by its OID.
+    target_of: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def exists(self) -> bool:
+        """Whether any batch of the slot is recorded."""
+        return self.end_lsn is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """One table that a batch changed."""
+
+    table: Table
+    target: str
+    snapshot_id: int
+
+
+def table_name(plan: Plan) -> TableName:
+    """The checkpoint table of a namespace."""
+    return TableName(plan.catalog, plan.namespace, CHECKPOINT_TABLE)
+
+
+def read(
+    spark: SparkSession, plan: Plan, manifest: Manifest, rows: CheckpointRows = _SPARK_ROWS
+) -> Progress:
+    """Read what is recorded of the manifest's slot and system.
+
+    :raises TableRefused: a view has the table's name, so nothing could be recorded.
+    """
+    name = table_name(plan)
+    table = IcebergTable.load(spark, name)
+    if table is None:
+        refuse_view(spark, name)
+        return Progress()
+    whole, tables, target_of = None, {}, {}
+    for row in rows.newest(spark, table, manifest):
+        end_lsn = Lsn(int(row.end_lsn, 16))
+        if row.target is None:
+            whole = end_lsn
+        else:
+            tables[row.target] = end_lsn
+            if row.relation_oid is not None:
+                target_of[row.relation_oid] = row.target
+    return Progress(whole, tables, target_of)
+
+
+def snapshots_at(
+    spark: SparkSession, plan: Plan, manifest: Manifest, lsn: Lsn
+) -> dict[str, tuple[Lsn, tuple[int, ...]]]:
+    """By target: where the newest batch by ``lsn`` ended, and the snapshots that it left, the latest first.
+
+    A table that no batch had changed by then is not among them. Two drivers, or a replay, leave several.
+    """
+    name = table_name(plan)
+    if IcebergTable.load(spark, name) is None:
+        return {}
+    rows = (
+        spark.table(name.sql)
+        .where(F.col("slot_name") == manifest.slot_name)
+        .where(F.col("system_identifier") == manifest.system_identifier)
+        .where(F.col("target").isNotNull() & (F.col("end_lsn") <= lsn.sortable))
+        .select("target", "end_lsn", "applied_at", "snapshot_id")
+        .orderBy(F.desc("end_lsn"), F.desc("applied_at"))
+        .collect()
+    )
+    ends: dict[str, str] = {}
+    found: dict[str, tuple[Lsn, tuple[int, ...]]] = {}
+    for row in rows:
+        target = row["target"]
+        if ends.setdefault(target, row["end_lsn"]) == row["end_lsn"]:
+            _, before = found.get(target, (None, ()))
+            found[target] = (Lsn(int(row["end_lsn"], 16)), (*before, row["snapshot_id"]))
+    return found
+
+
+def record(
+    spark: SparkSession,
+    plan: Plan,
+    manifest: Manifest,
+    applied: Sequence[Applied],
+    *,
+    whole: bool = True,
+    passed_over: tuple[PassedOver, ...] = (),
+    rows: CheckpointRows = _SPARK_ROWS,
+) -> None:
+    """Append, in one commit, a row for each changed table and one for the batch.
+
+    :param whole: whether the namespace has the batch now; else only the tables get their rows.
+    :param passed_over: tables of which this apply passes changes over, beside those of the manifest.
+    :raises PublishRefused: other slots kept writing at the same time.
+    :raises CommitStateUnknown: the catalog did not say; a second row of a batch changes no answer.
+    :raises LakeUnavailable: the catalog failed.
+    """
+    if not applied and not whole:
+        return
+    totals = sum((table.counts for table in manifest.tables), Counts())
+    found = [_row(plan, manifest, each.table.counts, each) for each in applied]
+    if whole:
+        row = _row(plan, manifest, totals, None)
+        row["passed_over"] = to_text((*manifest.passed_over, *passed_over))
+        found.append(row)
+    name = table_name(plan)
+    rows.ensure(spark, name)
+    reach("apply.after_checkpoint_table")
+    _append(spark, name, manifest, lambda: rows.append(spark, name, found, marker_of(manifest)))
+
+
+def _append(
+    spark: SparkSession, name: TableName, manifest: Manifest, append: Callable[[], None]
+) -> None:
+    """Append rows in one commit; when the catalog did not say whether it did, look, and try once more.
+
+    :raises CommitStateUnknown: it did not say a second time, either.
+    """
+    before = _loaded(spark, name).head
+    for last in (False, True):
+        try:
+            append()
+        except JAVA_ERRORS as error:
+            named = failure(error, name.target)
+            if named is None:
+                raise
+            if not isinstance(named, CommitStateUnknown):
+                raise named from error
+            logger.warning("No answer to the commit of the checkpoint; looking.")
+            if _loaded(spark, name).snapshot_of(manifest.batch_id, since=before):
+                return
+            # Should the first commit arrive late, the batch has its rows twice, which no reader counts.
+            if last:
+                raise named from error
+        else:
+            return
+
+
+def _loaded(spark: SparkSession, name: TableName) -> IcebergTable:
+    table = IcebergTable.load(spark, name)
+    if table is None:
+        raise TableRefused("The checkpoint table was dropped meanwhile.", table=name.target)
+    return table
+
+
+def _row(
+    plan: Plan, manifest: Manifest, counts: Counts, applied: Applied | None
+) -> dict[str, object]:
+    return {
+        "slot_name": manifest.slot_name,
+        "system_identifier": manifest.system_identifier,
+        "batch_id": manifest.batch_id,
+        "table_name": applied.table.name if applied else None,
+        "relation_oid": applied.table.relation_oid if applied else None,
+        "target": applied.target if applied else None,
+        "start_lsn": manifest.start_lsn.sortable,
+        "end_lsn": manifest.end_lsn.sortable,
+        "applied_at": None,
+        "snapshot_id": applied.snapshot_id if applied else None,
+        "inserts": counts.inserts,
+        "updates": counts.updates,
+        "deletes": counts.deletes,
+        "truncates": counts.truncates,
+        "copied": counts.copied,
+        "rejected": counts.rejected,
+        "dag_id": plan.dag_id,
+        "run_id": plan.run_id,
+        "manifest_uri": plan.manifest_uri,
+        "columns": _columns(plan, applied.table) if applied else None,
+        "schema_changes": _schema_changes(applied.table) if applied else None,
+        "last_commit_time": manifest.last_commit_time,
+        "skipped": None if applied else skipped_text(manifest),
+        "timeline": manifest.timeline,
+        "passed_over": None,
+    }
+
+
+def _columns(plan: Plan, table: Table) -> str | None:
+    """The columns at the end of the batch, when the checkpoint does not have them yet.
+
+    What a batch knows of that is about the namespace that it was staged for, not one that it is replayed to.
+    """
+    wanted = table.records_columns or plan.replay is not None
+    return Shape.at_end_of(table).to_json() if wanted else None
+
+
+def _schema_changes(table: Table) -> str | None:
+    changes = [str(each) for each in table.schema_changes]
+    return json.dumps(changes, ensure_ascii=True) if changes else None

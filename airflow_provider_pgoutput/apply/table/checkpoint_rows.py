@@ -1,0 +1,134 @@
+"""The rows of the checkpoint table, through Spark. What is not here: what they mean (``checkpoint.py``)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from airflow_provider_pgoutput.apply.iceberg.sql import Sql, literal
+from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
+from airflow_provider_pgoutput.apply.schema.evolve import create_table, evolve
+from airflow_provider_pgoutput.apply.schema.spark_types import spark_type
+from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT, LATER_COLUMNS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.apply.iceberg.sql import TableName
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+
+#: So many one task reads sooner than several that shuffle; after a maintenance few files hold many rows.
+_FILES_OF_ONE_TASK, _ROWS_OF_ONE_TASK = 64, 100_000
+
+
+class Newest(NamedTuple):
+    """How far one target is, or the namespace as a whole."""
+
+    #: None: the namespace as a whole.
+    target: str | None
+    relation_oid: int | None
+    #: Sixteen hexadecimal digits.
+    end_lsn: str
+
+
+class CheckpointRows(Protocol):
+    """The checkpoint table as far as rows are read from it or written to it."""
+
+    def newest(self, spark: SparkSession, table: IcebergTable, manifest: Manifest) -> list[Newest]:
+        """The greatest end of each target of the manifest's slot and system, in the order of the ends."""
+        ...
+
+    def ensure(self, spark: SparkSession, name: TableName) -> None:
+        """Make the table when there is none, and give it the columns that it lacks."""
+        ...
+
+    def append(
+        self,
+        spark: SparkSession,
+        name: TableName,
+        rows: Sequence[Mapping[str, object]],
+        marker: Mapping[str, str],
+    ) -> None:
+        """Append rows in one commit with summary keys.
+
+        :param rows: by the columns of ``batch/checkpoint.py``; ``applied_at`` is now, whatever it says.
+        """
+        ...
+
+
+class SparkCheckpointRows:
+    """The one that production uses."""
+
+    def newest(self, spark: SparkSession, table: IcebergTable, manifest: Manifest) -> list[Newest]:
+        """See ``CheckpointRows``."""
+        rows = (
+            spark.table(table.name.sql)
+            .where(F.col("slot_name") == manifest.slot_name)
+            .where(F.col("system_identifier") == manifest.system_identifier)
+        )
+        if _is_small(table):
+            rows = rows.coalesce(1)
+        newest = F.max("end_lsn").alias("end_lsn")
+        found = rows.groupBy("target", "relation_oid").agg(newest).collect()
+        # Spark would run jobs of their own to sort a handful of rows.
+        found.sort(key=lambda row: row["end_lsn"])
+        return [Newest(row["target"], row["relation_oid"], row["end_lsn"]) for row in found]
+
+    def ensure(self, spark: SparkSession, name: TableName) -> None:
+        """See ``CheckpointRows``."""
+        table = IcebergTable.load(spark, name)
+        if table is not None:
+            evolve(spark, table, (), (), {}, LATER_COLUMNS)
+        else:
+            create_table(
+                spark,
+                name,
+                [(column, kind, False) for column, kind in CHECKPOINT],
+                comment="Progress of PostgreSQL replication slots, written by airflow-provider-pgoutput",
+                properties={"format-version": "2"},
+            )
+
+    def append(
+        self,
+        spark: SparkSession,
+        name: TableName,
+        rows: Sequence[Mapping[str, object]],
+        marker: Mapping[str, str],
+    ) -> None:
+        """See ``CheckpointRows``."""
+        # Literals, and not rows of Python: those would start Python workers for a handful of values.
+        names = ", ".join(column for column, _ in CHECKPOINT)
+        values = ", ".join(
+            f"({', '.join(_literal(row[column]) for column, _ in CHECKPOINT)})" for row in rows
+        )
+        typed = [f"CAST({column} AS {spark_type(kind)}) AS {column}" for column, kind in CHECKPOINT]
+        select = f"SELECT {', '.join(typed)} FROM VALUES {values} AS t({names})"  # noqa: S608 - ours
+        frame = spark.sql(select)
+        frame = frame.withColumn("applied_at", F.current_timestamp())
+        writer = frame.coalesce(1).writeTo(name.sql)
+        for key, text in marker.items():
+            writer = writer.option(f"snapshot-property.{key}", text)
+        writer.append()
+
+
+def _is_small(table: IcebergTable) -> bool:
+    """Whether the newest summary counts few files and few rows; what it does not count may be many."""
+    snapshot = table.java.currentSnapshot()
+    if snapshot is None:
+        return False
+    files, rows = (snapshot.summary().get(f"total-{each}") for each in ("data-files", "records"))
+    if files is None or rows is None:
+        return False
+    return int(files) <= _FILES_OF_ONE_TASK and int(rows) <= _ROWS_OF_ONE_TASK
+
+
+def _literal(value: object) -> Sql:
+    if value is None:
+        return Sql("NULL")
+    if isinstance(value, str):
+        return literal(value)
+    assert isinstance(value, int), "what a row of the checkpoint is made of"
+    return Sql(f"{int(value)}")

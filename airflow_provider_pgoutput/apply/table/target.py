@@ -1,0 +1,384 @@
+"""What one table of a batch is applied to, and whether it may be: the checks before anything is written.
+
+What is not here: writing (``prepare.py``), and the checks on the batch as a whole (``checkpoint.py``).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.apply.iceberg.sql import TableName
+from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable, Marker
+from airflow_provider_pgoutput.batch import checkpoint as words
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, METADATA_COLUMNS, Plan, TableOptions
+from airflow_provider_pgoutput.errors import (
+    BatchGap,
+    ConfigurationError,
+    LakeUnavailable,
+    TableRefused,
+    TableRolledBack,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.apply.table.checkpoint import Progress
+    from airflow_provider_pgoutput.batch.manifest import Manifest, Table
+
+OP_COLUMN = "_pgoutput_op"
+#: Change log only: names of the columns that the change left out as unchanged TOAST.
+UNCHANGED_COLUMN = "_pgoutput_unchanged"
+#: Change log only: where the transaction was first committed; null when that was on the source itself.
+ORIGIN_COLUMN = "_pgoutput_origin"
+ORIGIN_LSN_COLUMN = "_pgoutput_origin_lsn"
+_OF_LOGS = {
+    ORIGIN_COLUMN: "string",
+    ORIGIN_LSN_COLUMN: "long",
+    UNCHANGED_COLUMN: "list<string>",
+}
+_MODE, _SOFT_DELETE = "pgoutput.mode", "pgoutput.soft-delete"
+#: https://iceberg.apache.org/spec/#version-2-row-level-deletes
+_FIRST_WITH_DELETES = 2
+#: With it Spark takes any columns for a table, and then cannot run a MERGE.
+_ANY_SCHEMA = "write.spark.accept-any-schema"
+#: What Iceberg lets clocks differ by, see ``TableMetadata``.
+_CLOCKS_DIFFER_MS = 60_000
+#: Iceberg keeps these names for itself: https://iceberg.apache.org/spec/#reserved-field-ids
+_RESERVED = frozenset(
+    {
+        *("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id"),
+        *("_last_updated_sequence_number", "_change_type", "_change_ordinal"),
+        "_commit_snapshot_id",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One table of the batch and the Iceberg table that receives it."""
+
+    source: Table
+    name: TableName
+    options: TableOptions
+    mode: str
+    #: Lake types of the metadata columns that the table carries, by name.
+    metadata: dict[str, str]
+    #: Whether rows that are gone are kept, marked.
+    soft_delete: bool = False
+
+    @property
+    def is_log(self) -> bool:
+        """Whether every change is appended and nothing is ever updated."""
+        return self.mode == CHANGE_LOG
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where the apply of one table begins."""
+
+    #: Changes with a commit LSN before it are in the table or in the copy.
+    floor: Lsn
+    #: Whether the copy in the batch replaces what the table holds.
+    copies: bool
+    #: Whether the table has the whole batch already.
+    done: bool
+    #: Main's head when this was decided; what is prepared on another head is refused.
+    head: int | None = None
+    #: Whether the table was loaded from outside and may hold changes of this batch already.
+    overlaps: bool = False
+    #: Whether others loaded the table, and nothing was applied to it yet.
+    loaded: bool = False
+    #: The checkpoint, where that is past the start of the batch: the slot was read again.
+    lake_lsn: Lsn | None = None
+
+
+def ignores_case(spark: SparkSession, catalog: str) -> bool:
+    """Whether a catalog takes names that differ only in case for one: Hive's metastore and Glue."""
+    prefix = f"spark.sql.catalog.{catalog}"
+    kind = spark.conf.get(f"{prefix}.type", "") or ""
+    implementation = spark.conf.get(f"{prefix}.catalog-impl", "") or ""
+    return kind.lower() in {"hive", "glue"} or implementation.endswith(
+        (".HiveCatalog", ".GlueCatalog")
+    )
+
+
+def targets(plan: Plan, manifest: Manifest, *, any_case: bool = False) -> list[Target]:
+    """The tables of a batch with the tables that receive them.
+
+    :param any_case: names that differ only in case name one table, see ``ignores_case``.
+    :raises ConfigurationError: two tables have one target, or a column has a reserved name.
+    """
+    found: dict[str, Target] = {}
+    for table in manifest.tables:
+        target = _target(plan, table)
+        name = target.name.name.lower() if any_case else target.name.name
+        if other := found.get(name):
+            raise ConfigurationError(
+                f"Its target {target.name.target} is also that of {other.source.name}.",
+                table=table.name,
+                advice="name another target for one of them.",
+            )
+        found[name] = target
+    return list(found.values())
+
+
+def _target(plan: Plan, table: Table) -> Target:
+    options = plan.tables.get(table.name) or TableOptions()
+    mode = options.mode or plan.mode
+    names = list(plan.metadata_columns)
+    if mode == CHANGE_LOG:
+        names = list(METADATA_COLUMNS)
+    elif plan.soft_delete and OP_COLUMN not in names:
+        names.append(OP_COLUMN)
+    metadata = {name: METADATA_COLUMNS[name] for name in names}
+    if mode == CHANGE_LOG:
+        metadata |= _OF_LOGS
+    columns = {column.name for version in table.versions for column in version.columns}
+    if clash := columns & {*metadata, *_RESERVED}:
+        raise ConfigurationError(
+            "The source has a column with the name of a metadata column.",
+            table=table.name,
+            column=min(clash),
+            advice="rename the column or leave it out of the publication.",
+        )
+    target_name = plan.target_name(table.schema_name, table.table_name)
+    if target_name in words.OWN_TABLES:
+        raise ConfigurationError(
+            f"Its target {target_name} is a table of the pipeline's own.",
+            table=table.name,
+            advice="set its target option to another name, or leave it out of the publication.",
+        )
+    name = TableName(plan.catalog, plan.namespace, target_name)
+    return Target(table, name, options, mode, metadata, plan.soft_delete and mode != CHANGE_LOG)
+
+
+def properties(target: Target, manifest: Manifest) -> dict[str, str]:
+    """The table properties that name the source."""
+    return {
+        words.PROPERTY_SOURCE_TABLE: target.source.name,
+        words.PROPERTY_RELATION_OID: str(target.source.relation_oid),
+        words.PROPERTY_SLOT: manifest.slot_name,
+        words.PROPERTY_SYSTEM_IDENTIFIER: manifest.system_identifier,
+        _MODE: target.mode,
+        _SOFT_DELETE: str(target.soft_delete).lower(),
+    }
+
+
+def refuse_other_deletes(target: Target, table: IcebergTable) -> None:
+    """Refuse to rebuild a table with soft deletes as the pipeline has none, or the other way round.
+
+    :raises TableRefused: rows that are kept, marked, would be gone for good.
+    """
+    wanted = str(target.soft_delete).lower()
+    if table.properties.get(_SOFT_DELETE, wanted) != wanted:
+        raise TableRefused(
+            f"The pipeline writes the table with soft_delete={not target.soft_delete}.",
+            table=target.name.target,
+            advice="give soft_delete as the pipeline has it.",
+        )
+
+
+def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Progress) -> Start:
+    """Look at the table and decide where to begin.
+
+    :raises TableRefused: the table is somebody else's, or of another table of the source.
+    :raises TableRolledBack: it is older than the checkpoint says.
+    :raises BatchGap: a batch before this one was never applied to it.
+    :raises LakeUnavailable: it was written by a clock that is ahead of this one.
+    """
+    table = IcebergTable.load(spark, target.name)
+    copy_lsn = Lsn.parse(target.source.copy_lsn) if target.source.copy_lsn else None
+    marker, loaded, behind = None, False, False
+    _refuse_any_schema(target, target.options.properties if table is None else table.properties)
+    if table is not None:
+        marker = table.marker(manifest.slot_name)
+        behind = marker is None and table.lacks_published(manifest.slot_name)
+        loaded = _was_loaded(table, marker, target, manifest, progress) and not behind
+        if not behind:
+            _refuse_foreign(table, marker, target, manifest, loaded=loaded)
+    applied = marker.end_lsn if marker else None
+    copies = copy_lsn is not None and (
+        applied is None
+        or applied <= copy_lsn
+        # An older copy is as good, as all that came after it is in the batch; a log would get that twice.
+        or (applied < manifest.end_lsn and not target.is_log)
+    )
+    has_it = applied is not None and applied >= manifest.end_lsn and not copies
+    if not has_it and (progress.end_lsn is None or progress.end_lsn < manifest.end_lsn):
+        # What the lake has may be of tables that were renamed or made again since.
+        _refuse_renamed(target, progress, copies)
+        _refuse_made_again(table, target, manifest)
+    known = progress.tables.get(target.name.target)
+    if not copies and (behind or (known is not None and (applied is None or applied < known))):
+        raise TableRolledBack(
+            f"The checkpoint says {known or 'nothing'}, the table says {applied or 'nothing'}.",
+            slot=manifest.slot_name,
+            table=target.name.target,
+            lsn=known,
+            advice="copy the table again, replay its batches in place (PgoutputReplayOperator), or bring back"
+            " its newest snapshot.",
+        )
+    if not progress.exists and not copies and applied and manifest.start_lsn > applied:
+        raise BatchGap(
+            f"The batch starts at {manifest.start_lsn}, and the checkpoint table is gone.",
+            slot=manifest.slot_name,
+            table=target.name.target,
+            lsn=applied,
+            advice="apply the batches between, in order.",
+        )
+    floor = copy_lsn if copies and copy_lsn else max(applied or Lsn(0), copy_lsn or Lsn(0))
+    if not copies and progress.end_lsn is not None:
+        # A batch that was read again: what was committed before the checkpoint is in the table, or was left
+        # out of it on request, also where no batch changed the table lately.
+        floor = max(floor, progress.end_lsn)
+    done = applied is not None and applied >= manifest.end_lsn
+    if table is not None and not done:
+        _refuse_future(table)
+    # The first batch goes past the load, see capture: what comes later overlaps no more. The checkpoint does
+    # not tell which is the first: one that was rebuilt is there before it.
+    overlaps = loaded and not copies and manifest.loaded_lsn == str(manifest.start_lsn)
+    lake = progress.end_lsn if (progress.end_lsn or 0) > manifest.start_lsn else None
+    head = None if table is None else table.head
+    return Start(floor, copies, done, head, overlaps, loaded, lake)
+
+
+def _refuse_any_schema(target: Target, properties: Mapping[str, str]) -> None:
+    if properties.get(_ANY_SCHEMA, "").lower() == "true" and not target.is_log:
+        raise TableRefused(
+            f"With its property {_ANY_SCHEMA} Spark can delete no row of it by key.",
+            table=target.name.target,
+            advice="take the property from the table and from its options.",
+        )
+
+
+def _refuse_future(table: IcebergTable) -> None:
+    """Refuse here what Iceberg would refuse at the first commit, in words that say nothing of clocks.
+
+    :raises LakeUnavailable: the table was last written at a time that is still to come.
+    """
+    ahead_ms = (table.head_ms or 0) - int(time.time() * 1000)
+    if ahead_ms > _CLOCKS_DIFFER_MS:
+        raise LakeUnavailable(
+            f"The table was last written {ahead_ms // 1000} seconds after what this machine's clock says, and"
+            " Iceberg takes no commit that is older.",
+            table=table.name.target,
+            advice="set the clocks of all machines that write to the lake; nothing is lost, and a try"
+            " succeeds as soon as this clock has caught up.",
+        )
+
+
+def _was_loaded(
+    table: IcebergTable,
+    marker: Marker | None,
+    target: Target,
+    manifest: Manifest,
+    progress: Progress,
+) -> bool:
+    """Whether the table's rows are those of a load from outside that capture was told of."""
+    unknown = marker is None and target.name.target not in progress.tables
+    return manifest.loaded_lsn is not None and unknown and not table.is_empty and not target.is_log
+
+
+def _refuse_foreign(
+    table: IcebergTable,
+    marker: Marker | None,
+    target: Target,
+    manifest: Manifest,
+    *,
+    loaded: bool,
+) -> None:
+    found, ours = table.properties, properties(target, manifest)
+    for key, what in (
+        (words.PROPERTY_SLOT, "slot"),
+        (words.PROPERTY_SYSTEM_IDENTIFIER, "PostgreSQL system"),
+    ):
+        if key in found and found[key] != ours[key]:
+            raise TableRefused(
+                f"The table is written from another {what}.",
+                table=target.name.target,
+                advice="name another target, or drop this table if it is no longer needed.",
+            )
+    if found.get(_MODE, target.mode) != target.mode:
+        raise TableRefused(
+            f"The table was written in mode {found[_MODE]!r}, the plan says {target.mode!r}.",
+            table=target.name.target,
+            advice="name another target for the other mode, and copy the table again.",
+        )
+    if marker is None and not target.is_log and table.format_version < _FIRST_WITH_DELETES:
+        raise TableRefused(
+            "The table is of Iceberg's format version 1, in which no row can be deleted.",
+            table=target.name.target,
+            advice="ALTER TABLE <it> SET TBLPROPERTIES ('format-version' = '2').",
+        )
+    if marker and marker.system_identifier != manifest.system_identifier:
+        raise TableRefused(
+            "The table was written from another PostgreSQL system.",
+            table=target.name.target,
+            advice="name another target, or drop this table if it is no longer needed.",
+        )
+    if marker is None and not table.is_empty and not loaded:
+        raise TableRefused(
+            "The table holds rows that this pipeline did not write.",
+            table=target.name.target,
+            advice="name another target, or drop this table if it is no longer needed; if the rows were "
+            "loaded from this source, say so with start_lsn.",
+        )
+
+
+def _refuse_renamed(target: Target, progress: Progress, copies: bool) -> None:
+    earlier = progress.target_of.get(target.source.relation_oid)
+    if earlier and earlier != target.name.target and not copies:
+        raise TableRefused(
+            f"The table was renamed at the source: until now it was written to {earlier}.",
+            table=target.source.name,
+            advice="set its target option to the old table's name, or copy it again.",
+        )
+
+
+def _refuse_made_again(table: IcebergTable | None, target: Target, manifest: Manifest) -> None:
+    oid = properties(target, manifest)[words.PROPERTY_RELATION_OID]
+    found = oid if table is None else table.properties.get(words.PROPERTY_RELATION_OID, oid)
+    if found != oid:
+        _refuse_two_sources(int(found), target, manifest)
+    if found != oid and target.source.copy_lsn is None:
+        raise TableRefused(
+            "The table of this name was dropped and created again at the source.",
+            table=target.name.target,
+            advice="copy the table again, or name another target for the new one.",
+        )
+
+
+def refuse_unordered(found: Sequence[Target], manifest: Manifest) -> None:
+    """Check what the manifest says of the tables against itself.
+
+    :raises ConfigurationError: a table has no columns at all that Iceberg could hold.
+    """
+    for target in found:
+        if not any(version.columns for version in target.source.versions):
+            raise ConfigurationError(
+                "The table has no columns, and Iceberg has no such tables.",
+                slot=manifest.slot_name,
+                table=target.source.name,
+                advice="leave it out of the publication.",
+            )
+
+
+def _refuse_two_sources(earlier_oid: int, target: Target, manifest: Manifest) -> None:
+    """Refuse a copy over the rows of another table that is still published, and not copied elsewhere now.
+
+    :raises TableRefused: that table would lose its rows.
+    """
+    published = () if manifest.published is None else manifest.published.tables
+    copied = {each.relation_oid for each in manifest.tables if each.copy_lsn is not None}
+    for other in published:
+        if other.relation_oid == earlier_oid and earlier_oid not in copied:
+            raise TableRefused(
+                f"Its target {target.name.target} is also that of {other.name}.",
+                table=target.source.name,
+                advice="name another target for one of them.",
+            )

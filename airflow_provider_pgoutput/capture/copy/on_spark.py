@@ -1,0 +1,112 @@
+"""Large tables of a copy, read by another engine in the snapshot that this process holds.
+
+The engine writes files below a table's folder, in folders that no two of its tasks share, and says in the end
+which of them count. What is not here: the engine (``copy_job.py`` says what it is asked), sealing, and tables
+that this process reads itself (``copying.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, NamedTuple
+
+from airflow_provider_pgoutput.capture.copy.plan import block_ranges
+from airflow_provider_pgoutput.capture.copy_job import CopyJob, TableJob
+from airflow_provider_pgoutput.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Mapping, Sequence
+
+    from airflow_provider_pgoutput.capture.copy.plan import TableStorage
+    from airflow_provider_pgoutput.capture.copy.read import CopyOrder
+    from airflow_provider_pgoutput.capture.copy_job import BlockRange
+    from airflow_provider_pgoutput.capture.request import CaptureRequest
+    from airflow_provider_pgoutput.capture.run import CaptureContext
+    from airflow_provider_pgoutput.capture.staging.copied_table import CopiedTable
+
+#: A table is read in parts of about this size on the server's disk, each a file or more. Larger than those
+#: that this process reads, as each part costs the engine a task and a session at the source.
+PART_BYTES = 256 << 20
+
+
+class TableElsewhere(NamedTuple):
+    """A table that the other engine copied; see ``check``."""
+
+    order: CopyOrder
+    copied: CopiedTable
+
+
+def is_elsewhere(request: CaptureRequest, storage: TableStorage) -> bool:
+    """Whether a table is for the other engine."""
+    engine = request.copy_engine
+    return engine is not None and storage.size_bytes >= engine.least_bytes
+
+
+def ranges(request: CaptureRequest, storage: TableStorage) -> list[BlockRange]:
+    """Cut a table as whoever reads it likes it."""
+    return block_ranges(storage, PART_BYTES if is_elsewhere(request, storage) else None)
+
+
+@contextlib.contextmanager
+def copied_elsewhere(
+    context: CaptureContext,
+    snapshot_name: str,
+    orders: Sequence[CopyOrder],
+    storage: Mapping[int, TableStorage],
+) -> Iterator[Generator[TableElsewhere, None, None]]:
+    """Begin to copy tables elsewhere; they follow, each when the engine says that it is copied.
+
+    :param orders: one at least.
+    :param storage: how large the tables are, by OID.
+    :raises SnapshotLost: when the snapshot does not exist any more.
+    """
+    engine, request = context.request.copy_engine, context.request
+    assert engine is not None, "a table is elsewhere only where there is an engine"
+    by_oid = {each.table.relation_oid: each for each in orders}
+    job = CopyJob(
+        snapshot_name=snapshot_name,
+        staging_uri=context.area.staging_uri,
+        policy=request.policy,
+        types=context.describer.types_of([each.table for each in orders]),
+        memory_mib=request.memory_mib,
+        tables=tuple(
+            TableJob(
+                each.table,
+                each.staged.versions[-1].version,
+                _folder(each),
+                tuple(each.ranges),
+                storage[each.table.relation_oid].size_bytes,
+            )
+            for each in orders
+        ),
+        conninfo=request.conninfo,
+    )
+    with engine.started(job) as found:
+        yield (TableElsewhere(by_oid[copied.relation_oid], copied) for copied in found)
+
+
+def _folder(order: CopyOrder) -> str:
+    writer = order.staged.versions[-1].copy_writer
+    assert writer is not None, "the table was added to the batch"
+    return writer.folder
+
+
+def check(context: CaptureContext, order: CopyOrder, copied: CopiedTable) -> None:
+    """Find the files of a table, and delete what tasks left that died or were made twice.
+
+    :raises ConfigurationError: when the files that the engine wrote are not in this process's staging area.
+    """
+    files, folder = (*copied.files, *copied.rejected_files), _folder(order)
+    sizes = context.area.sizes([each.path for each in files])
+    inside = all(each.path.startswith(f"{folder}/") for each in files)
+    if not inside or sizes != [each.size_bytes for each in files]:
+        raise ConfigurationError(
+            "Files that the executors wrote are not in the staging area as this worker sees it.",
+            slot=context.request.slot_name,
+            table=order.table.name,
+            advice="use a staging_uri that leads Airflow's workers and all executors to the same place.",
+        )
+    named = {each.path for each in files}
+    for entry in context.area.entries(folder, recursive=True):
+        if entry.path not in named:
+            context.area.delete_file(entry.path)

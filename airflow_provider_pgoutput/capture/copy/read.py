@@ -1,0 +1,276 @@
+"""The initial copy: all rows of published tables as they were in one exported snapshot.
+
+Several connections read in threads, large tables in ranges of blocks, so that one table keeps all of them
+busy as many do. Each part is a stream of Arrow batches, so memory stays bounded. Only published columns
+are selected, and only rows that the publications' filters let through. Values go through the casters of
+the stream.
+What is not here: how tables are split (``copy_plan.py``), the form in which a column is fetched
+(``fetched_form.py``), and where the rows go.
+
+Source: https://www.postgresql.org/docs/current/logical-replication-row-filter.html (initial data)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import queue
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+from psycopg import sql
+
+from airflow_provider_pgoutput.batch.changes import COPIED, new
+from airflow_provider_pgoutput.capture.copy_job import BlockRange
+from airflow_provider_pgoutput.capture.source import session as sessions
+from airflow_provider_pgoutput.capture.source.copy_form import expression, is_binary, is_sent
+from airflow_provider_pgoutput.capture.source.errors import translated
+from airflow_provider_pgoutput.capture.source.threads import HandOver
+from airflow_provider_pgoutput.capture.staging.rejected import NEW_TUPLE, Rejection, rejected_rows
+from airflow_provider_pgoutput.capture.types.arrow_bytes import in_parts
+from airflow_provider_pgoutput.capture.types.copied_moments import MOMENT_OIDS, moment_caster
+from airflow_provider_pgoutput.errors import SnapshotLost
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Mapping, Sequence
+
+    from adbc_driver_manager.dbapi import Connection as AdbcConnection
+
+    from airflow_provider_pgoutput.batch.table_version import Column
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
+    from airflow_provider_pgoutput.capture.staging.tables import StagedTable, StagedVersion
+    from airflow_provider_pgoutput.capture.types.cast import ColumnCaster
+
+_BATCH_BYTES = 4 << 20
+_QUEUED_BATCHES = 4
+_STOP_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOrder:
+    """One table to copy: what the publications say of it, how it is split, and where its rows go."""
+
+    table: PublishedTable
+    staged: StagedTable
+    ranges: Sequence[BlockRange] = (BlockRange(0, None),)
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedRows:
+    """Some rows of a table, cast."""
+
+    order: CopyOrder
+    rows: pa.RecordBatch
+    rejected: list[pa.RecordBatch]
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedPart:
+    """All rows of one of a table's ranges were handed over."""
+
+    order: CopyOrder
+
+
+class _Part(NamedTuple):
+    order: CopyOrder
+    blocks: BlockRange
+
+
+def copy_tables(
+    conninfo: str | Mapping[str, Any],
+    snapshot_name: str,
+    orders: Sequence[CopyOrder],
+    connections: int,
+) -> Generator[CopiedRows | CopiedPart, None, None]:
+    """Read all tables, in this order; batches of several tables and parts interleave.
+
+    :param snapshot_name: an exported snapshot whose session stays open until the last row.
+    :raises SnapshotLost: when it does not exist any more, or a column has another type by now.
+    :raises MissingPrivilege: when the role may not SELECT a table.
+    """
+    parts = [_Part(order, blocks) for order in orders for blocks in order.ranges]
+    waiting: queue.SimpleQueue[_Part] = queue.SimpleQueue()
+    for part in parts:
+        waiting.put(part)
+    threads_wanted = max(1, min(connections, len(parts)))
+    ready: HandOver[CopiedRows | CopiedPart] = HandOver(_QUEUED_BATCHES, makers=threads_wanted)
+
+    def work() -> None:
+        ready.feed(_copy_waiting(conninfo, snapshot_name, waiting))
+
+    threads = [
+        threading.Thread(target=work, name=f"copy-{number}", daemon=True)
+        for number in range(threads_wanted)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield from ready
+    finally:
+        ready.stop()
+        # On a network that is silent they end with this process.
+        for thread in threads:
+            thread.join(_STOP_SECONDS)
+
+
+def _copy_waiting(
+    conninfo: str | Mapping[str, Any], snapshot_name: str, waiting: queue.SimpleQueue[_Part]
+) -> Generator[CopiedRows | CopiedPart, None, None]:
+    """Copy one waiting part after the other over one connection, until none waits."""
+    with contextlib.closing(sessions.connect_adbc(conninfo)) as connection:
+        while True:
+            try:
+                part = waiting.get_nowait()
+            except queue.Empty:
+                return
+            _enter_snapshot(connection, snapshot_name)
+            yield from _copy_part(connection, part)
+            # Who wants to alter or truncate the table need not wait for all others to be copied.
+            with translated():
+                connection.adbc_connection.set_autocommit(True)
+            yield CopiedPart(part.order)
+
+
+def select_statement(
+    table: PublishedTable, columns: Sequence[Column], blocks: BlockRange | None = None
+) -> sql.Composable:
+    """The query that reads a table, or a range of its blocks, as the stream would have sent it.
+
+    A parent of inheritance is read alone, as its children are tables of their own; a partitioned
+    table, published via its root, with all partitions: a range is that of each of them.
+    """
+    key = set(table.key_columns)
+    chosen = [expression(each, is_key=each.name in key) for each in columns]
+    listed = sql.SQL(", ").join(chosen)
+    source = sql.Identifier(table.schema_name, table.table_name)
+    only = sql.SQL("" if table.kind == "p" else "ONLY ")
+    statement = sql.SQL("SELECT {} FROM {}{}").format(listed, only, source)
+    conditions = _block_conditions(blocks)
+    if table.row_filters:
+        # The server printed these conditions from its own catalog, names qualified.
+        filters = [sql.SQL("({})").format(sql.SQL(each)) for each in table.row_filters]
+        conditions.append(sql.SQL("({})").format(sql.SQL(" OR ").join(filters)))
+    if not conditions:
+        return statement
+    return sql.SQL("{} WHERE {}").format(statement, sql.SQL(" AND ").join(conditions))
+
+
+def _block_conditions(blocks: BlockRange | None) -> list[sql.Composable]:
+    """What a TID range scan makes of a range; rows are numbered from 1 in a block."""
+    bounds = [] if blocks is None else [(">=", blocks.first), ("<", blocks.end)]
+    return [
+        sql.SQL("ctid {} {}::pg_catalog.tid").format(sql.SQL(sign), sql.Literal(f"({block},0)"))
+        for sign, block in bounds
+        if block
+    ]
+
+
+def _enter_snapshot(connection: AdbcConnection, snapshot_name: str) -> None:
+    """Begin a transaction that sees the database as the exported snapshot does.
+
+    :raises SnapshotLost: the session that exported it is gone.
+    """
+    with translated(), connection.cursor() as cursor:
+        connection.adbc_connection.set_autocommit(False)
+        cursor.adbc_statement.set_options(**{"adbc.postgresql.use_copy": "false"})
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        snapshot = sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot_name))
+        cursor.execute(snapshot.as_string())
+
+
+def _copy_part(connection: AdbcConnection, part: _Part) -> Iterator[CopiedRows]:
+    order, version = part.order, part.order.staged.versions[-1]
+    statement = select_statement(order.table, version.version.columns, part.blocks).as_string()
+    with connection.cursor() as cursor:
+        cursor.adbc_statement.set_options(
+            **{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)}
+        )
+        for fetched in sessions.record_batches(cursor, statement, table=order.table.name):
+            if fetched.num_rows:
+                yield from in_parts(functools.partial(_cast, order, version), fetched)
+
+
+def _cast(order: CopyOrder, version: StagedVersion, fetched: pa.RecordBatch) -> CopiedRows:
+    """Fetched columns as staged ones, by the casters of the stream where they came as text."""
+    key = set(order.table.key_columns)
+    columns, rejected = [], []
+    for place, text_caster in enumerate(version.casters):
+        column, values, caster = text_caster.column, fetched.column(place), text_caster
+        if not is_binary(column, is_key=column.name in key):
+            # Its text, or what its send function makes.
+            values = values.view(pa.binary())
+        elif column.type_oid in MOMENT_OIDS:
+            if values.type != text_caster.arrow_type:
+                raise _other_type(order, column)
+            caster = moment_caster(text_caster)
+        else:
+            columns.append(_exact(values, text_caster.arrow_type, order, column))
+            continue
+        result = caster.cast(values)
+        columns.append(result.values)
+        if len(result.rejected):
+            chosen = pa.array(result.rejected)
+            raw = caster.texts(values.take(chosen))
+            rejected.append(_rejected(order, version, fetched, place, chosen, raw))
+    names = [new(place) for place in range(len(columns))]
+    if not columns:
+        rows = pa.RecordBatch.from_struct_array(pa.array([{}] * fetched.num_rows, pa.struct([])))
+    else:
+        rows = pa.RecordBatch.from_arrays(columns, names=names)
+    return CopiedRows(order, rows, rejected)
+
+
+def _exact(values: pa.Array, wanted: pa.DataType, order: CopyOrder, column: Column) -> pa.Array:
+    if isinstance(values, pa.ExtensionArray):
+        values = values.storage
+    if values.type == wanted:
+        return values
+    try:
+        return values.cast(wanted)
+    except pa.ArrowException:
+        # Not from it: its text quotes the value.
+        raise _other_type(order, column) from None
+
+
+def _other_type(order: CopyOrder, column: Column) -> SnapshotLost:
+    """A type that ALTER TABLE changed without a new file since the table was described."""
+    return SnapshotLost(
+        "The column has another type than when the copy began.",
+        table=order.table.name,
+        column=column.name,
+        advice="nothing; the table is copied again as it is now.",
+    )
+
+
+def _rejected(
+    order: CopyOrder,
+    version: StagedVersion,
+    fetched: pa.RecordBatch,
+    place: int,
+    chosen: pa.Array,
+    raw: pa.Array,
+) -> pa.RecordBatch:
+    key = {
+        caster.column.name: _printed(caster, fetched.column(number).take(chosen))
+        for number, caster in enumerate(version.casters)
+        if caster.column.name in order.table.key_columns
+    }
+    rejection = Rejection(
+        column=version.version.columns[place],
+        tuple_kind=NEW_TUPLE,
+        raw=raw,
+        key=key,
+        op=pa.repeat(pa.scalar(COPIED), len(chosen)),
+        commit_lsn=None,
+        seq=None,
+    )
+    return rejected_rows(version.version, version.relation_oid, rejection)
+
+
+def _printed(caster: ColumnCaster, values: pa.Array) -> pa.Array:
+    """Fetched values of a key as PostgreSQL prints them."""
+    if is_sent(caster.column):
+        return caster.texts(values.view(pa.binary()))
+    return values.cast(pa.string()).cast(pa.binary())

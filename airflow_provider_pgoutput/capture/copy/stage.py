@@ -1,0 +1,347 @@
+"""Copy published tables into a batch, each as it is in an exported snapshot, and seal each on its own.
+
+Tables that an earlier attempt at the batch sealed are taken over. The others are read in one snapshot; those
+that could not be read whole in it are read again in a new one, at a new point. So the tables of a batch may
+have points of their own, and the changes past each have to follow (``reading.py``). What is not here: the
+reading itself (``source/copy.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import uuid
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.batch.type_definition import alterations
+from airflow_provider_pgoutput.capture.copy.on_spark import (
+    TableElsewhere,
+    check,
+    copied_elsewhere,
+    is_elsewhere,
+    ranges,
+)
+from airflow_provider_pgoutput.capture.copy.plan import (
+    read_numbers,
+    read_places,
+    read_plan,
+    read_states,
+)
+from airflow_provider_pgoutput.capture.copy.read import CopiedRows, CopyOrder, copy_tables
+from airflow_provider_pgoutput.capture.source.catalog import read_names
+from airflow_provider_pgoutput.capture.source.progress_log import CopyProgress
+from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot, create_slot
+from airflow_provider_pgoutput.capture.source.threads import interleaved
+from airflow_provider_pgoutput.capture.source.type_definitions import read_type_definitions
+from airflow_provider_pgoutput.crash_points import reach
+from airflow_provider_pgoutput.errors import SnapshotLost
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.batch.table_version import TableVersion
+    from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
+    from airflow_provider_pgoutput.capture.copy.plan import CopyPlan, TableState
+    from airflow_provider_pgoutput.capture.copy.read import CopiedPart
+    from airflow_provider_pgoutput.capture.run import CaptureContext
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
+    from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
+
+log = logging.getLogger(__name__)
+
+#: Snapshots that one attempt tries.
+_MOST_SNAPSHOTS = 5
+
+
+def copy_published(
+    context: CaptureContext,
+    batch: BatchInProgress,
+    start: Lsn,
+    tables: Sequence[PublishedTable],
+    snapshot: ExportedSnapshot | None = None,
+) -> Lsn:
+    """Stage tables, each as it was at a point of its own.
+
+    :param start: what commits from here on can be read; where the batch starts, or past it.
+    :param snapshot: is read first; None: one is taken when a table has to be read.
+    :returns: the greatest of the points, at least ``start``.
+    :raises SnapshotLost: when tables were disturbed in each of several snapshots.
+    """
+    waiting = _adopt(context, batch, start, tables)
+    for _ in range(_MOST_SNAPSHOTS):
+        if not waiting:
+            return max(batch.copied_at.values(), default=start)
+        with snapshot or _new_snapshot(context, waiting) as taken:
+            waiting = _Round(context, batch, taken).copy(_as_of_now(context, waiting))
+        snapshot = None
+    raise SnapshotLost(
+        f"{len(waiting)} table(s) could not be copied in any of {_MOST_SNAPSHOTS} snapshots: each was lost,"
+        " or the table was rewritten or truncated before it was read.",
+        slot=context.request.slot_name,
+        table=waiting[0].name,
+        advice="keep VACUUM FULL, CLUSTER, TRUNCATE and ALTER TABLE away from it while it is copied; the"
+        " tables that are copied already stay so.",
+    )
+
+
+def _new_snapshot(context: CaptureContext, tables: Sequence[PublishedTable]) -> ExportedSnapshot:
+    """Take a snapshot of now, that of a temporary slot.
+
+    Making the slot waits for the transactions that are open, so none of them can have written to a table
+    before it was published.
+    """
+    name = f"pgoutput_copy_{uuid.uuid4().hex[:16]}"
+    snapshot = create_slot(context.request.conninfo, name, temporary=True)
+    names = ", ".join(table.name for table in tables[:20])
+    more = ", ..." if len(tables) > 20 else ""
+    log.info("Copying %s%s at %s.", names, more, snapshot.consistent_point)
+    return snapshot
+
+
+def _as_of_now(context: CaptureContext, tables: Sequence[PublishedTable]) -> list[PublishedTable]:
+    """The tables with the columns and keys that they have now that the snapshot is taken.
+
+    A column that came before the snapshot has to be in the copy: the stream tells nothing of the rows that
+    it was filled in. Tables that are not published any more are left out.
+    """
+    context.keys.forget()
+    context.describer.forget_types()
+    published = {each.relation_oid: each for each in context.published()}
+    return [published[each.relation_oid] for each in tables if each.relation_oid in published]
+
+
+def _adopt(
+    context: CaptureContext,
+    batch: BatchInProgress,
+    start: Lsn,
+    tables: Sequence[PublishedTable],
+) -> list[PublishedTable]:
+    """Take over what earlier attempts sealed and nothing has changed for since; return the other tables."""
+    seals = {
+        each.relation_oid: each
+        for each in sorted(batch.sealed_copies(), key=lambda each: each.copy_lsn)
+        # What the lake has of a table since is not in an older copy.
+        if max(start, context.lake_lsn or start) <= each.copy_lsn <= context.server.flush_lsn
+    }
+    if not seals:
+        return list(tables)
+    states = read_states(
+        context.session,
+        context.publication_names,
+        [each for each in tables if each.relation_oid in seals],
+    )
+    remaining = []
+    for table in tables:
+        sealed, version = seals.get(table.relation_oid), context.describer.published(table)
+        if sealed and sealed.fingerprint == _fingerprint(
+            context, table, version, states[table.relation_oid]
+        ):
+            batch.adopt_copy(version, sealed, states[table.relation_oid].types)
+        else:
+            remaining.append(table)
+    log.info(
+        "%d of %d tables were copied by an earlier attempt and are not copied again.",
+        len(tables) - len(remaining),
+        len(tables),
+    )
+    return remaining
+
+
+def _fingerprint(
+    context: CaptureContext, table: PublishedTable, version: TableVersion, state: TableState
+) -> str:
+    """Stands for all that the copy of a table depends on but its rows.
+
+    The stream from the copy's point on tells every change of the rows, as long as the publications held
+    the table all the time, and nothing moved or rewrote rows that is no row event: ``state`` as of the
+    copy's point tells that.
+    """
+    server = context.server
+    body = {
+        "system": [server.system_identifier, server.timeline, server.database],
+        "table": [table.relation_oid, table.kind, table.row_filters],
+        "state": dataclasses.asdict(state),
+        "version": dataclasses.asdict(version),
+        "policy": sorted(context.request.value_policy.items()),
+    }
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _numbers(table: PublishedTable) -> dict[str, int]:
+    return {each.name: each.attribute_number for each in table.columns}
+
+
+def _is_altered(
+    table: PublishedTable, state: TableState, now: Mapping[int, TypeDefinition]
+) -> bool:
+    """Whether ALTER TYPE changed how values look that the snapshot has."""
+    then = {each.oid: each for each in state.types}
+    return any(alterations(each.type_oid, then, now) for each in table.columns)
+
+
+def _until_an_error(
+    tables: Generator[TableElsewhere, None, None], errors: list[Exception]
+) -> Generator[TableElsewhere, None, None]:
+    """What another engine copied; its error is kept, so that tables that this process reads are sealed."""
+    try:
+        yield from tables
+    except Exception as error:  # Raised when these are done.
+        errors.append(error)
+
+
+class _Round:
+    """Tables that are read in one snapshot."""
+
+    def __init__(
+        self, context: CaptureContext, batch: BatchInProgress, snapshot: ExportedSnapshot
+    ) -> None:
+        self._context = context
+        self._batch = batch
+        self._snapshot = snapshot
+        self._unsealed: dict[int, PublishedTable] = {}
+        self._orders: list[CopyOrder] = []
+        #: Parts of each table that were not read yet.
+        self._missing: dict[int, int] = {}
+
+    def copy(self, tables: Sequence[PublishedTable]) -> list[PublishedTable]:
+        """Copy and seal tables; return those that have to be read in another snapshot."""
+        self._unsealed = {each.relation_oid: each for each in tables}
+        try:
+            plan = read_plan(
+                self._context.request.conninfo,
+                self._snapshot.name,
+                self._context.publication_names,
+                tables,
+            )
+            self._read(plan)
+        except SnapshotLost as error:
+            log.warning(
+                "%s %d of %d tables are copied at a new point.",
+                error,
+                len(self._unsealed),
+                len(tables),
+            )
+        for order in self._orders:
+            if order.table.relation_oid in self._unsealed:
+                self._batch.drop_copy(order.staged)
+        return list(self._unsealed.values())
+
+    def _read(self, plan: CopyPlan) -> None:
+        context, batch, point = self._context, self._batch, self._snapshot.consistent_point
+        # The largest first: what is read last should be small, so that all connections end together.
+        tables = sorted(
+            (each for each in self._unsealed.values() if self._is_of_the_point(each, plan)),
+            key=lambda each: -plan.storage[each.relation_oid].size_bytes,
+        )
+        request, storage = context.request, plan.storage
+        self._orders = [
+            CopyOrder(
+                each,
+                batch.add_copy(
+                    each.relation_oid,
+                    context.describer.published(each),
+                    point,
+                    plan.states[each.relation_oid].types,
+                ),
+                ranges(request, storage[each.relation_oid]),
+            )
+            for each in tables
+        ]
+        self._missing = {each.table.relation_oid: len(each.ranges) for each in self._orders}
+        here: list[CopyOrder] = []
+        there: list[CopyOrder] = []
+        for order in self._orders:
+            is_there = is_elsewhere(request, storage[order.table.relation_oid])
+            (there if is_there else here).append(order)
+        progress = CopyProgress(
+            {each.name: storage[each.relation_oid].size_bytes for each in tables}
+        )
+        with contextlib.ExitStack() as copying:
+            sources: list[Generator[CopiedRows | CopiedPart | TableElsewhere, None, None]] = []
+            errors: list[Exception] = []
+            if there:
+                elsewhere = copied_elsewhere(context, self._snapshot.name, there, storage)
+                sources.append(_until_an_error(copying.enter_context(elsewhere), errors))
+            if here:
+                sources.append(self._read_here(here))
+            for copied in interleaved(sources):
+                self._take(copied, plan, progress)
+            if errors:
+                raise errors[0]
+        progress.done()
+
+    def _read_here(
+        self, orders: Sequence[CopyOrder]
+    ) -> Generator[CopiedRows | CopiedPart, None, None]:
+        """Copy tables by connections of this process."""
+        request = self._context.request
+        return copy_tables(request.conninfo, self._snapshot.name, orders, request.copy_connections)
+
+    def _take(
+        self,
+        copied: CopiedRows | CopiedPart | TableElsewhere,
+        plan: CopyPlan,
+        progress: CopyProgress,
+    ) -> None:
+        """Stage what came; seal a table when that was the last of it."""
+        order, oid = copied.order, copied.order.table.relation_oid
+        if isinstance(copied, CopiedRows):
+            self._batch.copy_rows(order.staged, copied.rows, copied.rejected)
+            reach("stage.during_copy")
+            progress.rows(copied.rows.num_rows, copied.rows.nbytes)
+            return
+        if isinstance(copied, TableElsewhere):
+            check(self._context, order, copied.copied)
+            self._batch.take_copy(order.staged, copied.copied)
+            self._missing[oid] = 0
+            progress.part(order.table.name, 1)
+            progress.rows(copied.copied.counts.copied, copied.copied.read_bytes)
+        else:
+            self._missing[oid] -= 1
+            progress.part(order.table.name, 1 / len(order.ranges))
+        if not self._missing[oid]:
+            self._seal(order, plan)
+
+    def _is_of_the_point(self, table: PublishedTable, plan: CopyPlan) -> bool:
+        """Whether the table had at the snapshot's point the columns that it has now.
+
+        What was written between the point and a change of the columns is streamed in the old ones, and
+        would come after a copy in the new ones.
+        """
+        state = plan.states.get(table.relation_oid)
+        if state is not None and state.numbers == _numbers(table):
+            return True
+        log.warning(
+            "Table %s changed right after %s: it is copied at a new point.",
+            table.name,
+            self._snapshot.consistent_point,
+        )
+        return False
+
+    def _seal(self, order: CopyOrder, plan: CopyPlan) -> None:
+        """Seal a table whose every row was read, unless what was read is not all of one moment."""
+        table, context = order.table, self._context
+        oid = table.relation_oid
+        state = plan.states[oid]
+        if (
+            read_places(context.session, [table])[oid] != state.place
+            # The server finds tables and columns by the names that they have when it begins to read.
+            or read_numbers(context.session, [table])[oid] != _numbers(table)
+            # What was read since looks as the types were altered.
+            or _is_altered(table, state, read_type_definitions(context.session, [oid]).of(oid))
+            or read_names(context.session, [oid]).get(oid) != (table.schema_name, table.table_name)
+        ):
+            log.warning(
+                "Table %s was rewritten, truncated, renamed, given other partitions or columns, or a type of"
+                " its columns was altered since %s: it is copied again at a new point.",
+                table.name,
+                self._snapshot.consistent_point,
+            )
+            return
+        version = order.staged.versions[-1].version
+        self._batch.seal_copy(order.staged, _fingerprint(context, table, version, state))
+        del self._unsealed[oid]

@@ -1,0 +1,246 @@
+"""Relations as the manifest describes them: announced or published columns with names, types and keys.
+
+The stream says what a row looks like; only the catalog knows the key, the names of types and what old
+rows show in an added column. It is asked over a session of its own, once for each shape.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.batch.table_version import Column, TableVersion
+from airflow_provider_pgoutput.capture.source.catalog import read_missing_values, read_types
+from airflow_provider_pgoutput.capture.source.copy_form import is_sent
+from airflow_provider_pgoutput.capture.types.cast import column_caster
+from airflow_provider_pgoutput.capture.types.gone_types import announced, defined_before
+from airflow_provider_pgoutput.capture.types.mapping import lake_type, type_name
+from airflow_provider_pgoutput.capture.types.missing_value import lake_text
+from airflow_provider_pgoutput.capture.types.options import TypeOptions
+from airflow_provider_pgoutput.capture.types.registry import binary_caster
+from airflow_provider_pgoutput.capture.types.type_info import FIRST_USER_OID, TypeInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
+    from airflow_provider_pgoutput.capture.pgoutput.messages import (
+        PartitionIdentity,
+        Relation,
+        RelationColumn,
+        TypeMessage,
+    )
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedColumn, PublishedTable
+    from airflow_provider_pgoutput.capture.source.keys import Keys, RowIdentity
+    from airflow_provider_pgoutput.capture.source.session import Session
+    from airflow_provider_pgoutput.capture.types.cast import ColumnCaster, ValuePolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A relation as the stream announced it."""
+
+    version: TableVersion
+    #: What its partitions send, if they are published under its name.
+    partitions: frozenset[PartitionIdentity] = frozenset()
+
+
+class Describer:
+    """Asks the catalog what a relation's announcement lacks.
+
+    :param session: a session that no read of the stream uses.
+    :param type_options: what the owner of the pipeline chose about types.
+    :param policy: what becomes of values that older rows show and no lake type holds.
+    :param attributes: ask for the attributes of composite types, whatever was chosen.
+    :param known_types: what earlier batches kept of users' types, which may be gone by now, by OID.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        keys: Keys,
+        type_options: TypeOptions | None = None,
+        policy: ValuePolicy | None = None,
+        *,
+        attributes: bool = False,
+        known_types: Mapping[int, TypeDefinition] | None = None,
+    ) -> None:
+        self._session = session
+        self._keys = keys
+        self._type_options = type_options or TypeOptions()
+        self._wants_attributes = attributes or self._type_options.wants_attributes
+        self._policy = policy
+        self._known_types = known_types or {}
+        self._types: dict[int, TypeInfo] = {}
+        self._is_stale = False
+        #: What the stream that is read said of types, by OID: all that is left of one that was dropped since.
+        self.announced: Mapping[int, TypeMessage] = {}
+        #: What older rows show, so that a value that is left out is warned of once.
+        self._shown: dict[tuple[str, Column, bool], str | None] = {}
+
+    def __call__(self, relation: Relation) -> Described:
+        """Describe a relation as the stream announced it."""
+        self._keys.load(self._session, [relation.oid])
+        missing = read_missing_values(self._session, [relation.oid])
+        names = [each.name for each in relation.columns]
+        partitions = self._keys.completed(self._session, relation)
+        identity = self._keys.of(
+            relation.oid,
+            relation.name,
+            relation.replica_identity,
+            names,
+            [each.name for each in relation.columns if each.is_identity],
+            partitions,
+        )
+        shown = {
+            each.name: missing.get((relation.oid, each.name, each.type_oid, each.type_modifier))
+            for each in relation.columns
+        }
+        return Described(self._version(relation, identity, shown), partitions)
+
+    def published(self, table: PublishedTable) -> TableVersion:
+        """Describe a table that is about to be copied."""
+        missing = {each.name: each.missing_value for each in table.columns}
+        version = self._version(table, table.row_identity, missing)
+        columns = tuple(
+            dataclasses.replace(column, attribute_number=published.attribute_number)
+            for column, published in zip(version.columns, table.columns, strict=True)
+        )
+        return dataclasses.replace(version, columns=columns)
+
+    def type_name(self, type_oid: int, type_modifier: int) -> str:
+        """Spell a type as the columns of a version do."""
+        return type_name(type_oid, type_modifier, self._types_with([type_oid]))
+
+    def showing(self, table: str, column: Column, text: str | None) -> Column:
+        """The column with what older rows show in it: PostgreSQL's text becomes that of the lake type.
+
+        :raises ValueRefused: the lake type, which was chosen, does not hold it.
+        """
+        shown = dataclasses.replace(column, missing_value=text)
+        types = self._types_with([column.type_oid])
+        return self._with_lake_text(table, types, shown)
+
+    def forget_types(self) -> None:
+        """Read the users' types again when they are needed next: they may have been altered."""
+        self._is_stale = True
+
+    def types_of(self, tables: Iterable[PublishedTable]) -> dict[int, TypeInfo]:
+        """The users' types, those of the tables' columns among them."""
+        return self._types_with(column.type_oid for table in tables for column in table.columns)
+
+    def text_caster(
+        self, column: Column, policy: ValuePolicy, *, table: str | None = None
+    ) -> ColumnCaster:
+        """Choose the caster of a column whose values are text; see ``types/cast.py``."""
+        types = self._types_with([column.type_oid])
+        return column_caster(column, policy, types=types, table=table)
+
+    def binary_caster(
+        self, column: Column, policy: ValuePolicy, *, table: str | None = None
+    ) -> ColumnCaster:
+        """Choose the caster of a column whose values are in binary form; see ``types/binary.py``."""
+        types = self._types_with([column.type_oid])
+        return binary_caster(column, policy, types=types, table=table)
+
+    def copy_caster(
+        self, column: Column, policy: ValuePolicy, *, table: str | None = None
+    ) -> ColumnCaster:
+        """Choose the caster of a column whose values are copied; see ``copy_caster``."""
+        types = self._types_with([column.type_oid])
+        return copy_caster(column, policy, types=types, table=table)
+
+    def _version(
+        self,
+        table: Relation | PublishedTable,
+        identity: RowIdentity,
+        missing: Mapping[str, str | None],
+    ) -> TableVersion:
+        types = self._types_with(each.type_oid for each in table.columns)
+        return TableVersion(
+            version=1,
+            schema_name=table.schema_name,
+            table_name=table.table_name,
+            replica_identity=identity.replica_identity,
+            columns=tuple(
+                self._with_lake_text(
+                    table.name,
+                    types,
+                    self._column(
+                        table.name,
+                        types,
+                        each,
+                        missing[each.name],
+                        is_identity=each.name in identity.columns,
+                    ),
+                    is_key=each.name in identity.key,
+                )
+                for each in table.columns
+            ),
+            key_columns=identity.key,
+        )
+
+    def _types_with(self, type_oids: Iterable[int]) -> dict[int, TypeInfo]:
+        """The users' types, read again when one is not among them yet."""
+        wanted = [oid for oid in type_oids if oid >= FIRST_USER_OID]
+        if wanted and (self._is_stale or any(oid not in self._types for oid in wanted)):
+            # Rows that were written under a type which is gone by now still need it.
+            self._types |= read_types(self._session, attributes=self._wants_attributes)
+            self._is_stale = False
+            for oid in wanted:
+                if oid not in self._types:
+                    self._types |= self._gone(oid, self._types)
+        return self._types
+
+    def _gone(self, type_oid: int, types: dict[int, TypeInfo]) -> dict[int, TypeInfo]:
+        """A type that the catalog does not have any more, as far as anything tells."""
+        found = defined_before(type_oid, self._known_types, types)
+        if not found and type_oid in self.announced:
+            return announced(self.announced[type_oid], types)
+        return found
+
+    def _column(
+        self,
+        table: str,
+        types: dict[int, TypeInfo],
+        column: RelationColumn | PublishedColumn,
+        missing_value: str | None,
+        *,
+        is_identity: bool,
+    ) -> Column:
+        choice = self._type_options.of(table, column.name)
+        return Column(
+            name=column.name,
+            type_oid=column.type_oid,
+            type_modifier=column.type_modifier,
+            type_name=type_name(column.type_oid, column.type_modifier, types),
+            lake_type=lake_type(column.type_oid, column.type_modifier, types, choice),
+            identity=is_identity,
+            missing_value=missing_value,
+        )
+
+    def _with_lake_text(
+        self, table: str, types: dict[int, TypeInfo], column: Column, *, is_key: bool = False
+    ) -> Column:
+        """The column with what older rows show in it as text of its lake type."""
+        same = (table, dataclasses.replace(column, identity=False, attribute_number=None), is_key)
+        if same not in self._shown:
+            policy = self._policy
+            self._shown[same] = lake_text(column, types, table, policy, is_key=is_key)
+        return dataclasses.replace(column, missing_value=self._shown[same])
+
+
+def copy_caster(
+    column: Column,
+    policy: ValuePolicy,
+    *,
+    types: Mapping[int, TypeInfo],
+    table: str | None = None,
+) -> ColumnCaster:
+    """Choose the caster of a column whose values are copied; see ``fetched_form.py``.
+
+    :param types: the users' types that it consists of.
+    """
+    caster = binary_caster if is_sent(column) else column_caster
+    return caster(column, policy, types=types, table=table)

@@ -1,0 +1,211 @@
+"""What the server takes for announced, and what the decoder has seen of it; unfinished transactions.
+
+Relations are announced once to everybody and once more inside each transaction that is streamed.
+Source: what pgoutput itself keeps in its relation cache,
+https://www.postgresql.org/docs/current/protocol-logical-replication.html
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from airflow_provider_pgoutput.capture.pgoutput.spool import Piece, Spool, one_message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
+
+_RELATION: Final = ord("R")
+_OID: Final = struct.Struct("!I")
+
+
+def tag_mask(tags: str) -> NDArray[np.bool_]:
+    """Make the lookup table from a message's first byte to whether it is one of ``tags``."""
+    mask = np.zeros(256, dtype=np.bool_)
+    mask[[ord(tag) for tag in tags]] = True
+    return mask
+
+
+_ROWS: Final = tag_mask("IUD")
+_ANNOUNCES: Final = tag_mask("RY")
+
+
+@dataclass(slots=True)
+class Unfinished:
+    """A transaction of which parts have arrived."""
+
+    xid: int
+    spool: Spool
+    #: Subtransactions that were rolled back.
+    aborted: set[int] = field(default_factory=set)
+    #: Relations announced in it and still in force for it: position in the stream, and the message.
+    announced: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+    #: All relations ever announced in it.
+    oids: set[int] = field(default_factory=set)
+
+
+class Announced:
+    """What the server takes for announced, and of it what the decoder has not seen.
+
+    A streamed transaction holds announcements of its own. When it commits, the server counts them as made
+    to everybody, unless a newer one was made meanwhile.
+    """
+
+    def __init__(self) -> None:
+        #: By OID: position in the stream, and the Relation message.
+        self._messages: dict[int, tuple[int, bytes]] = {}
+        #: OIDs of which the decoder lacks the message.
+        self.owed: set[int] = set()
+        #: OID of the root by that of a partition, for the partitions that send rows under its name.
+        self._roots: dict[int, int] = {}
+        #: OIDs of the last two announcements, as long as nothing else follows.
+        self._run: list[int] = []
+
+    def note_partitions(
+        self, chunk: MessageChunk, first: int, last: int, *, streamed: bool
+    ) -> None:
+        """Find partitions in the server's own stream: root, partition, and a row of the root behind them.
+
+        :param first: number of the first message to look at; they follow those of the last call.
+        :param last: number of the message behind the last one.
+        :param streamed: they carry a transaction id behind the tag.
+        """
+        place = 1 + _OID.size * streamed
+        starts, ends = chunk.offsets[first:last], chunk.offsets[first + 1 : last + 1]
+        tags = chunk.data[starts]
+
+        def oid(index: int) -> int:
+            if ends[index] - starts[index] < place + _OID.size:
+                return -1  # The decoder refuses it.
+            at = int(starts[index]) + place
+            return int.from_bytes(chunk.data[at : at + _OID.size].tobytes(), "big")
+
+        def look(index: int) -> None:
+            """Look at the message behind an announcement."""
+            if index == len(tags) or _ANNOUNCES[tags[index]]:
+                return
+            if _ROWS[tags[index]] and len(self._run) == 2:
+                root, partition = self._run
+                if root == oid(index) != partition:
+                    self._roots[partition] = root
+            self._run.clear()
+
+        look(0)
+        for index in np.flatnonzero(_ANNOUNCES[tags]).tolist():
+            if tags[index] == _RELATION:
+                self._run = [*self._run[-1:], oid(index)]
+            look(index + 1)
+
+    def learn(self, piece: Piece, position: int, *, owed: bool) -> None:
+        """Note announcements to everybody; ``owed``: the decoder does not see them now."""
+        for oid, (index, body) in relations_in(piece).items():
+            self._messages[oid] = (position + index, body)
+            if owed:
+                self.owed.add(oid)
+            else:
+                self.owed.discard(oid)
+
+    def note(self, piece: Piece, position: int, unfinished: Unfinished) -> None:
+        """Note announcements that hold inside a streamed transaction."""
+        for oid, (index, body) in relations_in(piece).items():
+            unfinished.announced[oid] = (position + index, body)
+
+    def complete(self, piece: Piece, unfinished: Unfinished) -> None:
+        """Put in front of a prepared transaction's rows the announcements on which they rely.
+
+        Its spool is read after others may have been made, perhaps in another run. Rows may rely on an
+        older one even where the transaction makes its own: it can change the shape of a table between them.
+        """
+        rows = set(row_oids(piece))
+        partitions = {oid for oid, root in self._roots.items() if root in rows}
+        relied_on = self._messages.keys() & (rows | partitions)
+        if relied_on - unfinished.oids:
+            # All partitions: what is put here may come between one's announcement and its row.
+            for each in self._spoken(relied_on - (unfinished.oids - partitions), unfinished.xid):
+                unfinished.spool.append(each)
+        unfinished.oids |= rows | partitions | set(relations_in(piece))
+
+    def promote(self, streamed: Unfinished) -> None:
+        """Take over the announcements of a streamed transaction that committed."""
+        for oid, (position, body) in streamed.announced.items():
+            if oid not in self._messages or self._messages[oid][0] < position:
+                self._messages[oid] = (position, body)
+
+    def again(self, oids: set[int]) -> Iterator[Piece]:
+        """Make the decoder's knowledge of ``oids``, and of what it is owed, that of the server."""
+        yield from self._spoken({oid for oid in oids | self.owed if oid in self._messages}, 0)
+        self.owed.clear()
+
+    def _spoken(self, oids: set[int], xid: int) -> Iterator[Piece]:
+        """The announcements of relations, so that the decoder finds the partitions among them.
+
+        One that stands between two announcements of its root is a partition of it. All others stand twice:
+        else that, or the server's own order (root, partition, row), might come about by accident.
+        """
+        partitions = {oid for oid in oids if self._roots.get(oid) in self._messages}
+        for oid in sorted(oids - partitions):
+            for _ in range(2):
+                yield one_message(self._messages[oid][1], xid)
+        for oid in sorted(partitions):
+            root = self._messages[self._roots[oid]][1]
+            for body in (root, self._messages[oid][1], root):
+                yield one_message(body, xid)
+
+    def settle(self, piece: Piece) -> Iterator[Piece]:
+        """Whole transactions, with what the decoder is owed behind the first Begin."""
+        begins = np.flatnonzero(piece.tags == ord("B"))
+        if not self.owed or not len(begins):
+            yield piece
+            return
+        place = int(begins[0]) + 1
+        yield _part(piece, 0, place)
+        yield from self.again(set())
+        yield _part(piece, place, len(piece))
+
+
+def relations_in(piece: Piece) -> dict[int, tuple[int, bytes]]:
+    """The last Relation message of each OID in a piece, with its index."""
+    found: dict[int, tuple[int, bytes]] = {}
+    indexes = np.flatnonzero(piece.tags == _RELATION)
+    if not len(indexes):
+        return found
+    offsets = piece.offsets
+    for index in indexes.tolist():
+        body = piece.data[offsets[index] : offsets[index + 1]].tobytes()
+        if len(body) > _OID.size:
+            found[_OID.unpack_from(body, 1)[0]] = (index, body)
+    return found
+
+
+def row_oids(piece: Piece) -> list[int]:
+    """OIDs of the relations that the rows and truncates of a piece change."""
+    starts = piece.offsets[:-1]
+    rows = starts[_ROWS[piece.tags] & (piece.lengths > _OID.size)]
+    found = set()
+    if len(rows):
+        words = np.ndarray(
+            (len(piece.data) - _OID.size + 1,), dtype=">u4", buffer=piece.data.data, strides=(1,)
+        )
+        found |= set(np.unique(words[rows + 1]).tolist())
+    for index in np.flatnonzero(piece.tags == ord("T")).tolist():
+        body = piece.data[starts[index] : starts[index] + piece.lengths[index]].tobytes()
+        found |= {
+            int(each) for each in np.frombuffer(body[6 : 6 + (len(body) - 6) // 4 * 4], ">u4")
+        }
+    return sorted(found)
+
+
+def _part(piece: Piece, first: int, last: int) -> Piece:
+    offsets = piece.offsets
+    return Piece(
+        piece.data[offsets[first] : offsets[last]],
+        piece.lengths[first:last],
+        piece.xids[first:last],
+    )

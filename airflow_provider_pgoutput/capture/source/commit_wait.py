@@ -1,0 +1,82 @@
+"""Waits until all that an exported snapshot sees has ended on the server.
+
+The snapshot of a new slot is made from the WAL: it takes a transaction for committed whose commit record is
+in there. The record is written before the commit log, and a row whose transaction is not in the commit log
+yet is invisible, and marked so for good. A copy that reads in this instant lacks the row, and the stream,
+which begins behind the commit, lacks it too. Servers of September 2026 and later wait for it themselves.
+What is not here: the slot (``slot.py``).
+
+Source: https://www.postgresql.org/docs/current/functions-info.html#FUNCTIONS-PG-SNAPSHOT-PARTS and
+https://www.postgresql.org/docs/current/view-pg-locks.html (a transaction holds its own id until it has ended)
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.capture.source.session import Session
+
+log = logging.getLogger(__name__)
+
+_SHORTEST_PAUSE_SECONDS: Final = 0.01
+_LONGEST_PAUSE_SECONDS: Final = 1.0
+#: Until the log tells of the wait, and until it tells again.
+_LONG_SECONDS: Final = 1.0
+_TELL_SECONDS: Final = 60.0
+_EPOCH: Final = 1 << 32
+
+_LOCKS_QUERY = """
+SELECT transactionid::pg_catalog.text, pid FROM pg_catalog.pg_locks
+ WHERE locktype = 'transactionid' AND granted AND mode = 'ExclusiveLock'
+"""
+
+
+def wait_for_commits(session: Session) -> None:
+    """Return when every transaction that the session's snapshot takes for committed has ended.
+
+    Nearly always at once: a commit takes moments, and only those count that began while the slot was made.
+
+    :param session: in a transaction that took an exported snapshot over, and read nothing in it yet.
+    """
+    row = session.execute("SELECT pg_catalog.pg_current_snapshot()::pg_catalog.text").fetchone()
+    assert row is not None, "a query without a table has a row"
+    pause, tell_at = _SHORTEST_PAUSE_SECONDS, time.monotonic() + _LONG_SECONDS
+    # Whoever comes later is not in the snapshot.
+    while committing := _committing(session, row[0]):
+        if time.monotonic() >= tell_at:
+            _tell_of(committing)
+            tell_at = time.monotonic() + _TELL_SECONDS
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def _tell_of(committing: set[int | None]) -> None:
+    pids = ", ".join(sorted(str(pid) for pid in committing if pid))
+    log.warning(
+        "The copy begins when commits that its snapshot sees have ended, of the processes %s."
+        " pg_stat_activity says what they wait for, a synchronous standby for example.",
+        pids or "that end prepared transactions",
+    )
+
+
+def _committing(session: Session, snapshot: str) -> set[int | None]:
+    """Processes of transactions that a snapshot sees and that have not ended; a prepared one has none."""
+    held = session.execute(_LOCKS_QUERY).fetchall()
+    return {pid for xid, pid in held if is_seen(int(xid), snapshot)}
+
+
+def is_seen(xid: int, snapshot: str) -> bool:
+    """Whether a snapshot takes a transaction for committed, if it is one that did not abort.
+
+    :param xid: without its epoch, and no further than half of all such numbers from the snapshot.
+    :param snapshot: ``xmin:xmax:xip,xip`` as ``pg_snapshot`` is printed, with epochs.
+    """
+    _, xmax_text, running = snapshot.split(":")
+    xmax = int(xmax_text)
+    distance = (xid - xmax) % _EPOCH
+    if distance < _EPOCH // 2:
+        return False
+    return str(xmax + distance - _EPOCH) not in running.split(",")

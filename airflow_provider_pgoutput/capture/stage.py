@@ -1,0 +1,176 @@
+"""Stage a batch: what committed up to its end, or copies; the checks before and after a read, and the seal.
+
+What is not here: one read of the slot (``slot_reading.py``), and which way a run takes (``pipeline.py``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.capture.source.flush_position import read_record_end
+from airflow_provider_pgoutput.capture.stream.cut import Limits
+from airflow_provider_pgoutput.capture.stream.missed_publications import (
+    check_publications_throughout,
+)
+from airflow_provider_pgoutput.capture.stream.options import SQL
+from airflow_provider_pgoutput.capture.stream.read import Found
+from airflow_provider_pgoutput.crash_points import reach
+from airflow_provider_pgoutput.errors import SlotBusy, SlotNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.batch.manifest import Manifest, SkippedTransaction
+    from airflow_provider_pgoutput.capture.run import CaptureContext
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
+    from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot
+    from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
+    from airflow_provider_pgoutput.capture.stream.two_phase import TwoPhase
+
+
+def stage_changes(
+    context: CaptureContext, start: Lsn, copied: Sequence[PublishedTable] = ()
+) -> tuple[Manifest, str]:
+    """Read, decode, cast and write the changes from ``start`` up to the target.
+
+    :param copied: tables that are copied first, at a point of their own in the batch.
+    """
+    request, target = context.request, _target(context)
+    limits = Limits(request.max_changes, request.max_bytes, request.max_seconds)
+    if context.loaded_lsn == start:
+        # What a load from outside holds already lies in one batch with all that came by now: then the
+        # last state of a row wins, whatever the load found of it.
+        limits = Limits()
+    if context.lake_lsn is not None:
+        # It goes past the lake, and past every batch that it stands for.
+        limits = Limits()
+    reach("stage.before_read")
+    with context.batch(start) as batch, context.two_phase(start) as two_phase:
+        if copied:
+            # The batch has to reach the copies: what comes between is in them already.
+            target = max(target, context.copy(batch, start, copied))
+            limits = Limits()
+        # A target that was taken late may lie past a table's publication: its copy is the next run's.
+        batch.left_out = context.published_since_begin()
+        batch.only = context.only_known()
+        read = _read(context, batch, start, target, limits, two_phase)
+        return _seal(context, batch, read, two_phase)
+
+
+def stage_copies(
+    context: CaptureContext,
+    start: Lsn,
+    tables: Sequence[PublishedTable],
+    snapshot: ExportedSnapshot | None = None,
+    reads_from: Lsn | None = None,
+) -> tuple[Manifest, str]:
+    """Stage a batch of copies: tables, up to the last point at which one of them was read.
+
+    Changes of other tables are left out: the lake has nothing that they could change, or they are lost.
+
+    :param snapshot: that of the slot's position; None: it is gone.
+    :param reads_from: the slot's position, when that is past ``start``; what a table's copy lacks is read
+        from there on, so no older copy of it may be taken over.
+    """
+    reads_from = reads_from or start
+    with context.batch(start) as batch, context.two_phase(reads_from) as two_phase:
+        batch.only_copied = True
+        end = context.copy(batch, reads_from, tables, snapshot)
+        if reads_from == end:
+            return _seal(context, batch, Found(end), two_phase)
+        if any(point < end for point in batch.copied_at.values()):
+            read = _read(context, batch, reads_from, end, Limits(), two_phase)
+            return _seal(context, batch, read, two_phase)
+        skipped = _read_beside_copy(context, batch, reads_from, end, two_phase)
+        return _seal(context, batch, Found(end, skipped=skipped), two_phase)
+
+
+def _read(
+    context: CaptureContext,
+    batch: BatchInProgress,
+    start: Lsn,
+    target: Lsn,
+    limits: Limits,
+    two_phase: TwoPhase | None,
+) -> Found:
+    """Read the slot from ``start`` until the batch is complete."""
+    with context.open_slot(start, target, limits, two_phase) as reading:
+        _refuse_moved(context, start)
+        found = reading.into(batch)
+    _refuse_moved(context, start)
+    return found
+
+
+def _read_beside_copy(
+    context: CaptureContext,
+    batch: BatchInProgress,
+    start: Lsn,
+    end: Lsn,
+    two_phase: TwoPhase | None,
+) -> tuple[SkippedTransaction, ...]:
+    """Read what came before a copy and is not in it: logical messages, and what was prepared."""
+    if two_phase is None and not context.options.messages:
+        return ()
+    with context.open_slot(start, end, Limits(), two_phase) as reading:
+        _refuse_moved(context, start)
+        skipped = reading.beside_copy(batch)
+    _refuse_moved(context, start)
+    return skipped
+
+
+def _seal(
+    context: CaptureContext, batch: BatchInProgress, read: Found, two_phase: TwoPhase | None
+) -> tuple[Manifest, str]:
+    """Complete the batch: files, the publications once more, manifest."""
+    batch.finish_files()
+    context.check_publications()
+    context.check_partitions(batch)
+    request = context.request
+    if read.changes and context.server.major >= 18 and read.transport == SQL:
+        check_publications_throughout(
+            context.session, request.slot_name, context.publication_names, read.end
+        )
+    return batch.seal(
+        context.server_now,
+        context.publication_names,
+        read.end,
+        names=context.names(batch),
+        history=context.history(batch.relation_oids),
+        transactions=read.transactions,
+        last_commit_time=read.last_commit_time,
+        prepared=() if two_phase is None else two_phase.write(batch, read.end),
+        loaded_lsn=context.loaded_lsn,
+        published=context.marks,
+        skipped=read.skipped,
+        skip_lsns=context.skip_lsns,
+        lake_lsn=context.lake_lsn,
+        unpublished=context.unpublished(batch),
+    )
+
+
+def _target(context: CaptureContext) -> Lsn:
+    """Where the batch ends when no limit ends it before; decided once, before anything is read."""
+    if context.request.options.messages:
+        return read_record_end(context.session)
+    return context.server.flush_lsn
+
+
+def _confirmed(context: CaptureContext) -> Lsn:
+    slot = context.read_slot()
+    if slot is None or slot.confirmed_flush_lsn is None:
+        raise SlotNotFound(
+            "The slot was dropped while it was read.", slot=context.request.slot_name
+        )
+    return slot.confirmed_flush_lsn
+
+
+def _refuse_moved(context: CaptureContext, start: Lsn) -> None:
+    """The server silently begins later when the slot was moved between our look and the read."""
+    if _confirmed(context) > start:
+        raise SlotBusy(
+            "Another run moved the slot since this one began; nothing was staged.",
+            slot=context.request.slot_name,
+            lsn=start,
+            advice="let one run at a time use the slot (max_active_runs=1).",
+        )

@@ -1,0 +1,372 @@
+"""Manifests: finding sealed batches, and sealing one. The manifest is written last and makes the batch.
+
+What is not here: the data files, which are complete and durable before.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.manifest import Manifest
+from airflow_provider_pgoutput.crash_points import reach
+from airflow_provider_pgoutput.errors import BatchRefused, LakeUnavailable, SlotBusy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from airflow_provider_pgoutput.capture.source.catalog import Server
+    from airflow_provider_pgoutput.capture.staging.area import StagingArea
+
+log = logging.getLogger(__name__)
+
+
+def find_sealed(
+    area: StagingArea,
+    slot_name: str,
+    system_identifier: str,
+    start: Lsn,
+    *,
+    past: Lsn | None = None,
+    server: Server | None = None,
+    skip_lsns: Collection[Lsn] = (),
+) -> tuple[Manifest, str] | None:
+    """The sealed batch with the greatest end among those that start at ``start``.
+
+    Manifests of another system, which may use the same positions, are passed over; so are, with a
+    warning, those whose files are gone: such a batch is staged anew.
+
+    :param past: only batches that end past it count.
+    :param server: nor those of another timeline, or that end past what the server has: the source may have
+        been restored to an earlier time since.  None: they count.
+    :param skip_lsns: nor do those that hold a transaction that commits at one of these.
+    :returns: the manifest and its URI.
+    :raises BatchRefused: when a manifest is damaged.
+    """
+
+    def counts(from_lsn: Lsn, end: Lsn) -> bool:
+        return from_lsn == start and (past is None or end > past)
+
+    def accepts(manifest: Manifest) -> bool:
+        known = server is None or (
+            manifest.timeline == server.timeline and manifest.end_lsn <= server.flush_lsn
+        )
+        return (
+            known and manifest.system_identifier == system_identifier and manifest.skips(skip_lsns)
+        )
+
+    return _longest(area, slot_name, counts, accepts)
+
+
+def find_bridge(
+    area: StagingArea, slot_name: str, server: Server, checkpoint: Lsn, confirmed: Lsn
+) -> tuple[Manifest, str] | None:
+    """A sealed batch with what lies between the checkpoint and a slot that is past it; the first of several.
+
+    It may begin before the checkpoint: of two runs at once each may have sealed one, and the shorter was
+    applied. What was sealed before the source was restored to an earlier time is passed over: it may hold
+    what never happened. There are several where the lake went back, as with a backup of it: each is the next
+    one in its turn.
+
+    :returns: the manifest and its URI.
+    :raises BatchRefused: when a manifest is damaged.
+    """
+
+    def counts(start: Lsn, end: Lsn) -> bool:
+        return start <= position < end <= server.flush_lsn
+
+    def reaches(start: Lsn, end: Lsn) -> bool:
+        return counts(start, end) and confirmed <= end
+
+    def accepts(manifest: Manifest) -> bool:
+        # After a promotion the slot that was synchronised goes on where the batch ends.
+        followed = manifest.timeline == server.timeline or manifest.end_lsn == confirmed
+        return manifest.system_identifier == server.system_identifier and followed
+
+    first, position = None, checkpoint
+    while position < confirmed:
+        found = _longest(area, slot_name, reaches, accepts) or _longest(
+            area, slot_name, counts, accepts
+        )
+        if found is None:
+            return None
+        first, position = first or found, found[0].end_lsn
+    return first
+
+
+def make_sure(area: StagingArea, manifest: Manifest, uri: str) -> None:
+    """Look whether a sealed batch is there in full and durable, before nobody else has its changes.
+
+    :raises LakeUnavailable: a file is missing.
+    """
+    folder = layout.manifest_folder(manifest.slot_name)
+    area.sync(folder)
+    if not _has_files(area, manifest, f"{folder}/{uri.rpartition('/')[2]}"):
+        raise LakeUnavailable(
+            "Files of the sealed batch are missing in the staging area; the slot was not moved.",
+            slot=manifest.slot_name,
+            lsn=manifest.end_lsn,
+            advice="find out what removes them; the next run stages the batch again.",
+        )
+
+
+def _longest(
+    area: StagingArea,
+    slot_name: str,
+    counts: Callable[[Lsn, Lsn], bool],
+    accepts: Callable[[Manifest], bool],
+) -> tuple[Manifest, str] | None:
+    """Of the complete batches whose start and end count, and that are accepted, the one that ends last.
+
+    Of those that end there, the one that leaves out most: that was asked for after the others were sealed.
+    """
+    folder = layout.manifest_folder(slot_name)
+    found = []
+    for name in area.names(folder):
+        positions = layout.parse_manifest_name(name)
+        if positions is not None and counts(*positions):
+            found.append((positions[1], name))
+    best: tuple[Manifest, str] | None = None
+    for end, name in sorted(found, reverse=True):
+        if best is not None and end < best[0].end_lsn:
+            break
+        path = f"{folder}/{name}"
+        manifest = _read(area, path, slot_name, end)
+        if not accepts(manifest):
+            continue
+        if best is not None and len(manifest.skipped) <= len(best[0].skipped):
+            continue
+        if _has_files(area, manifest, path):
+            best = manifest, area.uri(path)
+    return best
+
+
+def find_ending(
+    area: StagingArea,
+    slot_name: str,
+    system_identifier: str,
+    end: Lsn,
+    batch_id: str | None = None,
+) -> Manifest | None:
+    """A sealed batch that ends at ``end``: all of them know the same prepared transactions there.
+
+    :param batch_id: only this one, because no other can stand for it; None: any.
+    :raises BatchRefused: when a manifest that ends there is damaged, and none of the others will do.
+    """
+    folder = layout.manifest_folder(slot_name)
+    damaged: BatchRefused | None = None
+    for name in reversed(area.names(folder)):
+        positions = layout.parse_manifest_name(name)
+        if positions is None or positions[1] != end:
+            continue
+        try:
+            manifest = _read(area, f"{folder}/{name}", slot_name, end)
+        except BatchRefused as error:
+            damaged = error
+            continue
+        wanted = batch_id is None or manifest.batch_id == batch_id
+        if manifest.system_identifier == system_identifier and wanted:
+            return manifest
+    if damaged is not None:
+        raise damaged
+    return None
+
+
+def _read(area: StagingArea, path: str, slot_name: str, end: Lsn) -> Manifest:
+    """A manifest; one that is damaged is named in the error."""
+    try:
+        return Manifest.from_json(area.read(path))
+    except BatchRefused as error:
+        raise BatchRefused(
+            f"{error.message} It is {area.uri(path)}.",
+            slot=slot_name,
+            lsn=end,
+            advice=f"{error.advice or 'bring the file back.'} Or, if nothing of the batch was applied and the"
+            " slot is not past its start, remove the file: the next run stages the batch again.",
+        ) from error
+
+
+def _has_files(area: StagingArea, manifest: Manifest, path: str) -> bool:
+    """Whether every file of a manifest is there with its size; what is in it, apply checks."""
+    sizes = area.sizes(list(manifest.paths))
+    wanted = zip(manifest.paths, manifest.sizes, sizes, strict=True)
+    lost = [path for path, size, found in wanted if found != size]
+    if lost:
+        log.warning(
+            "The manifest %s is passed over: %d of its %d files are missing or of another size, the"
+            " first is %s. The batch is staged again if the slot still holds it.",
+            area.uri(path),
+            len(lost),
+            len(sizes),
+            lost[0],
+        )
+    return not lost
+
+
+def seal(
+    area: StagingArea,
+    manifest: Manifest,
+    server_now: Callable[[], Server],
+    skip_lsns: Collection[Lsn] = (),
+    lake_lsn: Lsn | None = None,
+) -> tuple[Manifest, str]:
+    """Make the batch exist, unless one that covers it exists already; return the one that counts.
+
+    :param server_now: the source as it is when this is called. A batch that was there before and ends past
+        what the source has written then is of a time before it was restored.
+    :param skip_lsns: see ``find_sealed``.
+    :param lake_lsn: the slot was read again, with the lake at this checkpoint: no other batch stands for this
+        one, and it stands for those that wait and that nobody can read. None: it starts at the checkpoint.
+    """
+    reach("stage.after_files")
+    if (
+        lake_lsn is None
+        and (other := _covering(area, manifest, server_now(), skip_lsns)) is not None
+    ):
+        return other
+    path = layout.manifest_path(
+        manifest.slot_name, manifest.start_lsn, manifest.end_lsn, manifest.batch_id
+    )
+    if manifest.skipped:
+        # Before: who dies in between leaves no batch, and not the one that was given up.
+        _remove_those_that_hold(area, manifest, lake_lsn or manifest.start_lsn)
+    _remove_undone(area, manifest, server_now, lake_lsn or manifest.start_lsn)
+    reach("stage.before_manifest")
+    area.write_whole(path, manifest.to_json().encode("ascii"))
+    reach("stage.after_manifest")
+    if lake_lsn is not None:
+        _remove_covered(area, manifest, lake_lsn)
+    return manifest, area.uri(path)
+
+
+def _covering(
+    area: StagingArea, manifest: Manifest, server: Server, skip_lsns: Collection[Lsn]
+) -> tuple[Manifest, str] | None:
+    """A sealed batch with all that a new one holds.
+
+    :raises SlotBusy: it has all but the copies.
+    """
+    other = find_sealed(
+        area,
+        manifest.slot_name,
+        manifest.system_identifier,
+        manifest.start_lsn,
+        # One of a past that was undone is why this was staged at all.
+        server=server,
+        skip_lsns=skip_lsns,
+    )
+    if other is None:
+        return None
+    if other[0].end_lsn < manifest.end_lsn or manifest.start_lsn == manifest.end_lsn:
+        return None
+    lacking = sorted(_copied(manifest) - _copied(other[0]))
+    if not lacking:
+        return other
+    if other[0].end_lsn == manifest.end_lsn:
+        return None
+    raise SlotBusy(
+        "Another run sealed a longer batch meanwhile, which lacks the copies that were made here: "
+        + ", ".join(lacking),
+        slot=manifest.slot_name,
+        lsn=other[0].end_lsn,
+        advice="run the task again, which takes them over; let one run at a time use the slot"
+        " (max_active_runs=1).",
+    )
+
+
+def _copied(manifest: Manifest) -> set[str]:
+    return {each.name for each in manifest.tables if each.copy_lsn is not None}
+
+
+def warn_of_skipped(manifest: Manifest) -> None:
+    """Whoever takes over a batch has to know what it was told to leave out."""
+    for each in manifest.skipped:
+        log.warning(
+            "It leaves out the transaction that committed at %s, on request: %s row changes.",
+            each.commit_lsn,
+            f"{each.changes:,}",
+        )
+
+
+def _remove_those_that_hold(area: StagingArea, skipping: Manifest, lake_lsn: Lsn) -> None:
+    """Remove the manifests of batches that hold a transaction which this one was asked to leave out.
+
+    None that ends past the checkpoint was applied as a whole; a late task or a replay would bring the
+    transaction back.
+    """
+    left_out = [Lsn.parse(each.commit_lsn) for each in skipping.skipped]
+    for path, other in _past(area, skipping, lake_lsn):
+        holds = any(other.start_lsn <= lsn < other.end_lsn for lsn in left_out)
+        if holds and not other.skips(left_out):
+            log.warning("The sealed batch %s is given up: it holds what is left out now.", path)
+            area.delete_file(path)
+
+
+def _remove_undone(
+    area: StagingArea, later: Manifest, server_now: Callable[[], Server], lake_lsn: Lsn
+) -> None:
+    """Remove the manifests of batches past the checkpoint that hold a past which the source has left.
+
+    It was promoted since, or restored to a time before their end. What they end with may never have
+    happened; a late task or a replay would bring it back. What did happen is staged anew.
+    """
+    found = list(_past(area, later, lake_lsn))
+    # Asked after they were listed: a run beside this one seals what was written before it does.
+    server = server_now()
+    # A standby that was started again has yet to replay what it had.
+    written = None if server.is_standby else server.flush_lsn
+    for path, other in found:
+        if other.timeline < later.timeline:
+            why = "the source was promoted since"
+        elif other.timeline == later.timeline and written is not None and other.end_lsn > written:
+            why = f"it ends past what the source has written, {written}"
+        else:
+            continue
+        log.warning("The sealed batch %s is given up: %s.", path, why)
+        area.delete_file(path)
+
+
+def _past(area: StagingArea, ours: Manifest, lsn: Lsn) -> Iterator[tuple[str, Manifest]]:
+    """Manifests of the same slot and system that end past a position, with their paths.
+
+    Damaged ones are passed over: nobody can apply them as they are.
+    """
+    folder = layout.manifest_folder(ours.slot_name)
+    for name in area.names(folder):
+        ends = layout.parse_manifest_name(name)
+        if ends is None or ends[1] <= lsn:
+            continue
+        path = f"{folder}/{name}"
+        try:
+            found = Manifest.from_json(area.read(path))
+        except BatchRefused:
+            continue
+        if found.system_identifier == ours.system_identifier:
+            yield path, found
+
+
+def _remove_covered(area: StagingArea, again: Manifest, lake_lsn: Lsn) -> None:
+    """Remove the manifests of batches within one that was read again, but for what is applied or has copies.
+
+    That one is there already. Of batches that wait no run shall find any but the new one, and a manifest that
+    is damaged would end each replay and each prune.
+    """
+    folder = layout.manifest_folder(again.slot_name)
+    for name in area.names(folder):
+        ends = layout.parse_manifest_name(name)
+        if ends is None or ends[0] < again.start_lsn or ends[1] > again.end_lsn:
+            continue
+        try:
+            other = Manifest.from_json(area.read(f"{folder}/{name}"))
+        except BatchRefused:
+            why = "it is damaged"
+        else:
+            copies = any(table.copy_lsn is not None for table in other.tables)
+            ours = other.system_identifier == again.system_identifier
+            if ends[1] <= lake_lsn or copies or not ours or other.batch_id == again.batch_id:
+                continue
+            why = "it was not applied"
+        log.warning("The sealed batch %s gives way to what was read again: %s.", name, why)
+        area.delete_file(f"{folder}/{name}")

@@ -1,0 +1,255 @@
+"""The position that a run begins at: the lake's against the source, and ``start_lsn`` against both.
+
+Nothing is moved silently: where the server would begin later than it was asked to, the run ends here. What is
+not here: the facts of the slot (``source/slot.py``), and where a first batch begins (``pipeline.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.request import NEVER
+from airflow_provider_pgoutput.capture.source.slot import check_two_phase_start
+from airflow_provider_pgoutput.capture.source.timelines import (
+    BEGIN_ANEW,
+    check_timeline,
+    check_written,
+)
+from airflow_provider_pgoutput.capture.staging.archive import find_overlaps, newest_readable
+from airflow_provider_pgoutput.capture.staging.manifests import find_ending
+from airflow_provider_pgoutput.errors import (
+    BatchRefused,
+    ConfigurationError,
+    SlotAheadOfCheckpoint,
+    SlotNotFound,
+    SourceChanged,
+    TableRefused,
+)
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.capture.request import CaptureRequest
+    from airflow_provider_pgoutput.capture.run import CaptureContext
+    from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
+    from airflow_provider_pgoutput.capture.staging.area import StagingArea
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
+
+log = logging.getLogger(__name__)
+
+_ARCHIVE = (
+    "staged batches hold what is older: PgoutputReplayOperator applies them again from any LSN; to go on"
+    " without, leave start_lsn out."
+)
+
+
+def check_source(context: CaptureContext, checkpoint: Checkpoint) -> None:
+    """Refuse a source that is not the one whose changes the lake holds, or that is behind it.
+
+    :raises SourceChanged: when it is.
+    :raises SourceUnavailable: when a standby has yet to replay so far.
+    """
+    server, slot_name = context.server, context.request.slot_name
+    if server.system_identifier != checkpoint.system_identifier:
+        raise SourceChanged(
+            f"The source is system {server.system_identifier}, the lake was filled from "
+            f"{checkpoint.system_identifier}.",
+            slot=slot_name,
+            lsn=checkpoint.end_lsn,
+            advice=f"correct the connection. If this source is the right one now: {BEGIN_ANEW}",
+        )
+    check_written(server, checkpoint.end_lsn, slot_name)
+    check_timeline(
+        context.request.conninfo,
+        server,
+        then=checkpoint.timeline,
+        end_lsn=checkpoint.end_lsn,
+        slot=slot_name,
+    )
+
+
+def last_batch(area: StagingArea, slot_name: str, checkpoint: Checkpoint) -> Manifest | None:
+    """The batch that the lake holds last; None: the staging area has it no more.
+
+    It was applied, so one that is damaged stands in nobody's way. In its place comes the newest before it
+    that can be read: what became of the publications since then is more than since the last, and no less.
+    """
+    system, end = checkpoint.system_identifier, checkpoint.end_lsn
+    try:
+        return find_ending(area, slot_name, system, end, checkpoint.batch_id)
+    except BatchRefused as error:
+        log.warning("A manifest that ends at the checkpoint cannot be read. %s", error)
+        return newest_readable(area, slot_name, system, end)
+
+
+def last_known(area: StagingArea, slot_name: str, checkpoint: Checkpoint) -> Manifest | None:
+    """The batch that the lake holds last, or else the newest before it that is there and can be read."""
+    return last_batch(area, slot_name, checkpoint) or newest_readable(
+        area, slot_name, checkpoint.system_identifier, checkpoint.end_lsn
+    )
+
+
+def is_of_the_load(request: CaptureRequest, checkpoint: Checkpoint, last: Manifest | None) -> bool:
+    """Whether ``start_lsn`` is where tables were loaded from outside, which may stay in the DAG for good.
+
+    :param last: the batch that the lake holds last; None: it is not known.
+    """
+    start, begun_at = request.start_lsn, checkpoint.begun_at
+    if start is None or request.initial_copy != NEVER:
+        return False
+    if begun_at is not None and start > begun_at:
+        return False
+    loaded = None if last is None else last.loaded_lsn
+    if loaded not in {None, str(start)}:
+        return False
+    log.info(
+        "start_lsn %s is not past where the lake begins, so it is taken for the position of the load and"
+        " passed over: the run begins at the checkpoint, %s.",
+        start,
+        checkpoint.end_lsn,
+    )
+    return True
+
+
+def begin_again(
+    context: CaptureContext,
+    slot: SlotFacts | None,
+    confirmed: Lsn | None,
+    checkpoint: Checkpoint,
+    last: Manifest | None,
+) -> Lsn:
+    """Have a run begin at ``start_lsn``, which the lake may be past; that position.
+
+    What earlier batches left out on request is left out again. Refused is a position that the slot does not
+    hold, and one from which not everything would be read as it was then.
+
+    :param confirmed: position of the slot; None: there is none that could be read.
+    :param last: the batch that the lake holds last; None: it is not known.
+    :raises SlotNotFound: there is nothing to read.
+    :raises SlotAheadOfCheckpoint: the slot is past the position.
+    :raises ConfigurationError: the lake is not that far, or something was another then: the columns of a
+        table, or what was prepared; or a table was copied since.
+    """
+    start, name = context.request.start_lsn, context.request.slot_name
+    assert start is not None, "the caller asks for it"
+    _check_position(slot, confirmed, start, checkpoint, name)
+    assert slot is not None, "that is checked"
+    if context.options.two_phase:
+        _check_prepared(context.area, slot, start, checkpoint)
+    _check_shapes(start, checkpoint, name)
+    overlaps = find_overlaps(
+        context.area, name, checkpoint.system_identifier, start, checkpoint.end_lsn
+    )
+    _check_copies(start, checkpoint, overlaps.copied_until, name)
+    left_out = _left_out(checkpoint, name) | overlaps.left_out
+    context.left_out = frozenset(lsn for lsn in left_out if lsn >= start)
+    context.lake_lsn = checkpoint.end_lsn
+    # Tables of the load may still wait for their first change.
+    known = last is not None and last.loaded_lsn is not None
+    context.loaded_lsn = Lsn.parse(str(last.loaded_lsn)) if last is not None and known else None
+    log.info("Slot %s is read again from %s on; the lake is at %s.", name, start, context.lake_lsn)
+    return start
+
+
+def _check_position(
+    slot: SlotFacts | None, confirmed: Lsn | None, start: Lsn, checkpoint: Checkpoint, name: str
+) -> None:
+    if slot is None or confirmed is None:
+        raise SlotNotFound(
+            "There is no slot that could be read from start_lsn on.",
+            slot=name,
+            lsn=start,
+            advice=_ARCHIVE,
+        )
+    if confirmed > start:
+        raise SlotAheadOfCheckpoint(
+            f"start_lsn is {start}, but the slot begins at {confirmed}: the server may have recycled what"
+            " lies between.",
+            slot=name,
+            lsn=start,
+            advice=_ARCHIVE,
+        )
+    if start > checkpoint.end_lsn:
+        raise ConfigurationError(
+            f"start_lsn is {start}, and the lake is at {checkpoint.end_lsn}: it would lack the changes"
+            " between.",
+            slot=name,
+            lsn=start,
+            advice="give a position up to the checkpoint, or leave start_lsn out.",
+        )
+
+
+def _check_prepared(area: StagingArea, slot: SlotFacts, start: Lsn, checkpoint: Checkpoint) -> None:
+    """What was prepared before a position is not sent again; only the batch that ended there has it."""
+    check_two_phase_start(slot, checkpoint.end_lsn)
+    if start == checkpoint.end_lsn:
+        return
+    known = False
+    if start == slot.confirmed_flush_lsn:
+        try:
+            system = checkpoint.system_identifier
+            known = find_ending(area, slot.name, system, start) is not None
+        except BatchRefused as error:
+            log.warning("A manifest that ends at start_lsn cannot be read. %s", error)
+    if not known:
+        raise ConfigurationError(
+            "With two_phase the server does not send again what was prepared before start_lsn, and no staged"
+            " batch ends there that has it.",
+            slot=slot.name,
+            lsn=start,
+            advice=f"give the checkpoint, {checkpoint.end_lsn}; {_ARCHIVE}",
+        )
+
+
+def _left_out(checkpoint: Checkpoint, slot_name: str) -> frozenset[Lsn]:
+    """Commits that applied batches left out, as the checkpoint table has them."""
+    try:
+        return frozenset(Lsn.parse(lsn) for text in checkpoint.skipped for lsn in json.loads(text))
+    except (ValueError, TypeError, ConfigurationError) as error:
+        raise TableRefused(
+            "The column skipped of the checkpoint table is not what the pipeline writes.",
+            slot=slot_name,
+            advice="somebody changed it; without start_lsn it is not needed.",
+        ) from error
+
+
+def _check_shapes(start: Lsn, checkpoint: Checkpoint, slot_name: str) -> None:
+    """What was sent before a change of the columns cannot be told from what came later any more."""
+    if start == checkpoint.end_lsn:
+        return
+    tables = checkpoint.tables or {}
+    if unknown := sorted(tables[oid] for oid in tables.keys() - checkpoint.shaped_at.keys()):
+        raise ConfigurationError(
+            "The checkpoint table does not know since when the table has its columns: it was rebuilt, or"
+            " filled by an earlier version.",
+            slot=slot_name,
+            table=unknown[0],
+            lsn=start,
+            advice=f"give the checkpoint, {checkpoint.end_lsn}; {_ARCHIVE}",
+        )
+    later = {oid: since for oid, since in checkpoint.shaped_at.items() if since > start}
+    if later:
+        oid = max(later, key=lambda each: later[each])
+        raise ConfigurationError(
+            f"The table was copied first, or its columns changed, in the batch that ended at {later[oid]}.",
+            slot=slot_name,
+            table=tables.get(oid),
+            lsn=start,
+            advice=f"give {later[oid]} or a later position; {_ARCHIVE}",
+        )
+
+
+def _check_copies(
+    start: Lsn, checkpoint: Checkpoint, copied_until: Lsn | None, slot_name: str
+) -> None:
+    """The stream does not have what a copy brought, so a replay of what is read again would lack it."""
+    known = [each for each in (checkpoint.copied_until, copied_until) if each is not None]
+    if known and max(known) > start:
+        raise ConfigurationError(
+            f"A table was copied in the batch that ended at {max(known)}, and the stream has no copies.",
+            slot=slot_name,
+            lsn=start,
+            advice=f"give {max(known)} or a later position; {_ARCHIVE}",
+        )

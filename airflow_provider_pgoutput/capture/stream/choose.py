@@ -1,0 +1,93 @@
+"""Whether the server has room for the SQL transport: what ``transport="auto"`` goes by.
+
+The server puts each answer of the SQL function into a temporary file before its first row arrives; the
+walsender needs no such file and is slower. So SQL is read unless something known before the read speaks
+against it. An answer holds whole transactions, and how large the largest is nobody knows before it is
+decoded; so when an answer does not fit after all, the run goes over to the walsender.
+
+What is not here: that change in the middle (``second_try.py``).
+Source: https://www.postgresql.org/docs/current/runtime-config-resource.html#GUC-TEMP-FILE-LIMIT
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from psycopg import sql
+
+from airflow_provider_pgoutput.capture.source.errors import translated
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.capture.source.session import Session
+
+#: Bytes of an answer's temporary file for a byte of WAL: enough for most tables, not a bound.  Many small
+#: numbers in a row are longer as text than in the WAL.
+_FILE_PER_WAL: Final = 2
+#: WAL that one answer may hold where nothing limits the file: more is not a few seconds any more.
+_MOST_WAL_OF_AN_ANSWER: Final = 4 << 30
+
+_QUERY = """
+SELECT pg_catalog.pg_size_bytes(pg_catalog.current_setting('temp_file_limit')),
+       pg_catalog.current_setting('max_replication_slots')::pg_catalog.int4
+           - (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_slots),
+       pg_catalog.has_function_privilege(
+           'pg_catalog.pg_copy_logical_replication_slot(name, name, bool)', 'EXECUTE')
+"""
+
+#: Whether the functions wait for standbys that may take over, before they read a slot: 0 or 1. They wait for
+#: slots with failover only, which no copy is.
+#: https://www.postgresql.org/docs/current/runtime-config-replication.html#GUC-SYNCHRONIZED-STANDBY-SLOTS
+WAITS_FOR_STANDBYS: Final = sql.SQL(
+    "SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = {}"
+    " AND COALESCE((pg_catalog.to_jsonb(s) ->> 'failover')::pg_catalog.bool, false)"
+    " AND COALESCE(pg_catalog.current_setting('synchronized_standby_slots', true), '') <> ''"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the server has room for."""
+
+    #: Bytes of temporary files that a session may have; None: no limit.
+    temp_file_limit: int | None
+    #: Whether a copy of the slot can be made, without which a range is not cut into parts.
+    makes_copies: bool
+
+
+def read_room(session: Session, slot_name: str) -> Room:
+    """Ask the server."""
+    with translated():
+        row = session.execute(_QUERY).fetchone()
+        waits = session.execute(WAITS_FOR_STANDBYS.format(sql.Literal(slot_name))).fetchone()
+    assert row is not None, "a SELECT of scalars gives a row"
+    limit, free_slots, may_copy = row
+    makes_copies = may_copy and free_slots > 0 and waits == (0,)
+    return Room(None if limit < 0 else limit, makes_copies)
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What is about to be read, in bytes of WAL."""
+
+    #: From the checkpoint to the target.
+    wal_bytes: int
+    #: Of a part, unless a long transaction makes it more.
+    part_bytes: int
+    #: Whether it can be cut into parts at all.
+    is_cut: bool
+
+
+def against_sql(room: Room, backlog: Backlog) -> str | None:
+    """What speaks against reading this backlog through SQL; None: nothing does."""
+    answer_bytes = backlog.wal_bytes
+    if backlog.is_cut and room.makes_copies:
+        answer_bytes = min(answer_bytes, backlog.part_bytes)
+    if room.temp_file_limit is not None and answer_bytes * _FILE_PER_WAL > room.temp_file_limit:
+        return (
+            f"{answer_bytes >> 20} MiB of WAL in one answer may not fit the server's temp_file_limit of "
+            f"{room.temp_file_limit >> 20} MiB"
+        )
+    if answer_bytes > _MOST_WAL_OF_AN_ANSWER:
+        return f"its {answer_bytes >> 20} MiB of WAL would be one answer, for it cannot be cut"
+    return None

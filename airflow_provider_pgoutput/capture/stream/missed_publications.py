@@ -1,0 +1,61 @@
+"""Whether the publications existed during the whole of a batch, on servers that only warn if not.
+
+From version 18 on the server leaves out the changes of a publication that did not exist when they were
+written, and says so in a WARNING. psycopg hands that over, ADBC does not. So after a read through ADBC
+the catalog is asked whether a publication is younger than the slot's horizon, which is rare; only then
+the server decodes the range once more, returning nothing but a count, and its warnings are listened to.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.capture.source.errors import skipped_publication, translated
+from airflow_provider_pgoutput.capture.stream.options import publication_list
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.capture.source.session import Session
+    from airflow_provider_pgoutput.errors import PublicationMissing
+
+# A publication's row is new after CREATE and after some forms of ALTER. What is older than catalog_xmin
+# was committed before anything that the slot still decodes. An xmin that was frozen long ago may seem
+# young; then the range is decoded once more for nothing.
+_YOUNGER_QUERY = """
+SELECT EXISTS (
+    SELECT FROM pg_catalog.pg_publication p, pg_catalog.pg_replication_slots s
+     WHERE p.pubname = ANY (%s) AND s.slot_name = %s
+       AND pg_catalog.age(p.xmin) <= pg_catalog.age(s.catalog_xmin))
+"""
+
+
+def check_publications_throughout(
+    session: Session, slot_name: str, publication_names: tuple[str, ...], end: Lsn
+) -> None:
+    """Refuse a batch during which a publication did not exist.
+
+    :param end: where the batch ends.
+    :raises PublicationMissing: when the server left changes out.
+    """
+    found: list[PublicationMissing] = []
+
+    def listen(notice: psycopg.errors.Diagnostic) -> None:
+        if (missing := skipped_publication(notice, slot=slot_name)) is not None:
+            found.append(missing)
+
+    session.add_notice_handler(listen)
+    try:
+        with translated(slot=slot_name):
+            row = session.execute(_YOUNGER_QUERY, (list(publication_names), slot_name)).fetchone()
+            if row is not None and row[0]:
+                session.execute(
+                    "SELECT pg_catalog.count(*) FROM pg_catalog.pg_logical_slot_peek_binary_changes("
+                    "%s, %s, NULL, 'proto_version', '1', 'publication_names', %s)",
+                    (slot_name, str(end), publication_list(publication_names)),
+                )
+    finally:
+        session.remove_notice_handler(listen)
+    if found:
+        raise found[0]

@@ -1,0 +1,193 @@
+"""Spools on the worker's own disk: transactions that wait for their commit, in bounded memory.
+
+All spools of a read share a budget. When it is reached, the largest writes what it holds in memory to a
+file of its own, in a private folder of the system's temporary directory (``scratch.py``), which goes away
+with the read. Nothing here is durable or needs to be: an unfinished transaction is sent again.
+What is not here: which messages a spool gets (``pgoutput/reassemble.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import tempfile
+import threading
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Final
+
+import numpy as np
+
+from airflow_provider_pgoutput.capture.pgoutput.spool import Piece, joined
+from airflow_provider_pgoutput.crash_points import reach
+from airflow_provider_pgoutput.errors import StagingFull
+from airflow_provider_pgoutput.scratch import ScratchFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+#: Memory of all spools of a read together.
+SPILL_BYTES: Final = 32 << 20
+#: What a piece costs beside its bytes.
+_PIECE_BYTES: Final = 512
+#: A file is read in parts of this size at most, unless a piece is larger.
+_WRITTEN_PIECE_BYTES: Final = 4 << 20
+_BYTES_BESIDE_MESSAGE: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """Where a piece lies in the file: its lengths, its ids, its data."""
+
+    position: int
+    messages: int
+    size_bytes: int
+
+
+class SpillFolder:
+    """Makes spools that share one budget, for the thread that reads and the one that settles what ended.
+
+    :param memory_bytes: what all spools together keep in memory, roughly.
+    """
+
+    def __init__(self, memory_bytes: int = SPILL_BYTES) -> None:
+        self._memory_bytes = memory_bytes
+        self._folder: ScratchFolder | None = None
+        self._spools: dict[int, FileSpool] = {}
+        self._made = 0
+        #: Held while any of the spools changes: one that is full makes another write.
+        self.lock = threading.RLock()
+        self.held_bytes = 0
+        #: Bytes written to files so far.
+        self.written_bytes = 0
+
+    def new(self) -> FileSpool:
+        """Make an empty spool."""
+        with self.lock:
+            spool = FileSpool(self, self._made)
+            self._spools[self._made] = spool
+            self._made += 1
+            return spool
+
+    def close(self) -> None:
+        """Remove all files; no spool may be used any more."""
+        self._spools.clear()
+        if self._folder is not None:
+            self._folder.remove()
+            self._folder = None
+
+    def held(self, more_bytes: int) -> None:
+        """Count what a spool took into memory, or gave up; write the largest when it is too much."""
+        self.held_bytes += more_bytes
+        while self.held_bytes > self._memory_bytes:
+            max(self._spools.values(), key=lambda each: each.held_bytes).write_out()
+
+    def path(self, number: int) -> Path:
+        """The file of a spool."""
+        if self._folder is None:
+            self._folder = ScratchFolder("spill")
+        return self._folder.path / str(number)
+
+    def forget(self, number: int) -> None:
+        """Drop a spool."""
+        self._spools.pop(number, None)
+
+
+class FileSpool:
+    """See ``Spool``; made by ``SpillFolder.new``."""
+
+    def __init__(self, folder: SpillFolder, number: int) -> None:
+        self._folder = folder
+        self._number = number
+        self._held: list[Piece] = []
+        self._written: list[_Written] = []
+        self.held_bytes = 0
+
+    def append(self, piece: Piece) -> None:
+        """See ``Spool``."""
+        size = _size(piece)
+        with self._folder.lock:
+            self._held.append(piece)
+            self.held_bytes += size
+            self._folder.held(size)
+
+    def pieces(self) -> Iterator[Piece]:
+        """See ``Spool``."""
+        with self._folder.lock:
+            written, held = tuple(self._written), tuple(self._held)
+        if written:
+            with _disk_errors("read back"), self._folder.path(self._number).open("rb") as file:
+                for each in written:
+                    yield _read(file, each)
+        yield from held
+
+    def discard(self) -> None:
+        """See ``Spool``."""
+        with self._folder.lock:
+            if self._written:
+                self._folder.path(self._number).unlink(missing_ok=True)
+            self._folder.forget(self._number)
+            self._written, self._held = [], []
+            self._release()
+
+    def write_out(self) -> None:
+        """Move what is in memory to the file.
+
+        :raises StagingFull: when the disk has no room for it.
+        """
+        with _disk_errors("put aside"), self._folder.path(self._number).open("ab") as file:
+            for piece in _gathered(self._held):
+                position = file.tell()
+                for array in (piece.lengths, piece.xids, piece.data):
+                    file.write(np.ascontiguousarray(array).data)
+                self._written.append(_Written(position, len(piece), len(piece.data)))
+                self._folder.written_bytes += file.tell() - position
+        reach("stage.after_spill")
+        self._held = []
+        self._release()
+
+    def _release(self) -> None:
+        released, self.held_bytes = self.held_bytes, 0
+        self._folder.held(-released)
+
+
+@contextlib.contextmanager
+def _disk_errors(action: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StagingFull(
+            f"A streamed transaction cannot be {action} in {tempfile.gettempdir()}: {error.strerror}.",
+            advice="make room and keep others from removing files there, point TMPDIR to another disk, or "
+            "set streaming to 'off', so that the server keeps transactions until they commit.",
+        ) from error
+
+
+def _size(piece: Piece) -> int:
+    return len(piece.data) + _BYTES_BESIDE_MESSAGE * len(piece) + _PIECE_BYTES
+
+
+def _gathered(pieces: list[Piece]) -> Iterator[Piece]:
+    """Pieces of some size of many small ones."""
+    waiting: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        waiting.append(piece)
+        size += len(piece.data)
+        if size >= _WRITTEN_PIECE_BYTES:
+            yield joined(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield joined(waiting)
+
+
+def _read(file: IO[bytes], written: _Written) -> Piece:
+    file.seek(written.position)
+    size = written.messages * _BYTES_BESIDE_MESSAGE + written.size_bytes
+    content = np.fromfile(file, dtype=np.uint8, count=size)
+    if len(content) != size:
+        raise OSError(errno.EIO, "the file is shorter than it was")
+    first, second = 8 * written.messages, 12 * written.messages
+    return Piece(
+        content[second:], content[:first].view(np.int64), content[first:second].view(np.uint32)
+    )

@@ -1,0 +1,73 @@
+"""Dates and timestamps as ADBC hands them over: days or microseconds since 1970, of any size.
+
+ADBC moves PostgreSQL's count from 2000 to 1970 without a look at the value, so the infinities (the greatest
+and the least number) wrap around; the same step back gives them again, bit by bit. What the lake cannot hold
+is rejected by the same rules as in text and binary form. What is not here: other types.
+
+Source: https://www.postgresql.org/docs/current/datatype-datetime.html
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_pgoutput.capture.types import binary_dates
+from airflow_provider_pgoutput.capture.types.arrow_bytes import CastResult, accepted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from airflow_provider_pgoutput.capture.types.binary_scalars import Printer
+    from airflow_provider_pgoutput.capture.types.cast import ColumnCaster
+
+_PRINTERS: Mapping[int, Printer] = {
+    1082: binary_dates.date_texts,
+    1114: binary_dates.timestamp_printer(b""),
+    1184: binary_dates.timestamp_printer(b"+00"),
+}
+#: Built-in types that are read so: date, timestamp, timestamptz.
+MOMENT_OIDS = frozenset(_PRINTERS)
+
+_DAY_US = 86_400_000_000
+#: 2000-01-01, PostgreSQL's day 0, in days since 1970-01-01.
+_EPOCH_DAYS = 10_957
+#: 0001-01-01 and the day after 9999-12-31 in days since 1970-01-01.
+_LAKE_DAYS = (-719_162, 2_932_897)
+
+
+def moment_caster(text_caster: ColumnCaster) -> ColumnCaster:
+    """The caster of a column of ``MOMENT_OIDS`` as ADBC fetched it.
+
+    :param text_caster: the column's caster of values in text form.
+    """
+    target = text_caster.arrow_type
+    unit = 1 if pa.types.is_date32(target) else _DAY_US
+    numbers = pa.int32() if pa.types.is_date32(target) else pa.int64()
+    first, end = (pa.scalar(days * unit, numbers) for days in _LAKE_DAYS)
+    printer = _PRINTERS[text_caster.column.type_oid]
+
+    def cast(fetched: pa.Array) -> CastResult:
+        assert fetched.type == target, "ADBC's type of it is the lake's"
+        found = fetched.view(numbers)
+        extremes = pc.min_max(found)
+        if pc.and_(
+            pc.greater_equal(extremes["min"], first), pc.less(extremes["max"], end)
+        ).as_py() in {True, None}:
+            return accepted(fetched)
+        outside = pc.or_(pc.less(found, first), pc.greater_equal(found, end)).fill_null(False)
+        rejected = np.flatnonzero(outside.to_numpy(zero_copy_only=False))
+        return CastResult(pc.if_else(outside, pa.scalar(None, target), fetched), rejected)
+
+    def texts(fetched: pa.Array) -> pa.Array:
+        counted = fetched.view(numbers).to_numpy() - numbers.to_pandas_dtype()(_EPOCH_DAYS * unit)
+        wire = np.ascontiguousarray(counted.astype(counted.dtype.newbyteorder(">")))
+        width = pa.binary(wire.dtype.itemsize)
+        raw = pa.Array.from_buffers(width, len(wire), [None, pa.py_buffer(wire)])
+        return printer(raw.cast(pa.binary()))
+
+    return dataclasses.replace(text_caster, _cast=cast, _texts=texts)

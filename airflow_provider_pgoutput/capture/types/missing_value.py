@@ -1,0 +1,111 @@
+"""What rows older than a column show in it, as the text that apply gives to rows in the lake.
+
+PostgreSQL keeps one value per column for them (``pg_attribute.attmissingval``), as text. What is not here:
+writing it.
+
+Source: https://www.postgresql.org/docs/current/catalog-pg-attribute.html
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from airflow_provider_pgoutput.capture.types.cast import NULL_AND_KEEP, ValuePolicy, column_caster
+from airflow_provider_pgoutput.capture.types.type_info import base_type
+from airflow_provider_pgoutput.errors import ProtocolError, ValueRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from airflow_provider_pgoutput.batch.table_version import Column
+    from airflow_provider_pgoutput.capture.types.type_info import TypeInfo
+
+log = logging.getLogger(__name__)
+
+_TIME_OID, _NUMERIC_OID = 1083, 1700
+#: date, timestamp and timestamptz, of which infinity and BC are usual defaults.
+_DATE_OIDS = frozenset({1082, 1114, 1184})
+#: Lake types that are made of others: apply has no parser of PostgreSQL's text for them.
+_NESTED = ("list<", "map<", "struct<")
+
+
+def lake_text(
+    column: Column,
+    types: Mapping[int, TypeInfo],
+    table: str,
+    policy: ValuePolicy | None = None,
+    *,
+    is_key: bool = False,
+) -> str | None:
+    """The column's missing value as text of its lake type.
+
+    Where the lake type was chosen it need not be PostgreSQL's text, and need not hold the value.
+
+    :param policy: what becomes of a date, a timestamp or a list that no lake type but text holds.
+    :param is_key: older rows would have no key without it, so the policy does not count.
+    :raises ValueRefused: it does not; the side table is for values of rows, and here is none.
+    """
+    info, text = base_type(column.type_oid, types), column.missing_value
+    if text is None or info is None or column.lake_type == "string":
+        return text
+    is_nested = column.lake_type.startswith(_NESTED)
+    if info.oid not in {_TIME_OID, _NUMERIC_OID} | _DATE_OIDS and not is_nested:
+        return text
+    caster = column_caster(column, ValuePolicy(), types=types, table=table)
+    try:
+        result = caster.cast(pa.array([text.encode()], pa.binary()))
+    except ProtocolError:
+        if info.oid not in _DATE_OIDS:
+            raise
+        # A timestamp of an older version whose text has the zone of now; apply reads both.
+        return text
+    if len(result.rejected):
+        if is_nested or info.oid in _DATE_OIDS:
+            _leave_out(column, table, policy or ValuePolicy(), is_key=is_key)
+            return None
+        raise ValueRefused(
+            f"The default that older rows show in the column does not fit {column.lake_type}.",
+            table=table,
+            column=column.name,
+            advice="choose 'string' for it in column_types.",
+        )
+    if is_nested:
+        return json.dumps(_parts(result.values[0].as_py(), result.values.type), ensure_ascii=True)
+    return str(result.values[0].as_py()) if info.oid == _TIME_OID else text
+
+
+def _parts(value: Any, kind: pa.DataType) -> Any:
+    """A value with every part as text, as ``Column.missing_value`` has it."""
+    if value is None:
+        return None
+    if pa.types.is_list(kind):
+        return [_parts(each, kind.value_type) for each in value]
+    if pa.types.is_map(kind):
+        return dict(value)
+    if pa.types.is_struct(kind):
+        return [_parts(value[each.name], each.type) for each in kind]
+    return f"\\x{value.hex()}" if pa.types.is_binary(kind) else str(value)
+
+
+def _leave_out(column: Column, table: str, policy: ValuePolicy, *, is_key: bool) -> None:
+    """Leave the value out, as the policy leaves out that of a row."""
+    words = f"The default that older rows show in the column does not fit {column.lake_type}"
+    if is_key or policy.fails(column.lake_type):
+        others = "" if is_key else f", or set the value policy to {NULL_AND_KEEP!r}"
+        raise ValueRefused(
+            f"{words}.",
+            table=table,
+            column=column.name,
+            advice=f"choose 'string' for it in column_types{others}.",
+        )
+    log.warning(
+        "%s: %s (column %s): these rows have NULL in the lake, and no row of the side table, until they"
+        " change. 'string' for it in column_types keeps such values.",
+        table,
+        words,
+        column.name,
+    )

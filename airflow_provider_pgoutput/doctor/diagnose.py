@@ -1,0 +1,353 @@
+"""Compares slot, checkpoint, tables and staging of one pipeline, and names what does not agree.
+
+It looks and changes nothing. What is not here: the repair (``repair.py``), reading any of the four
+(``examination.py``), and what a run that is under way explains (``findings.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from airflow_provider_pgoutput.batch.layout import manifest_path
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.capture.findings import NOTE, PROBLEM, Finding, without_work
+from airflow_provider_pgoutput.capture.source.slot import (
+    check_not_ahead,
+    check_slot,
+    check_wal_level,
+)
+from airflow_provider_pgoutput.capture.source.timelines import BEGIN_ANEW, check_written
+from airflow_provider_pgoutput.errors import (
+    PgoutputError,
+    SlotBusy,
+    SlotNotFound,
+    SourceChanged,
+    SourceUnavailable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from datetime import datetime
+
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.capture.findings import Observed
+    from airflow_provider_pgoutput.lake.state import LakeTable, Recorded
+
+#: No attempt to apply takes so long: apply removes such branches, too.
+DEAD_AFTER: Final = timedelta(days=1)
+
+
+def examine(observed: Observed) -> list[Finding]:
+    """Name everything that does not agree; nothing is found when all is well."""
+    checks: tuple[Callable[[Observed], Iterator[Finding]], ...] = (
+        _source,
+        _slot,
+        _checkpoint,
+        _tables,
+        _branches,
+        _staging,
+    )
+    return without_work([finding for check in checks for finding in check(observed)], observed)
+
+
+def _source(observed: Observed) -> Iterator[Finding]:
+    server, checkpoint = observed.server, observed.checkpoint
+    if server is None:
+        return
+    try:
+        check_wal_level(server)
+    except PgoutputError as error:
+        yield _problem("source", error)
+    filled_from = observed.system_identifier
+    if filled_from is not None and server.system_identifier != filled_from:
+        yield _problem(
+            "source",
+            SourceChanged(
+                f"The source is system {server.system_identifier}, the lake was filled from {filled_from}.",
+                advice="correct the connection; a server that was restored with pg_dump or initdb is a new "
+                f"source. {BEGIN_ANEW}",
+            ),
+        )
+    elif checkpoint is not None:
+        try:
+            check_written(server, checkpoint.end_lsn, observed.slot_name)
+        except (SourceChanged, SourceUnavailable) as error:
+            yield _problem("source", error)
+
+
+def _slot(observed: Observed) -> Iterator[Finding]:
+    server, slot, checkpoint = observed.server, observed.slot, observed.checkpoint
+    if server is None:
+        return
+    if slot is None:
+        if checkpoint is not None:
+            missing = SlotNotFound(
+                f"The slot does not exist; the lake is at {checkpoint.end_lsn}.",
+                advice="find out who dropped it; changes since then are gone: run once with"
+                " on_slot_lost='copy'.",
+            )
+            yield _problem("slot", missing)
+        return
+    try:
+        confirmed = check_slot(slot, server, two_phase=observed.two_phase)
+        waits = None if checkpoint is None else bridge(observed, checkpoint.end_lsn, confirmed)
+        if waits is not None:
+            yield Finding(
+                NOTE,
+                "slot",
+                f"The slot has passed the batch {_range(waits)}, which is not applied: only the staging "
+                "area holds its changes.",
+                "run the DAG, which applies it and, run by run, what follows; keep the staging area until"
+                " then.",
+                in_runs=True,
+            )
+        elif checkpoint is not None:
+            check_not_ahead(confirmed, checkpoint.end_lsn, slot.name)
+    except PgoutputError as error:
+        yield replace(_problem("slot", error), in_runs=isinstance(error, SlotBusy))
+        return
+    if checkpoint is not None and confirmed < checkpoint.end_lsn:
+        yield Finding(
+            NOTE,
+            "slot",
+            f"The slot is at {confirmed}, the lake at {checkpoint.end_lsn}: the server keeps "
+            f"{checkpoint.end_lsn - confirmed} bytes of WAL that nobody needs.",
+            f"{observed.unless_at_work}run the advance task.",
+            in_runs=True,
+        )
+
+
+def bridge(observed: Observed, checkpoint: Lsn, confirmed: Lsn) -> Manifest | None:
+    """A complete batch that a run takes whose slot is past the checkpoint; an empty one if no other.
+
+    Of several that reach the slot one after the other it is the first.
+    """
+    first, position = None, checkpoint
+    while position < confirmed:
+        found = [
+            each
+            for each in observed.manifests
+            if each.start_lsn <= position < each.end_lsn
+            and is_ours(each, observed)
+            and _may_bridge(each, observed, confirmed)
+            and each.batch_id not in observed.incomplete
+        ]
+        if not found:
+            return None
+        reaching = [each for each in found if confirmed <= each.end_lsn]
+        best = min(reaching, key=lambda each: each.is_empty, default=None)
+        best = best or max(found, key=lambda each: each.end_lsn)
+        first, position = first or best, best.end_lsn
+    return first
+
+
+def _may_bridge(manifest: Manifest, observed: Observed, confirmed: Lsn) -> bool:
+    """The same as capture's ``find_bridge``: nothing of a past that was undone."""
+    server = observed.server
+    if server is None:
+        return True
+    followed = manifest.timeline == server.timeline or manifest.end_lsn == confirmed
+    return followed and manifest.end_lsn <= server.flush_lsn
+
+
+def _checkpoint(observed: Observed) -> Iterator[Finding]:
+    checkpoint = observed.checkpoint
+    applied = [each for each in observed.lake.tables if each.marker is not None]
+    if checkpoint is None and applied and observed.lake.recorded:
+        # A batch leaves the rows of its tables and its own in one commit.
+        yield Finding(
+            NOTE,
+            "checkpoint",
+            f"{len(applied)} tables hold batches of the slot, and the checkpoint table has rows of tables"
+            " only: a replay of some tables into this namespace.",
+            "nothing; a pipeline cannot go on from here.",
+        )
+    elif checkpoint is None and applied:
+        yield Finding(
+            PROBLEM,
+            "checkpoint",
+            f"The checkpoint table has no row of the slot, and {len(applied)} tables hold batches of it: the "
+            "next run would copy everything again.",
+            "rebuild the checkpoint from the tables' snapshot summaries: run this command with --repair.",
+            repairable=True,
+        )
+
+
+def _tables(observed: Observed) -> Iterator[Finding]:
+    checkpoint = observed.checkpoint
+    present = {each.target: each for each in observed.lake.tables}
+    newest: dict[str, Recorded] = {}
+    for row in observed.lake.recorded or ():
+        if row.target is not None:
+            newest[row.target] = row
+    for target, row in sorted(newest.items()):
+        table = present.get(target)
+        if table is None:
+            yield _gone(observed, row, newest)
+        elif table.marker is None or table.marker.end_lsn < row.end_lsn:
+            says = "nothing" if table.marker is None else table.marker.end_lsn
+            yield Finding(
+                PROBLEM,
+                target,
+                f"The checkpoint says {row.end_lsn}, the table says {says}: it was rolled back.",
+                _ways_forward(table, row.table_name or table.source_name),
+                in_replays=True,
+            )
+    for table in observed.lake.tables:
+        if table.went_back and table.target not in newest:
+            yield Finding(
+                PROBLEM,
+                table.target,
+                "The table does not hold the batch that was published last: it was rolled back.",
+                _ways_forward(table, table.source_name),
+                in_replays=True,
+            )
+        if table.marker and checkpoint and table.marker.end_lsn > checkpoint.end_lsn:
+            yield Finding(
+                NOTE,
+                table.target,
+                f"The table holds a batch up to {table.marker.end_lsn}, the checkpoint is "
+                f"{checkpoint.end_lsn}: an apply died after it published this table"
+                + (", or is under way." if observed.running is None else "."),
+                f"{observed.unless_at_work}run the apply task again; what is there already is passed over.",
+                in_runs=True,
+            )
+
+
+def _ways_forward(table: LakeTable, source_name: str) -> str:
+    """What makes a table whole that was rolled back, the cheapest way first."""
+    ways = []
+    if table.published_snapshot_id is not None:
+        snapshot = f"'{table.target}', {table.published_snapshot_id}"
+        ways.append(f"undo it in Spark: CALL <catalog>.system.set_current_snapshot({snapshot})")
+    if table.marker is not None:
+        replay = (
+            f"PgoutputReplayOperator(from_lsn='{table.marker.end_lsn}', tables=[{source_name!r}])"
+        )
+        ways.append(f"apply its batches again: {replay}")
+    ways.append(f"copy it again: copy_tables=[{source_name!r}]")
+    return "; or ".join(ways) + "."
+
+
+def _gone(observed: Observed, row: Recorded, newest: Mapping[str, Recorded]) -> Finding:
+    """What a target means that the checkpoint names and the lake lacks."""
+    said = f"The table is gone; batches up to {row.end_lsn} were applied to it"
+    later = [
+        each.target
+        for each in newest.values()
+        if each.relation_oid == row.relation_oid and each.end_lsn > row.end_lsn
+    ]
+    ours = [each for each in observed.manifests if is_ours(each, observed)]
+    last = max(ours, key=lambda each: each.end_lsn, default=None)
+    published = None if last is None else last.published
+    if later:
+        text = f"{said}. Its source goes to {', '.join(map(str, later))} since."
+        return Finding(NOTE, str(row.target), text, "nothing, if you dropped it.")
+    if published is not None and row.relation_oid not in {
+        each.relation_oid for each in published.tables
+    }:
+        text = f"{said}. Its source is not published any more."
+        return Finding(NOTE, str(row.target), text, "nothing, if you dropped it.")
+    advice = f"bring it back, or copy it again: copy_tables=[{row.table_name!r}]."
+    return Finding(PROBLEM, str(row.target), f"{said}.", advice)
+
+
+def _branches(observed: Observed) -> Iterator[Finding]:
+    for table in observed.lake.tables:
+        dead = dead_branches(table, observed.now)
+        if dead:
+            by_hand = (
+                "but --repair cannot: pyiceberg writes no table of this format version to this catalog. By"
+                f" hand: ALTER TABLE <catalog>.{table.target} DROP BRANCH <name>"
+            )
+            way = "and so does --repair." if table.is_writable else by_hand
+            yield Finding(
+                NOTE,
+                table.target,
+                f"{len(dead)} branches of attempts that died are left: {', '.join(dead)}.",
+                f"the next apply that changes the table removes them, {way}",
+                repairable=table.is_writable,
+            )
+
+
+def dead_branches(table: LakeTable, now: datetime) -> list[str]:
+    """Branches of ours that belong to no attempt that lives."""
+    return sorted(name for name, newest in table.branches.items() if now - newest > DEAD_AFTER)
+
+
+def _staging(observed: Observed) -> Iterator[Finding]:
+    checkpoint = observed.checkpoint
+    position = Lsn(0) if checkpoint is None else checkpoint.end_lsn
+    waiting = [
+        each for each in observed.manifests if each.end_lsn > position and is_ours(each, observed)
+    ]
+    for manifest in waiting:
+        if manifest.batch_id in observed.incomplete:
+            yield Finding(
+                NOTE,
+                "staging",
+                f"Files of the batch {_range(manifest)} are missing.",
+                "bring them back from a backup: the slot has passed the batch."
+                if _is_passed(manifest, observed)
+                else "run the stage task: it stages the batch again, as the slot still holds its changes.",
+            )
+        elif _is_passed_over(manifest, observed):
+            yield Finding(
+                NOTE,
+                "staging",
+                f"The batch {_range(manifest)} was sealed before the source was promoted and not applied.",
+                "run the stage task: it stages anew what the source has; do not apply this batch.",
+            )
+        elif checkpoint is not None and manifest.start_lsn > position:
+            confirmed = None if observed.slot is None else observed.slot.confirmed_flush_lsn
+            path = manifest_path(
+                manifest.slot_name, manifest.start_lsn, manifest.end_lsn, manifest.batch_id
+            )
+            yield Finding(
+                PROBLEM,
+                "staging",
+                f"The batch {_range(manifest)} starts past the checkpoint {position}: the batch between is "
+                "missing.",
+                "bring back the batch between. If it is lost for good: run once with on_slot_lost='copy'."
+                if confirmed is None or confirmed > position
+                else f"remove {path} from the staging area: the next run stages all from {position} on.",
+            )
+        else:
+            position = max(position, manifest.end_lsn)
+            yield Finding(
+                NOTE,
+                "staging",
+                f"The batch {_range(manifest)} is sealed and not applied.",
+                f"{observed.unless_at_work}run the apply task; the next run finds it by itself.",
+                in_runs=True,
+            )
+
+
+def _is_passed(manifest: Manifest, observed: Observed) -> bool:
+    """Whether the slot cannot give the changes of a batch any more."""
+    confirmed = None if observed.slot is None else observed.slot.confirmed_flush_lsn
+    return confirmed is None or confirmed > manifest.start_lsn
+
+
+def _is_passed_over(manifest: Manifest, observed: Observed) -> bool:
+    """Whether no run takes a batch: it may end with what never happened."""
+    server, slot = observed.server, observed.slot
+    if server is None or manifest.timeline >= server.timeline:
+        return False
+    return slot is None or manifest.end_lsn != slot.confirmed_flush_lsn
+
+
+def is_ours(manifest: Manifest, observed: Observed) -> bool:
+    """Whether a batch is of the system that the lake was filled from."""
+    known = observed.system_identifier
+    return known is None or manifest.system_identifier == known
+
+
+def _range(manifest: Manifest) -> str:
+    return f"{manifest.start_lsn} to {manifest.end_lsn}"
+
+
+def _problem(where: str, error: PgoutputError) -> Finding:
+    return Finding(PROBLEM, where, error.message, error.advice or "")

@@ -1,0 +1,123 @@
+"""Reads all that the doctor compares: slot and server, lake, staging. It changes nothing.
+
+What is not here: what it means (``doctor.py``).
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.manifest import Manifest
+from airflow_provider_pgoutput.capture.findings import PROBLEM, Finding, Observed, RunningTask
+from airflow_provider_pgoutput.capture.source import session as sessions
+from airflow_provider_pgoutput.capture.source.catalog import read_server
+from airflow_provider_pgoutput.capture.source.slot_facts import read_slot
+from airflow_provider_pgoutput.capture.source.timelines import check_timeline
+from airflow_provider_pgoutput.doctor.diagnose import examine
+from airflow_provider_pgoutput.errors import BatchRefused, SourceChanged, SourceUnavailable
+from airflow_provider_pgoutput.lake.state import read_lake
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyiceberg.catalog import Catalog
+
+    from airflow_provider_pgoutput.capture.source.catalog import Server
+    from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
+    from airflow_provider_pgoutput.capture.staging.area import StagingArea
+
+
+def examine_pipeline(
+    conninfo: str | Mapping[str, Any],
+    slot_name: str,
+    catalog: Catalog,
+    namespace: str,
+    area: StagingArea | None,
+    *,
+    two_phase: bool = False,
+    running: Sequence[RunningTask] | None = None,
+) -> tuple[Observed, list[Finding]]:
+    """Read everything about one pipeline and compare it.
+
+    A source that does not answer, or a manifest that is damaged, is a finding like others.
+
+    :param area: the staging area; None: it is not looked at.
+    :param running: the tasks that Airflow had under way before all else is read; None: not known.
+    :raises LakeUnavailable: when the lake cannot be read; nothing can be said then.
+    """
+    layout.check_slot_name(slot_name)
+    findings: list[Finding] = []
+    server, slot = _read_source(conninfo, slot_name, findings)
+    manifests, incomplete = _read_manifests(area, slot_name, findings)
+    observed = Observed(
+        slot_name=slot_name,
+        server=server,
+        slot=slot,
+        two_phase=two_phase,
+        lake=read_lake(catalog, namespace, slot_name),
+        manifests=manifests,
+        incomplete=incomplete,
+        now=datetime.now(UTC),
+        staging_read=area is not None,
+        running=running,
+    )
+    _check_timeline(conninfo, observed, findings)
+    return observed, findings + examine(observed)
+
+
+def _read_source(
+    conninfo: str | Mapping[str, Any], slot_name: str, findings: list[Finding]
+) -> tuple[Server | None, SlotFacts | None]:
+    try:
+        with sessions.connect(conninfo, slot=slot_name) as session:
+            return read_server(session, conninfo), read_slot(session, slot_name)
+    except SourceUnavailable as error:
+        findings.append(Finding(PROBLEM, "source", error.message, error.advice or ""))
+        return None, None
+
+
+def _check_timeline(
+    conninfo: str | Mapping[str, Any], observed: Observed, findings: list[Finding]
+) -> None:
+    """Find a source that was promoted or restored to before what the lake has."""
+    server, checkpoint = observed.server, observed.checkpoint
+    if (
+        server is None
+        or checkpoint is None
+        or observed.system_identifier != server.system_identifier
+    ):
+        return
+    then, slot_name = checkpoint.timeline, observed.slot_name
+    try:
+        check_timeline(conninfo, server, then=then, end_lsn=checkpoint.end_lsn, slot=slot_name)
+    except (SourceChanged, SourceUnavailable) as error:
+        findings.append(Finding(PROBLEM, "source", error.message, error.advice or ""))
+
+
+def _read_manifests(
+    area: StagingArea | None, slot_name: str, findings: list[Finding]
+) -> tuple[list[Manifest], frozenset[str]]:
+    found, incomplete = [], set()
+    folder = layout.manifest_folder(slot_name)
+    for name in [] if area is None else area.names(folder):
+        if area is None or layout.parse_manifest_name(name) is None:
+            continue
+        try:
+            manifest = Manifest.from_json(area.read(f"{folder}/{name}"))
+        except (BatchRefused, UnicodeDecodeError) as error:
+            findings.append(
+                Finding(
+                    PROBLEM,
+                    "staging",
+                    f"The manifest {name} cannot be read: {getattr(error, 'message', 'no UTF-8')}",
+                    "bring it back from a backup; if its batch is not applied and the slot is not past its"
+                    " start, remove it: the next run stages it again.",
+                )
+            )
+            continue
+        found.append(manifest)
+        if area.sizes(list(manifest.paths)) != list(manifest.sizes):
+            incomplete.add(manifest.batch_id)
+    return sorted(found, key=lambda each: (each.start_lsn, each.end_lsn)), frozenset(incomplete)

@@ -1,0 +1,197 @@
+"""The repairs that cannot lose anything: a checkpoint table made anew, and branches that nobody needs.
+
+What is not here: finding what is wrong (``doctor.py``), and any repair that chooses between two truths.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.batch import checkpoint as words
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.doctor.diagnose import bridge, dead_branches, is_ours
+from airflow_provider_pgoutput.errors import BatchGap, TableRefused
+from airflow_provider_pgoutput.lake.checkpoint_rows import append_rows
+from airflow_provider_pgoutput.lake.state import lake_errors
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
+    from airflow_provider_pgoutput.capture.findings import Observed
+    from airflow_provider_pgoutput.lake.state import AppliedMarker, LakeTable
+
+log = logging.getLogger(__name__)
+
+
+def remove_dead_branches(catalog: Catalog, observed: Observed) -> int:
+    """Remove branches of attempts that died, where pyiceberg can; how many there were.
+
+    An attempt that lives after all is refused when it publishes, and prepares its branch again.
+
+    :raises LakeUnavailable: when the catalog does not do it.
+    """
+    removed = 0
+    for each in observed.lake.tables:
+        dead = dead_branches(each, observed.now)
+        if not dead or not each.is_writable:
+            continue
+        with lake_errors("changed"):
+            change = catalog.load_table(each.target).manage_snapshots()
+            for name in dead:
+                change = change.remove_branch(name)
+            change.commit()
+        removed += len(dead)
+    return removed
+
+
+def rebuild_checkpoint(catalog: Catalog, namespace: str, observed: Observed) -> Lsn:
+    """Write the checkpoint table anew from what the tables' commits say; the position it has then.
+
+    The position is one from which everything can be had again, from the slot or from a sealed batch that it
+    has passed. What a table holds already is passed over when it is applied again.
+
+    :raises TableRefused: when there is a checkpoint already, the tables are of several systems, or one was
+        rolled back.
+    :raises BatchGap: when the slot is past what the tables hold, and no staged batch explains that.
+    """
+    if observed.checkpoint is not None:
+        raise TableRefused(
+            "There is a checkpoint of the slot already.",
+            slot=observed.slot_name,
+            table=f"{namespace}.{words.CHECKPOINT_TABLE}",
+        )
+    if observed.lake.recorded:
+        raise TableRefused(
+            "The checkpoint table has rows of tables only: some tables were replayed into this namespace.",
+            slot=observed.slot_name,
+            advice="make a namespace that a pipeline goes on from by a replay of all tables.",
+        )
+    went_back = [each.target for each in observed.lake.tables if each.went_back]
+    if went_back:
+        raise TableRefused(
+            "Tables were rolled back, and the checkpoint would say that they have what they lack: "
+            + ", ".join(went_back),
+            slot=observed.slot_name,
+            advice="set main of each to its newest snapshot again, or drop it and copy it again.",
+        )
+    applied = [(each, each.marker) for each in observed.lake.tables if each.marker is not None]
+    systems = {marker.system_identifier for _, marker in applied}
+    if len(systems) != 1:
+        raise TableRefused(
+            "The tables name no source system, or several.",
+            slot=observed.slot_name,
+            advice="copy the tables again; for another source use another namespace.",
+        )
+    position = _position(observed, [marker for _, marker in applied])
+    rows = [_table_row(observed, table, marker) for table, marker in applied]
+    rows.append(
+        {
+            "slot_name": observed.slot_name,
+            "system_identifier": systems.pop(),
+            "batch_id": words.REBUILT,
+            "start_lsn": position.sortable,
+            "end_lsn": position.sortable,
+        }
+    )
+    append_rows(catalog, namespace, rows)
+    log.info("The checkpoint of slot %s is %s again.", observed.slot_name, position)
+    return position
+
+
+def _position(observed: Observed, markers: list[AppliedMarker]) -> Lsn:
+    newest = max(markers, key=lambda each: each.end_lsn)
+    slot = observed.slot
+    if slot is None or slot.confirmed_flush_lsn is None:
+        raise BatchGap(
+            "Without the slot nothing says from where changes can be read again.",
+            slot=observed.slot_name,
+            advice="make a new slot by a run with copy_tables of all tables.",
+        )
+    confirmed, named = slot.confirmed_flush_lsn, newest.batch_id
+    batches = (each.start_lsn for each in observed.manifests if each.batch_id == named)
+    # Up to here every table has everything: a batch starts at the checkpoint.
+    start = newest.start_lsn or next(batches, None)
+    # The end of a batch that is a point is its start, and says nothing about which tables have it.
+    is_point = start == newest.end_lsn
+    if start is not None and confirmed <= start and not is_point:
+        return start
+    if not observed.staging_read:
+        raise BatchGap(
+            f"The slot is at {confirmed}, past the start of the newest batch: whether all tables have that"
+            " batch is told by the staging area alone.",
+            slot=observed.slot_name,
+            lsn=newest.end_lsn,
+            advice="give --staging-uri.",
+        )
+    for position in (newest.end_lsn, start or newest.end_lsn):
+        waits = bridge(observed, position, confirmed)
+        if position == newest.end_lsn and not _all_have(observed, newest):
+            # Of two batches that overlap it may be the shorter one, and not all tables have it.
+            continue
+        if waits is not None and not waits.is_empty:
+            return position
+    if not _all_have(observed, newest):
+        raise BatchGap(
+            "Whether all tables have the newest batch cannot be known: its manifest is not there, or some of"
+            " them lack it.",
+            slot=observed.slot_name,
+            lsn=newest.end_lsn,
+            advice="run the apply task of that batch again, or give the pipeline's own --staging-uri with the"
+            " files brought back that are missing, or copy the tables again (copy_tables).",
+        )
+    return _passed_by_empty_batches(observed, newest, confirmed)
+
+
+def _all_have(observed: Observed, newest: AppliedMarker) -> bool:
+    """Whether the newest batch was applied as a whole: a later one was staged, or all its tables have it."""
+    ours = [each for each in observed.manifests if is_ours(each, observed)]
+    if any(each.start_lsn >= newest.end_lsn for each in ours):
+        return True
+    batch = next((each for each in ours if each.batch_id == newest.batch_id), None)
+    reached = {
+        each.relation_oid: each.marker.end_lsn
+        for each in observed.lake.tables
+        if each.marker is not None
+    }
+    return batch is not None and all(
+        reached.get(table.relation_oid, Lsn(0)) >= newest.end_lsn for table in batch.tables
+    )
+
+
+def _passed_by_empty_batches(observed: Observed, newest: AppliedMarker, confirmed: Lsn) -> Lsn:
+    """Where the slot is, when the tables have all that is before.
+
+    What is not applied is still in the staging area.
+    """
+    explained = newest.end_lsn
+    for manifest in observed.manifests:
+        follows = manifest.start_lsn <= explained < manifest.end_lsn
+        if follows and manifest.is_empty and is_ours(manifest, observed):
+            explained = manifest.end_lsn
+    if bridge(observed, explained, confirmed) is not None:
+        return explained
+    if confirmed > explained:
+        raise BatchGap(
+            f"The slot is at {confirmed}, the tables at {newest.end_lsn}: whether there were changes between "
+            "cannot be known.",
+            slot=observed.slot_name,
+            lsn=newest.end_lsn,
+            advice="copy the tables again (copy_tables).",
+        )
+    return confirmed
+
+
+def _table_row(observed: Observed, table: LakeTable, marker: AppliedMarker) -> dict[str, Any]:
+    start = marker.start_lsn or marker.end_lsn
+    return {
+        "slot_name": observed.slot_name,
+        "system_identifier": marker.system_identifier,
+        "batch_id": marker.batch_id,
+        "table_name": table.source_name,
+        "relation_oid": table.relation_oid,
+        "target": table.target,
+        "start_lsn": start.sortable,
+        "end_lsn": marker.end_lsn.sortable,
+        "snapshot_id": marker.snapshot_id,
+    }

@@ -1,0 +1,215 @@
+"""How far the lake is, read from the checkpoint table through pyiceberg. It writes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.compute as pc
+
+from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, REBUILT
+from airflow_provider_pgoutput.batch.layout import check_slot_name
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.passed_over import since_by_oid
+from airflow_provider_pgoutput.batch.shape import Shape
+from airflow_provider_pgoutput.errors import PgoutputError, TableRefused
+from airflow_provider_pgoutput.lake.state import lake_failure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
+
+    from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
+
+_HEX_DIGITS = 16
+_SELECTED = (
+    "system_identifier",
+    "start_lsn",
+    "end_lsn",
+    "table_name",
+    "relation_oid",
+    "batch_id",
+    "columns",
+    "schema_changes",
+    "copied",
+    "skipped",
+    "timeline",
+    "passed_over",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Everything that committed before ``end_lsn`` is in the lake."""
+
+    end_lsn: Lsn
+    system_identifier: str
+    #: ``schema.table`` of every table that a batch ever changed or copied, by OID; None: not known.
+    tables: Mapping[int, str] | None = None
+    #: The batch that ended there; None: not known.
+    batch_id: str | None = None
+    #: Columns of the tables at the end of the last batch that changed them, by OID, as far as known.
+    shapes: Mapping[int, Shape] = field(default_factory=dict)
+    #: Where the last batch ended that changed the columns or brought them first, by OID.
+    shaped_at: Mapping[int, Lsn] = field(default_factory=dict)
+    #: Where the first batch that is recorded starts; None: not known.
+    begun_at: Lsn | None = None
+    #: Where the last batch ends that copied rows; None: none is recorded.
+    copied_until: Lsn | None = None
+    #: The source's timeline when the last batch was staged; None: not known.
+    timeline: int | None = None
+    #: What batches left out on request, as the table has it: JSON with commit LSNs and numbers of changes.
+    skipped: tuple[str, ...] = ()
+    #: By OID: since which LSN changes of a table are passed over, until it is copied.
+    passed_over: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def shapes_by_name(self) -> dict[str, Shape]:
+        """The columns of the newest table that had each name."""
+        names = self.tables or {}
+        oldest_first = sorted(self.shapes, key=lambda oid: self.shaped_at.get(oid, Lsn(0)))
+        return {names[oid]: self.shapes[oid] for oid in oldest_first if oid in names}
+
+    @property
+    def types(self) -> dict[int, TypeDefinition]:
+        """The users' types that the columns of the tables were made of, by OID, also those that are gone."""
+        return {
+            oid: each for shape in self.shapes.values() for oid, each in shape.types_by_oid.items()
+        }
+
+
+def read_checkpoint(
+    catalog_name: str, catalog_properties: Mapping[str, str], namespace: str, slot_name: str
+) -> Checkpoint | None:
+    """The slot's checkpoint, or None when no batch of it was ever applied.
+
+    :param catalog_properties: what ``pyiceberg.catalog.load_catalog`` takes.
+    :raises LakeDenied: when the catalog does not let this login read it.
+    :raises LakeUnavailable: when the catalog or the table cannot be read; never None for that.
+    :raises TableRefused: when the table holds positions of two systems, or something else entirely.
+    """
+    # Here, because pyiceberg takes a second to import and only this function needs it.
+    from pyiceberg.catalog import load_catalog  # noqa: PLC0415
+    from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError  # noqa: PLC0415
+
+    try:
+        catalog = load_catalog(catalog_name, **dict(catalog_properties))
+        try:
+            table = catalog.load_table((*namespace.split("."), CHECKPOINT_TABLE))
+        except (NoSuchTableError, NoSuchNamespaceError):
+            return None
+        rows = table.scan(
+            # A slot name has nothing but letters, digits and underscores, so it needs no quoting.
+            row_filter=f"slot_name = '{check_slot_name(slot_name)}'",
+            # A table of an earlier version of the package has no columns about schemas yet.
+            selected_fields=tuple(
+                name for name in _SELECTED if name in table.schema().column_names
+            ),
+        ).to_arrow()
+    except PgoutputError:
+        raise
+    except Exception as error:
+        # pyiceberg has no common base class, and its messages may hold addresses with credentials.
+        table_name = f"{namespace}.{CHECKPOINT_TABLE}"
+        raise lake_failure(error, "The checkpoint table cannot be read", table_name) from None
+    return checkpoint_of(rows, namespace, slot_name)
+
+
+def checkpoint_of(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint | None:
+    """The checkpoint that the slot's rows of the table make; None: there is no batch in them."""
+    # In the order of the batches: of a table that was renamed and copied again the last name counts.
+    rows = rows.sort_by("end_lsn")
+    of_tables = rows.filter(pc.is_valid(rows.column("table_name")))
+    rows = rows.filter(pc.is_null(rows.column("table_name")))
+    if rows.num_rows == 0:
+        return None
+    table = f"{namespace}.{CHECKPOINT_TABLE}"
+    found = [text for text in rows.column("end_lsn").to_pylist() if text is not None]
+    systems = set(rows.column("system_identifier").to_pylist())
+    if len(found) != rows.num_rows or any(len(text) != _HEX_DIGITS for text in found):
+        raise TableRefused(
+            "The checkpoint table has rows without a position.",
+            table=table,
+            slot=slot_name,
+            advice="somebody wrote to it; rebuild it from the tables' snapshot summaries.",
+        )
+    if len(systems) != 1 or None in systems:
+        raise TableRefused(
+            "The checkpoint table has positions of several source systems for this slot.",
+            table=table,
+            slot=slot_name,
+            advice="use another slot name or namespace for the other system.",
+        )
+    names = of_tables.column("table_name").to_pylist()
+    known = dict(zip(of_tables.column("relation_oid").to_pylist(), names, strict=True))
+    # The last row is that of the greatest position.
+    batch_id = rows.column("batch_id").to_pylist()[-1]
+    if batch_id == REBUILT:
+        batch_id = None
+    starts = [text for text in _columns(rows, "start_lsn")[0] if text is not None]
+    shapes, shaped_at = _shapes(of_tables)
+    copied = [
+        end for end, count in zip(*_columns(of_tables, "end_lsn", "copied"), strict=True) if count
+    ]
+    skipped, timelines, passed_over = _columns(rows, "skipped", "timeline", "passed_over")
+    return Checkpoint(
+        end_lsn=Lsn(int(max(found), 16)),
+        system_identifier=str(systems.pop()),
+        tables=known,
+        batch_id=batch_id,
+        shapes=shapes,
+        shaped_at=shaped_at,
+        begun_at=Lsn(int(min(starts), 16)) if starts else None,
+        copied_until=Lsn(int(max(copied), 16)) if copied else None,
+        timeline=timelines[-1],
+        skipped=tuple(text for text in skipped if text),
+        passed_over=_passed_over(passed_over, table, slot_name),
+    )
+
+
+def _columns(rows: pa.Table, *names: str) -> list[list[Any]]:
+    """Columns as lists; those that a table of an earlier version lacks are null."""
+    there = rows.column_names
+    return [rows.column(n).to_pylist() if n in there else [None] * rows.num_rows for n in names]
+
+
+def _passed_over(texts: Sequence[str | None], table: str, slot_name: str) -> dict[int, str]:
+    try:
+        return since_by_oid(text for text in texts if text)
+    except ValueError as error:
+        raise TableRefused(
+            "The column passed_over of the checkpoint table is not what the pipeline writes.",
+            table=table,
+            slot=slot_name,
+            advice="somebody wrote to it; rebuild it from the tables' snapshot summaries.",
+        ) from error
+
+
+def _alike(shape: Shape) -> Shape:
+    """The shape without what is no change of the columns, or is among the changes that are recorded."""
+    columns = tuple(replace(each, type_oid=0) for each in shape.columns)
+    return Shape(columns, shape.key, shape.replica_identity)
+
+
+def _shapes(of_tables: pa.Table) -> tuple[dict[int, Shape], dict[int, Lsn]]:
+    """The newest columns of each table, and where the batch ended that they are of, wherever rows lie."""
+    if "columns" not in of_tables.column_names:
+        return {}, {}
+    rows = of_tables.filter(pc.is_valid(of_tables.column("columns"))).sort_by("end_lsn")
+    shapes: dict[int, Shape] = {}
+    shaped_at: dict[int, Lsn] = {}
+    for row in rows.select(["relation_oid", "columns", "end_lsn"]).to_pylist():
+        oid, shape = row["relation_oid"], Shape.from_json(row["columns"])
+        if shape is None:
+            continue
+        before = shapes.get(oid)
+        if before is None or _alike(before) != _alike(shape):
+            shaped_at[oid] = Lsn(int(row["end_lsn"], 16))
+        shapes[oid] = shape
+    changes = _columns(of_tables, "relation_oid", "schema_changes", "end_lsn")
+    for oid, changed, end in zip(*changes, strict=True):
+        # Also where one change undid another by the end of the batch.
+        if changed and oid in shaped_at:
+            shaped_at[oid] = max(shaped_at[oid], Lsn(int(end, 16)))
+    return shapes, shaped_at

@@ -1,0 +1,97 @@
+"""Writes rows of the checkpoint table through pyiceberg, where no Spark runs.
+
+That is for batches without a change, and for a table that is made anew. What is not here: reading it
+(``checkpoint.py``), and the rows of a batch that Spark applies (``apply/table/checkpoint.py``).
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from airflow_provider_pgoutput.batch import checkpoint as words
+from airflow_provider_pgoutput.lake.state import lake_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyiceberg.catalog import Catalog
+
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.batch.plan import Plan
+
+_ARROW_TYPES = {
+    "string": pa.string(),
+    "long": pa.int64(),
+    "timestamptz": pa.timestamp("us", tz="UTC"),
+}
+
+
+def append_rows(
+    catalog: Catalog,
+    namespace: str,
+    rows: Sequence[Mapping[str, Any]],
+    summary: Mapping[str, str] | None = None,
+) -> None:
+    """Append rows in one commit; the table is made if there is none.
+
+    :param rows: by column of ``CHECKPOINT``; what is missing is null, ``applied_at`` is now.
+    :param summary: keys of the snapshot summary.
+    :raises LakeUnavailable: when the catalog does not do it, or its answer does not arrive.
+    """
+    now = datetime.now(UTC)
+    schema = pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in words.CHECKPOINT])
+    identifier = (*namespace.split("."), words.CHECKPOINT_TABLE)
+    with lake_errors("written"):
+        table = catalog.create_table_if_not_exists(
+            identifier, schema, properties={"format-version": "2"}
+        )
+        # A table of an earlier version of the package lacks the newest columns; apply adds them.
+        present = set(table.schema().column_names)
+        schema = pa.schema([each for each in schema if each.name in present])
+        table.append(
+            pa.Table.from_pylist([{**row, "applied_at": now} for row in rows], schema),
+            snapshot_properties=dict(summary or {}),
+        )
+
+
+def record_empty_batch(
+    catalog_name: str, catalog_properties: Mapping[str, str], plan: Plan, manifest: Manifest
+) -> None:
+    """Move the checkpoint over a batch that changes no table.
+
+    A second row for one batch, which a repeated task may leave, changes no answer.
+
+    :param catalog_properties: what ``pyiceberg.catalog.load_catalog`` takes.
+    :raises LakeUnavailable: when the catalog does not do it; the task may run again.
+    """
+    # Here, because pyiceberg takes a second to import.
+    from pyiceberg.catalog import load_catalog  # noqa: PLC0415
+
+    row = row_of_empty_batch(plan, manifest)
+    with lake_errors("opened"):
+        catalog = load_catalog(catalog_name, **dict(catalog_properties))
+    append_rows(catalog, plan.namespace, [row], words.marker_of(manifest))
+
+
+def row_of_empty_batch(plan: Plan, manifest: Manifest) -> dict[str, Any]:
+    """The row that says that the namespace has a batch which changes no table."""
+    assert manifest.is_empty
+    row: dict[str, Any] = {
+        "slot_name": manifest.slot_name,
+        "system_identifier": manifest.system_identifier,
+        "batch_id": manifest.batch_id,
+        "start_lsn": manifest.start_lsn.sortable,
+        "end_lsn": manifest.end_lsn.sortable,
+        "dag_id": plan.dag_id,
+        "run_id": plan.run_id,
+        "manifest_uri": plan.manifest_uri,
+        "timeline": manifest.timeline,
+    }
+    if manifest.last_commit_time is not None:
+        row["last_commit_time"] = datetime.fromisoformat(manifest.last_commit_time)
+    return row | dict.fromkeys(
+        ("inserts", "updates", "deletes", "truncates", "copied", "rejected"), 0
+    )

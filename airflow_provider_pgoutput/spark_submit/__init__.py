@@ -1,0 +1,1 @@
+"""Starts a Spark job with spark-submit, follows it, and reads its result."""

@@ -1,0 +1,225 @@
+"""Copies of large tables by a Spark job, while the task that started it holds the snapshot.
+
+The job's driver runs on this worker (deploy mode ``client``), so all that passes between the two are files in
+a private folder: the job with the source's password, which the driver deletes as soon as it has read it, and
+what became of each table. What is not here: the Spark application (``spark_copy/``), and which tables are
+large (``capture/copy/on_spark.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from airflow_provider_pgoutput.errors import ConfigurationError, error_named
+from airflow_provider_pgoutput.hooks.connections import get_connection
+from airflow_provider_pgoutput.tasks import arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+
+    from airflow_provider_pgoutput.capture.copy_job import CopyJob
+    from airflow_provider_pgoutput.capture.staging.copied_table import CopiedTable
+
+WORKER = "worker"
+SPARK = "spark"
+
+#: On the server's disk, TOAST included.
+FROM_BYTES = 64 << 30
+
+_SECONDS_BETWEEN_LOOKS = 0.5
+#: A driver that has told all it did needs only to disconnect.
+_SECONDS_TO_END = 30.0
+
+
+class CopyingOperator(BaseOperator):
+    """What an operator that copies tables has to know of Spark.
+
+    :param copy_engine: ``worker``: this task copies all tables. ``spark``: a Spark job copies the large ones,
+        in the snapshot that this task holds; see ``docs/spark_copy.md``. (templated)
+    :param spark_conn_id: the Spark cluster of such a job, a connection of type ``spark``. (templated)
+    :param spark_copy_from_bytes: tables that take at least so many bytes on the server's disk are large;
+        None: 64 GiB. (templated)
+    :param spark_copy_conf: Spark configuration of the job. It is on a command line, so no place for secrets.
+        (templated)
+    """
+
+    template_fields: Sequence[str] = (
+        "copy_engine",
+        "spark_conn_id",
+        "spark_copy_from_bytes",
+        "spark_copy_conf",
+    )
+
+    def __init__(
+        self,
+        *,
+        copy_engine: str = WORKER,
+        spark_conn_id: str = "spark_default",
+        spark_copy_from_bytes: int | str | None = None,
+        spark_copy_conf: Mapping[str, Any] | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.copy_engine = copy_engine
+        self.spark_conn_id = spark_conn_id
+        self.spark_copy_from_bytes = spark_copy_from_bytes
+        self.spark_copy_conf = spark_copy_conf
+        self._spark_copy: SparkCopy | None = None
+
+    def _copy_engine(self, postgres_conn_id: str) -> SparkCopy | None:
+        """Who copies the large tables; None: this task.
+
+        :raises ConfigurationError: when the arguments, or the connections, do not go together.
+        """
+        engine = arguments.required_text(self.copy_engine, "copy_engine")
+        if engine == WORKER:
+            return None
+        if engine != SPARK:
+            raise ConfigurationError(
+                f"Unknown copy_engine {engine!r}.", advice=f"use {WORKER!r} or {SPARK!r}."
+            )
+        if get_connection(postgres_conn_id).extra_dejson.get("iam"):
+            raise ConfigurationError(
+                "copy_engine='spark' opens sessions at the source for as long as the copy runs, and an IAM"
+                " token serves for a quarter of an hour only.",
+                advice="use a connection with a password or a certificate, or copy_engine='worker'.",
+            )
+        least = arguments.whole_number(self.spark_copy_from_bytes, "spark_copy_from_bytes")
+        self._spark_copy = SparkCopy(
+            arguments.required_text(self.spark_conn_id, "spark_conn_id"),
+            FROM_BYTES if least is None else least,
+            arguments.mapping(self.spark_copy_conf, "spark_copy_conf"),
+            f"airflow-{self.dag_id}-{self.task_id}-copy",
+        )
+        # An unknown connection would silently become the master "yarn".
+        get_connection(self._spark_copy.conn_id)
+        return self._spark_copy
+
+    def on_kill(self) -> None:
+        """Stop the Spark job, if there is one."""
+        if self._spark_copy is not None:
+            self._spark_copy.stop()
+
+
+@dataclass(slots=True)
+class SparkCopy:
+    """A ``CopyEngine``: one Spark job for the large tables of a copy."""
+
+    conn_id: str
+    least_bytes: int
+    conf: Mapping[str, Any]
+    name: str
+    _hook: SparkSubmitHook | None = None
+
+    @contextlib.contextmanager
+    def started(self, job: CopyJob) -> Iterator[Iterator[CopiedTable]]:
+        """Submit the job; see ``CopyEngine``."""
+        from airflow_provider_pgoutput.capture.copy_job import JOB_FILE
+        from airflow_provider_pgoutput.spark_submit.files import COPY, spark_files, write_private
+
+        with spark_files({}, None, COPY) as files:
+            write_private(files.folder / JOB_FILE, job.to_json())
+            hook = self._hook = self._submit_hook(files.folder, files.package_zip)
+            submission = _Submission(hook, files.application)
+            submission.start()
+            try:
+                yield _tables(files.folder, job, submission)
+                submission.join(_SECONDS_TO_END)
+            finally:
+                # Its process may not be there yet when it is stopped for the first time.
+                while submission.is_alive():
+                    self.stop()
+                    submission.join(1)
+                self._hook = None
+
+    def stop(self) -> None:
+        """End the job's driver, its Python part included; its executors end with it."""
+        from airflow_provider_pgoutput.spark_submit.job import kill_descendants, submit_process
+
+        if self._hook is not None:
+            with kill_descendants(submit_process(self._hook)):
+                self._hook.on_kill()
+
+    def _submit_hook(self, folder: Path, package_zip: str) -> SparkSubmitHook:
+        from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+
+        from airflow_provider_pgoutput.spark_submit.job import SparkJob
+
+        spark = SparkJob.prepare(get_connection(self.conn_id), "client", None)
+        conf = dict(self.conf)
+        if spark.uses_own_spark and "spark.pyspark.python" in conf:
+            # That is the executors' Python; the driver is here.
+            conf.setdefault("spark.pyspark.driver.python", sys.executable)
+        return SparkSubmitHook(
+            conf=conf,
+            conn_id=self.conn_id,
+            py_files=package_zip,
+            name=self.name,
+            application_args=["--folder", str(folder)],
+            env_vars=spark.environment({}, None),
+            spark_binary=spark.spark_binary,
+            deploy_mode="client",
+        )
+
+
+class _Submission(threading.Thread):
+    """spark-submit, from its start to its end."""
+
+    def __init__(self, hook: SparkSubmitHook, application: str) -> None:
+        super().__init__(name="spark-copy", daemon=True)
+        self._hook = hook
+        self._application = application
+        #: What the hook made of an exit status; None: it was 0, or there is none yet.
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        """Wait for the end, logging what the driver prints."""
+        try:
+            self._hook.submit(self._application)
+        except Exception as error:  # Raised by the thread that waits for tables.
+            self.error = error
+
+
+def _tables(folder: Path, job: CopyJob, submission: _Submission) -> Iterator[CopiedTable]:
+    """The tables of a job, each when the driver says that it is done."""
+    from airflow_provider_pgoutput.capture.copy_job import copied_file
+    from airflow_provider_pgoutput.capture.staging.copied_table import CopiedTable
+
+    waiting = {folder / copied_file(each.table.relation_oid) for each in job.tables}
+    while waiting:
+        has_ended = not submission.is_alive()
+        for path in sorted(waiting):
+            if path.exists():
+                waiting.remove(path)
+                yield CopiedTable.from_json(path.read_text(encoding="utf-8"))
+        if waiting and has_ended:
+            raise _failure(folder, submission)
+        if waiting:
+            submission.join(_SECONDS_BETWEEN_LOOKS)
+
+
+def _failure(folder: Path, submission: _Submission) -> Exception:
+    """Why the job ended too early: what its driver said of itself goes before its exit status."""
+    import json
+
+    from airflow_provider_pgoutput.capture.copy_job import FAILURE_FILE
+
+    path = folder / FAILURE_FILE
+    named = error_named(**json.loads(path.read_text("utf-8"))) if path.exists() else None
+    return (
+        named
+        or submission.error
+        or ConfigurationError(
+            "The Spark job of the copy ended well and did not say what it copied.",
+            advice="see its log; spark_conn_id must lead to a Spark whose driver may run on this worker.",
+        )
+    )

@@ -1,0 +1,223 @@
+"""The files that one spark-submit needs, made for it in a private folder and removed after it.
+
+A task that was killed leaves them to the next one on its machine (``scratch.py``).
+
+The application and the part of this package that it imports travel with the job, so Spark's side need
+not have the package installed. Secrets travel in a properties file that only this user can read, because
+a command line can be read by everyone on the machine and is logged by Airflow.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import zipfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import airflow_provider_pgoutput
+from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.scratch import ScratchFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+_PACKAGE = "airflow_provider_pgoutput"
+#: Not a module of the package itself: Python puts the folder of a script first in its search path, and every
+#: module there (``types.py``) would hide the one of Python's own that has its name.
+_SCRIPT = """\
+import runpy
+
+runpy.run_module("{package}.{room}.main", run_name="__main__", alter_sys=True)
+"""
+
+REDACTION_KEY = "spark.redaction.regex"
+#: What Spark hides of its configuration in its event log and web page, by key or by value. Its default lacks
+#: ``credential``, the key of REST catalogs, and the like; the last part is a login in a URI.
+#: https://spark.apache.org/docs/latest/configuration.html#runtime-environment
+_REDACTION = (
+    "(?i)secret|password|passwd|token|access.?key|credential|sas|private.?key|account.?key|authorization|"
+    "connection.?string|//[^/@]*:[^/@]*@"
+)
+#: Of a job of seconds the driver's Java spends more on its optimising compiler than on the job: what a batch
+#: of a few thousand changes costs is mostly that. Spark puts these before the user's own options for Java.
+#: https://spark.apache.org/docs/latest/configuration.html#runtime-environment
+_SHORT_JOB = (
+    "spark.driver.defaultJavaOptions=-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """One of our Spark applications."""
+
+    #: The part of the package whose ``main`` it is.
+    room: str
+    #: What it imports: itself, the contract, the errors. Nothing of Airflow's side is shipped.
+    shipped: tuple[str, ...]
+
+
+_EVERY_JOB = ("__init__.py", "errors.py", "crash_points.py", "parent_watch.py", "batch")
+APPLY = Application("apply", (*_EVERY_JOB, "apply"))
+COPY = Application("spark_copy", (*_EVERY_JOB, "scratch.py", "lake", "capture", "spark_copy"))
+
+
+@dataclass(frozen=True, slots=True)
+class SparkFiles:
+    """Paths of what was written for one job."""
+
+    #: Only this user may enter it.
+    folder: Path
+
+    application: str
+    package_zip: str
+    properties_file: str
+
+
+@contextmanager
+def spark_files(
+    secrets: Mapping[str, str],
+    properties_file: str | None,
+    started: Application = APPLY,
+    redaction: str | None = None,
+    *,
+    is_short: bool = False,
+) -> Iterator[SparkFiles]:
+    """Write the files of one job and remove them when it is over.
+
+    :param secrets: Spark configuration that must not be seen.
+    :param properties_file: a file whose properties the new one starts with, if any.
+    :param redaction: the user's ``spark.redaction.regex``; None: that of the properties file, if any.
+    :param is_short: the job has little to do, so that Java need not compile for speed.
+    :raises ConfigurationError: when ``properties_file`` cannot be read.
+    """
+    scratch = ScratchFolder("spark")
+    folder = scratch.path
+    try:
+        application = folder / f"pgoutput_{started.room}.py"
+        package_zip = folder / "airflow_provider_pgoutput.zip"
+        properties = folder / "spark.properties"
+        root = Path(airflow_provider_pgoutput.__file__).parent
+        script = _SCRIPT.format(package=_PACKAGE, room=started.room)
+        application.write_text(script, encoding="utf-8")
+        _zip_package(root, package_zip, started.shipped)
+        text = _properties_text(secrets, properties_file, redaction)
+        # First, because of two lines with one key the last counts: the user's own.
+        write_private(properties, f"{_SHORT_JOB}\n{text}" if is_short else text)
+        yield SparkFiles(folder, str(application), str(package_zip), str(properties))
+    finally:
+        scratch.remove()
+
+
+def _zip_package(root: Path, target: Path, shipped: Sequence[str]) -> None:
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in shipped:
+            path = root / name
+            files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+            for file in files:
+                archive.write(file, f"{_PACKAGE}/{file.relative_to(root)}")
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a new file that only this user can read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _properties_text(
+    secrets: Mapping[str, str], properties_file: str | None, redaction: str | None
+) -> str:
+    given = _read(properties_file).rstrip("\n") if properties_file else ""
+    lines = [given] if given else []
+    own = _escaped(redaction) if redaction else _spelled(given, REDACTION_KEY)
+    hidden = "|".join((_REDACTION, *(re.escape(key) for key in sorted(secrets))))
+    lines.append(f"{REDACTION_KEY}={'|'.join(filter(None, (own, _escaped(hidden))))}")
+    lines += [_property(key, value) for key, value in sorted(secrets.items())]
+    return "\n".join(lines) + "\n"
+
+
+def property_of(properties_file: str, key: str) -> str | None:
+    """What a properties file says of one key, for values that need no escapes; None: nothing.
+
+    :raises ConfigurationError: when the file cannot be read.
+    """
+    found = _spelled(_read(properties_file), key)
+    return found and found.strip()
+
+
+def _read(properties_file: str) -> str:
+    try:
+        return Path(properties_file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"The properties file {properties_file} cannot be read."
+        ) from error
+
+
+def _spelled(properties: str, key: str) -> str | None:
+    """The value of a key as the file spells it. Of two lines with one key the last counts."""
+    found = re.findall(rf"^\s*{re.escape(key)}\s*[\s=:]\s*(.+)$", properties, re.MULTILINE)
+    return found[-1] if found else None
+
+
+def _property(key: str, value: str) -> str:
+    """One line of a Java properties file.
+
+    Source: https://docs.oracle.com/en/java/javase/21/docs/api/java.base/java/util/Properties.html#load(java.io.Reader)
+    """
+    return f"{_escaped(key)}={_escaped(value)}"
+
+
+def _escaped(text: str) -> str:
+    special = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
+    special |= {character: f"\\{character}" for character in " =:#!"}
+    return "".join(
+        special.get(character, character)
+        if character.isascii()
+        else "".join(f"\\u{unit:04x}" for unit in _utf16(character))
+        for character in text
+    )
+
+
+def _utf16(character: str) -> list[int]:
+    encoded = character.encode("utf-16-be")
+    return [int.from_bytes(encoded[at : at + 2], "big") for at in range(0, len(encoded), 2)]
+
+
+def spark_defaults(spark_binary: str, env_vars: Mapping[str, Any]) -> str | None:
+    """Path of the ``spark-defaults.conf`` that this spark-submit reads, until it is given a properties file.
+
+    :param spark_binary: the spark-submit, by its path or as ``PATH`` finds it. It knows its home.
+    :param env_vars: its environment, beyond that of this process.
+    """
+    environment = {**os.environ, **{name: str(value) for name, value in env_vars.items()}}
+    found = shutil.which(spark_binary, path=environment.get("PATH"))
+    home = environment.get("SPARK_HOME") or (found and _home_of(Path(found)))
+    folder = environment.get("SPARK_CONF_DIR") or (home and Path(home) / "conf")
+    path = Path(folder or "") / "spark-defaults.conf"
+    return str(path) if folder and path.is_file() else None
+
+
+def _home_of(program: Path) -> Path:
+    """Home of a spark-submit; the one that pip puts into an environment looks for it in the package."""
+    root = program.parent.parent
+    if (program.parent / "find_spark_home.py").is_file():
+        for package in sorted(root.glob("lib/python*/site-packages/pyspark")):
+            return package
+    return root
+
+
+def own_spark_submit() -> str | None:
+    """Path of the spark-submit in Airflow's own environment, or None when there is none.
+
+    A worker started by an absolute path does not have its environment's ``bin`` in ``PATH``.
+    """
+    if os.environ.get("SPARK_HOME"):
+        return None
+    path = Path(sys.prefix) / "bin" / "spark-submit"
+    return str(path) if path.is_file() else None

@@ -1,0 +1,78 @@
+"""What the Spark application left beside its plan: what it did, or why it failed.
+
+Spark's exit status says too little and its log too much, and on a cluster the worker has neither. What
+is not here: writing that file (``apply/main.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.batch.exit_status import COPY_AGAIN, FATAL, RETRYABLE
+from airflow_provider_pgoutput.errors import ConfigurationError, LakeUnavailable, error_named
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.capture.staging.area import StagingArea
+    from airflow_provider_pgoutput.errors import PgoutputError
+
+
+def job_result(area: StagingArea, plan_path: str) -> dict[str, Any] | None:
+    """Return the result of the job that was given the plan, or None when it left none.
+
+    :raises LakeUnavailable: when the staging area does not answer, or the file is not what it should be.
+    """
+    path = plan_path.removesuffix(".json") + ".result.json"
+    folder, _, name = path.rpartition("/")
+    if name not in area.names(folder):
+        return None
+    try:
+        found = json.loads(area.read(path))
+    except ValueError as error:
+        raise LakeUnavailable(f"The result of the job at {area.uri(path)} is damaged.") from error
+    if not isinstance(found, dict):
+        raise LakeUnavailable(f"The result of the job at {area.uri(path)} is damaged.")
+    return found
+
+
+def demanded(result: dict[str, Any] | None) -> dict[str, Any]:
+    """Return what a job says that it did, where nothing but the job can say so.
+
+    :raises LakeUnavailable: it left no result: it may still run, or may never have begun.
+    """
+    if result is None:
+        raise LakeUnavailable(
+            "spark-submit ended without an error, and the job left no result beside its plan.",
+            advice="let spark-submit wait for the job's end (spark.yarn.submit.waitAppCompletion), and let"
+            " the job write to the staging area; look into Spark's log before you run it again.",
+        )
+    return result
+
+
+def job_failure(area: StagingArea, plan_path: str) -> PgoutputError | None:
+    """Return the error that ended the job, in its own class, or None when it did not say."""
+    found = job_result(area, plan_path)
+    if found is None or found.get("status") != "failed":
+        return None
+    return error_named(str(found.get("error")), str(found.get("message")))
+
+
+def failure_of_status(status: int | None) -> PgoutputError | None:
+    """What the exit status of spark-submit says of a job that could not leave its result; None: nothing.
+
+    :param status: the job's own, as spark-submit gives it on where the driver is its child.
+    """
+    if status == RETRYABLE:
+        return LakeUnavailable(
+            "The Spark job could not leave its result beside its plan; by its exit status another try can"
+            " help.",
+            advice="see the task's log, where the job says what happened.",
+        )
+    if status in (FATAL, COPY_AGAIN):
+        return ConfigurationError(
+            "The Spark job could not leave its result beside its plan; by its exit status no other try"
+            " helps.",
+            advice="see the task's log, where the job says what happened. Spark's user has to read and write"
+            " the staging area.",
+        )
+    return None

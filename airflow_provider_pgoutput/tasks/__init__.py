@@ -1,0 +1,1 @@
+"""What the operators share: arguments, the batch that a task received, outcomes, schedules."""

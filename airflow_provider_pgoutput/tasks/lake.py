@@ -1,0 +1,54 @@
+"""How far the lake is, as the operators ask for it. The checkpoint is read and written in ``capture``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.hooks.iceberg import resolve_lake_catalog
+from airflow_provider_pgoutput.tasks.arguments import optional_text, required_text
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.batch.plan import Plan
+    from airflow_provider_pgoutput.hooks.lake_catalog import LakeCatalog
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Lake:
+    """The namespace of one pipeline in one catalog."""
+
+    catalog: LakeCatalog
+    namespace: str
+
+    @classmethod
+    def open(cls, iceberg_conn_id: str, catalog_name: Any, namespace: Any) -> Lake:
+        """Resolve the arguments that name it.
+
+        :raises ConfigurationError: when one of them is missing or wrong.
+        """
+        catalog = resolve_lake_catalog(
+            required_text(iceberg_conn_id, "iceberg_conn_id"), optional_text(catalog_name)
+        )
+        return cls(catalog, required_text(namespace, "namespace"))
+
+    def checkpoint(self, slot_name: str) -> Checkpoint | None:
+        """How far the lake is for this slot; None: no batch was ever applied.
+
+        :raises LakeUnavailable: when the catalog or the table cannot be read.
+        """
+        from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
+
+        return read_checkpoint(
+            self.catalog.name, self.catalog.pyiceberg_properties, self.namespace, slot_name
+        )
+
+    def record_empty_batch(self, plan: Plan, manifest: Manifest) -> None:
+        """Move the checkpoint over a batch that changes no table, without Spark.
+
+        :raises LakeUnavailable: when the catalog does not do it.
+        """
+        from airflow_provider_pgoutput.lake.checkpoint_rows import record_empty_batch
+
+        record_empty_batch(self.catalog.name, self.catalog.pyiceberg_properties, plan, manifest)

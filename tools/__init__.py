@@ -1,0 +1,1 @@
+"""Generators of pages and modules, for those who work on the project. Not in the wheel."""

@@ -1,0 +1,230 @@
+"""Print ``docs/types.md`` from the code that maps types, so that the page cannot be wrong.
+
+``python -m tools.types_page > docs/types.md``
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.batch.changes import REJECTED
+from airflow_provider_pgoutput.batch.lake_types import list_element, struct_fields
+from airflow_provider_pgoutput.capture.types.cast import FAMILIES
+from airflow_provider_pgoutput.capture.types.mapping import (
+    BUILTIN_TYPES,
+    TypeInfo,
+    lake_type,
+    type_name,
+)
+from airflow_provider_pgoutput.capture.types.options import TypeOptions
+from airflow_provider_pgoutput.capture.types.registry import can_be_sent, has_binary_form
+from airflow_provider_pgoutput.capture.types.type_info import Attribute
+from tools.types_page_text import CHOSEN, HEAD, OPTIONS, SIDE, TAIL, TYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_USER_TYPES = """
+## User types, extensions and arrays
+
+| PostgreSQL | Iceberg | Spark | binary | exact | does not fit |
+|---|---|---|---|---|---|
+"""
+
+_SPARK = {
+    "boolean": "BOOLEAN",
+    "int": "INT",
+    "long": "BIGINT",
+    "float": "FLOAT",
+    "double": "DOUBLE",
+    "string": "STRING",
+    "uuid": "STRING",
+    "binary": "BINARY",
+    "date": "DATE",
+    "timestamp": "TIMESTAMP_NTZ",
+    "timestamptz": "TIMESTAMP",
+}
+_EXACT = {
+    "boolean": "all values",
+    "int": "all values",
+    "long": "all values",
+    "float": "all values to the last bit; -0, NaN, infinities, subnormals",
+    "double": "all values to the last bit; -0, NaN, infinities, subnormals",
+    "decimal": "all digits",
+    "string": "PostgreSQL's text form",
+    "binary": "all bytes",
+    "date": "every day of the years 1 to 9999",
+    "timestamp": "every microsecond of the years 1 to 9999",
+    "timestamptz": "every microsecond of the years 1 to 9999, as an instant",
+    "list": "all elements in order, NULL included",
+    "map": "all pairs, NULL values included",
+}
+_UNFIT = {
+    "decimal": "NaN, ±infinity",
+    "date": "±infinity, BC, years after 9999",
+    "timestamp": "±infinity, BC, years after 9999",
+    "timestamptz": "±infinity, BC, years after 9999",
+    "list": "several dimensions, lower bounds other than 1, elements that do not fit",
+}
+#: What is particular about one type, over its Iceberg type's notes.
+_EXACT_OF_TYPE = {
+    "int2": "all values",
+    "oid": "all values; unsigned, hence `long`",
+    "xid": "all values; unsigned, hence `long`",
+    "cid": "all values; unsigned, hence `long`",
+    "xid8": "all values; unsigned 64 bit is more than `long` holds, and a decimal sorts as a number",
+    "numeric": "all digits; NaN, ±infinity, any scale",
+    "money": "as `$1,234.56`, with `lc_monetary` C: the server keeps the smallest units alone, so of a"
+    " currency without two decimals (yen) the point stands elsewhere, and each run warns of it",
+    "bpchar": "as sent, padding kept",
+    "char": "the character, or `\\ooo` for a byte past 127",
+    "json": "byte by byte: white space, order and duplicate keys kept",
+    "jsonb": "PostgreSQL's normal form; numbers keep their digits",
+    "interval": "all fields; style `postgres`, such as `1 mon -3 days 04:05:06`",
+    "time": "all values, `24:00:00` included",
+    "timetz": "time and offset, such as `12:00:00+02`",
+    "tsvector": "lexemes, positions and weights",
+}
+_UNFIT_OF_TYPE = {"xid8": "", "vector": ""}
+#: Base types that no table can hold.
+_INTERNAL = frozenset(
+    {
+        "pg_node_tree",
+        "gtsvector",
+        "pg_ndistinct",
+        "pg_dependencies",
+        "pg_mcv_list",
+        "pg_brin_bloom_summary",
+        "pg_brin_minmax_multi_summary",
+    }
+)
+#: Type, precision and scale of the rows that explain modifiers of numeric.
+_NUMERICS = ((12, 2), (38, 10), (39, 2), (3, -2), (3, 5))
+_NUMERIC_OID = 1700
+
+#: Type, modifier and what stands in the first column; empty: the type's name.
+_SAMPLES = (
+    (TypeInfo(90001, "public", "mood", "e"), -1, "enum"),
+    (
+        TypeInfo(90002, "public", "pair", "c", attributes=(Attribute("a", 23, -1), Attribute("b", 1184, -1))),
+        -1, "composite",
+    ),
+    (TypeInfo(90003, "public", "floats", "r", part_oid=701), -1, "range, multirange"),
+    (TypeInfo(90004, "public", "price", "d", base_oid=1700, base_type_modifier=786438), -1,
+     "domain, as its base type: over `numeric(12,2)`"),
+    (TypeInfo(90005, "public", "names", "d", base_oid=1009), -1, "domain over `text[]`"),
+    (TypeInfo(90006, "public", "citext", "b", send="textsend"), -1, "`citext`"),
+    (TypeInfo(90007, "public", "hstore", "b", send="hstore:hstore_send"), -1, "`hstore`"),
+    (TypeInfo(90016, "public", "ltree", "b", send="ltree:ltree_send"), -1,
+     "`ltree`, `lquery`, `ltxtquery`"),
+    (TypeInfo(90008, "public", "vector", "b", send="vector:vector_send"), 3,
+     "`vector(3)`, `halfvec(3)` of pgvector"),
+    (TypeInfo(90009, "public", "sparsevec", "b", send="vector:sparsevec_send"), -1,
+     "`sparsevec` of pgvector"),
+    (TypeInfo(90010, "public", "geometry", "b", send="postgis:geometry_send"), -1,
+     "any other type of an extension"),
+    (BUILTIN_TYPES[1007], -1, ""),
+    (BUILTIN_TYPES[1231], 786438, ""),
+    (BUILTIN_TYPES[1009], -1, ""),
+    (BUILTIN_TYPES[1185], -1, ""),
+    (BUILTIN_TYPES[1020], -1, ""),
+    (TypeInfo(90011, "public", "_mood", "b", element_oid=90001), -1, "array of an enum"),
+    (TypeInfo(90012, "public", "_hstore", "b", element_oid=90007), -1, "`hstore[]`"),
+    (TypeInfo(90013, "public", "_names", "b", element_oid=90005), -1,
+     "array of a domain over `text[]`"),
+    (TypeInfo(90014, "public", "corner", "d", base_oid=603, delimiter=";"), -1, "domain over `box`"),
+    (TypeInfo(90015, "public", "_corner", "b", element_oid=90014), -1,
+     "array of a domain over `box`"),
+)  # fmt: skip
+
+
+def spark_type(lake: str) -> str:
+    """Spark SQL's name of an Iceberg type."""
+    if element := list_element(lake):
+        return f"ARRAY<{spark_type(element)}>"
+    if fields := struct_fields(lake):
+        return f"STRUCT<{', '.join(f'{name}: {spark_type(kind)}' for name, kind in fields)}>"
+    if lake.startswith("map<"):
+        return "MAP<STRING, STRING>"
+    return _SPARK.get(lake) or lake.upper()
+
+
+def _row(label: str, lake: str, key: str, *, binary: str) -> str:
+    family = re.split(r"[<(]", lake)[0]
+    exact = _EXACT_OF_TYPE.get(key, _EXACT[family])
+    unfit = _UNFIT_OF_TYPE.get(key, _UNFIT.get(family, ""))
+    return f"| {label} | `{lake}` | `{spark_type(lake)}` | {binary} | {exact} | {unfit} |\n"
+
+
+def _binary(type_oid: int, catalog: Mapping[int, TypeInfo]) -> str:
+    if has_binary_form(type_oid, catalog):
+        return "yes"
+    return "sent as text" if can_be_sent(type_oid, catalog) else "text only"
+
+
+def _builtin_rows() -> Iterator[str]:
+    order = list(_SPARK)
+    rows = []
+    for info in BUILTIN_TYPES.values():
+        if info.element_oid or info.typtype not in "brm" or info.name in _INTERNAL:
+            continue
+        lake = lake_type(info.oid, -1, {})
+        place = order.index(lake) if lake in order else len(order)
+        name = f"`{type_name(info.oid, -1, {})}`"
+        binary = _binary(info.oid, {})
+        rows.append((place, info.oid, _row(name, lake, info.name, binary=binary)))
+    for precision, scale in _NUMERICS:
+        modifier = (precision << 16 | scale & 0x7FF) + 4
+        lake = lake_type(_NUMERIC_OID, modifier, {})
+        name = type_name(_NUMERIC_OID, modifier, {})
+        key = "numeric" if lake == "string" else ""
+        row = _row(f"`{name}`", lake, key, binary=_binary(_NUMERIC_OID, {}))
+        rows.append((order.index("double"), _NUMERIC_OID, row))
+    yield from (row for _, _, row in sorted(rows, key=lambda each: each[:2]))
+
+
+def _chosen_rows() -> Iterator[str]:
+    catalog = {info.oid: info for info, _, _ in _SAMPLES}
+    for kind, choice, type_oid, exact, unfit in CHOSEN:
+        options = TypeOptions({kind: choice})
+        lake = lake_type(type_oid, -1, catalog, options.of("", ""))
+        name = "composite" if kind == "composite" else f"`{type_name(type_oid, -1, catalog)}`"
+        option = f"`{{{json.dumps(kind)}: {json.dumps(choice)}}}`"
+        binary = _binary(type_oid, catalog)
+        kinds = f"`{lake}` | `{spark_type(lake)}` | {binary}"
+        yield f"| {option} | {name} | {kinds} | {exact} | {unfit} |\n"
+
+
+def _user_rows() -> Iterator[str]:
+    catalog = {info.oid: info for info, _, _ in _SAMPLES}
+    for info, modifier, label in _SAMPLES:
+        lake = lake_type(info.oid, modifier, catalog)
+        name = label or f"`{type_name(info.oid, modifier, catalog)}`"
+        yield _row(name, lake, info.name, binary=_binary(info.oid, catalog))
+
+
+def document_text() -> str:
+    """The whole page."""
+    families = ", ".join(f"`{each}`" for each in FAMILIES)
+    head = HEAD.format(families=families)
+    side = "".join(f"| `{name}` | `{kind}` | {SIDE[name]} |\n" for name, kind in REJECTED)
+    return "".join(
+        [
+            head,
+            side,
+            TYPES,
+            *_builtin_rows(),
+            _USER_TYPES,
+            *_user_rows(),
+            OPTIONS,
+            *_chosen_rows(),
+            TAIL,
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.stdout.write(document_text())
