@@ -26,7 +26,7 @@ from tests import setting
 from tests.conformance import passed
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -65,6 +65,24 @@ def pytest_configure(config: pytest.Config) -> None:
     setting.advance = config.getoption("--advance")
 
 
+#: What a test needs, by the fixtures that bring it. Nobody marks a test by hand.
+NEEDS = {
+    "postgres": {"postgres_server", "new_server_home"},
+    "spark": {"spark"},
+    "airflow": {"airflow_home"},
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with what it needs, before pytest looks at ``-m``."""
+    for item in items:
+        asked_for = set(getattr(item, "fixturenames", ()))
+        for mark, fixtures in NEEDS.items():
+            if asked_for & fixtures:
+                item.add_marker(mark)
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     shutil.rmtree(_AIRFLOW_HOME, ignore_errors=True)
 
@@ -86,16 +104,43 @@ def pytest_runtest_makereport(
 
 
 @pytest.fixture(scope="session")
-def postgres_server(request: pytest.FixtureRequest) -> Iterator[EmbeddedPostgres]:
+def postgres_server(
+    request: pytest.FixtureRequest, new_server_home: Callable[[], Path]
+) -> Iterator[EmbeddedPostgres]:
     """A server of its own with logical replication, on a free port of 127.0.0.1."""
-    # Not below pytest's own folder: only root may enter that, and the server is not root.
-    home = Path(tempfile.mkdtemp(prefix="pgoutput-tests-postgres-"))
     installation = find_or_fetch_installation(request.config.getoption("--postgres-version"))
-    server = EmbeddedPostgres(home, installation=installation, settings=_SERVER_SETTINGS)
+    server = EmbeddedPostgres(
+        new_server_home(), installation=installation, settings=_SERVER_SETTINGS
+    )
     try:
         yield server.start()
     finally:
         server.destroy()
+
+
+@pytest.fixture(scope="session")
+def new_server_home() -> Iterator[Callable[[], Path]]:
+    """Makes folders for servers that tests start themselves.
+
+    A server does not run as root, and only root may enter pytest's own folders.
+    """
+    made: list[Path] = []
+
+    def make() -> Path:
+        home = Path(tempfile.mkdtemp(prefix="pgoutput-tests-server-"))
+        home.chmod(0o755)
+        made.append(home)
+        return home
+
+    yield make
+    for home in made:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture
+def server_home(new_server_home: Callable[[], Path]) -> Path:
+    """A folder for one server that the test starts itself."""
+    return new_server_home()
 
 
 _database_numbers = itertools.count(1)

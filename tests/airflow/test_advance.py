@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     Session = psycopg.Connection[tuple[Any, ...]]
 
-pytestmark = pytest.mark.postgres
-
 
 @pytest.fixture
 def lake(lake: TestLake, source: Session) -> TestLake:

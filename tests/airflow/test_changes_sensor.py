@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     Session = psycopg.Connection[tuple[Any, ...]]
 
-pytestmark = pytest.mark.postgres
-
 
 def write_wal(session: Session, size_bytes: int) -> None:
     session.execute(

@@ -77,7 +77,6 @@ def test_it_can_stand_behind_an_asset() -> None:
     assert isinstance(BaseEventTrigger.hash(path, arguments), int)
 
 
-@pytest.mark.postgres
 def test_its_session_is_pinned_too(source: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a role or a variable says must not lead its query to somebody else's function."""
     monkeypatch.setenv("PGOPTIONS", "-c search_path=public")
@@ -99,7 +98,6 @@ def test_a_wrong_slot_name_is_refused_when_the_dag_is_parsed() -> None:
         PgoutputChangesTrigger(slot_name="Lake")
 
 
-@pytest.mark.postgres
 def test_it_fires_when_the_lag_is_worth_a_run(source: Session, slot: str) -> None:
     async def scenario() -> None:
         trigger = PgoutputChangesTrigger(slot_name=slot, min_lag_bytes=1 << 20, **QUICK)
@@ -117,7 +115,6 @@ def test_it_fires_when_the_lag_is_worth_a_run(source: Session, slot: str) -> Non
     asyncio.run(scenario())
 
 
-@pytest.mark.postgres
 def test_it_fires_once_per_position_and_again_when_the_slot_moved(
     source: Session, slot: str
 ) -> None:
@@ -139,7 +136,6 @@ def test_it_fires_once_per_position_and_again_when_the_slot_moved(
     asyncio.run(scenario())
 
 
-@pytest.mark.postgres
 def test_it_fires_again_for_the_same_position_after_the_longest_wait(
     source: Session, slot: str
 ) -> None:
@@ -152,7 +148,6 @@ def test_it_fires_again_for_the_same_position_after_the_longest_wait(
     assert len({event["confirmed_flush_lsn"] for event in found}) == 1
 
 
-@pytest.mark.postgres
 def test_little_lag_is_worth_a_run_when_the_wait_is_over(source: Session, slot: str) -> None:
     write_wal(source, 100)
     waiting = {**QUICK, "max_interval_seconds": 60}
@@ -163,13 +158,11 @@ def test_little_lag_is_worth_a_run_when_the_wait_is_over(source: Session, slot: 
     assert 0 < event["lag_bytes"] < 1 << 20
 
 
-@pytest.mark.postgres
 def test_a_slot_that_does_not_exist_is_work_for_the_first_run(source: Session) -> None:
     (event,) = asyncio.run(events(PgoutputChangesTrigger(slot_name="not_yet", **QUICK), 1))
     assert (event["status"], event["lag_bytes"]) == ("missing", None)
 
 
-@pytest.mark.postgres
 def test_a_lost_slot_is_told_apart(
     source: Session, slot: str, lose_slot: Callable[[], None]
 ) -> None:
@@ -178,7 +171,6 @@ def test_a_lost_slot_is_told_apart(
     assert event["status"] == "lost"
 
 
-@pytest.mark.postgres
 def test_it_outlives_a_source_that_does_not_answer(
     source: Session, slot: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -201,7 +193,6 @@ def test_it_outlives_a_source_that_does_not_answer(
     asyncio.run(scenario())
 
 
-@pytest.mark.postgres
 def test_it_outlives_a_cloud_that_gives_no_token(
     source: Session, postgres_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,7 +229,6 @@ def test_a_wrong_connection_fails_a_task_and_is_waited_out_by_a_watcher(
         asyncio.run(events(trigger, 1, patience_seconds=0.3))
 
 
-@pytest.mark.postgres
 def test_it_gives_up_a_connection_that_fell_silent(
     source: Session,
     slot: str,
@@ -259,7 +249,6 @@ def test_it_gives_up_a_connection_that_fell_silent(
     assert event["status"] == "ready"
 
 
-@pytest.mark.postgres
 def test_it_closes_its_connection(source: Session, slot: str) -> None:
     asyncio.run(events(PgoutputChangesTrigger(slot_name=slot, **QUICK), 1, patience_seconds=0.4))
     deadline = time.monotonic() + 5
@@ -272,7 +261,6 @@ def test_it_closes_its_connection(source: Session, slot: str) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.postgres
 def test_it_never_blocks_the_event_loop(source: Session, slot: str) -> None:
     """A ticker beside it keeps its rhythm while the source is slow to answer."""
 

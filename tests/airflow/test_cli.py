@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
     Session = psycopg.Connection[tuple[Any, ...]]
 
-pytestmark = pytest.mark.postgres
-
 TARGET = "shop.public__t"
 ROWS = pa.table({"id": pa.array([1, 2], pa.int32())})
 

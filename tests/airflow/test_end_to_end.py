@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.submit
-@pytest.mark.postgres
-@pytest.mark.airflow
 def test_a_pipeline_from_its_first_run_to_a_cleared_old_one(pipeline: Pipeline) -> None:
     with psycopg.connect(pipeline.conninfo, autocommit=True) as session:
         with ProcessWatch() as processes:

@@ -21,7 +21,6 @@ from tests.airflow.example_pipeline import airflow_files, kept_rows, metadata_da
 if TYPE_CHECKING:
     from tests.airflow.example_pipeline import Pipeline
 
-pytestmark = [pytest.mark.postgres, pytest.mark.airflow]
 
 PROGRAM = str(Path(__file__).with_name("patient_run.py"))
 NOT_BEGUN = ("upstream_failed", 0)

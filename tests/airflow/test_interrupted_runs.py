@@ -17,7 +17,7 @@ from tests.airflow.example_pipeline import TABLES, RunState, newest_run, run_sta
 if TYPE_CHECKING:
     from tests.airflow.example_pipeline import Pipeline
 
-pytestmark = [pytest.mark.submit, pytest.mark.postgres, pytest.mark.airflow]
+pytestmark = pytest.mark.submit
 
 PROGRAM = str(Path(__file__).with_name("interrupted_run.py"))
 NEVER = (None, 0)

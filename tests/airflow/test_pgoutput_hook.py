@@ -173,7 +173,6 @@ def test_an_extra_that_libpq_does_not_know_is_named_without_its_value(
     assert (ok, message) == (False, str(caught.value))
 
 
-@pytest.mark.postgres
 def test_a_slot_is_described_as_the_server_sees_it(source: Session, slot: str) -> None:
     before = PgoutputHook().slot(slot)
     assert (before.exists, before.plugin, before.active) == (True, "pgoutput", False)
@@ -186,7 +185,6 @@ def test_a_slot_is_described_as_the_server_sees_it(source: Session, slot: str) -
     assert after.confirmed_flush_lsn == before.confirmed_flush_lsn
 
 
-@pytest.mark.postgres
 def test_a_slot_that_does_not_exist_is_no_error(source: Session) -> None:
     facts = PgoutputHook().slot("not_yet")
     assert not facts.exists
@@ -199,7 +197,6 @@ def test_a_slots_name_is_checked_before_anything_is_opened() -> None:
         PgoutputHook("nobody_defined_this").slot("x'; DROP TABLE t; --")
 
 
-@pytest.mark.postgres
 def test_publications_are_described(source: Session) -> None:
     source.execute("CREATE TABLE b (i int); CREATE TABLE a (i int)")
     source.execute("CREATE PUBLICATION published FOR TABLE b, a WITH (publish = 'insert')")
@@ -210,7 +207,6 @@ def test_publications_are_described(source: Session) -> None:
         PgoutputHook().publications(["published", "other"])
 
 
-@pytest.mark.postgres
 def test_sessions_are_pinned_whatever_the_database_says(source: Session) -> None:
     from psycopg import sql
 
@@ -224,7 +220,6 @@ def test_sessions_are_pinned_whatever_the_database_says(source: Session) -> None
         assert row[3] == source.info.dbname
 
 
-@pytest.mark.postgres
 def test_the_test_button_says_what_is_missing(
     source: Session, set_connection: Define, postgres_server: EmbeddedPostgres
 ) -> None:
@@ -250,7 +245,6 @@ def test_the_test_button_says_what_is_missing(
     assert CANARY not in message
 
 
-@pytest.mark.postgres
 def test_a_role_that_may_replicate_by_membership_as_on_rds_is_not_reported_as_lacking_it(
     source: Session, set_connection: Define
 ) -> None:

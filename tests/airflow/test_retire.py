@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     Session = psycopg.Connection[tuple[Any, ...]]
 
-pytestmark = pytest.mark.postgres
-
 
 def drop(slot: str, **arguments: Any) -> PgoutputDropSlotOperator:
     return PgoutputDropSlotOperator(task_id="drop", slot_name=slot, **arguments)

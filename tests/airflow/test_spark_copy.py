@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     Session = psycopg.Connection[tuple[Any, ...]]
 
-pytestmark = [pytest.mark.submit, pytest.mark.postgres]
+pytestmark = pytest.mark.submit
 
 CANARY = "canary-0xC0FFEE-password"
 TABLES = """

@@ -261,7 +261,6 @@ _HARD = {
 }
 
 
-@pytest.mark.spark
 def test_java_reads_back_every_character(spark: Any) -> None:
     """Java's own reader of properties is the oracle."""
     with spark_files(_HARD, None) as files:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     Session = psycopg.Connection[tuple[Any, ...]]
 
-pytestmark = pytest.mark.postgres
-
 SECRET_VALUE = "a-row's-own-business"
 
 

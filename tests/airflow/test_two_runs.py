@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from tests.airflow.example_pipeline import Pipeline
 
-pytestmark = [pytest.mark.submit, pytest.mark.postgres, pytest.mark.airflow]
+pytestmark = pytest.mark.submit
 
 PROGRAM = str(Path(__file__).with_name("patient_run.py"))
 #: Of each task, a second after each other.

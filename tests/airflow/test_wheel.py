@@ -16,8 +16,6 @@ import airflow_provider_pgoutput
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.airflow
-
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.table_version import Column
     from tests.apply.build import Relation
 
-pytestmark = pytest.mark.spark
-
 POINTS = (
     "apply.after_branch",
     "apply.after_copy",

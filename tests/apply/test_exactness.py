@@ -27,8 +27,6 @@ from tests.apply.fold_cases import ABC, a_is
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
-
 
 @pytest.mark.parametrize("mode", [UPSERT, CHANGE_LOG])
 def test_a_driver_that_slept_after_its_look_at_the_table_is_refused(

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
     from tests.apply.build import Relation
 
-pytestmark = pytest.mark.spark
-
 
 @pytest.fixture
 def table(source: Source) -> Relation:

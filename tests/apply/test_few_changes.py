@@ -21,8 +21,6 @@ from tests.apply.conftest import source_rows
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
-
 
 def _files(spark: SparkSession, source: Source) -> int:
     table = IcebergTable.load(spark, TableName("lake", source.slot_name, "t"))

@@ -22,8 +22,6 @@ from tests.apply.conftest import source_rows
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.spark
-
 _UUID_OID = 2950
 #: SQL of a key of each ranged type out of a number of a thousand million, and what Spark calls the type.
 _FORMS = {

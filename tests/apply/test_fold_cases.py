@@ -48,7 +48,6 @@ def _batches(source: Source, cut: str) -> tuple[list[Plan], list[Relation]]:
     return plans, relations
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize(
     ("cut", "tasks"),
     [

@@ -36,8 +36,6 @@ from tests.apply.fold_cases import a_is
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
-
 _DAY_S = 24 * 60 * 60
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.plan import Plan
 
-pytestmark = pytest.mark.spark
-
 
 def messages(spark: SparkSession, namespace: str) -> list[tuple[Any, ...]]:
     name = TableName("lake", namespace, MESSAGES_TABLE)

@@ -21,8 +21,6 @@ from tests.apply.fold_cases import ABC, BIG, a_is
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
-
 
 def test_a_change_log_holds_every_change_once(
     spark: SparkSession, source: Source, lake_rows: Any

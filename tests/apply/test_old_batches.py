@@ -23,8 +23,6 @@ from tests.old_batches.record import SLOT
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
-
 RECORDED = Path(__file__).parents[1] / "old_batches"
 #: The first commit whose manifests are read, and one before it.
 READ, REFUSED = "0d3dd4b", "707c602"

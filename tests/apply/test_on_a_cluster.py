@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from quickstart.spark import LocalLake
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.submit]
+pytestmark = pytest.mark.submit
 
 _ROWS = 60_000
 _CHANGES = (

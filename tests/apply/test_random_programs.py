@@ -82,7 +82,6 @@ def _rewrite(random_: random.Random, relation: Relation) -> None:
         row[relation.version.columns[-1].name] = random_.randrange(3)
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("tasks", ["one task", "several tasks"])
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (1, 2))]

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from tests.apply.build import Relation
 
-pytestmark = pytest.mark.spark
-
 POINTS = [each for each in crash_points("apply") if each.startswith("replay.")]
 
 

@@ -16,8 +16,6 @@ from airflow_provider_pgoutput.errors import BatchRefused, ValueRefused
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
-
 SEGMENT = Segment("public.t", (), (Column("id", 23, -1, "integer", "int"),), (0,), full=False)
 COLUMNS = f"{staged.new(0)} int, {LIVE} boolean"
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from tests.apply.build import Relation
 
-pytestmark = pytest.mark.spark
-
 
 def noted(
     spark: SparkSession, source: Source, rows: int, soft_delete: bool = False, **options: Any

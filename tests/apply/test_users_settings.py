@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.plan import Plan
     from tests.apply.build import Relation, Source
 
-pytestmark = pytest.mark.spark
-
 
 def with_options(plan: Plan, **options: Any) -> Plan:
     """The plan with options for table ``t``."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from tests.apply.build import Source, column
 from tests.apply.conftest import source_rows
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.apply.build import Relation
-
-pytestmark = pytest.mark.spark
 
 NAMES = tuple(f"c{number}" for number in range(110))
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.postgres
 def test_a_tiny_run_writes_figures_for_every_reader(tmp_path: Path) -> None:
     output = tmp_path / "latest.json"
     scale = [
@@ -132,7 +131,6 @@ def test_keys_of_different_rows_differ_and_are_what_postgresql_would_send() -> N
     assert {uuid.UUID(each).version for each in in_order} == {7}
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize(
     ("module", "arguments", "figures"),
     [

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 #: Two values of each type; the second goes through every special case that the type has.
 VALUES = {
     "int2": ("1", "-32768"),

@@ -13,8 +13,6 @@ from tests.capture.test_copied_moments import rejected
 if TYPE_CHECKING:
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 #: The type of a column and values of it, some of which the lake cannot hold.
 COLUMNS: dict[str, tuple[str, ...]] = {
     "numeric(12,2)": ("0", "-1.5", "9999999999.99", "-0.01", "NaN", "100"),

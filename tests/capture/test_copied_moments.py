@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 #: Infinite, or outside the years 1 to 9999, or just inside.
 DATES = [
     "infinity",

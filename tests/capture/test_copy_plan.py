@@ -53,7 +53,6 @@ def test_what_is_no_heap_is_read_whole() -> None:
     assert block_ranges(storage(1000, has_blocks=False), 10 * BLOCK) == [BlockRange(0, None)]
 
 
-@pytest.mark.postgres
 def test_one_large_table_is_read_by_all_connections(
     source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +70,6 @@ def test_one_large_table_is_read_by_all_connections(
     assert found == source.execute("SELECT a, b FROM t ORDER BY a")
 
 
-@pytest.mark.postgres
 @pytest.mark.parametrize("via_root", [True, False])
 def test_partitions_filters_and_children_are_cut_as_well(
     source: Source, monkeypatch: pytest.MonkeyPatch, via_root: bool

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 
 def once_at(point: str, source: Source, *statements: str) -> Callable[[str], None]:
     """Do something at the source when a crash point is reached for the first time."""

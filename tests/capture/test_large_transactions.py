@@ -16,8 +16,6 @@ from tests.capture.pipeline_support import checkpoint_of
 if TYPE_CHECKING:
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 #: Both are larger than all that a process keeps at a time.
 _SMALL_ROWS, _LARGE_ROWS = 80_000, 240_000
 #: A process that kept the larger transaction would need 240 MiB more.

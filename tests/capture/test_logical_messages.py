@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 MESSAGES = StreamOptions(messages=True)
 BLOCK, SEGMENT = 8192, 16 << 20
 both_transports = pytest.mark.parametrize("transport", ["sql", "walsender"])

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 ORIGIN_COLUMNS = {"origin", "origin_lsn"}
 both_transports = pytest.mark.parametrize("transport", ["sql", "walsender"])
 

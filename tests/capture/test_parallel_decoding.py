@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 
-pytestmark = pytest.mark.postgres
-
 #: Parallelism and size of the parts; the backlog has some hundred times as much.
 PARTS = ((2, 1 << 13), (3, 20_000), (3, 1 << 17))
 COPIES = "pg_replication_slots WHERE temporary"

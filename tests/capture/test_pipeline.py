@@ -17,8 +17,6 @@ from tests.capture.pipeline_support import checkpoint_of, checkpoint_with_shapes
 if TYPE_CHECKING:
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 TRANSPORTS = [SQL, WALSENDER]
 
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.catalog import Server
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 TRANSPORTS = [SQL, WALSENDER]
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from quickstart.postgres import EmbeddedPostgres
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 both_transports = pytest.mark.parametrize("transport", ["sql", "walsender"])
 
 

@@ -74,7 +74,6 @@ def test_a_copy_says_what_is_done_and_how_long_the_rest_takes(
     )
 
 
-@pytest.mark.postgres
 def test_a_run_says_how_far_its_copy_and_its_read_are(
     source: Source, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,8 +12,6 @@ from tests.capture.torture import torture
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.postgres
-
 
 #: From version 16 on the server cannot decode a transaction of this seed before its end.
 _TOO_EARLY = 109

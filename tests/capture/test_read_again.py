@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 
 def keys(source: Source, batch: Manifest) -> list[int]:
     return [row["a"] for row in source.changes(batch, "public.t")] if batch.tables else []

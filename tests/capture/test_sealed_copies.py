@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest, Table
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 KILLED = -9
 
 

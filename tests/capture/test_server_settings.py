@@ -8,10 +8,7 @@ Source: https://www.postgresql.org/docs/current/runtime-config-replication.html
 from __future__ import annotations
 
 import dataclasses
-import shutil
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -23,20 +20,17 @@ from tests.capture.pipeline_support import Source, checkpoint_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-pytestmark = pytest.mark.postgres
+    from pathlib import Path
 
 #: Segments of 16 MiB that the server keeps for a slot.
 _KEPT_SEGMENTS = 4
 
 
 @pytest.fixture
-def server(postgres_server: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
+def server(server_home: Path, postgres_server: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
     """A server of the test's own, which writes too little WAL for logical decoding."""
-    home = Path(tempfile.mkdtemp(prefix="pgoutput-tests-settings-"))
-    home.chmod(0o755)
     found = EmbeddedPostgres(
-        home / "server",
+        server_home / "server",
         installation=postgres_server.installation,
         settings={
             "wal_level": "replica",
@@ -50,7 +44,6 @@ def server(postgres_server: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
         yield found.start()
     finally:
         found.destroy()
-        shutil.rmtree(home, ignore_errors=True)
 
 
 def switch_segments(source: Source, count: int) -> None:

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from quickstart.postgres import EmbeddedPostgres
 
-pytestmark = pytest.mark.postgres
-
 TRANSPORTS = ("sql", "walsender")
 TWO_PHASE = StreamOptions(two_phase=True)
 

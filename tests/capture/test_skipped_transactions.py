@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 GOOD, BAD = "2026-01-02 03:04:05", "infinity"
 
 

@@ -11,10 +11,8 @@ import contextlib
 import dataclasses
 import os
 import shutil
-import tempfile
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -29,25 +27,16 @@ from tests.reader_role import reader_conninfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
 
-pytestmark = pytest.mark.postgres
-
 
 @pytest.fixture
-def home() -> Iterator[Path]:
-    found = Path(tempfile.mkdtemp(prefix="pgoutput-tests-standby-"))
-    found.chmod(0o755)
-    yield found
-    shutil.rmtree(found, ignore_errors=True)
-
-
-@pytest.fixture
-def primary(home: Path, postgres_server: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
+def primary(server_home: Path, postgres_server: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
     if postgres_server.major < 16:
         pytest.skip("the server has no logical slots on standbys")
-    found = EmbeddedPostgres(home / "primary", installation=postgres_server.installation)
+    found = EmbeddedPostgres(server_home / "primary", installation=postgres_server.installation)
     try:
         yield found.start()
     finally:
@@ -55,17 +44,17 @@ def primary(home: Path, postgres_server: EmbeddedPostgres) -> Iterator[EmbeddedP
 
 
 @pytest.fixture
-def standby(home: Path, primary: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
+def standby(server_home: Path, primary: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
     """A server that follows the other one, to whatever timeline that goes."""
     # What the copied file of passwords lets in over the network, lets the standby in, too.
     hba = primary.data_directory / "pg_hba.conf"
     hba.write_text(hba.read_text() + "host replication all 127.0.0.1/32 scram-sha-256\n")
     primary.stop()
-    shutil.copytree(primary.home, home / "standby")
+    shutil.copytree(primary.home, server_home / "standby")
     primary.start()
     upstream = psycopg.conninfo.make_conninfo(primary.conninfo(), dbname="")
     found = EmbeddedPostgres(
-        home / "standby",
+        server_home / "standby",
         installation=primary.installation,
         settings={
             "primary_conninfo": upstream,

@@ -22,8 +22,6 @@ from tests.capture.pipeline_support import checkpoint_of
 if TYPE_CHECKING:
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 TRANSPORTS = ("sql", "walsender")
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 TRANSPORTS = ("sql", "walsender")
 TWO_PHASE = StreamOptions(two_phase=True)
 WHOLE = StreamOptions(proto_version=1)

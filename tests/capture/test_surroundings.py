@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 _LARGEST_FILE_BYTES = 1 << 20
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 
 def lake_with(*batches: Manifest) -> Checkpoint:
     """The checkpoint of a lake that holds these batches."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -27,15 +25,13 @@ from tests.capture.pipeline_support import Source, checkpoint_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-pytestmark = pytest.mark.postgres
+    from pathlib import Path
 
 
 @pytest.fixture
-def server(postgres_server: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
+def server(server_home: Path, postgres_server: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
     """A server of the test's own, which may be promoted."""
-    home = Path(tempfile.mkdtemp(prefix="pgoutput-tests-promoted-"))
-    found = EmbeddedPostgres(home, installation=postgres_server.installation)
+    found = EmbeddedPostgres(server_home, installation=postgres_server.installation)
     try:
         yield found.start()
     finally:

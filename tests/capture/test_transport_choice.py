@@ -63,7 +63,6 @@ def choices(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each for each in caplog.messages if "over the walsender" in each]
 
 
-@pytest.mark.postgres
 @pytest.mark.parametrize(
     ("limit", "part_bytes", "line"),
     [
@@ -96,7 +95,6 @@ def test_every_choice_stages_the_same(
         assert re.search(line, found[0])
 
 
-@pytest.mark.postgres
 def test_who_asked_for_sql_is_told_what_to_do(source: Source) -> None:
     checkpoint = fill(source, "1MB")
     with pytest.raises(TemporaryFilesFull, match="set transport to 'auto' or 'walsender'"):

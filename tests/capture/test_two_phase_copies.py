@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 TWO_PHASE = StreamOptions(two_phase=True)
 KILLED = -9
 _TIME_LIMIT_S = 60

@@ -22,8 +22,6 @@ from tests.capture.test_sealed_copies import KILLED, fold, in_source, seals
 if TYPE_CHECKING:
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 
 def partitioned(name: str) -> tuple[str, ...]:
     return (

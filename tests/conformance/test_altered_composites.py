@@ -15,7 +15,6 @@ from tests.conformance.one_table import Lake, begun
 if TYPE_CHECKING:
     from tests.conformance.pipeline import Pipeline
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 NARROW = "struct<street: string, n: int>"
 WIDE = "struct<street: string, n: int, zip: string>"

@@ -6,8 +6,6 @@ is started for this file alone.
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -19,10 +17,10 @@ from tests.conformance.many_tables import Tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tests.conformance.pipeline import Pipeline
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 VERSION_WITH_ICU = 17
 #: ``bar`` equals ``BAR``.
@@ -39,7 +37,7 @@ def has_icu(conninfo: str) -> bool:
 
 @pytest.fixture
 def postgres_database(
-    postgres_database: str, record_property: Callable[[str, object], None]
+    postgres_database: str, server_home: Path, record_property: Callable[[str, object], None]
 ) -> Iterator[str]:
     """An empty database of a server with ICU."""
     if has_icu(postgres_database):
@@ -47,9 +45,8 @@ def postgres_database(
         return
     # Not what ``--postgres-version`` says, so it is not noted for that version.
     record_property("postgres_version", VERSION_WITH_ICU)
-    home = Path(tempfile.mkdtemp(prefix="pgoutput-tests-icu-"))
     server = EmbeddedPostgres(
-        home,
+        server_home,
         installation=find_or_fetch_installation(VERSION_WITH_ICU),
         settings={"fsync": "off"},
     )

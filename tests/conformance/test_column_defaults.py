@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from tests.conformance.one_table import Lake
     from tests.conformance.pipeline import Pipeline
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 #: By column: its type and default, and what every row shows in it.
 DEFAULTS = {

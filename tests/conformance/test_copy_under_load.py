@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from tests.conformance.pipeline import Pipeline
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 TABLES = ("pgbench_accounts", "pgbench_branches", "pgbench_tellers", "pgbench_history")
 _ENTRIES = "SELECT count(*) FROM pgbench_history"

@@ -17,8 +17,6 @@ from tests.conformance.pipeline import CATALOG
 if TYPE_CHECKING:
     from tests.conformance.one_table import Lake
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
-
 
 def name_of(lake: Lake) -> str:
     return quoted(CATALOG, lake.pipeline.namespace, "t")

@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import tempfile
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -26,21 +24,21 @@ from tests.conformance.test_source_events import TABLE, running, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tests.conformance.pipeline import Pipeline
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 #: Who flushes waits 0.1 s for others that commit, with the lock on the WAL; these find their records flushed.
 GROUP_COMMIT = {"fsync": "on", "commit_delay": "100000", "commit_siblings": "0"}
 
 
 @pytest.fixture
-def postgres_database(request: pytest.FixtureRequest) -> Iterator[str]:
+def postgres_database(request: pytest.FixtureRequest, server_home: Path) -> Iterator[str]:
     """An empty database of a server that flushes the commits of several processes at once."""
     version = request.config.getoption("--postgres-version")
     server = EmbeddedPostgres(
-        Path(tempfile.mkdtemp(prefix="pgoutput-tests-commits-")),
+        server_home,
         installation=find_or_fetch_installation(version),
         settings=GROUP_COMMIT,
     )

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 TABLES = (
     "CREATE TABLE t(a int primary key, b text, c int)",

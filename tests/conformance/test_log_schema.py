@@ -12,8 +12,6 @@ from tests.conformance.one_table import begun
 if TYPE_CHECKING:
     from tests.conformance.pipeline import Pipeline
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
-
 
 @pytest.mark.parametrize("one_by_one", [False, True], ids=["one batch", "a batch per statement"])
 def test_a_change_log_goes_on_through_changes_of_the_schema(

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 _numbers = itertools.count(1)
 both_transports = pytest.mark.parametrize("transport", ["sql", "walsender"])

@@ -19,7 +19,6 @@ from tests.conformance.many_tables import Tables
 if TYPE_CHECKING:
     from tests.conformance.pipeline import Pipeline
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 COLUMNS = "(a int PRIMARY KEY, b text)"
 

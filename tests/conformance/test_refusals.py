@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
-
 
 def start(
     conninfo: str,

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from tests.conformance.scenario import Scenario
     from tests.conformance.ways import Staged
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 every_scenario = pytest.mark.parametrize(
     "scenario", [pytest.param(each, id=each.id) for each in SCENARIOS]

@@ -26,8 +26,6 @@ from tests.conformance.pipeline import CATALOG
 if TYPE_CHECKING:
     from tests.conformance.one_table import Lake
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
-
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     """The test's warnings. Airflow, once it is imported, lets everyone else's INFO through as well."""

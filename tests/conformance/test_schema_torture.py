@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Table
     from tests.conformance.pipeline import Batch, Pipeline
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 #: ``make torture LAKE=1 SEED=1 RUNS=100`` does more.
 SEEDS = [int(seed) for seed in os.environ.get("PGOUTPUT_SCHEMA_SEEDS", "1,2").split(",")]

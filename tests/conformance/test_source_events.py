@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from tests.conformance.pipeline import Pipeline
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 TABLE = ("CREATE TABLE t(a int PRIMARY KEY, b text)", "INSERT INTO t VALUES (1, 'copied')")
 TRANSPORTS = ("sql", "walsender")

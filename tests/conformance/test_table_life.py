@@ -17,7 +17,6 @@ from tests.conformance.many_tables import Tables
 if TYPE_CHECKING:
     from tests.conformance.pipeline import Pipeline
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 #: By table: how it is made again, after rows 1 to 3 of the former one were copied.
 MADE_AGAIN = {

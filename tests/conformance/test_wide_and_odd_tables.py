@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from tests.conformance.pipeline import Pipeline
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 MOST_COLUMNS, MOST_KEY_COLUMNS = 1600, 32
 #: Types of the wide table's columns in turn, and a value of a row's number ``g`` and the column's number.

@@ -13,8 +13,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from airflow_provider_pgoutput.batch.plan import (
     METADATA_COLUMNS,
     Plan,
@@ -127,14 +125,12 @@ def drawn(page: str) -> str:
     return f"{before}{START}\n\n{body}\n\n{END}{after}"
 
 
-@pytest.mark.airflow
 def test_every_argument_has_a_line_in_its_docstring(airflow_home: Path) -> None:
     assert len(doors()) >= 9
     for door in described():
         assert list(meanings(door)) == list(signature(door)), door
 
 
-@pytest.mark.airflow
 def test_the_docstrings_say_what_is_templated(airflow_home: Path) -> None:
     for door in filter(inspect.isclass, described()):
         everything = _ALL_TEMPLATED in (door.__doc__ or "")
@@ -143,7 +139,6 @@ def test_the_docstrings_say_what_is_templated(airflow_home: Path) -> None:
             assert said == is_templated(door, name), (door, name)
 
 
-@pytest.mark.airflow
 def test_the_page_has_the_arguments_of_the_code(airflow_home: Path) -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert START in page
@@ -151,7 +146,6 @@ def test_the_page_has_the_arguments_of_the_code(airflow_home: Path) -> None:
     assert page == drawn(page), "run python -m tests.docs.test_arguments_page"
 
 
-@pytest.mark.airflow
 def test_a_number_that_is_chosen_for_none_is_the_one_that_is_told(airflow_home: Path) -> None:
     from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
     from airflow_provider_pgoutput.spark_submit.copy_engine import FROM_BYTES, CopyingOperator

@@ -13,7 +13,6 @@ README = Path(__file__).parents[2] / "README.md"
 (PUBLICATION,) = re.findall(r"^CREATE PUBLICATION .*;$", README.read_text(), re.MULTILINE)
 
 
-@pytest.mark.postgres
 def test_who_may_make_a_publication(postgres_database: str) -> None:
     with psycopg.connect(postgres_database, autocommit=True) as session:
         session.execute("CREATE ROLE owner_of_tables")

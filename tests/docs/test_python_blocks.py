@@ -59,7 +59,6 @@ def load(block: str, folder: Path) -> Any:
     return dag
 
 
-@pytest.mark.airflow
 @pytest.mark.parametrize("name", WITH_DAG)
 def test_a_dag_can_be_loaded(airflow_home: Path, tmp_path: Path, name: str) -> None:
     dag = load(WITH_DAG[name], tmp_path)
@@ -68,7 +67,6 @@ def test_a_dag_can_be_loaded(airflow_home: Path, tmp_path: Path, name: str) -> N
     assert [task.task_id for task in dag.tasks if not task.retries] == []
 
 
-@pytest.mark.airflow
 def test_the_options_of_the_tables_are_taken(airflow_home: Path, tmp_path: Path) -> None:
     from airflow_provider_pgoutput.tasks.plan_options import plan_fields, table_options
 

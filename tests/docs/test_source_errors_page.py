@@ -32,7 +32,6 @@ def test_each_section_is_an_error_of_the_source() -> None:
     assert kinds - {"SourceUnavailable", "SourceError"} <= set(sections)
 
 
-@pytest.mark.postgres
 @pytest.mark.parametrize("query", QUERIES)
 def test_its_queries_run(postgres_server: EmbeddedPostgres, query: str) -> None:
     with psycopg.connect(postgres_server.conninfo()) as session:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from quickstart.spark import LocalLake
     from tests.faults.conftest import Subject
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.submit]
+pytestmark = pytest.mark.submit
 
 #: Those of a replay are swept in ``tests/apply/test_replay.py``.
 POINTS = [each for each in crash_points("apply") if not each.startswith("replay.")]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from quickstart.spark import LocalLake
     from tests.faults.conftest import Subject
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.submit]
+pytestmark = pytest.mark.submit
 
 #: How many drivers are cancelled.
 CANCELLATIONS = int(os.environ.get("PGOUTPUT_DRIVER_CANCELLATIONS", "1"))

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from quickstart.postgres import EmbeddedPostgres
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 ROOT = Path(__file__).resolve().parents[2]
 #: How many runs are killed.
 CANCELLATIONS = int(os.environ.get("PGOUTPUT_CANCELLATIONS", "30"))

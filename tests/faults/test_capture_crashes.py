@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from tests.faults.conftest import Subject
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 POINTS = [each for each in crash_points("capture") if each not in ELSEWHERE]
 #: F01 to F05 and F19; copies have ``test_copy_crashes.py``, and ``make test ALL=1`` kills at the others, too.

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from quickstart.spark import LocalLake
     from tests.faults.conftest import Subject
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 _HOUR_MS = 3_600_000
 _TABLE = "account"

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from tests.conformance.pipeline import Batch
     from tests.faults.conftest import Subject
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 LATE = "public.late"
 #: The others are in ``tests/capture/test_two_phase_copies.py``, without a lake.

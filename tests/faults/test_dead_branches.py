@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from quickstart.spark import LocalLake
     from tests.faults.conftest import Subject
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.airflow]
 
 _DAY_MS = 86_400_000
 #: Tables of format version 3, and the one of version 2.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from quickstart.spark import LocalLake
     from tests.faults.conftest import Subject
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.submit]
+pytestmark = pytest.mark.submit
 
 _CONF = {
     "spark.master": "local-cluster[2,1,512]",

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from tests.faults.conftest import Subject
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 SEED = int(os.environ.get("PGOUTPUT_SWEEP_SEED", "1"))
 #: Crash points of each room that a kind of run is killed at; 0: all.

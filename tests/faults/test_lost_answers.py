@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from quickstart.spark import LocalLake
     from tests.faults.conftest import Subject
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 _REST = "rest"
 

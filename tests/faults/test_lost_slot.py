@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from tests.conformance.pipeline import Pipeline
     from tests.faults.conftest import Subject
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 TABLES = (*UPSERT_TABLES, LOG_TABLE)
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from tests.faults.conftest import Subject
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 #: In the order in which a run passes them; ``make test ALL=1`` kills at the others, too.
 POINTS = (

@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-import pytest
-
 from airflow_provider_pgoutput import crash_points
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.copy import read
@@ -19,9 +17,9 @@ from tests.conformance.compare import connect
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.faults.conftest import Subject
+    import pytest
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+    from tests.faults.conftest import Subject
 
 
 def test_f29_a_snapshot_lost_during_a_copy_is_followed_by_another(

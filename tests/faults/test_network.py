@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from quickstart.postgres import EmbeddedPostgres
 
-pytestmark = pytest.mark.postgres
-
 #: What the server sends of an answer through SQL before it works on it, see ``sql_session.py``.
 WAITING_BYTES = 8_000
 

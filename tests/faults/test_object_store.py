@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 
-pytestmark = pytest.mark.postgres
-
 _URI = f"s3://{BUCKET}"
 _ALWAYS = 10_000
 

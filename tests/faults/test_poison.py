@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-import pytest
-
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.request import AFTER_APPLY
 from tests.conformance.compare import connect
@@ -18,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.faults.conftest import Subject
-
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 
 def test_f40_a_transaction_left_out_is_recorded_and_the_rest_is_whole(

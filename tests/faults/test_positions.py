@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from quickstart.postgres import EmbeddedPostgres
     from tests.faults.conftest import Subject
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
-
 
 def test_f16_an_old_batch_applied_again_is_a_no_op(subject: Callable[[int], Subject]) -> None:
     """F16: whoever clears an old run gets the same lake, whatever came after it."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from tests.faults.conftest import Subject
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
-
 
 def reached(run: Subject) -> Lsn:
     checkpoint = run.pipeline.checkpoint()

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from tests.faults.conftest import Subject
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
-
 
 def move_slot(run: Subject, end: Lsn) -> None:
     with psycopg.connect(run.pipeline.conninfo, autocommit=True) as session:

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from quickstart.postgres import EmbeddedPostgres
 
-pytestmark = pytest.mark.postgres
-
 
 @pytest.fixture
 def source(postgres_database: str, tmp_path: Path) -> Source:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from quickstart.spark import LocalLake
     from tests.faults.conftest import Subject
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.submit]
+pytestmark = pytest.mark.submit
 
 #: More seeds, separated by commas, for longer runs: ``PGOUTPUT_TORTURE_SEEDS=7,8,9 pytest ...``.
 SEEDS = [int(seed) for seed in os.environ.get("PGOUTPUT_TORTURE_SEEDS", "1,2,3").split(",")]

@@ -10,11 +10,8 @@ Source: https://www.postgresql.org/docs/current/pgupgrade.html
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,21 +24,10 @@ from tests.capture.pipeline_support import Source, checkpoint_of
 from tests.faults.waiting_slot import new_source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-pytestmark = pytest.mark.postgres
+    from pathlib import Path
 
 _NEWEST = 18
 _SETTINGS = {"fsync": "off"}
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    """A folder that the server's account may enter, unlike pytest's own."""
-    path = Path(tempfile.mkdtemp(prefix="pgoutput-tests-upgrade-"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def server(home: Path, major: int) -> EmbeddedPostgres:
@@ -116,16 +102,18 @@ def upgraded(home: Path, old: EmbeddedPostgres) -> EmbeddedPostgres:
 
 
 @pytest.mark.parametrize("major", [16, pytest.param(18, marks=pytest.mark.exhaustive)])
-def test_f48_an_upgraded_source_is_another_one(home: Path, tmp_path: Path, major: int) -> None:
+def test_f48_an_upgraded_source_is_another_one(
+    server_home: Path, tmp_path: Path, major: int
+) -> None:
     """With version 18 the slot comes along, as it does from 17 on; before, it does not."""
-    with server(home / "old", major) as old:
+    with server(server_home / "old", major) as old:
         source = new_source(old.conninfo(), tmp_path)
         source.execute("INSERT INTO t SELECT g, 'before' FROM generate_series(1, 10) g")
         batch = source.stage()
         checkpoint = checkpoint_of(source.stage(checkpoint=checkpoint_of(batch)))
         # pg_upgrade refuses a slot that lacks changes.
         advance_slot(source.reader, source.slot_name, checkpoint.end_lsn)
-        new = upgraded(home, old)
+        new = upgraded(server_home, old)
     sealed = source.manifests()
     with new:
         source = Source(new.conninfo(), source.slot_name, tmp_path)

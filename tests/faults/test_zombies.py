@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from tests.faults.conftest import Subject
     from tests.faults.processes import StoppedApply
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 #: The last line of a driver that is refused while it prepares.
 _REFUSED = "airflow_provider_pgoutput.errors.PublishRefused: "

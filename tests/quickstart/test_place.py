@@ -84,7 +84,6 @@ def test_a_program_that_ignores_the_polite_signal_is_ended_with_its_children() -
     process.stdout.close()
 
 
-@pytest.mark.postgres
 def test_the_environment_names_each_connection_once_and_secrets_only_there(
     place: DemoPlace, postgres_server: EmbeddedPostgres
 ) -> None:
@@ -101,7 +100,6 @@ def test_the_environment_names_each_connection_once_and_secrets_only_there(
     place.clear()
 
 
-@pytest.mark.postgres
 def test_a_load_that_cannot_run_is_noticed(
     place: DemoPlace, postgres_server: EmbeddedPostgres
 ) -> None:

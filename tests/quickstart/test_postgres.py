@@ -7,10 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -25,19 +23,6 @@ from quickstart.binaries import (
 )
 from quickstart.postgres import EmbeddedPostgres
 from quickstart.servers import find_or_fetch_installation
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-pytestmark = pytest.mark.postgres
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="pgoutput-tests-server-"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def _value(conninfo: str, query: str) -> object:
@@ -83,8 +68,8 @@ def test_a_wrong_password_is_refused(postgres_server: EmbeddedPostgres) -> None:
         psycopg.connect(conninfo)
 
 
-def test_committed_rows_survive_each_way_to_stop(home: Path) -> None:
-    server = EmbeddedPostgres(home, settings={"fsync": "off"}, authentication="trust")
+def test_committed_rows_survive_each_way_to_stop(server_home: Path) -> None:
+    server = EmbeddedPostgres(server_home, settings={"fsync": "off"}, authentication="trust")
     with server:
         port = server.port
         assert server.password == ""
@@ -101,7 +86,7 @@ def test_committed_rows_survive_each_way_to_stop(home: Path) -> None:
     assert not server.is_running
 
 
-def test_a_server_ends_with_the_process_that_started_it(home: Path) -> None:
+def test_a_server_ends_with_the_process_that_started_it(server_home: Path) -> None:
     code = (
         "import os, sys, pathlib\n"
         "from quickstart.postgres import EmbeddedPostgres\n"
@@ -110,7 +95,7 @@ def test_a_server_ends_with_the_process_that_started_it(home: Path) -> None:
         "os.kill(os.getpid(), 9)\n"
     )
     result = subprocess.run(
-        [sys.executable, "-c", code, str(home)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, str(server_home)], capture_output=True, text=True, check=False
     )
     assert result.returncode == -signal.SIGKILL, result.stderr
     pid = int(result.stdout)
@@ -120,34 +105,36 @@ def test_a_server_ends_with_the_process_that_started_it(home: Path) -> None:
     assert not _process_exists(pid)
 
 
-def test_a_server_that_somebody_left_running_is_stopped_first(home: Path) -> None:
-    left = EmbeddedPostgres(home, settings={"fsync": "off"}).start()
+def test_a_server_that_somebody_left_running_is_stopped_first(server_home: Path) -> None:
+    left = EmbeddedPostgres(server_home, settings={"fsync": "off"}).start()
     first_pid = int((left.data_directory / "postmaster.pid").read_text().split()[0])
-    with EmbeddedPostgres(home, settings={"fsync": "off"}) as server:
+    with EmbeddedPostgres(server_home, settings={"fsync": "off"}) as server:
         assert not _process_exists(first_pid)
         assert server.password == left.password
         assert _value(server.conninfo(), "SELECT 1") == 1
     left.stop()
 
 
-def test_what_an_interrupted_initdb_left_is_replaced(home: Path) -> None:
-    (home / "data" / "base").mkdir(parents=True)
-    (home / "data.unfinished").mkdir()
-    with EmbeddedPostgres(home, settings={"fsync": "off"}) as server:
+def test_what_an_interrupted_initdb_left_is_replaced(server_home: Path) -> None:
+    (server_home / "data" / "base").mkdir(parents=True)
+    (server_home / "data.unfinished").mkdir()
+    with EmbeddedPostgres(server_home, settings={"fsync": "off"}) as server:
         assert _value(server.conninfo(), "SELECT 1") == 1
 
 
-def test_a_setting_that_the_server_refuses_is_in_the_error(home: Path) -> None:
-    server = EmbeddedPostgres(home, settings={"shared_buffers": "many"})
+def test_a_setting_that_the_server_refuses_is_in_the_error(server_home: Path) -> None:
+    server = EmbeddedPostgres(server_home, settings={"shared_buffers": "many"})
     with pytest.raises(SourceUnavailable, match="shared_buffers"):
         server.start()
     assert not server.is_running
 
 
 @pytest.mark.parametrize("major", [15, 16, 17])
-def test_each_older_major_version_can_be_had(home: Path, major: int) -> None:
+def test_each_older_major_version_can_be_had(server_home: Path, major: int) -> None:
     installation = find_or_fetch_installation(major)
-    with EmbeddedPostgres(home, installation=installation, settings={"fsync": "off"}) as server:
+    with EmbeddedPostgres(
+        server_home, installation=installation, settings={"fsync": "off"}
+    ) as server:
         assert server.major == major
         number = _value(server.conninfo(), "SELECT current_setting('server_version_num')::int")
         assert number // 10000 == major
@@ -162,9 +149,9 @@ def test_a_missing_major_version_names_the_remedy() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs a server as somebody else")
-def test_programs_below_a_closed_folder_are_copied_to_an_open_one(home: Path) -> None:
+def test_programs_below_a_closed_folder_are_copied_to_an_open_one(server_home: Path) -> None:
     original = find_installation(18)
-    closed = home / "closed"
+    closed = server_home / "closed"
     root = closed / "site-packages"
     part = original.bin_directory.parent.relative_to(original.root)
     shutil.copytree(original.root / part, root / part)
@@ -179,5 +166,5 @@ def test_programs_below_a_closed_folder_are_copied_to_an_open_one(home: Path) ->
 
     assert copy.version == original.version
     assert can_enter(copy.bin_directory, account)
-    with EmbeddedPostgres(home / "server", installation=hidden) as server:
+    with EmbeddedPostgres(server_home / "server", installation=hidden) as server:
         assert _value(server.conninfo(), "SELECT 1") == 1

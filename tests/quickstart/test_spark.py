@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.mark.spark
 def test_pyiceberg_reads_what_spark_wrote(
     spark: SparkSession, lake_catalog_properties: dict[str, str]
 ) -> None:
@@ -39,7 +38,6 @@ def test_pyiceberg_reads_what_spark_wrote(
     assert rows == [{"n": 2, "word": "two"}, {"n": 3, "word": None}]
 
 
-@pytest.mark.spark
 def test_spark_reads_and_changes_what_pyiceberg_wrote(
     spark: SparkSession, lake_catalog_properties: dict[str, str]
 ) -> None:

@@ -23,7 +23,6 @@ from tests.types_end_to_end.conftest import insert, read_source, read_spark
 if TYPE_CHECKING:
     from tests.types_end_to_end.conftest import Carried
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 _TABLE = "public.by_kind"
 

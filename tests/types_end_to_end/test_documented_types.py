@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.types import IcebergType, ListType, MapType, StructType
 from pyspark.sql import types as spark_types
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.table_version import Column
     from tests.types_end_to_end.conftest import Carried
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 _PAGE = Path(__file__).parents[2] / "docs" / "types.md"
 

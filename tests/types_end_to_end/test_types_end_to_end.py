@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from tests.types_end_to_end.conftest import Carried, Staged
 
-pytestmark = pytest.mark.postgres
-
 
 def _expected(staged: Staged, place: int) -> list[Any]:
     """What the lake must hold of a column."""
@@ -136,7 +134,6 @@ def test_money_without_two_decimals_is_warned_of(
     assert ("has 1 smallest units to one" in caplog.text) == (locale == german.YEN)
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("engine", ["spark", "pyiceberg"])
 def test_the_lake_holds_what_the_server_stores(carried_in_each_mode: Carried, engine: str) -> None:
     carried = carried_in_each_mode
@@ -161,7 +158,6 @@ def _with_null_lists_of_structs(carried: Carried) -> list[list[Any]]:
     return corrected
 
 
-@pytest.mark.spark
 def test_what_does_not_fit_is_kept_once_as_the_servers_text(
     carried_in_each_mode: Carried,
 ) -> None:
@@ -181,7 +177,6 @@ def test_what_does_not_fit_is_kept_once_as_the_servers_text(
     assert sum(counted) == count
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("name", keys.TABLES)
 def test_rows_are_found_again_by_keys_and_images_of_every_kind(
     carried: Carried, spark: SparkSession, name: str
@@ -202,7 +197,6 @@ def _with_text_of_floats(value: Any) -> Any:
     return str(value) if isinstance(value, float) else value
 
 
-@pytest.mark.spark
 def test_a_filter_on_a_uuid_finds_its_row(carried: Carried, spark: SparkSession) -> None:
     """With bounds in the files it does not; so there are none."""
     name = f"lake.{carried.pipeline.namespace}.k_uuid"

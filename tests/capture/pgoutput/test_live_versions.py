@@ -38,8 +38,6 @@ from tests.vectors.record import (
 if TYPE_CHECKING:
     from quickstart.postgres import EmbeddedPostgres
 
-pytestmark = pytest.mark.postgres
-
 STREAM_EVERYTHING = "SET debug_logical_replication_streaming = immediate"
 STREAM_EARLY = "SET logical_decoding_work_mem = '64kB'"
 #: proto_version, streaming, two_phase

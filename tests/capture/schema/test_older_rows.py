@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.table_version import Column
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 DEFAULT = SchemaPolicy(older_rows="default")
 #: What adds column c to t, which has a row by then, and whether nobody can tell what that row has.
 ADDED: dict[str, tuple[Sequence[str], bool]] = {

@@ -67,7 +67,6 @@ def test_what_is_not_known_is_not_said_to_keep_values() -> None:
     assert keeps_values("real", "double precision")
 
 
-@pytest.mark.postgres
 def test_the_server_agrees(source: Source) -> None:
     with psycopg.connect(source.conninfo, autocommit=True) as session:
         for before, after, value in [*KEPT, *CHANGED]:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.table_version import TableVersion
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 TABLE = (
     "CREATE TABLE k(id int PRIMARY KEY, code text NOT NULL UNIQUE, c int NOT NULL UNIQUE)",
     "INSERT INTO k SELECT g, 'x' || g, -g FROM generate_series(1, 9) g",

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-pytestmark = pytest.mark.postgres
-
 
 @pytest.fixture
 def session(postgres_database: str) -> Iterator[psycopg.Connection[Any]]:

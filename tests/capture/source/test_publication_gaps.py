@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 SETUP = (
     "CREATE TABLE u(a int PRIMARY KEY, b text)",
     "CREATE SCHEMA s",

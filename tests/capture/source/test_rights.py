@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 TRANSPORTS = ("sql", "walsender")
 SECRET = "canary-secret"
 

@@ -103,7 +103,6 @@ def make_hostile(source: Source) -> str:
     return " ".join(f"-c {k}={v}" for k, v in (usual | dict.fromkeys(limits, "0")).items())
 
 
-@pytest.mark.postgres
 @pytest.mark.parametrize("transport", ["sql", "walsender"])
 def test_hostile_defaults_change_nothing(
     source: Source, transport: str, monkeypatch: pytest.MonkeyPatch
@@ -156,7 +155,6 @@ def test_hostile_defaults_change_nothing(
         )
 
 
-@pytest.mark.postgres
 def test_every_pinned_setting_is_read_back(source: Source) -> None:
     for connection in (
         sessions.connect(source.conninfo),

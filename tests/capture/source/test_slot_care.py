@@ -128,7 +128,6 @@ def test_operations_that_nobody_publishes_are_named(caplog: pytest.LogCaptureFix
     assert "deletes, truncates" in caplog.text
 
 
-@pytest.mark.postgres
 def test_an_idle_timeout_of_the_server_is_compared_with_the_schedule(
     source: Source, postgres_server: EmbeddedPostgres, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -152,7 +151,6 @@ def test_an_idle_timeout_of_the_server_is_compared_with_the_schedule(
             )
 
 
-@pytest.mark.postgres
 def test_who_holds_up_a_slot_that_is_made_is_named(
     source: Source, caplog: pytest.LogCaptureFixture
 ) -> None:

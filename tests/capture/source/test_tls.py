@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-import shutil
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -31,11 +28,10 @@ from tests.capture.pipeline_support import Source, checkpoint_of
 from tests.reader_role import reader_conninfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-
-pytestmark = pytest.mark.postgres
 
 #: The only name in the server's certificate; it is reached by its address.
 NAME = "source.test"
@@ -142,16 +138,13 @@ class TlsServer:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[TlsServer]:
-    home = Path(tempfile.mkdtemp(prefix="pgoutput-tests-tls-"))
-    home.chmod(0o755)
-    found = TlsServer(home)
+def server(new_server_home: Callable[[], Path]) -> Iterator[TlsServer]:
+    found = TlsServer(new_server_home())
     try:
         found.start()
         yield found
     finally:
         found.postgres.destroy()
-        shutil.rmtree(home)
 
 
 @pytest.fixture

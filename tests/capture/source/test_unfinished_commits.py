@@ -38,7 +38,6 @@ def snapshots(draw: st.DrawFn) -> tuple[int, str]:
     return xid, f"{xmin}:{xmax}:{','.join(map(str, sorted(running)))}"
 
 
-@pytest.mark.postgres
 @settings(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -54,7 +53,6 @@ def test_what_a_snapshot_sees_is_what_the_server_says(
     assert is_seen(xid % _EPOCH, snapshot) is row[0]
 
 
-@pytest.mark.postgres
 def test_what_still_writes_is_not_waited_for(postgres_database: str) -> None:
     """It is in no snapshot that was taken before it commits."""
     with psycopg.connect(postgres_database) as writer, psycopg.connect(postgres_database) as reader:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from quickstart.postgres import EmbeddedPostgres
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 
 def flush_lsn(source: Source) -> Lsn:
     return Lsn.parse(source.execute("SELECT pg_current_wal_flush_lsn()::text")[0][0])

@@ -140,7 +140,6 @@ def values_of(session: psycopg.Connection[Any], name: str) -> list[str]:
     return ODD_VALUES[name]
 
 
-@pytest.mark.postgres
 @pytest.mark.parametrize("name", ODD_VALUES)
 def test_odd_values_are_the_same(session: psycopg.Connection[Any], name: str) -> None:
     type_sql, values = '"char"' if name == "char" else name, values_of(session, name)
@@ -148,7 +147,6 @@ def test_odd_values_are_the_same(session: psycopg.Connection[Any], name: str) ->
     assert_forms_agree(session, render(session, type_sql, values))
 
 
-@pytest.mark.postgres
 @pytest.mark.parametrize("lake_type", ["decimal(38, 9)", "decimal(18, 3)", "list<decimal(38, 9)>"])
 def test_zeros_at_the_end_of_a_fraction_are_no_digits(
     session: psycopg.Connection[Any], lake_type: str
@@ -165,7 +163,6 @@ def test_zeros_at_the_end_of_a_fraction_are_no_digits(
     assert (found if expression is None else found[0]) == Decimal("0.125")
 
 
-@pytest.mark.postgres
 @pytest.mark.parametrize("name", [name for name in ODD_VALUES if not name.endswith("[]")])
 def test_arrays_of_odd_values_are_the_same(session: psycopg.Connection[Any], name: str) -> None:
     type_sql = '"char"' if name == "char" else name
@@ -208,7 +205,6 @@ GENERATED: dict[str, st.SearchStrategy[str]] = {
 }
 
 
-@pytest.mark.postgres
 @pytest.mark.parametrize("type_sql", GENERATED)
 def test_generated_values_are_the_same(session: psycopg.Connection[Any], type_sql: str) -> None:
     @exactly
@@ -228,7 +224,6 @@ ELEMENTS = {
 }
 
 
-@pytest.mark.postgres
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_generated_arrays_are_the_same(session: psycopg.Connection[Any], element: str) -> None:
     shapes = st.sampled_from(["list", "list", "list", "matrix", "bounds"])
@@ -243,7 +238,6 @@ def test_generated_arrays_are_the_same(session: psycopg.Connection[Any], element
     check()
 
 
-@pytest.mark.postgres
 @pytest.mark.parametrize("element", ["int8", "text"])
 def test_arrays_of_very_different_lengths_are_the_same(
     session: psycopg.Connection[Any], element: str
@@ -272,7 +266,6 @@ def _old_float_bits() -> list[bytes]:
     return [struct.pack("!d", each) for each in values]
 
 
-@pytest.mark.postgres
 @pytest.mark.parametrize(("name", "receiver", "width"), [("float8", "!d", 8), ("float4", "!f", 4)])
 def test_floats_are_printed_as_the_server_does(
     session: psycopg.Connection[Any], name: str, receiver: str, width: int
@@ -305,7 +298,6 @@ def test_floats_are_printed_as_the_server_does(
     assert binary.texts(wire).to_pylist() == texts
 
 
-@pytest.mark.postgres
 def test_pgoutput_sends_what_the_send_functions_make(postgres_database: str) -> None:
     """The tuple of an Insert, with option ``binary``, decoded by hand."""
     values = {
@@ -400,7 +392,6 @@ CREATE TYPE public.hexed (INPUT = public.hexed_in, OUTPUT = public.hexed_out, SE
 """
 
 
-@pytest.mark.postgres
 def test_a_type_that_is_sent_as_text_and_printed_otherwise_is_not_read(
     postgres_database: str,
 ) -> None:

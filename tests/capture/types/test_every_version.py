@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -26,6 +24,9 @@ from quickstart.servers import find_or_fetch_installation
 from tests.capture.types.special_values import INTERNAL
 from tools.builtin_types import QUERY, module_text
 from tools.types_page import document_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 EVERYTHING = TypeOptions(
     {
@@ -49,12 +50,11 @@ CREATE TABLE of_rows(r rows, rs rows[]);
 """
 
 
-@pytest.mark.postgres
 @pytest.mark.parametrize("major", [15, 16, 17, 18])
-def test_every_type_of_a_version_has_a_caster_and_a_line_in_the_docs(major: int) -> None:
-    # Only root may enter pytest's own folder.
-    home = Path(tempfile.mkdtemp(prefix="pgoutput-tests-types-"))
-    server = EmbeddedPostgres(home, installation=find_or_fetch_installation(major))
+def test_every_type_of_a_version_has_a_caster_and_a_line_in_the_docs(
+    server_home: Path, major: int
+) -> None:
+    server = EmbeddedPostgres(server_home, installation=find_or_fetch_installation(major))
     try:
         with psycopg.connect(server.start().conninfo(), autocommit=True) as session:
             _check(session, major)

@@ -113,7 +113,6 @@ MAPPED = {
 }
 
 
-@pytest.mark.postgres
 @pytest.mark.parametrize(("type_sql", "expected"), MAPPED.items())
 def test_a_column_has_this_lake_type_and_the_servers_name(
     session: psycopg.Connection[Any], type_sql: str, expected: str
@@ -127,7 +126,6 @@ def test_a_column_has_this_lake_type_and_the_servers_name(
     assert spelled == (type_sql,)
 
 
-@pytest.mark.postgres
 def test_every_type_of_the_server_has_its_name_and_some_lake_type(
     session: psycopg.Connection[Any],
 ) -> None:
@@ -142,7 +140,6 @@ def test_every_type_of_the_server_has_its_name_and_some_lake_type(
         arrow_type(lake_type(oid, -1, catalog))
 
 
-@pytest.mark.postgres
 def test_the_built_in_types_are_those_of_the_server(session: psycopg.Connection[Any]) -> None:
     row = session.execute(QUERY).fetchone()
     assert row is not None

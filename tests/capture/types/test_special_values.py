@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -24,7 +22,8 @@ from tests.capture.types.oracle import (
 )
 from tests.capture.types.special_values import INTERNAL, VALUES
 
-pytestmark = pytest.mark.postgres
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_no_type_of_the_server_is_forgotten() -> None:
@@ -119,10 +118,9 @@ def test_box_arrays_are_lists_and_arrays_of_a_domain_over_box_are_text(
     assert_text(render(session, "public.corner[]", ["{(3,4),(1,2);(1,1),(0,0)}"]))
 
 
-def test_a_float_of_pgvector_keeps_its_bits() -> None:
-    # The package of PostgreSQL 16 brings pgvector.  Only root may enter pytest's own folder.
-    home = Path(tempfile.mkdtemp(prefix="pgoutput-tests-vector-"))
-    server = EmbeddedPostgres(home, installation=find_installation(16))
+def test_a_float_of_pgvector_keeps_its_bits(server_home: Path) -> None:
+    # The package of PostgreSQL 16 brings pgvector.
+    server = EmbeddedPostgres(server_home, installation=find_installation(16))
     try:
         server.start()
         with psycopg.connect(server.conninfo(), autocommit=True) as session:

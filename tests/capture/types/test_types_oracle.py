@@ -22,7 +22,6 @@ from tests.capture.types.strategies import NASTY_TEXTS, SCALARS, TEXTS, UNBOUNDE
 if TYPE_CHECKING:
     import psycopg
 
-pytestmark = pytest.mark.postgres
 exactly = settings(
     max_examples=20,
     derandomize=True,
