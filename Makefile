@@ -9,7 +9,7 @@ export PYTHON
 # Where it is set, each process that a test starts would compile all of its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test lint types demo airflow bench fuzz sweep torture chaos soak simulate values sbom clean
+.PHONY: help setup test quick check lint types demo airflow bench fuzz sweep torture chaos soak simulate values sbom clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,8 +26,16 @@ WORKERS ?= 2
 # More cases of what the other tests show with ALL=1.
 MARKS := $(if $(ALL),-m '')
 
-test: setup ## Run the tests in WORKERS=2 processes (PYTEST_ARGS="-k name" for some of them, ALL=1 for more cases)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(MARKS) $(PYTEST_ARGS)
+# A folder below tests/, or all of them.
+FOLDER ?=
+
+test: setup ## Run the tests (FOLDER=apply or PYTEST_ARGS="-k name" for some of them, ALL=1 for more cases, WORKERS=2)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(MARKS) $(PYTEST_ARGS) tests/$(FOLDER)
+
+quick: setup ## Run the tests that need no server, no Spark and no Airflow database
+	@$(BIN)/python -m pytest -q -m 'not postgres and not spark and not airflow and not submit and not exhaustive' $(PYTEST_ARGS) tests/$(FOLDER)
+
+check: lint types quick ## Style, types and the quick tests: what to run before a commit
 
 airflow: setup ## Airflow's web page with the DAG loaded and the demo's database up
 	@$(BIN)/python -m quickstart airflow
