@@ -74,10 +74,16 @@ class Describer:
         self._known_types = known_types or {}
         self._types: dict[int, TypeInfo] = {}
         self._is_stale = False
-        #: What the stream that is read said of types, by OID: all that is left of one that was dropped since.
-        self.announced: Mapping[int, TypeMessage] = {}
+        self._announced: Mapping[int, TypeMessage] = {}
         #: What older rows show, so that a value that is left out is warned of once.
         self._shown: dict[tuple[str, Column, bool], str | None] = {}
+
+    def announce_types(self, types: Mapping[int, TypeMessage]) -> None:
+        """Take what the stream says of types, by OID: all that is left of a type that was dropped since.
+
+        :param types: grows while the stream is read.
+        """
+        self._announced = types
 
     def __call__(self, relation: Relation) -> Described:
         """Describe a relation as the stream announced it."""
@@ -196,8 +202,8 @@ class Describer:
     def _gone(self, type_oid: int, types: dict[int, TypeInfo]) -> dict[int, TypeInfo]:
         """A type that the catalog does not have any more, as far as anything tells."""
         found = defined_before(type_oid, self._known_types, types)
-        if not found and type_oid in self.announced:
-            return announced(self.announced[type_oid], types)
+        if not found and type_oid in self._announced:
+            return announced(self._announced[type_oid], types)
         return found
 
     def _column(

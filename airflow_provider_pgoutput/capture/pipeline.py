@@ -35,7 +35,7 @@ from airflow_provider_pgoutput.capture.source.slot import (
     check_wal_level,
 )
 from airflow_provider_pgoutput.capture.source.slot_warnings import warn_of_dangers
-from airflow_provider_pgoutput.capture.stage import stage_changes, stage_copies
+from airflow_provider_pgoutput.capture.stage import ServerRows, stage_changes, stage_copies
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.manifests import (
     find_bridge,
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
+    from airflow_provider_pgoutput.capture.stage import RowSource
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
@@ -97,13 +98,14 @@ def _stage_once(request: CaptureRequest) -> tuple[Manifest, str]:
         sessions.limit_lock_waits(session)
         # The flush LSN in here is the batch's target: taken once, before anything is read.
         server = read_server(session, request.conninfo)
-        return stage_in(CaptureContext(request, area, session, server))
+        context = CaptureContext(request, area, session, server)
+        return stage_in(context, ServerRows(context))
 
 
-def stage_in(context: CaptureContext) -> tuple[Manifest, str]:
+def stage_in(context: CaptureContext, rows: RowSource) -> tuple[Manifest, str]:
     """Take the way to a batch that the slot, the request and the lake leave; see ``stage_batch``."""
     request = context.request
-    sealed = _sealed_in(context)
+    sealed = _sealed_in(context, rows)
     # Without a checkpoint nothing would tell a later run that this is the batch to begin with.
     if request.advance == AFTER_STAGE and request.checkpoint is not None:
         slot = context.read_slot()
@@ -114,7 +116,7 @@ def stage_in(context: CaptureContext) -> tuple[Manifest, str]:
     return sealed
 
 
-def _sealed_in(context: CaptureContext) -> tuple[Manifest, str]:
+def _sealed_in(context: CaptureContext, rows: RowSource) -> tuple[Manifest, str]:
     request, server = context.request, context.server
     check_wal_level(server)
     slot = context.read_slot()
@@ -131,7 +133,7 @@ def _sealed_in(context: CaptureContext) -> tuple[Manifest, str]:
         warn_of_dangers(
             slot, seconds_between_runs=request.seconds_between_runs, failover=request.failover
         )
-    capture = _Capture(context)
+    capture = _Capture(context, rows)
     context.check_publications()
     context.check_forms()
     context.take_marks()
@@ -148,8 +150,8 @@ def _sealed_in(context: CaptureContext) -> tuple[Manifest, str]:
 class _Capture:
     """The ways to a batch; each ends with a sealed one."""
 
-    def __init__(self, context: CaptureContext) -> None:
-        self._context = context
+    def __init__(self, context: CaptureContext, rows: RowSource) -> None:
+        self._context, self._rows = context, rows
         self._request = context.request
 
     def first_batch(self) -> tuple[Manifest, str]:
@@ -170,7 +172,7 @@ class _Capture:
         with self._context.create_slot() as snapshot:
             point = snapshot.consistent_point
             log.info("Created slot %s at %s.", slot_name, point)
-            return stage_copies(self._context, point, self._first_tables(), snapshot)
+            return stage_copies(self._context, self._rows, point, self._first_tables(), snapshot)
 
     def first_batch_of_existing_slot(self, slot: SlotFacts) -> tuple[Manifest, str]:
         """The slot was made by somebody, or by an attempt that died during its copy."""
@@ -188,10 +190,10 @@ class _Capture:
             self._context.warn_of_membership_changes()
             tables = tables_to_copy(self._context.published(), None, request)
             self._context.check_may_copy(tables)
-            return stage_changes(self._context, start, tables)
+            return stage_changes(self._context, self._rows, start, tables)
         self._context.check_may_copy(self._context.published())
         log.info("Slot %s starts at %s.", request.slot_name, confirmed)
-        return stage_copies(self._context, confirmed, self._first_tables())
+        return stage_copies(self._context, self._rows, confirmed, self._first_tables())
 
     def _refuse_lost_checkpoint(self, confirmed: Lsn) -> None:
         """Where stage runs move the slot, what it has passed may wait in the staging area."""
@@ -309,7 +311,7 @@ class _Capture:
         """Stage changes; when they ask for the copy of a table, stage them again with it."""
         while True:
             try:
-                return stage_changes(self._context, start, tables)
+                return stage_changes(self._context, self._rows, start, tables)
             except CopyNeeded as needed:
                 oid = needed.relation_oid
                 # One that was copied never asks again, so this ends.
@@ -360,13 +362,13 @@ class _Capture:
         )
         if confirmed is not None and slot is not None and context.may_keep(slot, confirmed):
             # Made by an attempt that died: what that copied since then is not copied again.
-            return stage_copies(context, start, tables, reads_from=confirmed)
+            return stage_copies(context, self._rows, start, tables, reads_from=confirmed)
         if slot is not None:
             context.drop_slot(slot)
         with context.create_slot() as snapshot:
             point = snapshot.consistent_point
             log.info("Created slot %s at %s.", request.slot_name, point)
-            return stage_copies(context, start, tables, snapshot, reads_from=point)
+            return stage_copies(context, self._rows, start, tables, snapshot, reads_from=point)
 
     def _first_tables(self) -> tuple[PublishedTable, ...]:
         """The tables that the first batch copies."""

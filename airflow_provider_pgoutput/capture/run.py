@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import SlotOnServer, move_slot
 from airflow_provider_pgoutput.capture.column_choices import check_column_types, check_key_columns
-from airflow_provider_pgoutput.capture.copy.stage import copy_published
 from airflow_provider_pgoutput.capture.describe import Describer
 from airflow_provider_pgoutput.capture.membership import (
     changes_of_membership,
@@ -57,7 +56,7 @@ from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
 from airflow_provider_pgoutput.capture.staging.manifests import find_ending, find_sealed
 from airflow_provider_pgoutput.capture.staging.passing import Passing
 from airflow_provider_pgoutput.capture.staging.sent_values import Casters
-from airflow_provider_pgoutput.capture.stream.read import SlotReading
+from airflow_provider_pgoutput.capture.stream.read import ReadSettings
 from airflow_provider_pgoutput.capture.stream.two_phase import TwoPhase
 from airflow_provider_pgoutput.capture.types.type_info import FIRST_USER_OID
 from airflow_provider_pgoutput.crash_points import reach
@@ -74,7 +73,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot
     from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
-    from airflow_provider_pgoutput.capture.stream.cut import Limits
 
 log = logging.getLogger(__name__)
 
@@ -273,21 +271,21 @@ class CaptureContext:
             slot_name=self.request.slot_name,
         )
 
-    def copy(
-        self,
-        batch: BatchInProgress,
-        start: Lsn,
-        tables: Sequence[PublishedTable],
-        snapshot: ExportedSnapshot | None = None,
-    ) -> Lsn:
-        """Stage tables as they were at points of their own; the greatest of those."""
-        return copy_published(self, batch, start, tables, snapshot)
-
-    def open_slot(
-        self, start: Lsn, target: Lsn, limits: Limits, two_phase: TwoPhase | None
-    ) -> SlotReading:
-        """Begin to read the slot."""
-        return SlotReading(self, start, target, limits, two_phase)
+    def read_settings(self) -> ReadSettings:
+        """How the slot is read, whatever range of it."""
+        request = self.request
+        return ReadSettings(
+            session=self.session,
+            conninfo=request.conninfo,
+            slot_name=request.slot_name,
+            options=self.options,
+            transport=request.transport,
+            connections=request.decode_parallelism,
+            part_bytes=request.part_bytes,
+            skip_lsns=self.skip_lsns,
+            left_out=self.left_out,
+            announce_types=self.describer.announce_types,
+        )
 
     def names(self, batch: BatchInProgress) -> dict[int, tuple[str, str]]:
         """Names of now, where those of the stream are not enough: tables that were dropped have none.

@@ -5,15 +5,17 @@ What is not here: one read of the slot (``slot_reading.py``), and which way a ru
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
+from airflow_provider_pgoutput.capture.copy.stage import copy_published
 from airflow_provider_pgoutput.capture.source.flush_position import read_record_end
 from airflow_provider_pgoutput.capture.stream.cut import Limits
 from airflow_provider_pgoutput.capture.stream.missed_publications import (
     check_publications_throughout,
 )
 from airflow_provider_pgoutput.capture.stream.options import SQL
-from airflow_provider_pgoutput.capture.stream.read import Found
+from airflow_provider_pgoutput.capture.stream.read import Found, SlotReading
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import SlotBusy, SlotNotFound
 
@@ -29,8 +31,51 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.stream.two_phase import TwoPhase
 
 
+class RowSource(Protocol):
+    """Where the rows of a batch come from. The simulation brings its own."""
+
+    def copy(
+        self,
+        batch: BatchInProgress,
+        start: Lsn,
+        tables: Sequence[PublishedTable],
+        snapshot: ExportedSnapshot | None = None,
+    ) -> Lsn:
+        """Stage tables as they were at points of their own; return the greatest of those."""
+        ...
+
+    def open_slot(
+        self, start: Lsn, target: Lsn, limits: Limits, two_phase: TwoPhase | None
+    ) -> SlotReading:
+        """Begin to read the slot."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRows:
+    """Rows that the server of a run sends."""
+
+    context: CaptureContext
+
+    def copy(
+        self,
+        batch: BatchInProgress,
+        start: Lsn,
+        tables: Sequence[PublishedTable],
+        snapshot: ExportedSnapshot | None = None,
+    ) -> Lsn:
+        """See ``RowSource``."""
+        return copy_published(self.context, batch, start, tables, snapshot)
+
+    def open_slot(
+        self, start: Lsn, target: Lsn, limits: Limits, two_phase: TwoPhase | None
+    ) -> SlotReading:
+        """See ``RowSource``."""
+        return SlotReading(self.context.read_settings(), start, target, limits, two_phase)
+
+
 def stage_changes(
-    context: CaptureContext, start: Lsn, copied: Sequence[PublishedTable] = ()
+    context: CaptureContext, rows: RowSource, start: Lsn, copied: Sequence[PublishedTable] = ()
 ) -> tuple[Manifest, str]:
     """Read, decode, cast and write the changes from ``start`` up to the target.
 
@@ -49,17 +94,18 @@ def stage_changes(
     with context.batch(start) as batch, context.two_phase(start) as two_phase:
         if copied:
             # The batch has to reach the copies: what comes between is in them already.
-            target = max(target, context.copy(batch, start, copied))
+            target = max(target, rows.copy(batch, start, copied))
             limits = Limits()
         # A target that was taken late may lie past a table's publication: its copy is the next run's.
         batch.left_out = context.published_since_begin()
         batch.only = context.only_known()
-        read = _read(context, batch, start, target, limits, two_phase)
+        read = _read(context, rows, batch, start, target, limits, two_phase)
         return _seal(context, batch, read, two_phase)
 
 
 def stage_copies(
     context: CaptureContext,
+    rows: RowSource,
     start: Lsn,
     tables: Sequence[PublishedTable],
     snapshot: ExportedSnapshot | None = None,
@@ -76,18 +122,19 @@ def stage_copies(
     reads_from = reads_from or start
     with context.batch(start) as batch, context.two_phase(reads_from) as two_phase:
         batch.only_copied = True
-        end = context.copy(batch, reads_from, tables, snapshot)
+        end = rows.copy(batch, reads_from, tables, snapshot)
         if reads_from == end:
             return _seal(context, batch, Found(end), two_phase)
         if any(point < end for point in batch.copied_at.values()):
-            read = _read(context, batch, reads_from, end, Limits(), two_phase)
+            read = _read(context, rows, batch, reads_from, end, Limits(), two_phase)
             return _seal(context, batch, read, two_phase)
-        skipped = _read_beside_copy(context, batch, reads_from, end, two_phase)
+        skipped = _read_beside_copy(context, rows, batch, reads_from, end, two_phase)
         return _seal(context, batch, Found(end, skipped=skipped), two_phase)
 
 
 def _read(
     context: CaptureContext,
+    rows: RowSource,
     batch: BatchInProgress,
     start: Lsn,
     target: Lsn,
@@ -95,7 +142,7 @@ def _read(
     two_phase: TwoPhase | None,
 ) -> Found:
     """Read the slot from ``start`` until the batch is complete."""
-    with context.open_slot(start, target, limits, two_phase) as reading:
+    with rows.open_slot(start, target, limits, two_phase) as reading:
         _refuse_moved(context, start)
         found = reading.into(batch)
     _refuse_moved(context, start)
@@ -104,6 +151,7 @@ def _read(
 
 def _read_beside_copy(
     context: CaptureContext,
+    rows: RowSource,
     batch: BatchInProgress,
     start: Lsn,
     end: Lsn,
@@ -112,7 +160,7 @@ def _read_beside_copy(
     """Read what came before a copy and is not in it: logical messages, and what was prepared."""
     if two_phase is None and not context.options.messages:
         return ()
-    with context.open_slot(start, end, Limits(), two_phase) as reading:
+    with rows.open_slot(start, end, Limits(), two_phase) as reading:
         _refuse_moved(context, start)
         skipped = reading.beside_copy(batch)
     _refuse_moved(context, start)

@@ -110,8 +110,8 @@ def move_the_slot_over_the_first_batch() -> Any:
     """The slot is moved after every stage run, also where the lake has nothing yet."""
     real = staging.stage_in
 
-    def stage_in(context: Any) -> Any:
-        sealed = real(context)
+    def stage_in(context: Any, rows: Any) -> Any:
+        sealed = real(context, rows)
         if context.request.advance == AFTER_STAGE:
             context.confirm(sealed[0].end_lsn)
         return sealed

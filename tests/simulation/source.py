@@ -428,28 +428,6 @@ class Context(CaptureContext):
     def warn_of_membership_changes(self) -> None:
         """See ``CaptureContext``."""
 
-    def copy(
-        self, batch: Any, start: Lsn, tables: Sequence[PublishedTable], snapshot: Any = None
-    ) -> Lsn:
-        """See ``CaptureContext``: all tables at one point."""
-        if not tables:
-            return start
-        if snapshot is None:
-            self._world.step("take a snapshot")
-            self._source.lsn += 0x38
-            snapshot = ExportedRows(self._source)
-        for table in tables:
-            self._world.step(f"copy {table.name}")
-            rows = snapshot.rows[table.relation_oid]
-            pairs = rows.items() if isinstance(rows, dict) else ((None, each) for each in rows)
-            batch.copied_at[table.relation_oid] = snapshot.consistent_point
-            batch.copies[table.relation_oid] = [list(each) for each in pairs]
-        return snapshot.consistent_point
-
-    def open_slot(self, start: Lsn, target: Lsn, limits: Limits, two_phase: Any) -> Any:
-        """See ``CaptureContext``."""
-        return Reading(self._source, start, target, limits)
-
     def names(self, batch: Any) -> dict[int, tuple[str, str]]:
         """See ``CaptureContext``."""
         return {}
@@ -465,3 +443,32 @@ class Context(CaptureContext):
     def new_batch(self, start: Lsn) -> Any:
         """See ``CaptureContext``."""
         return StagedBatch(self._world, start)
+
+
+class Rows:
+    """Rows of the source above; see ``RowSource``."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self._source = world, world.source
+
+    def copy(
+        self, batch: Any, start: Lsn, tables: Sequence[PublishedTable], snapshot: Any = None
+    ) -> Lsn:
+        """See ``RowSource``: all tables at one point."""
+        if not tables:
+            return start
+        if snapshot is None:
+            self._world.step("take a snapshot")
+            self._source.lsn += 0x38
+            snapshot = ExportedRows(self._source)
+        for table in tables:
+            self._world.step(f"copy {table.name}")
+            rows = snapshot.rows[table.relation_oid]
+            pairs = rows.items() if isinstance(rows, dict) else ((None, each) for each in rows)
+            batch.copied_at[table.relation_oid] = snapshot.consistent_point
+            batch.copies[table.relation_oid] = [list(each) for each in pairs]
+        return snapshot.consistent_point
+
+    def open_slot(self, start: Lsn, target: Lsn, limits: Limits, two_phase: Any) -> Any:
+        """See ``RowSource``."""
+        return Reading(self._source, start, target, limits)

@@ -9,9 +9,9 @@ import contextlib
 import gc
 import logging
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.manifest import SkippedTransaction
 from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
@@ -28,13 +28,15 @@ from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import ConfigurationError, ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator, Mapping
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
+    from airflow_provider_pgoutput.capture.pgoutput.messages import TypeMessage
     from airflow_provider_pgoutput.capture.pgoutput.prepared import PreparedTransactions
-    from airflow_provider_pgoutput.capture.run import CaptureContext
+    from airflow_provider_pgoutput.capture.source.session import Session
     from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
+    from airflow_provider_pgoutput.capture.stream.options import PluginOptions
     from airflow_provider_pgoutput.capture.stream.transport import ChangeStream
     from airflow_provider_pgoutput.capture.stream.two_phase import TwoPhase
 
@@ -177,6 +179,29 @@ class Found:
     transport: str = SQL
 
 
+@dataclass(frozen=True, slots=True)
+class ReadSettings:
+    """How a run reads its slot, whatever range of it."""
+
+    #: A session that no read of the stream uses.
+    session: Session
+    #: See ``session.connect``.
+    conninfo: str | Mapping[str, Any] = field(repr=False)
+    slot_name: str
+    options: PluginOptions
+    #: ``sql``, ``walsender`` or ``auto``.
+    transport: str
+    #: Connections that decode at the same time, over SQL. None: as many as are worth it.
+    connections: int | None
+    part_bytes: int
+    #: Commits that the user wants to be left out.
+    skip_lsns: frozenset[Lsn]
+    #: Commits that earlier batches left out of what is read again.
+    left_out: frozenset[Lsn]
+    #: Is told the types that the stream announces, as they come.
+    announce_types: Callable[[Mapping[int, TypeMessage]], None]
+
+
 class SlotReading:
     """An open read of the slot, from ``start`` up to ``target``; to be closed in any case.
 
@@ -185,25 +210,25 @@ class SlotReading:
 
     def __init__(
         self,
-        context: CaptureContext,
+        settings: ReadSettings,
         start: Lsn,
         target: Lsn,
         limits: Limits,
         two_phase: TwoPhase | None,
     ) -> None:
-        self._context = context
+        self._settings = settings
         self._start, self._target, self._limits = start, target, limits
         self._prepared = None if two_phase is None else two_phase.transactions
-        self._transport = _choose_transport(context, start, target, two_phase)
+        self._transport = _choose_transport(settings, start, target, two_phase)
         self._unstreamed = UnstreamedAborts()
         self._stream = self._open_stream(two_phase)
 
     def into(self, batch: BatchInProgress) -> Found:
         """Read until the batch is complete: at the target, or at the first commit past a limit."""
         cut = BatchCut(self._start, self._target, self._limits)
-        with no_garbage_collection(), located(self._context.request.slot_name, cut):
+        with no_garbage_collection(), located(self._settings.slot_name, cut):
             decoder, progress = self._decoder(), Progress(self._start, self._target)
-            self._context.describer.announced = decoder.types
+            self._settings.announce_types(decoder.types)
             drain(self._stream, cut, batch, decoder, progress, self._prepared)
         self._log_unstreamed()
         commit = decoder.last_commit if decoder.transactions else None
@@ -221,8 +246,8 @@ class SlotReading:
 
         :raises ConfigurationError: a position that was given is in the batch and no commit's.
         """
-        slot_name, found = self._context.request.slot_name, decoder.skipped
-        for lsn in sorted(self._context.skip_lsns):
+        slot_name, found = self._settings.slot_name, decoder.skipped
+        for lsn in sorted(self._settings.skip_lsns):
             if self._start <= lsn < end and lsn not in found:
                 raise ConfigurationError(
                     "No transaction of the batch that is read commits at this LSN of skip_lsns.",
@@ -247,21 +272,21 @@ class SlotReading:
         :returns: what was left out on request.
         """
         cut, decoder = BatchCut(self._start, self._target, Limits()), self._decoder()
-        with located(self._context.request.slot_name, cut):
+        with located(self._settings.slot_name, cut):
             for chunk in self._stream.chunks():
-                if self._context.options.messages and not cut.finished:
+                if self._settings.options.messages and not cut.finished:
                     decoder.decode(cut.take(chunk))
                 for messages in decoder.take_messages():
                     batch.add_messages(messages)
         self._log_unstreamed()
-        return self._skipped(decoder, self._target) if self._context.options.messages else ()
+        return self._skipped(decoder, self._target) if self._settings.options.messages else ()
 
     def _log_unstreamed(self) -> None:
         if count := len(self._unstreamed):
             log.info(
                 "Slot %s: the server told of %s rolled back transactions of which it had sent nothing; they"
                 " change nothing.",
-                self._context.request.slot_name,
+                self._settings.slot_name,
                 f"{count:,}",
             )
 
@@ -276,20 +301,20 @@ class SlotReading:
         self.close()
 
     def _decoder(self) -> Decoder:
-        options = self._context.options
+        settings = self._settings
         return Decoder(
             self._start,
             self._target,
-            skip_origins=options.skip_origins,
-            skip_lsns=self._context.skip_lsns | self._context.left_out,
+            skip_origins=settings.options.skip_origins,
+            skip_lsns=settings.skip_lsns | settings.left_out,
         )
 
     def _open_stream(self, two_phase: TwoPhase | None) -> ChangeStream:
-        request, options = self._context.request, self._context.options
+        settings = self._settings
         read = SlotRead(
-            request.conninfo,
-            request.slot_name,
-            options,
+            settings.conninfo,
+            settings.slot_name,
+            settings.options,
             self._start,
             self._target,
             two_phase,
@@ -299,24 +324,23 @@ class SlotReading:
             return WalsenderStream(read)
         return SqlStream(
             read,
-            connections=request.decode_parallelism,
-            max_messages=_max_messages(self._limits, request.part_bytes, is_cut=two_phase is None),
-            part_bytes=request.part_bytes,
+            connections=settings.connections,
+            max_messages=_max_messages(self._limits, settings.part_bytes, is_cut=two_phase is None),
+            part_bytes=settings.part_bytes,
         )
 
 
 def _choose_transport(
-    context: CaptureContext, start: Lsn, target: Lsn, two_phase: TwoPhase | None
+    settings: ReadSettings, start: Lsn, target: Lsn, two_phase: TwoPhase | None
 ) -> str:
     """What was asked for; with ``auto``, SQL unless something speaks against it."""
-    request = context.request
-    if request.transport != AUTO:
-        return request.transport
-    backlog = Backlog(target - start, request.part_bytes, is_cut=two_phase is None)
-    reason = against_sql(read_room(context.session, context.request.slot_name), backlog)
+    if settings.transport != AUTO:
+        return settings.transport
+    backlog = Backlog(target - start, settings.part_bytes, is_cut=two_phase is None)
+    reason = against_sql(read_room(settings.session, settings.slot_name), backlog)
     if reason is None:
         return SQL
-    log.info("Slot %s is read over the walsender: %s.", request.slot_name, reason)
+    log.info("Slot %s is read over the walsender: %s.", settings.slot_name, reason)
     return WALSENDER
 
 

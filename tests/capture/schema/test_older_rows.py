@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_pgoutput.capture import run
+from airflow_provider_pgoutput.capture import stage
 from airflow_provider_pgoutput.capture.schema import older_rows
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
 from airflow_provider_pgoutput.errors import TableRefused
@@ -301,7 +301,7 @@ def test_what_was_written_into_rows_between_their_copy_and_the_next_batch_is_war
 ) -> None:
     """The first batch knows the place of before its copy, so also of before the column."""
     source.execute("INSERT INTO t VALUES (1, 'x')")
-    copied = run.CaptureContext.copy
+    copied = stage.ServerRows.copy
 
     def copy_then_alter(self: Any, *args: Any) -> Any:
         point = copied(self, *args)
@@ -309,7 +309,7 @@ def test_what_was_written_into_rows_between_their_copy_and_the_next_batch_is_war
         source.execute("ALTER TABLE t ALTER c DROP DEFAULT")
         return point
 
-    monkeypatch.setattr(run.CaptureContext, "copy", copy_then_alter)
+    monkeypatch.setattr(stage.ServerRows, "copy", copy_then_alter)
     first = source.stage()
     monkeypatch.undo()
     assert [each.name for each in first.tables[0].versions[-1].columns] == ["a", "b"]
