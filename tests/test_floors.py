@@ -24,7 +24,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("batch",),
     ("lake",),
     # From here on: capture.
-    ("capture.types", "capture.pgoutput"),
+    ("capture.pgoutput",),
+    ("capture.types",),
     ("capture.source",),
     ("capture.schema", "capture.describe"),
     ("capture.column_choices",),

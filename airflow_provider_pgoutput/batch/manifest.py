@@ -19,6 +19,7 @@ from airflow_provider_pgoutput.batch.membership import PublishedSet
 from airflow_provider_pgoutput.batch.passed_over import PassedOver
 from airflow_provider_pgoutput.batch.shape import (
     SchemaChange,
+    Shape,
     Storage,
     Unsettled,
     expressions_from,
@@ -90,6 +91,18 @@ class Table:
     def name(self) -> str:
         """``schema.table``, for people; never to be parsed."""
         return f"{self.schema_name}.{self.table_name}"
+
+    @property
+    def shape(self) -> Shape:
+        """The shape at the end of the batch, which the checkpoint keeps."""
+        return dataclasses.replace(
+            Shape.of(self.versions[-1]),
+            storage=self.storage,
+            highest_number=self.highest_number or 0,
+            types=self.types,
+            unsettled=self.unsettled,
+            expressions=self.expressions,
+        )
 
 
 @dataclass(frozen=True, slots=True)

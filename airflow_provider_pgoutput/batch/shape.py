@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
 
 if TYPE_CHECKING:
-    from airflow_provider_pgoutput.batch.manifest import Table
     from airflow_provider_pgoutput.batch.table_version import TableVersion
 
 ADDED = "column_added"
@@ -157,18 +156,6 @@ class Shape:
         )
         key, identity = tuple(version.key_columns), version.replica_identity
         return cls(columns, key, identity, older_unknown=unknown)
-
-    @classmethod
-    def at_end_of(cls, table: Table) -> Shape:
-        """The shape of a table at the end of a batch, which the checkpoint keeps."""
-        return dataclasses.replace(
-            cls.of(table.versions[-1]),
-            storage=table.storage,
-            highest_number=table.highest_number or 0,
-            types=table.types,
-            unsettled=table.unsettled,
-            expressions=table.expressions,
-        )
 
     @property
     def types_by_oid(self) -> dict[int, TypeDefinition]:

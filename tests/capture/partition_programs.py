@@ -1,5 +1,7 @@
 """Random trees of partitions whose replica identities differ, and random changes of their rows.
 
+One table in five has no partitions, and its own identity is changed.
+
 Statements that the source refuses are part of a program: no identity, no partition, a key that is there.
 What is not here: reading them and judging what comes of it (``test_partition_identities.py``).
 """
@@ -50,7 +52,8 @@ class Program:
 
     def all_full(self) -> tuple[str, ...]:
         """Statements after which every partition sends whole old rows."""
-        return tuple(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in self._leaves)
+        tables = ("r", *self._leaves)
+        return tuple(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in tables)
 
     def _key_columns(self) -> tuple[str, ...] | None:
         """A key that is unique: as the pipeline is told to take it, nothing else is known of it."""
@@ -62,7 +65,9 @@ class Program:
     def _setup(self) -> Iterator[str]:
         numbers = self._numbers
         columns = ", ".join(f"{name} {kind}" for name, kind in _COLUMNS.items())
-        yield f"CREATE TABLE r ({columns}) PARTITION BY RANGE ({self._by})"
+        is_root = numbers.random() < 0.8
+        by = f" PARTITION BY RANGE ({self._by})" if is_root else ""
+        yield f"CREATE TABLE r ({columns}){by}"
         yield "ALTER TABLE r ALTER t SET STORAGE EXTERNAL"
         self._indexes["r"] = []
         usable = [key for key in _KEYS if self._by in key]
@@ -74,7 +79,7 @@ class Program:
         for _ in range(numbers.choice((0, 1, 1, 2))):
             self._unique.append(numbers.choice(usable))
             yield self._index("r", self._unique[-1])
-        for bounds in _BOUNDS:
+        for bounds in _BOUNDS if is_root else ():
             yield from self._leaf(bounds)
         yield from self._identity("r")
         yield (
@@ -134,7 +139,8 @@ class Program:
             p, a = (place, other[0]) if self._by == "p" else (other[0], place)
             return f"INSERT INTO r VALUES ({p}, {a}, {other[1]}, {other[2]}, {value})"
         if kind in ("leaf", "root"):
-            return next(self._identity("r" if kind == "root" else numbers.choice(self._leaves)))
+            is_leaf = kind == "leaf" and self._leaves
+            return next(self._identity(numbers.choice(self._leaves) if is_leaf else "r"))
         if kind == "truncate":
             return "TRUNCATE r"
         where = f"WHERE {numbers.choice('pauv')} % 7 = {numbers.randrange(7)}"

@@ -210,10 +210,7 @@ def checkpoint_of(manifest: Manifest) -> Checkpoint:
 
 def checkpoint_with_shapes(manifest: Manifest) -> Checkpoint:
     """The same, with the columns of the batch's tables, as the lake keeps them."""
-    shapes = {
-        each.relation_oid: Shape.from_json(Shape.at_end_of(each).to_json())
-        for each in manifest.tables
-    }
+    shapes = {each.relation_oid: Shape.from_json(each.shape.to_json()) for each in manifest.tables}
     return dataclasses.replace(
         checkpoint_of(manifest),
         tables={each.relation_oid: each.name for each in manifest.tables},

@@ -23,7 +23,6 @@ from airflow_provider_pgoutput.apply.views import refuse_view
 from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, marker_of, skipped_text
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.passed_over import to_text
-from airflow_provider_pgoutput.batch.shape import Shape
 from airflow_provider_pgoutput.batch.table_version import Counts
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import CommitStateUnknown, TableRefused
@@ -230,7 +229,7 @@ def _columns(plan: Plan, table: Table) -> str | None:
     What a batch knows of that is about the namespace that it was staged for, not one that it is replayed to.
     """
     wanted = table.records_columns or plan.replay is not None
-    return Shape.at_end_of(table).to_json() if wanted else None
+    return table.shape.to_json() if wanted else None
 
 
 def _schema_changes(table: Table) -> str | None:

@@ -148,7 +148,7 @@ class SchemaHistory:
             self._copy_for_types(completed, past)
             self._converted_rows(completed, past, changes)
             check_altered(completed, altered, self.policy)
-        is_known = before is not None and before == Shape.at_end_of(completed)
+        is_known = before is not None and before == completed.shape
         return dataclasses.replace(completed, records_columns=not is_known)
 
     def _expressions(self, relation_oid: int) -> tuple[tuple[int, int], ...]:

@@ -270,7 +270,7 @@ def _check_within(
         f" ({', '.join(identity)}), so updates and deletes would not say which row they mean.",
         table=table,
         advice="remove the table from key_columns, or run ALTER TABLE ... REPLICA IDENTITY FULL on the"
-        " source. Changes made before that need a run without this key.",
+        " source. Changes made before that need a run without this key, or a copy (copy_tables).",
     )
 
 
