@@ -43,7 +43,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("apply.schema",),
     ("apply.table",),
     ("apply.rows",),
-    ("apply.publish",),
+    ("apply.publish", "apply.gone"),
     ("apply.side_tables",),
     ("apply.pipeline",),
     ("apply.replay_steps",),

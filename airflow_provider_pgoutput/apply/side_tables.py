@@ -17,10 +17,10 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from airflow_provider_pgoutput.apply.iceberg.failures import named_failures
 from airflow_provider_pgoutput.apply.iceberg.sql import Sql, TableName
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable, discard
+from airflow_provider_pgoutput.apply.iceberg.views import refuse_view
 from airflow_provider_pgoutput.apply.publish import remove_dead_branches
 from airflow_provider_pgoutput.apply.rows.staged_files import read_files
 from airflow_provider_pgoutput.apply.schema.evolve import create_table
-from airflow_provider_pgoutput.apply.views import refuse_view
 from airflow_provider_pgoutput.batch.changes import COMMIT_LSN, LSN, MESSAGES, REJECTED
 from airflow_provider_pgoutput.batch.checkpoint import (
     BRANCH_PREFIX,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from airflow.cli.simple_table import AirflowConsole
 from airflow.utils.providers_configuration_loader import providers_configuration_loaded
 
-from airflow_provider_pgoutput.capture.findings import PROBLEM, all_is_well
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.cli.running import running_tasks
+from airflow_provider_pgoutput.doctor.findings import PROBLEM, all_is_well
 from airflow_provider_pgoutput.doctor.observe import examine_pipeline
 from airflow_provider_pgoutput.doctor.repair import rebuild_checkpoint, remove_dead_branches
 from airflow_provider_pgoutput.errors import PgoutputError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.catalog import Catalog
 
-    from airflow_provider_pgoutput.capture.findings import Finding, Observed
+    from airflow_provider_pgoutput.doctor.findings import Finding, Observed
     from airflow_provider_pgoutput.lake.state import Recorded
 
 #: Forms of output that are not for scripts.

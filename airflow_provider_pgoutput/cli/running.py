@@ -1,6 +1,6 @@
 """Which tasks of pipelines Airflow has under way now. It reads Airflow's database and changes nothing.
 
-What is not here: what a task that runs explains (``capture/findings.py``).
+What is not here: what a task that runs explains (``doctor/findings.py``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from airflow.utils.state import TaskInstanceState
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
-from airflow_provider_pgoutput.capture.findings import RunningTask
+from airflow_provider_pgoutput.doctor.findings import RunningTask
 
 log = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 from airflow_provider_pgoutput.batch.layout import manifest_path
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture.findings import NOTE, PROBLEM, Finding, without_work
 from airflow_provider_pgoutput.capture.source.slot import (
     check_not_ahead,
     check_slot,
     check_wal_level,
 )
 from airflow_provider_pgoutput.capture.source.timelines import BEGIN_ANEW, check_written
+from airflow_provider_pgoutput.doctor.findings import NOTE, PROBLEM, Finding, without_work
 from airflow_provider_pgoutput.errors import (
     PgoutputError,
     SlotBusy,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
-    from airflow_provider_pgoutput.capture.findings import Observed
+    from airflow_provider_pgoutput.doctor.findings import Observed
     from airflow_provider_pgoutput.lake.state import LakeTable, Recorded
 
 #: No attempt to apply takes so long: apply removes such branches, too.

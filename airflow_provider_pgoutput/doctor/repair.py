@@ -18,7 +18,7 @@ from airflow_provider_pgoutput.lake.state import lake_errors
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
-    from airflow_provider_pgoutput.capture.findings import Observed
+    from airflow_provider_pgoutput.doctor.findings import Observed
     from airflow_provider_pgoutput.lake.state import AppliedMarker, LakeTable
 
 log = logging.getLogger(__name__)

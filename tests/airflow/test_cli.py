@@ -21,9 +21,9 @@ from airflow_provider_pgoutput.batch.manifest import Manifest, Table
 from airflow_provider_pgoutput.batch.membership import PublishedSet, TableMark
 from airflow_provider_pgoutput.batch.table_version import Counts, StagedFile, TableVersion
 from airflow_provider_pgoutput.capture.advance import advance_slot
-from airflow_provider_pgoutput.capture.findings import RunningTask
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.doctor.diagnose import examine
+from airflow_provider_pgoutput.doctor.findings import RunningTask
 from airflow_provider_pgoutput.doctor.observe import examine_pipeline
 from airflow_provider_pgoutput.doctor.repair import remove_dead_branches
 from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from conftest import TestLake
     from pyiceberg.table import Table as IcebergTable
 
-    from airflow_provider_pgoutput.capture.findings import Finding
+    from airflow_provider_pgoutput.doctor.findings import Finding
 
     Session = psycopg.Connection[tuple[Any, ...]]
 

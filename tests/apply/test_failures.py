@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from tests.apply.build import Source
 
-pytestmark = pytest.mark.spark
-
 
 def test_what_spark_cannot_read_is_named_and_no_value_is_told(
     spark: SparkSession, source: Source, lake_rows: Any, caplog: pytest.LogCaptureFixture

@@ -85,7 +85,6 @@ def test_which_catalogs_ignore_case(
     assert ignores_case(session, "other") is ignores
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("lake_type", ["int", "uuid"])
 def test_the_name_of_a_view_is_refused_and_given_back(
     spark: SparkSession, source: Source, lake_rows: Callable[..., Any], lake_type: str

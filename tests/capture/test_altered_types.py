@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 COPY = SchemaPolicy(type_changes="copy")
 
 

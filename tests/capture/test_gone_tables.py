@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 #: The table of GOES that gets a new column.
 ADDS = "new_column_retyped"
 COPIES = SchemaPolicy(older_rows="copy", type_changes="copy", unsure_columns="copy")

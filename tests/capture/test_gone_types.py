@@ -13,8 +13,6 @@ from tests.capture.pipeline_support import checkpoint_of, checkpoint_with_shapes
 if TYPE_CHECKING:
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 #: How each type is made, and a value of it.
 TYPES = {
     "mood": ("TYPE {} AS ENUM ('sad', 'ok')", "sad"),

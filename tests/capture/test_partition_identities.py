@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from tests.capture.pipeline_support import Source
 
-pytestmark = pytest.mark.postgres
-
 Row = tuple[Any, ...]
 COLUMNS = ("p", "a", "u", "v", "t")
 REFUSALS = (

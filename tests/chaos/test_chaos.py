@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.chaos.__main__ import line, runs
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+    import pytest
+
 
 SEEDS = [4, 5]
 

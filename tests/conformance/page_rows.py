@@ -443,14 +443,18 @@ OTHER_TESTS = (
         'the same with `older_rows="copy"`, of a column that the table has',
         "it is copied, and equal",
         "test_unknown_values.py::test_a_copy_brings_in_what_nobody_told",
+    ),
+    (
         "C170",
         "large subtransactions are rolled back: with their transaction, alone, and in prepared ones",
         (
-            "nothing of them is staged and nothing else is missing, over both transports, with streaming on, off"
-            " and `parallel`; the log says once what the server told of without having sent it"
+            "nothing of them is staged and nothing else is missing, over both transports, with streaming on,"
+            " off and `parallel`; the log says once what the server told of without having sent it"
         ),
-        "tests/capture/test_streaming.py::"
-        "test_a_large_subtransaction_that_was_rolled_back_changes_nothing",
+        (
+            "tests/capture/test_streaming.py::"
+            "test_a_large_subtransaction_that_was_rolled_back_changes_nothing"
+        ),
     ),
     (
         "C171",
@@ -462,8 +466,10 @@ OTHER_TESTS = (
         "C172",
         "what the server sends breaks the protocol, over one transport or whenever it streams",
         "the batch is read another way, and a warning names it",
-        "tests/capture/source/test_hostile_server.py::"
-        "test_a_stream_that_breaks_the_protocol_is_read_another_way",
+        (
+            "tests/capture/source/test_hostile_server.py::"
+            "test_a_stream_that_breaks_the_protocol_is_read_another_way"
+        ),
     ),
 )
 

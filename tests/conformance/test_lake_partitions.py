@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from tests.conformance.one_table import Lake
     from tests.conformance.pipeline import Pipeline
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 #: By source column: how the lake's table was once partitioned or sorted by it.
 _ONCE = {

@@ -10,15 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-import pytest
-
 from tests.conformance.groups import collected_warnings
 from tests.conformance.many_tables import Tables
 
 if TYPE_CHECKING:
     from tests.conformance.pipeline import Pipeline
-
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 
 class Case(NamedTuple):

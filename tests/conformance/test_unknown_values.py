@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import pytest
-
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
 from tests.conformance.many_tables import Tables
 
 if TYPE_CHECKING:
     from tests.conformance.pipeline import Pipeline
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 #: By table, with rows (1, x), (1, x), (2, y), (3, NULL): what happens between the first batch and the second.
 CHANGES: dict[str, tuple[str, ...]] = {

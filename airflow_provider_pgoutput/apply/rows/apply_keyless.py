@@ -13,8 +13,8 @@ from pyspark import StorageLevel
 from airflow_provider_pgoutput.apply.iceberg.sql import Sql
 from airflow_provider_pgoutput.apply.rows import change_log
 from airflow_provider_pgoutput.apply.rows.full_identity import COPIES, image, net_images
+from airflow_provider_pgoutput.apply.rows.unknown_values import settle
 from airflow_provider_pgoutput.apply.table.target import OP_COLUMN
-from airflow_provider_pgoutput.apply.unknown_values import settle
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import BatchRefused, TableRefused
 

@@ -16,7 +16,6 @@ from airflow_provider_pgoutput.apply.iceberg.jvm import JAVA_ERRORS
 from airflow_provider_pgoutput.apply.iceberg.session import isolated
 from airflow_provider_pgoutput.apply.iceberg.sql import Sql, partition_transform
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable, discard
-from airflow_provider_pgoutput.apply.partitioning import lost_columns
 from airflow_provider_pgoutput.apply.rows import (
     apply_keyed,
     apply_keyless,
@@ -30,6 +29,7 @@ from airflow_provider_pgoutput.apply.schema.column_layout import (
     lay_out,
     refuse_lost_columns,
 )
+from airflow_provider_pgoutput.apply.schema.partitioning import lost_columns
 from airflow_provider_pgoutput.apply.table.target import OP_COLUMN, Start, Target, properties
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.crash_points import reach

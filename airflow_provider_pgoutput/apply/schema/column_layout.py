@@ -15,7 +15,6 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.apply.partitioning import columns_in_use
 from airflow_provider_pgoutput.apply.schema.column_map import (
     begun,
     begun_counts,
@@ -25,6 +24,7 @@ from airflow_provider_pgoutput.apply.schema.column_map import (
     retired_fields,
     unsent_numbers,
 )
+from airflow_provider_pgoutput.apply.schema.partitioning import columns_in_use
 from airflow_provider_pgoutput.batch import shape
 from airflow_provider_pgoutput.batch.identity import sought_by
 from airflow_provider_pgoutput.batch.lake_types import loses_fields, widens

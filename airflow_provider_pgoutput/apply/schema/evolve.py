@@ -26,6 +26,7 @@ from airflow_provider_pgoutput.apply.iceberg.jvm import (
 )
 from airflow_provider_pgoutput.apply.iceberg.sql import Sql, TableName, literal, quote
 from airflow_provider_pgoutput.apply.iceberg.table import FILL_PREFIX, IcebergTable
+from airflow_provider_pgoutput.apply.iceberg.views import refuse_view
 from airflow_provider_pgoutput.apply.schema import uuid_tables
 from airflow_provider_pgoutput.apply.schema.column_map import COLUMNS_PROPERTY, columns_property
 from airflow_provider_pgoutput.apply.schema.defaults import missing_value
@@ -35,7 +36,6 @@ from airflow_provider_pgoutput.apply.schema.spark_types import (
     lake_type_of,
     spark_type,
 )
-from airflow_provider_pgoutput.apply.views import refuse_view
 from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_SLOT
 from airflow_provider_pgoutput.batch.lake_types import list_element, struct_fields
 from airflow_provider_pgoutput.batch.table_version import Column

@@ -225,7 +225,6 @@ WAYS_ON = {
 }
 
 
-@pytest.mark.postgres
 @pytest.mark.parametrize("case", WAYS_ON)
 def test_a_stream_that_breaks_the_protocol_is_read_another_way(
     case: str, source: Source, streamed: Checkpoint, caplog: pytest.LogCaptureFixture
@@ -235,7 +234,6 @@ def test_a_stream_that_breaks_the_protocol_is_read_another_way(
     assert again(caplog) == expected
 
 
-@pytest.mark.postgres
 def test_a_walsender_that_cannot_be_had_is_passed_over(
     source: Source, streamed: Checkpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -247,7 +245,6 @@ def test_a_walsender_that_cannot_be_had_is_passed_over(
     assert again(caplog) == WAYS_ON["both"][2]
 
 
-@pytest.mark.postgres
 def test_when_no_way_helps_the_error_says_what_does(
     source: Source, streamed: Checkpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -263,7 +260,6 @@ def test_when_no_way_helps_the_error_says_what_does(
     )
 
 
-@pytest.mark.postgres
 def test_who_asked_for_no_streaming_is_read_over_the_other_transport_only(
     source: Source, streamed: Checkpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
