@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.membership import PublishedSet
-from airflow_provider_pgoutput.batch.passed_over import PassedOver
+from airflow_provider_pgoutput.batch.passed_over import PassedOver, first_lsn
 from airflow_provider_pgoutput.batch.shape import (
     SchemaChange,
     Shape,
@@ -91,6 +91,23 @@ class Table:
     def name(self) -> str:
         """``schema.table``, for people; never to be parsed."""
         return f"{self.schema_name}.{self.table_name}"
+
+    def until(self, lsn: Lsn) -> Table | None:
+        """The table with what committed before ``lsn``, and its copy; None: there is nothing of it.
+
+        Its counts stay as they are.
+        """
+        versions = list(self.versions)
+        # The copied rows are of the first version, also where there are none.
+        least = 0 if self.copy_lsn is None else 1
+        while len(versions) > least:
+            first = first_lsn(versions[-1:])
+            if first is not None and first < lsn:
+                break
+            versions.pop()
+        if not versions:
+            return None
+        return dataclasses.replace(self, versions=tuple(versions), until_lsn=str(lsn))
 
     @property
     def shape(self) -> Shape:

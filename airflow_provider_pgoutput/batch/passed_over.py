@@ -18,7 +18,6 @@ from airflow_provider_pgoutput.batch.lsn import Lsn
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from airflow_provider_pgoutput.batch.manifest import Table
     from airflow_provider_pgoutput.batch.table_version import TableVersion
 
 
@@ -47,26 +46,6 @@ def first_lsn(versions: Iterable[TableVersion]) -> Lsn | None:
         if file.min_commit_lsn is not None
     ]
     return min(found, default=None)
-
-
-def until(table: Table, lsn: Lsn) -> Table | None:
-    """The table with what committed before ``lsn``, and its copy; None: there is nothing of it.
-
-    Its counts stay as they are.
-    """
-    versions = list(table.versions)
-    # The copied rows are of the first version, also where there are none.
-    least = 0 if table.copy_lsn is None else 1
-    while len(versions) > least and not _has_rows_before(versions[-1], lsn):
-        versions.pop()
-    if not versions:
-        return None
-    return dataclasses.replace(table, versions=tuple(versions), until_lsn=str(lsn))
-
-
-def _has_rows_before(version: TableVersion, lsn: Lsn) -> bool:
-    first = first_lsn([version])
-    return first is not None and first < lsn
 
 
 def to_text(passed_over: Iterable[PassedOver]) -> str | None:

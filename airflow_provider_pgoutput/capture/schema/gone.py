@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.batch.passed_over import first_lsn, until
+from airflow_provider_pgoutput.batch.passed_over import first_lsn
 from airflow_provider_pgoutput.capture.schema.differences import unfollowable
 from airflow_provider_pgoutput.capture.schema.policy import CopyNeeded
 from airflow_provider_pgoutput.errors import SnapshotLost, TableRefused
@@ -44,7 +44,7 @@ def followed(
         since = first_lsn(table.versions[count:])
         if since is None:
             continue
-        shorter = until(table, since)
+        shorter = table.until(since)
         if shorter is None:
             return None, since, reason
         try:

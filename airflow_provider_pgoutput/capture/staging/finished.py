@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from airflow_provider_pgoutput.batch.changes import COMMIT_LSN, OP
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.passed_over import first_lsn, until
+from airflow_provider_pgoutput.batch.passed_over import first_lsn
 from airflow_provider_pgoutput.batch.table_version import Counts
 from airflow_provider_pgoutput.capture.schema.gone import followed
 from airflow_provider_pgoutput.capture.staging.area import storage_errors
@@ -108,7 +108,7 @@ def _gone(
     refused = passing.found.get(oid)
     shorter: Table | None = table
     if refused is not None and refused.since_lsn is not None:
-        shorter = until(table, Lsn.parse(refused.since_lsn))
+        shorter = table.until(Lsn.parse(refused.since_lsn))
     first = first_lsn(table.versions)
     is_renamed = lake_name not in {None, table.name} and table.copy_lsn is None
     if is_renamed and first is not None:
