@@ -153,11 +153,18 @@ def test_a_default_is_written_where_older_files_are_in_orc(
     ("columns", "options", "words"),
     [
         ((column("b"),), {"partitioned_by": ("bucket(4, nope)",)}, "nope"),
+        ((column("u", "uuid"),), {"partitioned_by": ("truncate(10, nope)",)}, "nope"),
         ((column("a_bucket"),), {"partitioned_by": ("bucket(4, a)",)}, "a_bucket"),
         ((column("m", "map<string, string>"), column("m.key", "string")), {}, "m.key"),
         ((column("b"),), {"properties": {"write.metadata.metrics.column.nope": "none"}}, "nope"),
     ],
-    ids=["no such column", "a column with the partition's name", "a part's name", "property"],
+    ids=[
+        "no such column",
+        "no such column beside a uuid",
+        "a column with the partition's name",
+        "a part's name",
+        "property",
+    ],
 )
 def test_a_table_that_iceberg_does_not_make_is_a_mistake_of_the_users(
     spark: SparkSession, source: Source, columns: Any, options: dict[str, Any], words: str

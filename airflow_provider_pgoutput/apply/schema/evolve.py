@@ -112,7 +112,7 @@ def create_table(
         else:
             spark.sql(" ".join(parts))
     except JAVA_ERRORS as error:
-        if not java_class(error).endswith((*_REFUSALS, ".AnalysisException")):
+        if not java_class(error).endswith((*_REFUSALS, "AnalysisException")):
             raise
         raise ConfigurationError(
             f"Iceberg does not make such a table: {said(error)}",
