@@ -74,6 +74,8 @@ class Drawing:
     #: How often a value is one that the lake may not hold.
     odd: float
     publications: tuple[str, ...] = ("p",)
+    #: Whether they list their tables.
+    lists_tables: bool = True
     #: What the statement changes without an event in the stream: OID of the table, name of the column (``*``:
     #: any). The documentation says so for each of them.
     silent: list[tuple[int, str]] = field(default_factory=list)

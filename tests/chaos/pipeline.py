@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 CATALOG = "lake"
 _CAPTURE_POINTS = [each for each in crash_points("capture") if each not in ELSEWHERE]
 _APPLY_POINTS = [each for each in crash_points("apply") if not each.startswith("replay.")]
+_TREE = """
+SELECT format('ALTER TABLE %%s REPLICA IDENTITY FULL', p.relid)
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, pg_partition_tree(c.oid) p
+ WHERE n.nspname = %s AND c.relname = %s
+"""
 #: The same refusal so often, while nothing else happens at the source, has no way on.
 _MOST_REPEATED = 3
 _MOST_RETRIES = 8
@@ -272,6 +277,8 @@ class Pipeline:
         done.update(self.causes)
         if self.kills["server"]:
             done[refusals.CRASH] += 1
+        if self.kills["apply"]:
+            done[refusals.KILL] += 1
         kind = refusals.expected(refusal, done)
         words = f"{name}: {refusal.kind}: {refusal.message}"
         if kind is None:
@@ -332,8 +339,10 @@ class Pipeline:
             self._next = {"on_slot_lost": "copy"}
         elif way == refusals.LEAVE_OUT:
             self._next = {}
-        elif way == refusals.DEFAULTS:
-            self._next = {"older_rows": "null", "type_changes": "fail", "unsure_columns": "fail"}
+        elif way == refusals.IDENTITIES:
+            assert table is not None, refusal
+            self._give_identities(table)
+            self.copy_again([table])
         elif way == refusals.COPY_ALL:
             self._next = {"on_slot_lost": "copy"}
         elif way == refusals.GIVE_UP:
@@ -341,6 +350,13 @@ class Pipeline:
             self._next = {"on_slot_lost": "copy"}
         else:
             raise AssertionError(way)
+
+    def _give_identities(self, table: str) -> None:
+        """Give every partition of a table REPLICA IDENTITY FULL."""
+        with psycopg.connect(self.conninfo, autocommit=True) as session:
+            rows = session.execute(_TREE, tuple(table.split(".", 1))).fetchall()
+            for (statement,) in rows:
+                session.execute(statement.encode())
 
     def _keep_target(self, table: str, target: str) -> None:
         """Give a table that was renamed the target and the options that it had under its former name."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _SESSIONS = 3
 _MOST_PREPARED = 2
 _MOST_TRIES = 12
+_SLOW_SECONDS = 0.15
 _OPTIONS = "-c lock_timeout=30 -c statement_timeout=20000 -c deadlock_timeout=10"
 Draw = "Callable[[Drawing], str | None]"
 
@@ -116,9 +117,13 @@ class Style:
     #: Steps after which it is over.
     steps: int
     publications: tuple[str, ...]
+    #: Whether the publications list their tables, so that one that is made is added to them.
+    lists_tables: bool
 
     @classmethod
-    def drawn(cls, chance: random.Random, publications: tuple[str, ...]) -> Style:
+    def drawn(
+        cls, chance: random.Random, publications: tuple[str, ...], *, lists_tables: bool
+    ) -> Style:
         """A style; a few groups of changes are seen better than all at once."""
         names = list(SHAPES)
         groups = names if chance.random() < 0.2 else chance.sample(names, chance.randint(1, 4))
@@ -130,6 +135,7 @@ class Style:
             chance.random() < 0.6,
             chance.choice((300, 600, 1000)),
             publications,
+            lists_tables,
         )
 
 
@@ -173,6 +179,7 @@ class Program:
         self._sessions = [_Session(number, self._connect()) for number in range(_SESSIONS)]
         self._prepared: list[str] = []
         self._gids = 0
+        self._share = 1.0
         self._stopping = threading.Event()
         self._going = threading.Event()
         self._error: BaseException | None = None
@@ -190,6 +197,13 @@ class Program:
         """Let the sessions work."""
         self._going.set()
         self._thread.start()
+
+    def go_on_to(self, share: float) -> None:
+        """Be slow once so much of the program is done, so that some is left for later batches.
+
+        It is never idle: a copy waits for the end of open transactions.
+        """
+        self._share = share
 
     def wait_for(self, share: float, most_seconds: float) -> None:
         """Let a share of the steps be done, for a while at most."""
@@ -235,7 +249,12 @@ class Program:
 
     def _draw(self, session: _Session, chance: random.Random) -> Drawing:
         return Drawing(
-            session.connection, chance, self.version, self.style.odd, self.style.publications
+            session.connection,
+            chance,
+            self.version,
+            self.style.odd,
+            self.style.publications,
+            self.style.lists_tables,
         )
 
     def note(self, **what: Any) -> None:
@@ -270,7 +289,8 @@ class Program:
     def _run(self) -> None:
         try:
             while self.steps < self.style.steps:
-                if self._stopping.wait(self.style.pause_seconds):
+                ahead = self.steps >= self._share * self.style.steps
+                if self._stopping.wait(_SLOW_SECONDS if ahead else self.style.pause_seconds):
                     return
                 try:
                     self._step()

@@ -153,7 +153,8 @@ class Run:
         )
         style_of_publication = chance.choice(("tables", "tables", "all", "schema", "two"))
         publications = ("p", "q") if style_of_publication == "two" else ("p",)
-        style = Style.drawn(chance, publications)
+        self._of_all = style_of_publication in {"all", "schema"}
+        style = Style.drawn(chance, publications, lists_tables=not self._of_all)
         with psycopg.connect(self._conninfo, autocommit=True) as session:
             for statement in tables.setup(chance, chosen):
                 session.execute(statement.encode())
@@ -164,7 +165,6 @@ class Run:
         if self._place.small:
             style = dataclasses.replace(style, steps=120)
         self._publications = publications
-        self._of_all = style_of_publication in {"all", "schema"}
         return style
 
     def _make_pipelines(self, program: Program, note: Any) -> list[Pipeline]:
@@ -192,6 +192,8 @@ class Run:
             )
             if self._of_all:
                 pipeline.causes["publication of all tables"] = 1
+            if any(name.partition(".")[2].startswith("parts") for name in names):
+                pipeline.causes["partitions with identities of their own"] = 1
             if program.style.odd:
                 pipeline.causes["odd values"] = 1
             note(pipeline=pipeline.slot_name, options=drawn.described())
@@ -218,7 +220,9 @@ class Run:
         program.start()
         rounds = 2 if self._place.small else chance.randint(2, 3)
         for turn in range(rounds):
-            program.wait_for((turn + 0.5) / rounds, 4)
+            # Most of the first part before the first copy, which is of something then.
+            program.go_on_to((turn + 0.7) / rounds)
+            program.wait_for((turn + 0.4) / rounds, 4)
             for pipeline in pipelines:
                 pipeline.run(kills)
         program.stop()

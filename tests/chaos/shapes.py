@@ -13,6 +13,8 @@ from tests.chaos.drawing import quoted
 from tests.chaos.tables import KINDS, TYPES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.chaos.drawing import Column, Drawing, Table
 
 _MOST_TABLES = 9
@@ -312,7 +314,7 @@ def create_table(draw: Drawing) -> str | None:
     names = [each for each in (kind.name, f"{kind.name}_2") if each not in present]
     if not names:
         return None
-    return "; ".join(kind.make(draw.chance, names[0]))
+    return "; ".join([*kind.make(draw.chance, names[0]), *_published(draw, names[0])])
 
 
 def recreate_table(draw: Drawing) -> str | None:
@@ -323,7 +325,14 @@ def recreate_table(draw: Drawing) -> str | None:
     kind = next((each for each in KINDS if table.name in {each.name, f"{each.name}_2"}), None)
     if kind is None:
         return None
-    return f"DROP TABLE {table.sql} CASCADE; " + "; ".join(kind.make(draw.chance, table.name))
+    steps = [f"DROP TABLE {table.sql} CASCADE", *kind.make(draw.chance, table.name)]
+    return "; ".join([*steps, *_published(draw, table.name)])
+
+
+def _published(draw: Drawing, name: str) -> Iterator[str]:
+    """Mostly a new table is published at once; a publication of all tables does that by itself."""
+    if draw.lists_tables and draw.happens(0.75):
+        yield f"ALTER PUBLICATION {draw.chance.choice(draw.publications)} ADD TABLE {name}"
 
 
 _PARENT = """

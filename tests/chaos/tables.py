@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.chaos import known
-
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator
@@ -137,7 +135,7 @@ def _log(_chance: random.Random, name: str) -> Iterator[str]:
 
 def _identity(chance: random.Random, leaf: str, key: str) -> Iterator[str]:
     """An identity of a leaf's own, sometimes."""
-    drawn = 1.0 if "identities of leaves" in known.TABLES else chance.random()
+    drawn = chance.random()
     if drawn < 0.2:
         yield f"ALTER TABLE {leaf} REPLICA IDENTITY FULL"
     elif drawn < 0.4:
@@ -166,7 +164,7 @@ def _parts(chance: random.Random, name: str) -> Iterator[str]:
         yield f"ALTER TABLE {name} REPLICA IDENTITY FULL"
         for each in leaves:
             yield f"ALTER TABLE {each} REPLICA IDENTITY FULL"
-    elif chance.random() < 0.3 and "identities of leaves" not in known.TABLES:
+    elif chance.random() < 0.3:
         yield f"CREATE UNIQUE INDEX {name}_u ON {name} (u, a)"
         yield f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX {name}_u"
     for each in leaves:
