@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_pgoutput.batch.table_version import TableVersion
 from airflow_provider_pgoutput.capture.source.catalog import PublishedColumn, PublishedTable
+from airflow_provider_pgoutput.capture.source.keys import RowIdentity
 from airflow_provider_pgoutput.capture.types.cast import ValuePolicy
 from airflow_provider_pgoutput.capture.types.type_info import Attribute, TypeInfo
 
@@ -75,10 +76,15 @@ class CopyJob:
     def to_json(self) -> str:
         """The job as text, which holds the source's password."""
         conninfo = self.conninfo if isinstance(self.conninfo, str) else dict(self.conninfo)
-        body = dataclasses.asdict(dataclasses.replace(self, conninfo="", types={}))
+        # Which partition sends what matters to the stream alone.
+        tables = tuple(
+            dataclasses.replace(each, table=dataclasses.replace(each.table, leaves=()))
+            for each in self.tables
+        )
+        body = dataclasses.asdict(dataclasses.replace(self, conninfo="", types={}, tables=tables))
         body["conninfo"] = conninfo
         body["types"] = [dataclasses.asdict(each) for each in self.types.values()]
-        return json.dumps(body, ensure_ascii=True)
+        return json.dumps(body, ensure_ascii=True, default=_as_list)
 
     @classmethod
     def from_json(cls, text: str) -> CopyJob:
@@ -116,14 +122,29 @@ class CopyEngine(Protocol):
         ...
 
 
+def _as_list(value: object) -> list[str]:
+    """A set of names in JSON.
+
+    :raises TypeError: ``value`` is something else.
+    """
+    if isinstance(value, frozenset):
+        return sorted(value)
+    raise TypeError(f"{type(value).__name__} has no form in JSON.")
+
+
 def _table_job(body: dict[str, Any]) -> TableJob:
-    table = body["table"]
+    table, identity = body["table"], body["table"]["row_identity"]
     return TableJob(
         table=PublishedTable(
             **{
                 **table,
                 "columns": tuple(PublishedColumn(**each) for each in table["columns"]),
-                "key_columns": tuple(table["key_columns"]),
+                "row_identity": RowIdentity(
+                    identity["replica_identity"],
+                    tuple(identity["key"]),
+                    frozenset(identity["columns"]),
+                ),
+                "leaves": (),
                 "row_filters": tuple(table["row_filters"]),
             }
         ),

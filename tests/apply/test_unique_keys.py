@@ -24,7 +24,7 @@ COLUMNS = f"{staged.new(0)} int, {LIVE} boolean"
     ("rows", "error", "said"),
     [
         ([(1, True), (2, True), (1, False)], BatchRefused, "two rows with one key"),
-        ([(1, True), (None, True)], ValueRefused, "A key column holds a value"),
+        ([(1, True), (None, True)], ValueRefused, "A row has no value in a key column"),
     ],
 )
 def test_rows_that_are_not_one_for_each_key_are_refused(
