@@ -21,7 +21,7 @@ from airflow_provider_pgoutput.capture.run import CaptureContext
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot, create_slot
-from airflow_provider_pgoutput.capture.stage import stage_copies
+from airflow_provider_pgoutput.capture.stage import ServerRows, stage_copies
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.errors import SnapshotLost
 from quickstart.servers import find_or_fetch_installation
@@ -212,7 +212,7 @@ def copied_in(source: Source, snapshot: ExportedSnapshot, **options: Any) -> Man
             read_server(session, source.reader),
         )
         start, tables = snapshot.consistent_point, context.published()
-        return stage_copies(context, start, tables, snapshot)[0]
+        return stage_copies(context, ServerRows(context), start, tables, snapshot)[0]
 
 
 def test_a_type_that_changes_between_two_snapshots_means_another_copy(

@@ -112,11 +112,16 @@ class BranchWriter:
 
         :param where: SQL on the target's columns; other rows are left out.
         """
-        forms = [(i, self._columns[i]) for i in positions]
+        columns = self._columns
         return (
             self._all()
             .where(where)
-            .selectExpr(*(f"{comparable(quote(c.name), c.lake_type)} AS i{i}" for i, c in forms))
+            .selectExpr(
+                *(
+                    f"{comparable(quote(columns[i].name), columns[i].lake_type)} AS i{i}"
+                    for i in positions
+                )
+            )
         )
 
     def delete_images(self, images: DataFrame, copies: Sql, where: Sql) -> None:

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from airflow_provider_pgoutput.batch.table_version import Column
 from airflow_provider_pgoutput.capture.source.binary_forms import check_binary_forms
 from airflow_provider_pgoutput.capture.source.catalog import PublishedColumn, PublishedTable
+from airflow_provider_pgoutput.capture.source.keys import RowIdentity
 from airflow_provider_pgoutput.capture.types.cast import ColumnCaster, ValuePolicy, column_caster
 from airflow_provider_pgoutput.capture.types.mapping import CATALOG_QUERY, lake_type, type_catalog
 from airflow_provider_pgoutput.capture.types.registry import (
@@ -414,7 +415,7 @@ def _table(*columns: tuple[str, int]) -> PublishedTable:
             PublishedColumn(name, oid, -1, None, False, number)
             for number, (name, oid) in enumerate(columns, 1)
         ),
-        key_columns=("id",),
+        row_identity=RowIdentity("d", ("id",), frozenset({"id"})),
         row_filters=(),
     )
 
