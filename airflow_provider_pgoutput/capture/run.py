@@ -392,6 +392,7 @@ class CaptureContext:
         batch.passing = Passing(
             {} if checkpoint is None else checkpoint.passed_over,
             lambda oid: any(each.relation_oid == oid for each in self.published()),
+            (checkpoint.tables if checkpoint else None) or {},
         )
         if request.schema_policy.older_rows == COPY and checkpoint is not None:
             batch.copied_by_policy = frozenset(checkpoint.shapes)

@@ -409,3 +409,56 @@ def test_a_table_without_columns_is_left_out_and_named_until_it_has_one(
         source.stage(checkpoint=lake, **options)
     manifest = source.stage(checkpoint=lake, copy_tables=("public.z",), **options)
     assert [each["c"] for each in source.copied(manifest, "public.z")] == [4] * 8
+
+
+AGAIN = (
+    "DROP TABLE g",
+    "CREATE TABLE g (a int PRIMARY KEY, d int)",
+    "ALTER PUBLICATION q ADD TABLE g",
+)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_of_tables_with_one_name_that_are_gone_one_is_staged(
+    source: Source, is_known: bool
+) -> None:
+    """The one that the lake knows, or the newest: two of one name would have one target."""
+    source.execute(
+        "CREATE TABLE g (a int PRIMARY KEY, d int)",
+        f"CREATE PUBLICATION q FOR TABLE t{', g' if is_known else ''}",
+    )
+    options: dict[str, Any] = {"publication_names": ("q",)}
+    lake = after(source.stage(**options))
+    if not is_known:
+        source.execute("ALTER PUBLICATION q ADD TABLE g")
+    source.execute(
+        "INSERT INTO g VALUES (1, 1)",
+        *AGAIN,
+        "INSERT INTO g VALUES (2, 2)",
+        *AGAIN,
+        "INSERT INTO g VALUES (3, 3)",
+        "DROP TABLE g",
+        "INSERT INTO t VALUES (1, 'x')",
+    )
+    manifest = source.stage(checkpoint=lake, **options)
+    assert rows(source, manifest, "public.g") == ([1] if is_known else [3])
+    assert [each.changes for each in manifest.passed_over] == [1, 1]
+    assert rows(source, manifest, "public.t") == [1]
+
+
+def test_a_table_that_took_a_name_and_went_is_not_staged_for_the_former_one(
+    source: Source,
+) -> None:
+    """In a batch of its own, where the one that the lake knows has no change."""
+    source.execute(
+        "CREATE TABLE g (a int PRIMARY KEY, d int)", "CREATE PUBLICATION q FOR TABLE g, t"
+    )
+    options: dict[str, Any] = {"publication_names": ("q",)}
+    lake = after(source.stage(**options))
+    source.execute(
+        *AGAIN, "INSERT INTO g VALUES (2, 2)", "DROP TABLE g", "INSERT INTO t VALUES (1, 'x')"
+    )
+    manifest = source.stage(checkpoint=lake, **options)
+    assert rows(source, manifest, "public.g") == []
+    assert passed_over(manifest) == {"public.g": 1}
+    assert rows(source, manifest, "public.t") == [1]

@@ -108,7 +108,13 @@ class Pipeline:
         """One DAG run, with retries while it is killed; whether all of its tasks ended well."""
         if self._checkpoint is not None and not self._next:
             self._disturb(kills)
+        makes_slot = self._next.get("on_slot_lost") == "copy"
+        if makes_slot:
+            self.watch.paused.set()
         staged = self._task("stage", self._stage_body, kills.stage, _CAPTURE_POINTS, kills)
+        if makes_slot:
+            self.watch.begin_anew()
+            self.watch.paused.clear()
         if staged is None:
             return False
         assert staged.result is not None
@@ -337,6 +343,9 @@ class Pipeline:
             self.options.stream["two_phase" if way == refusals.NEW_SLOT else "binary"] = False
             self._drop_slot()
             self._next = {"on_slot_lost": "copy"}
+        elif way == refusals.NO_PARTITIONS:
+            assert table is not None, refusal
+            del self.options.tables[self._source_name(table)]["partitioned_by"]
         elif way == refusals.LEAVE_OUT:
             self._next = {}
         elif way == refusals.IDENTITIES:

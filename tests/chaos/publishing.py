@@ -87,10 +87,11 @@ def generated_columns(draw: Drawing) -> str | None:
     """A publication publishes generated columns, or does not (PostgreSQL 18)."""
     if draw.version < 18:
         return None
-    publication = draw.chance.choice(draw.publications)
-    return (
-        f"ALTER PUBLICATION {publication} SET"
-        f" (publish_generated_columns = {draw.chance.choice(('stored', 'none'))})"
+    value = draw.chance.choice(("stored", "none"))
+    # The server refuses to decode a table that two publications publish with different columns.
+    return "; ".join(
+        f"ALTER PUBLICATION {each} SET (publish_generated_columns = {value})"
+        for each in draw.publications
     )
 
 

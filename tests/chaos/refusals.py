@@ -32,6 +32,7 @@ LEAVE_OUT = "copy_tables without what is not published"
 COPY_ALL = "on_slot_lost='copy'"
 GIVE_UP = "give up the sealed batch and copy all tables"
 KEY_COLUMNS = "key_columns"
+NO_PARTITIONS = "a target without partitioned_by"
 IDENTITIES = "an identity for every partition, and a copy"
 
 
@@ -185,6 +186,12 @@ EXPECTED = (
         "copy_tables names tables that are not published",
         ("drop member", *_GONE, "attach", "detach", "replace leaf"),
         ((LEAVE_OUT, ""),),
+    ),
+    Expected(
+        "ConfigurationError",
+        "Iceberg does not make such a table",
+        _SHAPES + _GONE,
+        ((NO_PARTITIONS, "partitioned_by"),),
     ),
     Expected("SlotNotFound", "", (DROPPED_SLOT,), ((COPY_ALL, "on_slot_lost"),)),
     Expected("SlotAheadOfCheckpoint", "", ("way on",), ((GIVE_UP, ""),)),

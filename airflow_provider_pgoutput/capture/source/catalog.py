@@ -232,7 +232,7 @@ def read_published_tables(
 
     Source: https://www.postgresql.org/docs/current/logical-replication-row-filter.html
 
-    :raises ConfigurationError: when publications give one table different column lists, or two tables are
+    :raises ConfigurationError: when publications publish different columns of one table, or two tables are
         called by one name.
     """
     with translated():
@@ -277,10 +277,13 @@ def _table(
     name = f"{schema_name}.{table_name}"
     if any(row[6] != names for row in group):
         raise ConfigurationError(
-            "The publications " + ", ".join(repr(row[5]) for row in group) + " give this table "
-            "different column lists, which the server refuses to decode.",
+            "The publications "
+            + ", ".join(repr(row[5]) for row in group)
+            + " publish different columns "
+            "of this table, which the server refuses to decode.",
             table=name,
-            advice="give all of them the same column list.",
+            advice="give all of them the same column list and, on PostgreSQL 18, the same "
+            "publish_generated_columns.",
         )
     filters = [row[7] for row in group]
     identity = set(keys.identity(relation_oid, replica_identity))

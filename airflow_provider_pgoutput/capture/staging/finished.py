@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _RENAMED = "The lake has it under another name."
+_SAME_NAME = "Another table has its name in the lake."
 
 
 class Finished(NamedTuple):
@@ -49,10 +50,11 @@ def finished_tables(
     history: SchemaHistory,
     unpublished: Mapping[int, str | None],
 ) -> tuple[Table, ...]:
-    """The tables of the manifest, without one whose name went to a table that is copied here.
+    """The tables of the manifest, each with a name of its own.
 
-    Such a table was dropped before the copy, or left the publications, as one that is moved into an
-    archive: it cannot be copied. The copy replaces all that the lake holds under the name.
+    Tables of one batch can have one name: ``DROP TABLE t; CREATE TABLE t``, and that again. A table that is
+    copied keeps its name, since the copy replaces all that the lake holds under it. After that comes a table
+    that is published now, then one that the lake has, then the newest. The others are left out.
 
     :param names: schema and name of tables by OID, where the catalog knows better than the stream.
     :param unpublished: the tables that are gone, by OID: what the lake calls them, if it knows them.
@@ -65,15 +67,33 @@ def finished_tables(
         for oid, table in staged
         if (each := table.finished(names.get(oid))).copy_lsn is not None
     }
-    found: list[Table] = []
+    lake_names = set(batch.passing.lake_names.values())
+    found: dict[int, Table] = {}
+    taken: set[str] = set()
+    gone: list[tuple[int, StagedTable]] = []
     for oid, table in staged:
         finished = table.finished(names.get(oid))
         if oid not in unpublished:
-            found.append(history.complete(finished, table.oldest_xid))
+            found[oid] = history.complete(finished, table.oldest_xid)
+            taken.add(finished.name)
         elif not _is_replaced(finished, unpublished[oid], copied):
-            gone = _gone(batch, history, table, unpublished[oid], names.get(oid))
-            found += [] if gone is None else [gone]
-    return tuple(found)
+            gone.append((oid, table))
+    # False sorts before True: first those that the lake has, then the newest of the others.
+    gone.sort(key=lambda each: (unpublished[each[0]] is None, -_begins(each[1].finished(None))))
+    for oid, table in gone:
+        lake_name = unpublished[oid]
+        name = lake_name or table.finished(names.get(oid)).name
+        is_taken = name in taken or (lake_name is None and name in lake_names)
+        kept = _gone(batch, history, table, lake_name, names.get(oid), is_taken)
+        if kept is not None:
+            found[oid] = kept
+            taken.add(kept.name)
+    return tuple(found[oid] for oid in sorted(found))
+
+
+def _begins(table: Table) -> int:
+    """Where the rows of a table begin in the batch."""
+    return int(first_lsn(table.versions) or 0)
 
 
 def _is_replaced(table: Table, lake_name: str | None, copied: set[str]) -> bool:
@@ -97,8 +117,12 @@ def _gone(
     staged: StagedTable,
     lake_name: str | None,
     name: tuple[str, str] | None,
+    is_taken: bool,
 ) -> Table | None:
-    """What can be followed of a table that is gone, under the name that the lake knows; None: nothing."""
+    """What can be followed of a table that is gone, under the name that the lake knows; None: nothing.
+
+    :param is_taken: whether another table of the batch or of the lake has its name. Nothing is kept then.
+    """
     table = staged.finished(_name_in_lake(staged, lake_name) or name)
     table = dataclasses.replace(table, is_gone=True)
     if lake_name is None and not any(each.columns for each in table.versions):
@@ -111,9 +135,9 @@ def _gone(
         shorter = table.until(Lsn.parse(refused.since_lsn))
     first = first_lsn(table.versions)
     is_renamed = lake_name not in {None, table.name} and table.copy_lsn is None
-    if is_renamed and first is not None:
+    if (is_renamed or is_taken) and first is not None:
         shorter = None
-        passing.begin(oid, table.name, first, _RENAMED)
+        passing.begin(oid, table.name, first, _RENAMED if is_renamed else _SAME_NAME)
     elif shorter is not None:
         shorter, lsn, reason = followed(
             lambda part: history.complete(part, staged.oldest_xid), shorter

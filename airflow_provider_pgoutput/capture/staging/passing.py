@@ -40,6 +40,8 @@ class Passing:
     before: Mapping[int, str] = field(default_factory=dict)
     #: Whether the publications have a table now; asked when a change of it is refused.
     is_published: Callable[[int], bool] = _is_published
+    #: The tables that the lake has, by OID, as it calls them.
+    lake_names: Mapping[int, str] = field(default_factory=dict)
     found: dict[int, PassedOver] = field(default_factory=dict)
 
     def takes(self, block: ChangeBlock, *, is_copied: bool) -> bool:
