@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch import checkpoint as words
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.passed_over import to_text
 from airflow_provider_pgoutput.doctor.diagnose import bridge, dead_branches, is_ours
 from airflow_provider_pgoutput.errors import BatchGap, TableRefused
 from airflow_provider_pgoutput.lake.checkpoint_rows import append_rows
@@ -92,11 +93,18 @@ def rebuild_checkpoint(catalog: Catalog, namespace: str, observed: Observed) -> 
             "batch_id": words.REBUILT,
             "start_lsn": position.sortable,
             "end_lsn": position.sortable,
+            "passed_over": _passed_over(observed, position),
         }
     )
     append_rows(catalog, namespace, rows)
     log.info("The checkpoint of slot %s is %s again.", observed.slot_name, position)
     return position
+
+
+def _passed_over(observed: Observed, position: Lsn) -> str | None:
+    """What the batches up to a position pass over, as far as the staging area still has them."""
+    ours = [each for each in observed.manifests if is_ours(each, observed)]
+    return to_text(entry for each in ours if each.end_lsn <= position for entry in each.passed_over)
 
 
 def _position(observed: Observed, markers: list[AppliedMarker]) -> Lsn:

@@ -10,10 +10,17 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE
+from airflow_provider_pgoutput.capture.staging.area import StagingArea
+from airflow_provider_pgoutput.doctor.observe import examine_pipeline
+from airflow_provider_pgoutput.doctor.repair import rebuild_checkpoint
+from airflow_provider_pgoutput.lake.state import open_catalog
 from tests.conformance.groups import collected_warnings
 from tests.conformance.many_tables import Tables
+from tests.conformance.pipeline import CATALOG
 
 if TYPE_CHECKING:
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from tests.conformance.pipeline import Pipeline
 
 
@@ -150,3 +157,22 @@ def test_a_table_that_is_gone_keeps_its_last_good_state_and_stops_no_other(
     tables.run("INSERT INTO t VALUES (3, 3)")
     tables.assert_equal("t")
     tables.assert_repeatable()
+    # A checkpoint that is made anew from the tables' commits still knows it, from the manifests.
+    assert rebuilt(pipeline).passed_over == checkpoint.passed_over
+
+
+def rebuilt(pipeline: Pipeline) -> Checkpoint:
+    """The checkpoint after its table was lost and made anew."""
+    catalog = open_catalog(CATALOG, pipeline.catalog_properties)
+    catalog.drop_table((pipeline.namespace, CHECKPOINT_TABLE))
+    observed, _ = examine_pipeline(
+        pipeline.conninfo,
+        pipeline.slot_name,
+        catalog,
+        pipeline.namespace,
+        StagingArea(pipeline.staging.as_uri()),
+    )
+    rebuild_checkpoint(catalog, pipeline.namespace, observed)
+    found = pipeline.checkpoint()
+    assert found is not None
+    return found
