@@ -1,7 +1,7 @@
-"""What becomes of a table that is gone at the source when it is refused: it stays as it is, and is named.
+"""A table that is gone at the source and that apply refuses: it is passed over, with a warning.
 
-Nobody can copy it again, and the other tables shall not wait for it. What is not here: changes that capture
-found to be impossible to follow (``capture/schema/gone.py``).
+Nobody can copy such a table again, so its refusal must not stop the other tables. Capture finds changes that
+cannot be followed at all (``capture/schema/gone.py``).
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: What is about one table and its rows, and has no way on but a copy.
+#: Errors that are about one table and its rows, and that only a new copy would mend.
 _ABOUT_A_TABLE = (BatchRefused, RowMissing, TableRefused, ValueRefused)
 _Result = TypeVar("_Result")
 
 
 class GoneTables:
-    """The tables of one batch that are gone and were refused."""
+    """The tables of one batch that are gone at the source and were refused."""
 
     def __init__(self) -> None:
         self.passed_over: dict[int, PassedOver] = {}
 
     def unless_refused(self, table: Table, do: Callable[[], _Result]) -> _Result | None:
-        """Do something about one table; None: it is gone and was refused, and is passed over.
+        """Do something about one table. If that is refused and the table is gone, pass the table over.
 
-        Nothing of the table is published then, so that an apply that is run again finds the same.
+        :return: what ``do`` returned; None: the table is passed over. Then nothing of it is published, so a
+            repeated apply decides the same.
         """
         try:
             return do()

@@ -1,7 +1,7 @@
-"""What spark-submit starts: ``main.py --plan-uri URI``. The plan says what: an apply, a replay, or upkeep.
+"""What spark-submit starts: ``main.py --plan-uri URI``. The plan asks for an apply, a replay or maintenance.
 
-The exit status says what kind of failure it was, and a JSON file beside the plan what happened. What is
-not here: the work itself (``pipeline.py``).
+The exit status says which kind of failure it was. A JSON file beside the plan says what happened. The work
+itself starts in ``pipeline.py``, ``replay.py`` and ``maintain.py``.
 """
 
 from __future__ import annotations
@@ -87,14 +87,14 @@ def _apply(spark: SparkSession, plan_uri: str) -> int:
 
 
 def _leave(spark: SparkSession, plan_uri: str, result: dict[str, Any]) -> None:
-    """Write what happened beside the plan."""
+    """Write the result beside the plan."""
     from airflow_provider_pgoutput.apply.rows.staged_files import write_text  # noqa: PLC0415
 
     write_text(spark, plan_uri.removesuffix(".json") + ".result.json", json.dumps(result))
 
 
 def _find_package() -> None:
-    """Make the package importable, and nothing of it shadow another module by its folder."""
+    """Make the package importable. Its folders must not hide other modules of the same name."""
     here = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != here]
     try:

@@ -1,8 +1,7 @@
-"""Keeps the tables of a pipeline fast and small with Iceberg's own procedures.
+"""Keeps the tables of a pipeline fast and small with Iceberg's own procedures. No row changes.
 
-It may run beside an apply: whoever commits second looks again, or leaves the table for the next time. What
-was applied is not forgotten by it: a table property has the applied LSN when the snapshots that carry it are
-gone. What is not here: anything that changes a row.
+It may run beside an apply. If the apply commits first, the step is left for the next maintenance. An expiry
+may remove the snapshots that carry the applied LSN. A property of the table keeps the LSN then.
 
 Source: https://iceberg.apache.org/docs/latest/spark-procedures/#metadata-management
 """
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 
 
 def are_shared(table: IcebergTable, present: Sequence[IcebergTable]) -> bool:
-    """Whether another table of the namespace lies in, above or below the folder of this one."""
+    """Whether another table's folder is the same as this table's, inside it or around it."""
     own = _folder(table)
     others = (_folder(each) for each in present if each is not table)
     return any(each.startswith(own) or own.startswith(each) for each in others)
@@ -60,7 +59,7 @@ def location(table: IcebergTable) -> str:
 
 
 def exists(spark: SparkSession, table: IcebergTable, folder: str) -> bool:
-    """Whether a folder of a Hadoop file system is there: a table without rows may have none for them.
+    """Whether a folder of a Hadoop file system exists. A table without rows may have no folder for them.
 
     :raises LakeUnavailable: the file system did not answer.
     """
@@ -76,7 +75,7 @@ def exists(spark: SparkSession, table: IcebergTable, folder: str) -> bool:
 
 
 def _folder(table: IcebergTable) -> str:
-    """The location without its scheme: ``file:/x``, ``file:///x`` and ``/x`` are one, so are s3 and s3a."""
+    """The location without its scheme: ``file:/x`` and ``/x`` are the same, and so are s3 and s3a."""
     parts = urlsplit(location(table))
     return f"{parts.netloc}{parts.path}/"
 
@@ -84,11 +83,12 @@ def _folder(table: IcebergTable) -> str:
 logger = logging.getLogger(__name__)
 
 
-#: Somebody else committed what a rewrite rests on; or the table kept changing.
+#: Exceptions by procedure that mean: somebody else changed what the rewrite had read, or kept changing the
+#: table.
 _CONFLICTS = {
     "rewrite_data_files": ("CommitFailedException", "ValidationException"),
     "rewrite_position_delete_files": ("CommitFailedException", "ValidationException"),
-    # A manifest that it read was replaced meanwhile.
+    # Somebody replaced a manifest after the procedure had read it.
     "rewrite_manifests": ("CommitFailedException", "ValidationException"),
 }
 
@@ -96,11 +96,12 @@ _CONFLICTS = {
 _CONFLICTS_OF_OTHERS = ("CommitFailedException",)
 
 
-#: Names what main was when the time began for which snapshots stay.
+#: A tag on the snapshot that was main's head when the retention began. Its rows must stay readable.
 _KEPT_TAG = "pgoutput_retained"
 
 
-#: Names what the batch left of which these were the rows. The checkpoint table and a replay know no other.
+#: A tag on the batch's snapshot under ``_KEPT_TAG``. The checkpoint table and a replay know snapshots of
+#: batches only.
 _KEPT_BATCH_TAG = "pgoutput_retained_batch"
 
 
@@ -146,22 +147,22 @@ _COUNTED = {
 class MaintenanceResult:
     """What one maintenance did."""
 
-    #: By target and by what was counted: files, manifests, bytes; orphans are ``orphans_deleted``.
+    #: Counts by target, then by name: files, manifests, bytes; ``orphans_deleted`` for orphaned files.
     tables: dict[str, dict[str, int]] = field(default_factory=dict)
-    #: Targets with a step that somebody else's commit got in the way of; it is done the next time.
+    #: Targets with a step that met a commit of somebody else. The next maintenance does that step.
     busy: tuple[str, ...] = ()
     seconds: float = 0.0
 
 
 def maintain(spark: SparkSession, plan: Plan) -> MaintenanceResult:
-    """Do every step of the plan's maintenance on every table that it is about.
+    """Do every step of the plan's maintenance on each of its tables.
 
-    A table that cannot be maintained does not keep the others from it; its error is raised at the end.
+    If one table fails, the others are still maintained. Its error is raised at the end.
 
-    :raises TableRefused: a table that is named is none of the slot's, or must not lose files.
+    :raises TableRefused: a named table does not belong to the slot, or a table must not lose files.
     :raises TableRolledBack: a table is older than what was published to it.
     :raises ConfigurationError: Iceberg refuses an option.
-    :raises LakeDenied: the catalog does not take the login, or forbids what was asked.
+    :raises LakeDenied: the catalog refuses the login, or forbids the request.
     :raises LakeUnavailable: the catalog or the file system did not answer.
     """
     assert plan.maintenance is not None
@@ -172,7 +173,8 @@ def maintain(spark: SparkSession, plan: Plan) -> MaintenanceResult:
     busy: list[str] = []
     failures: list[PgoutputError] = []
     chosen = _chosen(present, plan, plan.maintenance)
-    # Of all of them first: one that is dropped meanwhile does not say any more where it was.
+    # All tables are asked before the first step: a table that somebody drops later cannot say any more where
+    # it was.
     shared = [not is_all or are_shared(table, present) for table in chosen]
     for table, shares in zip(chosen, shared, strict=True):
         job = _TableMaintenance(spark, table, plan.maintenance, shares)
@@ -192,9 +194,9 @@ def maintain(spark: SparkSession, plan: Plan) -> MaintenanceResult:
 
 
 def _present(spark: SparkSession, plan: Plan) -> tuple[list[IcebergTable], bool]:
-    """The tables of the namespace, whoever's they are, but for those that cannot be loaded.
+    """All tables of the namespace that can be loaded, also those of other pipelines.
 
-    :return: and whether these are all: of one that does not answer nobody knows where it lies.
+    :return: the tables, and whether they are all. The folder of a table that does not load is unknown.
     """
     namespace = TableName(plan.catalog, plan.namespace, "").namespace_sql
     try:
@@ -263,9 +265,9 @@ class _TableMaintenance:
         self.was_busy = False
 
     def run(self) -> None:
-        """Do all steps that were asked for.
+        """Do all steps of the plan.
 
-        :raises PgoutputError: whatever keeps the table from it, and no other table.
+        :raises PgoutputError: this table cannot be maintained; other tables can.
         """
         try:
             self._run()
@@ -277,7 +279,7 @@ class _TableMaintenance:
         if self._table.head is None:
             return
         if self._table.was_rolled_back(asked.slot_name):
-            # A compaction and an expiry would hide it from the next apply.
+            # A compaction and an expiry would hide the rollback from the next apply.
             raise TableRolledBack(
                 "Its history does not end with what was published last.",
                 slot=asked.slot_name,
@@ -300,10 +302,10 @@ class _TableMaintenance:
         self._step("rewrite_manifests", Sql("use_caching => false"))
 
     def _expire(self, retention_s: int) -> None:
-        """Expire what nobody saw since the retention began.
+        """Expire snapshots that no reader saw since the retention began.
 
-        Iceberg goes by when a snapshot was made. One that was main's head until a moment ago may be old, so
-        what was the head when the retention began is kept by a tag.
+        Iceberg looks at the time at which a snapshot was made. A snapshot may be old and yet have been main's
+        head until a moment ago. So a tag keeps the snapshot that was main's head when the retention began.
         """
         before = datetime.now(UTC) - timedelta(seconds=retention_s)
         self._table.java.refresh()
@@ -335,7 +337,8 @@ class _TableMaintenance:
             return
         self._table.java.refresh()
         if self._table.branch_ages_ms():
-            # Of an apply at work, for longer than the retention perhaps: no snapshot names its files yet.
+            # An apply at work may be older than the retention. Its files would look like orphans, as no
+            # snapshot names them yet.
             self._leave("remove_orphan_files")
             return
         before = datetime.now(UTC) - timedelta(seconds=retention_s)
@@ -355,7 +358,7 @@ class _TableMaintenance:
         self.counts["orphans_deleted"] = removed
 
     def _leave(self, procedure: str) -> None:
-        """Take note of a step that is done the next time."""
+        """Note that a step is left for the next maintenance."""
         logger.warning(
             "%s: somebody else is at work, so %s is left for the next time.",
             self._table.name.target,
@@ -369,9 +372,10 @@ class _TableMaintenance:
                 self.counts[name] = self.counts.get(name, 0) + int(row[column])
 
     def _call(self, procedure: str, *arguments: Sql) -> list[Any] | None:
-        """Rows of a procedure's answer; None: somebody else's commit got in its way."""
+        """The rows of a procedure's answer; None: somebody else committed at the same time."""
         name = self._table.name
-        # With its catalog in front: the first part of a name is taken for a catalog where it can be one.
+        # The catalog stands in front: Spark takes the first part of a name for a catalog if there is one of
+        # that name.
         given = ", ".join((f"table => {literal(name.sql)}", *arguments))
         try:
             return self._spark.sql(
@@ -385,7 +389,7 @@ class _TableMaintenance:
                     advice="set the property, or snapshot_retention and orphan_retention to None.",
                 ) from error
             found = java_classes(error)
-            # A rewrite wraps the conflict that it met.
+            # A rewrite wraps the exception of the conflict in another one.
             conflicts = _CONFLICTS.get(procedure, _CONFLICTS_OF_OTHERS)
             if denied := denial(error, name.target):
                 raise denied from error
@@ -406,10 +410,13 @@ class _TableMaintenance:
 
 
 def _left_by_a_batch(table: IcebergTable, head: int) -> int | None:
-    """The snapshot of the batch whose rows a former head of main shows.
+    """The batch's snapshot that has the same rows as ``head``.
 
-    Between the two lie compactions only, whose operation changes no row: https://iceberg.apache.org/spec/#snapshots
-    None: somebody else changed them, or one between them has expired, and the tag names the batch already.
+    Between the two are only compactions, which change no row: https://iceberg.apache.org/spec/#snapshots
+
+    :param head: a snapshot that was main's head.
+    :return: None: somebody else changed rows in between, or a snapshot between them expired, and then a tag
+        names the batch already.
     """
     begun = False
     for snapshot in table.history():
@@ -424,7 +431,10 @@ def _left_by_a_batch(table: IcebergTable, head: int) -> int | None:
 
 
 def _unanswered(error: Exception, name: str) -> PgoutputError:
-    """What a Java exception means that no step expects, of a table or a namespace."""
+    """The error for a Java exception that no step expects.
+
+    :param name: of the table or the namespace.
+    """
     return denial(error, name) or LakeUnavailable(
         f"The catalog did not answer: {java_class(error)}.", table=name
     )

@@ -1,8 +1,8 @@
 """Start here: the whole apply of one batch on one screen.
 
-Nothing is written before everything was checked; every table is prepared on a branch; then all are
-published in quick succession; the checkpoint comes last. Killed anywhere, it is simply run again.
-What is not here: who starts it (``main.py``, or a test).
+Everything is checked before anything is written. Every table is prepared on a branch. Then all tables are
+published, one quickly after the other. The checkpoint comes last. An apply that was killed is simply run
+again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RowWork:
-    """Who does it."""
+    """The classes that read and write rows. The simulation has others."""
 
     preparation: type[Preparation]
     checkpoint: CheckpointRows
@@ -70,11 +70,11 @@ class ApplyResult:
 
     batch_id: str
     end_lsn: str
-    #: The checkpoint was at or past the batch before: nothing was left to do.
+    #: The checkpoint already covered the batch, so there was nothing to do.
     already_applied: bool
     #: By target: the snapshot that this run published.
     published: dict[str, int] = field(default_factory=dict)
-    #: Targets that had the batch before this run.
+    #: Targets that already had the batch when this run began.
     skipped: tuple[str, ...] = ()
     seconds: float = 0.0
 
@@ -82,15 +82,15 @@ class ApplyResult:
 def apply_batch(spark: SparkSession, plan: Plan, work: RowWork = SPARK) -> ApplyResult:
     """Apply one staged batch to its Iceberg tables, exactly once.
 
-    :param work: what reads and writes rows.
-    :raises BatchRefused: the batch is damaged, incomplete or foreign.
-    :raises BatchGap: a batch before it was never applied.
-    :raises TableRefused: a target is not what the pipeline left there.
-    :raises TableRolledBack: a target is older than the checkpoint says.
-    :raises RowMissing: a partial update of a row that the target does not hold.
-    :raises PublishRefused: a target kept moving; run the task again.
+    :param work: reads and writes rows.
+    :raises BatchRefused: the batch is damaged, incomplete, or of another pipeline.
+    :raises BatchGap: an earlier batch was never applied.
+    :raises TableRefused: the pipeline did not leave the target in this state.
+    :raises TableRolledBack: the target is older than the checkpoint says.
+    :raises RowMissing: an update changes some columns of a row that the target does not have.
+    :raises PublishRefused: the target kept changing; run the task again.
     :raises CommitStateUnknown: the catalog did not say what it committed; run the task again.
-    :raises LakeDenied: the catalog does not take the login, or forbids what was asked.
+    :raises LakeDenied: the catalog refuses the login, or forbids the request.
     :raises LakeUnavailable: the catalog or the staging area did not answer; run the task again.
     """
     with named_failures():
@@ -146,13 +146,15 @@ def write_tables(
     work: RowWork = SPARK,
     gone: GoneTables | None = None,
 ) -> dict[str, int]:
-    """Prepare all tables, then publish them; the snapshots that were published, by target.
+    """Prepare all tables, then publish them.
 
     :param spark: an isolated session, see ``isolated``.
-    :param work: what reads and writes rows.
-    :param gone: takes the tables that are gone and refused; None: they are refused like others.
-    :raises RowMissing: a partial update of a row that the target does not hold.
-    :raises PublishRefused: a target kept moving; run the task again.
+    :param work: reads and writes rows.
+    :param gone: collects the refused tables that are gone at the source; None: such a table stops the apply
+        like any other.
+    :return: the snapshots that were published, by target.
+    :raises RowMissing: an update changes some columns of a row that the target does not have.
+    :raises PublishRefused: the target kept changing; run the task again.
     """
     prepared = _prepare_all(spark, batch, todo, starts, progress, work, gone)
     reach("apply.after_prepare")
@@ -174,7 +176,7 @@ def _prepare_all(
     work: RowWork,
     gone: GoneTables | None,
 ) -> list[Prepared]:
-    """Prepare all tables, some at the same time; nobody sees anything of it yet."""
+    """Prepare all tables, some at the same time. Readers see nothing of it yet."""
 
     def one(target: Target) -> Prepared | None:
         remove_dead_branches(spark, batch, target.name)
@@ -197,7 +199,7 @@ def applied_tables(
     skipped: list[Target],
     published: dict[str, int],
 ) -> list[checkpoint.Applied]:
-    """The tables that the batch changed, in this run or in one that was killed before."""
+    """The tables that the batch changed, in this run or in a run that was killed."""
     heads = dict(published)
     for target in skipped:
         table = IcebergTable.load(spark, target.name)

@@ -1,6 +1,6 @@
-"""Publishes prepared tables, prepares again where main moved, and clears away dead branches.
+"""Publishes prepared tables. If main moved, the table is prepared again. Removes branches of dead drivers.
 
-What is not here: the commit itself (``iceberg.py``).
+The commit itself is ``IcebergTable.publish`` in ``iceberg/table.py``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Preparations of one table before the apply gives up and leaves it to Airflow's retry.
+#: How often one table is prepared before the apply gives up. Then Airflow's retry goes on.
 _ATTEMPTS = 4
-#: A branch of ours whose newest commit is older belongs to no driver that lives.
+#: When the newest commit of our branch is older than this, its driver is dead.
 _DEAD_AFTER_MS = 24 * 60 * 60 * 1000
 
 
@@ -42,10 +42,10 @@ def publish(
 ) -> int | None:
     """Publish one table; prepare it again when main moved in between.
 
-    :param kind: what writes the rows.
-    :return: the snapshot that the batch left; None when it changes nothing in the table.
+    :param kind: writes the rows.
+    :return: the snapshot of the batch; None: the batch changes nothing in the table.
     :raises PublishRefused: main moved each time.
-    :raises CommitStateUnknown: the catalog did not say, twice, whether it published.
+    :raises CommitStateUnknown: the catalog did not say whether it published, not even the second time.
     """
     waiting: Prepared | None = prepared
     target = prepared.target
@@ -77,13 +77,14 @@ def prepare_on_main(
     progress: Progress,
     kind: type[Preparation] = preparing.TablePreparation,
 ) -> Prepared | None:
-    """Prepare one table; begin again when main moved since ``begin`` was found out.
+    """Prepare one table. If main moved since ``begin`` was read, begin again.
 
-    A lost answer is no reason to ask for the same again: nobody reads the branch, so another one is made.
+    When the catalog's answer is lost, the request is not sent again. Nobody reads the branch, so another one
+    is made.
 
-    :param kind: what writes the rows.
+    :param kind: writes the rows.
     :raises PublishRefused: main moved each time, or another driver applied the batch meanwhile.
-    :raises CommitStateUnknown: the catalog did not say what it committed, each time.
+    :raises CommitStateUnknown: each time the catalog did not say what it committed.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         try:
@@ -101,7 +102,7 @@ def prepare_on_main(
 
 
 def _publish_once(spark: SparkSession, batch: StagedBatch, prepared: Prepared) -> int:
-    """Publish; when the catalog did not say whether it did, look, and try once more."""
+    """Publish. If the catalog did not say whether it did, look, and try once more."""
     target = prepared.target
     for last in (False, True):
         table = IcebergTable.load(spark, target.name)
@@ -118,8 +119,8 @@ def _publish_once(spark: SparkSession, batch: StagedBatch, prepared: Prepared) -
                 prepared.evolved.notes,
             )
         except CommitStateUnknown:
-            # The batch id in main's history says whether the lost answer was a yes. If not, the same
-            # request may be sent again: should the first one arrive late, one of the two is refused.
+            # If main's history has the batch id, the lost answer was a yes. If not, the request can be sent
+            # again. Should the first request arrive late, Iceberg refuses one of the two.
             logger.warning("No answer to the publishing of %s; looking.", target.name.target)
             if _holds(spark, batch, target):
                 return _published(spark, batch, target)
@@ -138,7 +139,7 @@ def _holds(spark: SparkSession, batch: StagedBatch, target: Target) -> bool:
 
 
 def _published(spark: SparkSession, batch: StagedBatch, target: Target) -> int:
-    """The snapshot that the batch left, or main's head when it expired."""
+    """The batch's snapshot; main's head if that snapshot expired."""
     table = IcebergTable.load(spark, target.name)
     head = table.head if table else None
     if table is None or head is None:
@@ -147,10 +148,10 @@ def _published(spark: SparkSession, batch: StagedBatch, target: Target) -> int:
 
 
 def remove_dead_branches(spark: SparkSession, batch: StagedBatch, name: TableName) -> None:
-    """Remove branches of earlier attempts at this batch, and ours older than a day.
+    """Remove the branches of earlier attempts at this batch, and branches of ours that are older than a day.
 
-    A driver that still lives and loses its branch is refused when it publishes, as it should be:
-    this one has taken the batch over.
+    A driver that still runs and loses its branch is refused when it publishes. That is right: this driver has
+    taken over the batch.
     """
     table = IcebergTable.load(spark, name)
     if table is None:
@@ -165,7 +166,7 @@ def remove_dead_branches(spark: SparkSession, batch: StagedBatch, name: TableNam
     try:
         table.remove_branches(dead)
     except (PublishRefused, CommitStateUnknown) as refusal:
-        # Somebody else removed them, or committed just then; they are no more than in the way.
+        # Somebody else removed them, or committed at the same moment. Dead branches do no harm.
         logger.info("%s Its dead branches are left to the next apply.", refusal)
         return
     if dead:

@@ -1,12 +1,14 @@
-"""Applies batches of the past again: into tables of another namespace, or in place of what tables hold.
+"""Applies old batches again: into tables of another namespace, or in place of the rows that tables hold.
 
-Everything is checked before anything is written: the files of all batches, the chain that they make, and
-where each table begins. Each batch then goes the way of every batch (``pipeline.py``), so a replay that
-was killed is simply run again. What is not here: choosing the batches (``capture/staging/archive.py``).
+Everything is checked before anything is written: the files of all batches, that the batches follow each other
+without a gap, and where each table begins. Each batch is then applied as ever (``pipeline.py``). A replay
+that was killed is simply run again. ``capture/staging/archive.py`` chooses the batches.
 
-In place, a table goes back first (``rewind.py``) and ends where it was; the namespace's checkpoint stays.
-Until then an apply of a newer batch refuses the table as rolled back. In another namespace the batches leave
-a checkpoint there, unless only some tables were chosen: the namespace as a whole lacks the batches then.
+In place: a table first goes back (``rewind.py``), and ends where it was. The namespace's checkpoint stays.
+Until the replay is done, an apply of a newer batch refuses the table as rolled back.
+
+In another namespace: the batches write a checkpoint there. If only some tables were chosen they do not,
+because the namespace as a whole does not have the batches.
 """
 
 from __future__ import annotations
@@ -73,12 +75,13 @@ class ReplayResult:
 def replay(spark: SparkSession, plan: Plan) -> ReplayResult:
     """Apply the batches of ``plan.replay`` in their order.
 
-    :raises BatchRefused: a batch is damaged or foreign, or a chosen table is in none of them.
-    :raises BatchGap: the batches are no chain, or a table lacks what committed before them.
-    :raises TableRefused: a target is not what the pipeline left there, or cannot go back.
+    :raises BatchRefused: a batch is damaged or of another pipeline, or no batch has a chosen table.
+    :raises BatchGap: there is a gap between two batches, or a table lacks what committed before the first
+        one.
+    :raises TableRefused: the pipeline did not leave the target in this state, or the target cannot go back.
     :raises TableRolledBack: a target in another namespace is older than the checkpoint there says.
-    :raises RowMissing: a partial update of a row that the target does not hold.
-    :raises PublishRefused: a target kept moving; run the task again.
+    :raises RowMissing: an update changes some columns of a row that the target does not have.
+    :raises PublishRefused: the target kept changing; run the task again.
     :raises CommitStateUnknown: the catalog did not say what it committed; run the task again.
     """
     with named_failures():
@@ -115,13 +118,13 @@ def _replay(spark: SparkSession, plan: Plan) -> ReplayResult:
 def _refuse_headless(
     spark: SparkSession, wanted: Replay, steps: list[Step], progress: checkpoint.Progress
 ) -> None:
-    """Refuse what would leave a hole: tables that begin in the middle, and batches past those that are there.
+    """Refuse a gap: a table whose first rows are missing, or batches that start past the checkpoint.
 
-    A change log may begin anywhere, and goes on without a hole.
+    A change log may begin anywhere, because it only appends.
     """
     begins = steps[0].batch.manifest.start_lsn
     if not wanted.source_tables:
-        # The checkpoint is about the namespace as a whole, tables without a change in these batches too.
+        # The checkpoint is about the whole namespace, also about tables that these batches do not change.
         refuse_gap(steps[0].batch.manifest, progress.end_lsn)
     has_all = progress.end_lsn is not None and progress.end_lsn >= begins
     for name, (target, manifest) in first_steps(steps).items():
@@ -148,9 +151,9 @@ def _refuse_headless(
 def _refuse_rolled_back(
     target: Target, first: Manifest, marker: Marker | None, progress: checkpoint.Progress
 ) -> None:
-    """Refuse to go on with a table that is older than the namespace's checkpoint says.
+    """Refuse a table that is older than the namespace's checkpoint says.
 
-    :raises TableRolledBack: what the batches before these changed in it would be missing.
+    :raises TableRolledBack: the table would lack changes of batches before these.
     """
     known = progress.tables.get(target.name.target)
     if known is None or marker is None or marker.end_lsn >= min(known, first.start_lsn):
@@ -167,9 +170,11 @@ def _refuse_rolled_back(
 def _refuse_older_changes(
     table: IcebergTable, target: Target, first: Manifest, marker: Marker
 ) -> None:
-    """Refuse batches of before a change log began: it would take none of them, and nobody would notice.
+    """Refuse batches from before the beginning of a change log.
 
-    :param first: the first of the batches with a change of the table.
+    It would take none of them, and nobody would notice.
+
+    :param first: the first batch that changes the table.
     """
     if first.start_lsn >= marker.end_lsn:
         return
@@ -190,7 +195,8 @@ def _apply(
 ) -> dict[str, int]:
     batch, plan = step.batch, step.batch.plan
     manifest = batch.manifest
-    # The chain was checked, and a table ends where its own marker says; no checkpoint has a say in that.
+    # The batches are known to follow each other, and each table's own marker says where it ends. No
+    # checkpoint is needed.
     progress = checkpoint.Progress(manifest.start_lsn)
     starts = {each.name.target: _start(spark, each, manifest, copied) for each in step.targets}
     todo = [each for each in step.targets if not starts[each.name.target].done]
@@ -211,7 +217,8 @@ def _demand_published(
 ) -> None:
     """Demand that the tables are at this batch now, and not where they were before the replay.
 
-    :raises PublishRefused: somebody else committed meanwhile, and the table was taken for done.
+    :raises PublishRefused: somebody else committed meanwhile, so the table looked as if the batch were
+        applied.
     """
     manifest = step.batch.manifest
     for target in step.targets:
@@ -235,7 +242,7 @@ def _start(
     copy_lsn = target.source.copy_lsn
     if copy_lsn is None or target.name.target not in copied:
         return begin
-    # In place of whatever the table holds, though that is newer.
+    # The copy replaces the table's rows, even if they are newer.
     return dataclasses.replace(begin, floor=Lsn.parse(copy_lsn), copies=True, done=False)
 
 

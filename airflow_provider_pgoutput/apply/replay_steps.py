@@ -1,6 +1,6 @@
-"""The steps of a replay: its batches in order, and the tables that each batch is applied to.
+"""The steps of a replay: its batches in order, each with the tables to apply it to.
 
-All batches are opened and checked here, before anything is written. Applying them: ``replay.py``.
+All batches are opened and checked here, before ``replay.py`` writes anything.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def plan_steps(spark: SparkSession, plan: Plan, wanted: Replay) -> list[Step]:
         if len(batches) > 1:
             _refuse_break(batches[-2].manifest, batches[-1].manifest)
     tables = [table for batch in batches for table in batch.manifest.tables]
-    # By OID: a table that was renamed is one table, whichever of its names was given.
+    # By OID: a table that was renamed is still one table, and either name may be given.
     chosen = {each.relation_oid for each in tables if each.name in wanted.source_tables}
     steps: list[Step] = []
     for batch in batches:
@@ -91,7 +91,7 @@ def _refuse_break(before: Manifest, after: Manifest) -> None:
 
 
 def _refuse_two_targets(steps: list[Step]) -> None:
-    """Refuse to tear a table into two that was renamed at the source, unless a copy begins the second."""
+    """Refuse to write a renamed table into two targets, unless a copy begins the second one."""
     target_of: dict[int, Target] = {}
     for step in steps:
         for target in step.targets:
@@ -108,7 +108,7 @@ def _refuse_two_targets(steps: list[Step]) -> None:
 
 
 def first_steps(steps: list[Step]) -> dict[str, tuple[Target, Manifest]]:
-    """Each table where it appears first, by target."""
+    """Each table with the first batch in which it appears, by target."""
     found: dict[str, tuple[Target, Manifest]] = {}
     for step in steps:
         for target in step.targets:

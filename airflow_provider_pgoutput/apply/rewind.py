@@ -1,8 +1,8 @@
-"""Takes the tables of a replay in place back to where its first batch starts, all of them or none.
+"""A replay in place first takes its tables back to the start of its first batch: all of them or none.
 
-A table goes back to the snapshot that the checkpoint table names for that position. Where it names none,
-because it was lost and rebuilt from the newest snapshots, the summaries of the table's own snapshots and its
-tags tell; else one of the batches has to hold a copy. What is not here: applying a batch (``replay.py``).
+The checkpoint table names the snapshot of each table at that LSN. If it does not (it was lost, and rebuilt
+from the newest snapshots), the summaries of the table's own snapshots and its tags show it. If they do not
+either, one of the batches must hold a copy of the table.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ def go_back(
     firsts: Mapping[str, tuple[Target, Manifest]],
     progress: checkpoint.Progress,
 ) -> frozenset[str]:
-    """Take all tables back; the targets that begin with a copy instead.
+    """Take all tables back.
 
-    :param firsts: each table where it appears first, by target.
-    :raises BatchGap: the batches do not end where the lake is.
-    :raises TableRefused: a table can neither go back nor begin with a copy; none has moved then.
+    :param firsts: each table with the first batch in which it appears, by target.
+    :return: the targets that do not go back because a copy in a batch replaces their rows.
+    :raises BatchGap: the last batch does not end where the lake is.
+    :raises TableRefused: a table can neither go back nor begin with a copy. Then no table has moved.
     """
     last = steps[-1].batch.manifest
     if progress.end_lsn != last.end_lsn:
@@ -66,9 +67,10 @@ def go_back(
             end_lsn, snapshots = known.get(name, (None, ()))
             told = snapshot_at(table, manifest, from_lsn)
             ends = {each: table.end_of(each) for each in (*snapshots, told) if each is not None}
-            # Of no earlier batch than the checkpoint knows of: what came in between would be missing.
+            # Not the snapshot of a batch that is older than the one that the checkpoint names: changes in
+            # between would be missing.
             snapshot_id = next((each for each in ends if end_lsn in {None, ends[each]}), None)
-            # Foreign tables are refused here; how far it is does not matter.
+            # Refuses the table of another pipeline. How far the table is does not matter here.
             start(spark, target, manifest, checkpoint.Progress(from_lsn))
             refuse_other_deletes(target, table)
         _refuse_other_columns(steps, target, table, snapshot_id)
@@ -99,7 +101,7 @@ def go_back(
 
 
 def _refuse_other_target(target: Target, progress: checkpoint.Progress) -> None:
-    """Refuse to make a second table of one that the pipeline writes under another name."""
+    """Refuse if the pipeline writes the source's table to another target: this would make a second one."""
     earlier = progress.target_of.get(target.source.relation_oid)
     if earlier is not None and earlier != target.name.target:
         raise TableRefused(
@@ -112,9 +114,9 @@ def _refuse_other_target(target: Target, progress: checkpoint.Progress) -> None:
 def _refuse_other_columns(
     steps: Sequence[Step], target: Target, table: IcebergTable | None, snapshot_id: int | None
 ) -> None:
-    """Refuse to replay a change of the columns into a table that has them already.
+    """Refuse to replay a change of columns into a table that already has the changed columns.
 
-    Rows of before the change would lack what the change gave them then.
+    Example: a default that a new column gave to older rows would be missing in them.
     """
     versions = [
         version.columns
@@ -123,7 +125,8 @@ def _refuse_other_columns(
         if each.name == target.name
         for version in each.source.versions
     ]
-    # Numbers tell a column from one that was dropped before it; batches of version 0.1 lack them.
+    # The attribute number tells a column from an earlier, dropped one of the same name. Batches of version
+    # 0.1 have no numbers.
     numbered = all(column.attribute_number for columns in versions for column in columns)
     shapes = {
         tuple((each.name, each.lake_type, numbered and each.attribute_number) for each in columns)
@@ -142,9 +145,9 @@ def _refuse_other_columns(
 def _refuse_inside_batch(
     table: IcebergTable, manifest: Manifest, snapshot_id: int, from_lsn: Lsn
 ) -> None:
-    """Refuse to begin inside the batch that the table got next: its first changes would be missing.
+    """Refuse to begin inside the batch that the table got next: that batch's first changes would be missing.
 
-    :param manifest: a batch of the slot.
+    :param manifest: any batch of the slot; it names slot and system.
     """
     following: Lsn | None = None
     for snapshot in table.history():
@@ -167,12 +170,13 @@ def _refuse_inside_batch(
 
 
 def snapshot_at(table: IcebergTable, manifest: Manifest, lsn: Lsn) -> int | None:
-    """The snapshot that holds all batches of a slot by ``lsn`` and no later one, as the table itself tells.
+    """The snapshot that has all batches of a slot up to ``lsn`` and no later one, as the table itself shows.
 
-    It ends there, in main's history or under a tag; or main's history goes on from it with a batch that ends
-    later, and nothing between expired. None: no snapshot is proved to be that.
+    Either a batch ends at ``lsn``, in main's history or under a tag. Or the next batch in main's history ends
+    later, and no snapshot between expired.
 
-    :param manifest: a batch of the slot.
+    :param manifest: any batch of the slot; it names slot and system.
+    :return: None: no snapshot is certain to be the one.
     """
     goes_past = False
     for snapshot in table.history():
@@ -191,7 +195,7 @@ def snapshot_at(table: IcebergTable, manifest: Manifest, lsn: Lsn) -> int | None
 
 
 def _end_of(snapshot: Any, manifest: Manifest) -> Lsn | None:
-    """Where the batch of the manifest's slot and system ends that left a snapshot; None: there is none."""
+    """Where the batch that made a snapshot ends; None: no batch of the manifest's slot and system made it."""
     summary = snapshot.summary()
     ours = (manifest.slot_name, manifest.system_identifier)
     if (summary.get(words.SUMMARY_SLOT), summary.get(words.SUMMARY_SYSTEM_IDENTIFIER)) != ours:

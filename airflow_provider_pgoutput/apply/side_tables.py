@@ -1,8 +1,8 @@
-"""Appends to the tables of the pipeline's own that rows go to, exactly once.
+"""Appends rows to the pipeline's own two tables, exactly once.
 
-Values that their column could not hold are NULL in the table and kept as text in one; logical messages
-go to the other, and to no table of the source. Both are shared by the slots of a namespace; each commit
-carries its batch's marker, as on every table. The checkpoint is not written here.
+A value that does not fit its column is NULL in the table; one side table keeps its text. The other side table
+has the logical messages, which belong to no table of the source. All slots of a namespace share the two. Each
+commit carries its batch's marker, as in every table.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SLOT_NAME = "slot_name"
 
 @dataclass(frozen=True, slots=True)
 class SideTable:
-    """A table that a batch appends rows to."""
+    """One of the pipeline's own tables that a batch appends rows to."""
 
     name: TableName
     #: Name and lake type.
@@ -59,9 +59,9 @@ class SideTable:
 
 
 def check_side_tables(spark: SparkSession, batch: StagedBatch) -> None:
-    """Look at the tables that the batch appends to, before anything is published.
+    """Look at the side tables that the batch appends to, before anything is published.
 
-    :raises TableRefused: one was filled from a slot of this name of another system, or a view has its name.
+    :raises TableRefused: a slot of the same name of another system filled one, or a view has its name.
     """
     manifest = batch.manifest
     wanted = ((REJECTED_TABLE, manifest.rejected_files), (MESSAGES_TABLE, manifest.message_files))
@@ -86,7 +86,7 @@ def _refuse_other_system(name: TableName, marker: Marker | None, manifest: Manif
 def append_rejected(spark: SparkSession, batch: StagedBatch, floor: Lsn | None = None) -> None:
     """Append the rejected values, unless their table has them.
 
-    :param floor: the checkpoint: what was committed before it is not appended.
+    :param floor: the checkpoint; rows that committed before it are not appended.
     :raises PublishRefused: other slots kept writing at the same time.
     """
     manifest = batch.manifest
@@ -103,9 +103,9 @@ def append_rejected(spark: SparkSession, batch: StagedBatch, floor: Lsn | None =
 
 
 def append_messages(spark: SparkSession, batch: StagedBatch, floor: Lsn | None = None) -> None:
-    """Append the logical messages, unless their table has them.
+    """Append the logical messages, unless the side table has them.
 
-    :param floor: the checkpoint: what was committed before it is not appended.
+    :param floor: the checkpoint; messages that committed before it are not appended.
     :raises PublishRefused: other slots kept writing at the same time.
     """
     manifest = batch.manifest
@@ -168,7 +168,7 @@ def _append(
 def _unwritten(
     side: SideTable, manifest: Manifest, marker: Marker | None, floor: Lsn | None
 ) -> Sql:
-    """SQL of the rows that the side table lacks: batches may overlap."""
+    """SQL condition of the rows that the side table lacks. It may have some, because batches can overlap."""
     end = max(Lsn(0) if marker is None else marker.end_lsn, floor or Lsn(0))
     if not end:
         return Sql("true")
@@ -177,6 +177,7 @@ def _unwritten(
         new = marker is None or any(each > marker.end_lsn for each in copies)
         outside = "true" if new else "false"
     else:
-        # A message's LSN is where its record ends, so one that ends where a batch does belongs to it.
+        # A message's LSN is where its record ends. If that is where the batch ends, the message belongs to
+        # the batch.
         outside = f"{LSN} > {int(end)}"
     return Sql(f"CASE WHEN {COMMIT_LSN} IS NULL THEN {outside} ELSE {COMMIT_LSN} >= {int(end)} END")

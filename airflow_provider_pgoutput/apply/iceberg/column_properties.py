@@ -1,8 +1,9 @@
-"""Table properties that name a column by its path: they follow it to another name, and go when it goes.
+"""Table properties that name a column: they follow a rename, and go when the column goes.
 
-Iceberg takes no change of any property, a publish among them, while one about metrics names a column that is
-not there. It moves these by itself where a column is renamed, but not what names a part of it, and no others.
-What is not here: which properties uuids need (``uuids.py``).
+Example: ``write.metadata.metrics.column.a``. While such a property names a column that does not exist,
+Iceberg refuses every change of properties, also the one of a publish. Iceberg itself renames these metrics
+properties for whole columns, but not for parts of a column (``tags.element``), and no others.
+``schema/uuid_tables.py`` sets some of them.
 
 Source: https://iceberg.apache.org/docs/latest/configuration/#write-properties
 """
@@ -17,7 +18,7 @@ from airflow_provider_pgoutput.errors import TableRefused
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: What stands before the path of the column.
+#: What stands before the column's name.
 _PREFIXES = (
     "write.metadata.metrics.column.",
     "write.parquet.stats-enabled.column.",
@@ -28,10 +29,10 @@ _PREFIXES = (
 
 
 def moved(properties: Mapping[str, str], before: Any, after: Any) -> dict[str, str | None]:
-    """What changes in the properties of a table; None: the property goes.
+    """The changes of a table's properties that a new schema needs; None: the property is removed.
 
-    :param before: the schema that they were made for, an ``org.apache.iceberg.Schema``.
-    :param after: the one that they shall be right for.
+    :param before: the ``org.apache.iceberg.Schema`` for which the properties were made.
+    :param after: the schema for which they shall be right.
     """
     changes: dict[str, str | None] = {}
     for key, value in properties.items():
@@ -42,7 +43,7 @@ def moved(properties: Mapping[str, str], before: Any, after: Any) -> dict[str, s
         name = after.findColumnName(field.fieldId())
         if name == before.findColumnName(field.fieldId()):
             continue
-        # Its key may be another one's by now: columns swap their names.
+        # Columns may swap names, so another property may have taken this key already.
         changes.setdefault(key, None)
         if name is not None:
             changes[f"{prefix}{name}"] = value
@@ -50,11 +51,11 @@ def moved(properties: Mapping[str, str], before: Any, after: Any) -> dict[str, s
 
 
 def commit(update: Any, table: str) -> None:
-    """Commit a change of properties to the transaction that it is of.
+    """Commit a change of properties to its transaction.
 
     :param update: an ``org.apache.iceberg.UpdateProperties``.
     :param table: the target, ``namespace.table``.
-    :raises TableRefused: a property that is there names a column that is not.
+    :raises TableRefused: a property names a column that does not exist.
     """
     try:
         update.commit()

@@ -1,9 +1,10 @@
-"""What a failure of Iceberg's catalog means, in errors of ours: no answer, a no, or nobody knows.
+"""Gives failures of Iceberg's catalog a class: no answer, a refusal, or not known.
 
-Iceberg throws ``CommitStateUnknownException`` for 5xx answers of a REST catalog, and plain exceptions when
-the connection or the database below a catalog breaks; a commit may have gone through in either case. Those
-that are sure that nothing was committed are marked by ``CleanableFailure``. What is not here: looking whether
-a commit went through, which each place that commits does in its own way.
+Iceberg throws ``CommitStateUnknownException`` for 5xx answers of a REST catalog. When the connection or the
+catalog's database breaks, it throws plain exceptions. In both cases the commit may have gone through.
+Exceptions that are sure that nothing was committed implement ``CleanableFailure``. Whether a commit went
+through is looked up where the commit is made.
+
 Source: https://iceberg.apache.org/javadoc/latest/org/apache/iceberg/exceptions/package-summary.html
 """
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _REFUSED = ("CommitFailedException", "ValidationException", "IllegalArgumentException")
-#: The request or its answer may be lost on the way. The dot keeps out what a catalog answered.
+#: The request or its answer may be lost. The dot excludes subclasses, which are answers of the catalog.
 _UNKNOWN = ("CommitStateUnknownException", ".RESTException", "UncheckedSQLException")
 _NO_ANSWER = (
     "ServiceFailureException",
@@ -46,13 +47,13 @@ _DENIED = ("NotAuthorizedException", "ForbiddenException")
 
 
 def commit_failure(jvm: Any, error: Exception, table: str) -> PgoutputError:
-    """What the failure of a commit means: whatever is not surely a no is not known.
+    """The error for a failed commit. Unless it is a sure refusal, its outcome is not known.
 
     :param error: one of ``JAVA_ERRORS``.
     :param table: the target, ``namespace.table``.
     """
     found = java_classes(error)
-    # Both are sure that nothing was committed.
+    # Both say for sure that nothing was committed.
     if found[0].endswith(_DENIED):
         return _denied(found[0], table)
     if found[0].endswith(_REFUSED):
@@ -65,10 +66,10 @@ def commit_failure(jvm: Any, error: Exception, table: str) -> PgoutputError:
 
 
 def failure(error: Exception, table: str | None = None) -> PgoutputError | None:
-    """What the failure of a Spark statement, or of a step of many, means; None: not the catalog's.
+    """The error for a failed Spark statement; None: the catalog did not cause the failure.
 
     :param error: one of ``JAVA_ERRORS``.
-    :param table: the target, ``namespace.table``, where it is known.
+    :param table: the target, ``namespace.table``, if it is known.
     """
     found = java_classes(error)
     if unknown := next((each for each in found if each.endswith(_UNKNOWN)), None):
@@ -83,7 +84,7 @@ def failure(error: Exception, table: str | None = None) -> PgoutputError | None:
 
 
 def denial(error: Exception, table: str | None = None) -> LakeDenied | None:
-    """Whether the catalog did not take the login or forbade what was asked; None: it was something else.
+    """The error if the catalog refused the login or forbade the request; None: something else happened.
 
     :param error: one of ``JAVA_ERRORS``.
     """
@@ -93,7 +94,7 @@ def denial(error: Exception, table: str | None = None) -> LakeDenied | None:
 
 @contextmanager
 def named_failures() -> Iterator[None]:
-    """Give every failure of Spark and Iceberg inside, that no step gave a name, one of ours."""
+    """Turn every failure of Spark or Iceberg inside, if no step gave it a class, into one of our errors."""
     try:
         yield
     except JAVA_ERRORS as error:
@@ -101,12 +102,12 @@ def named_failures() -> Iterator[None]:
 
 
 def unnamed(error: Exception, table: str | None = None) -> SparkFailed:
-    """An error for what has no name here; where it was thrown goes into the log.
+    """The error for a failure without a class of its own. The log says where it was thrown.
 
-    What Java says of it goes nowhere: that may quote a row's value.
+    Java's own message is not shown: it may quote a row's value.
 
     :param error: one of ``JAVA_ERRORS``.
-    :param table: the target, ``namespace.table``, where it is known.
+    :param table: the target, ``namespace.table``, if it is known.
     """
     for name, places in traces(error):
         logger.error("%s: %s at %s", table or "Spark", name, ", ".join(places) or "?")

@@ -1,6 +1,6 @@
-"""The JVM below PySpark: its errors, which reach Python in two forms, its classes, collections and session.
+"""The JVM below PySpark: its errors (which reach Python in two forms), classes, collections and session.
 
-It knows nothing of tables.
+Nothing here knows of tables.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-#: What a call into the JVM raises: PySpark rewrites some exceptions and passes on the rest.
+#: What a call into the JVM raises. PySpark turns some exceptions into its own and leaves the others as they
+#: are.
 JAVA_ERRORS = (Py4JJavaError, CapturedException)
-#: Places of a stack trace that are told of each exception.
+#: How many lines of a stack trace go into the log for each exception.
 _INNERMOST = 12
 
 
 def java_class(error: Exception) -> str:
-    """Name of the class of the Java exception behind a Python one."""
+    """The class name of the Java exception behind a Python one."""
     if isinstance(error, CapturedException):
         origin = getattr(error, "_origin", None)
         return type(error).__name__ if origin is None else str(origin.getClass().getName())
@@ -31,7 +32,7 @@ def java_class(error: Exception) -> str:
 
 
 def java_exception(error: Exception) -> Any:
-    """The Java exception behind a Python one; None where PySpark kept only its text."""
+    """The Java exception behind a Python one; None: PySpark kept only its text."""
     if isinstance(error, CapturedException):
         return getattr(error, "_origin", None)
     assert isinstance(error, Py4JJavaError)
@@ -39,7 +40,7 @@ def java_exception(error: Exception) -> Any:
 
 
 def java_classes(error: Exception) -> list[str]:
-    """Names of the classes of the Java exception behind a Python one and of its causes, in this order."""
+    """The class names of the Java exception behind a Python one and of its causes, outermost first."""
     found, cause = [java_class(error)], java_exception(error)
     while cause is not None and (cause := cause.getCause()) is not None:
         found.append(str(cause.getClass().getName()))
@@ -47,7 +48,7 @@ def java_classes(error: Exception) -> list[str]:
 
 
 def traces(error: Exception) -> Iterator[tuple[str, list[str]]]:
-    """Class and innermost places in the code of the Java exception behind a Python one, and its causes."""
+    """Class name and innermost stack frames of the Java exception behind a Python one, and of its causes."""
     cause = java_exception(error)
     while cause is not None:
         places = [str(each) for each in list(cause.getStackTrace())[:_INNERMOST]]
@@ -56,7 +57,7 @@ def traces(error: Exception) -> Iterator[tuple[str, list[str]]]:
 
 
 def said(error: Exception) -> str:
-    """The first line of what the innermost Java exception behind a Python one says."""
+    """The first line of the message of the innermost Java exception behind a Python one."""
     cause = java_exception(error)
     while cause is not None and cause.getCause() is not None:
         cause = cause.getCause()
@@ -67,8 +68,8 @@ def said(error: Exception) -> str:
 def class_named(jvm: Any, name: str) -> Any:
     """The Java class of a full name.
 
-    Asked for in one piece: with ``jvm.org.apache...`` the JVM first looks through every jar for a class
-    ``org``, in each package that PySpark imports.
+    The name is resolved in one step. With ``jvm.org.apache...`` the JVM first looks through every jar for a
+    class ``org``, in each package that PySpark imports.
     """
     return getattr(jvm, name)
 
@@ -76,7 +77,7 @@ def class_named(jvm: Any, name: str) -> Any:
 def elements(collection: Any) -> Iterator[Any]:
     """The elements of a Java collection.
 
-    Python's own loop ends with a Java exception, and PySpark asks the JVM many questions about each.
+    Python's own loop ends with a Java exception, and PySpark asks the JVM many questions about each one.
     """
     iterator = collection.iterator()
     while iterator.hasNext():
@@ -84,13 +85,16 @@ def elements(collection: Any) -> Iterator[Any]:
 
 
 def entries(java_map: Any) -> Iterator[tuple[str, Any]]:
-    """Keys, which are texts, and values of a Java map."""
+    """Keys and values of a Java map whose keys are strings."""
     for entry in elements(java_map.entrySet()):
         yield str(entry.getKey()), entry.getValue()
 
 
 def activate(spark: SparkSession) -> None:
-    """Make ``spark`` the session of this thread: catalogs are looked up in the active one's settings."""
+    """Make ``spark`` the session of this thread.
+
+    Catalogs are looked up in the settings of the active session.
+    """
     jvm: Any = spark._jvm
     sessions = class_named(jvm, "org.apache.spark.sql.classic.SparkSession")
     sessions.setActiveSession(spark._jsparkSession)

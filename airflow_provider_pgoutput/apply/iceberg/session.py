@@ -1,4 +1,4 @@
-"""A Spark session whose settings are ours: what a user configured for other jobs does not change a batch."""
+"""A Spark session with settings of our own: a user's settings for other jobs must not change a batch."""
 
 from __future__ import annotations
 
@@ -8,35 +8,36 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-#: Of Iceberg's write-audit-publish: with them a table of ``write.wap.enabled`` has commits staged outside of
-#: every branch, or written to another one. https://iceberg.apache.org/docs/latest/spark-configuration/
+#: Settings of Iceberg's write-audit-publish. In a table with ``write.wap.enabled`` they would put our commits
+#: outside of every branch, or on another branch.
+#: https://iceberg.apache.org/docs/latest/spark-configuration/
 _OF_AUDITS = ("spark.wap.id", "spark.wap.branch")
 
 
-#: Keys up to this size are sent to every executor, so that the target need not be shuffled.
+#: Key sets up to this size are sent to every executor. Then the target need not be shuffled.
 _BROADCAST_BYTES = 64 << 20
 
 
 def isolated(spark: SparkSession) -> SparkSession:
-    """A session with the same catalogs whose settings and views no other thread sees."""
+    """A session with the same catalogs. No other thread sees its settings and views."""
     java: Any = spark._jsparkSession
     session = type(spark)(spark.sparkContext, java.cloneSession())
     for key, value in {
-        # Text of the source stands in statements: it must not read Spark's variables.
+        # Statements contain text of the source. Spark must not replace ``${...}`` in it.
         "spark.sql.variable.substitute": "false",
-        # PostgreSQL's names that differ only in case are different names.
+        # In PostgreSQL two names may differ in case only.
         "spark.sql.caseSensitive": "true",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.autoBroadcastJoinThreshold": str(_BROADCAST_BYTES),
         "spark.sql.iceberg.check-nullability": "false",
-        # Old defaults that some clusters keep: each gives other values, or none, without a word.
+        # Old defaults that some clusters keep. Each of them silently changes values or drops them.
         "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
         "spark.sql.legacy.timeParserPolicy": "CORRECTED",
         "spark.sql.timestampType": "TIMESTAMP_LTZ",
         "spark.sql.ansi.enabled": "true",
         "spark.sql.storeAssignmentPolicy": "ANSI",
         "spark.sql.parser.escapedStringLiterals": "false",
-        # Folded rows are kept for the three statements that read them: packing them costs more than folding.
+        # Three statements read the folded rows. Compressing them would cost more than the fold itself.
         "spark.sql.inMemoryColumnarStorage.compressed": "false",
     }.items():
         session.conf.set(key, value)

@@ -1,9 +1,7 @@
-"""Identifiers and literals in Spark SQL: quoted here and nowhere else; and the type of what is SQL.
+"""Identifiers and literals of Spark SQL are quoted here and nowhere else. ``Sql`` is the type of SQL text.
 
-A text becomes ``Sql`` here, or by ``Sql(...)`` around constants, numbers and other ``Sql``: a test reads the
-source for anything else.
-
-What is not here: names of staged columns (``batch/changes.py``) and of files (``batch/layout.py``).
+A text becomes ``Sql`` by these functions, or by ``Sql(...)`` around constants, numbers and other ``Sql``. A
+test reads the source code and refuses anything else.
 """
 
 from __future__ import annotations
@@ -15,14 +13,14 @@ from typing import NewType
 from airflow_provider_pgoutput.batch.plan import is_partition_transform
 from airflow_provider_pgoutput.errors import ConfigurationError
 
-#: A piece of Spark SQL: part of a statement, an expression, a quoted name.
+#: Spark SQL: a statement or a part of one, an expression, a quoted name.
 Sql = NewType("Sql", str)
 
 _PLAIN_IN_A_PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=-]*")
 
 
 def quote(identifier: str) -> Sql:
-    """Quote one part of an identifier: in backticks, each backtick of its own doubled.
+    """Quote one part of an identifier in backticks. A backtick in it is doubled.
 
     Source: https://spark.apache.org/docs/latest/sql-ref-identifier.html
     """
@@ -35,9 +33,9 @@ def literal(text: str) -> Sql:
 
 
 def partition_transform(text: str) -> Sql:
-    """Take a partition transform in Spark's notation, which stands in a statement as it was given.
+    """Check a partition transform in Spark's notation, and take it as SQL unchanged.
 
-    :raises ConfigurationError: it is anything else; a plan that says so is refused before.
+    :raises ConfigurationError: it is anything else. Usually the plan's own check refuses it earlier.
     """
     if not is_partition_transform(text):
         raise ConfigurationError(f"No partition transform: {text!r}.")
@@ -69,10 +67,10 @@ class TableName:
 
     @property
     def target(self) -> str:
-        """``namespace.table``, for the checkpoint table and for people; never to be parsed."""
+        """``namespace.table``, for the checkpoint table and for messages. It is never parsed."""
         return f"{self.namespace}.{self.name}"
 
     @property
     def fits_a_path(self) -> bool:
-        """Whether the name may be part of a path as it is: some file systems break on the rest."""
+        """Whether the name may be part of a path unchanged. Some file systems fail with other characters."""
         return bool(_PLAIN_IN_A_PATH.fullmatch(self.name))

@@ -1,6 +1,7 @@
 """One Iceberg table through its Java API: markers, branches, and the one commit that publishes.
 
-Only metadata passes here. What is not here: reading and writing rows, which is Spark's part.
+Only metadata passes here. Spark reads and writes the rows.
+
 Source: https://iceberg.apache.org/docs/latest/branching/ and /javadoc/latest/ (ManageSnapshots).
 """
 
@@ -41,14 +42,14 @@ logger = logging.getLogger(__name__)
 
 MAIN = "main"
 TAG_PREFIX = "pgoutput_"
-#: Table property that says by a field's id what older rows lack in a new column, see ``evolve.py``.
+#: Table property by field id: what older rows lack in a new column, see ``schema/evolve.py``.
 FILL_PREFIX = "pgoutput.fill."
 _DAY_MS = 24 * 60 * 60 * 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What the newest commit of ours in a table says."""
+    """What the newest of our commits in a table says."""
 
     system_identifier: str
     batch_id: str
@@ -68,10 +69,10 @@ class IcebergTable:
 
     @classmethod
     def load(cls, spark: SparkSession, name: TableName) -> IcebergTable | None:
-        """Load a table as the catalog has it now; None when there is none.
+        """Load a table as the catalog has it now; None: there is none.
 
-        :raises TableRefused: something of that name is there and is not an Iceberg table.
-        :raises LakeDenied: the catalog does not let this login have it.
+        :raises TableRefused: something else than an Iceberg table has the name.
+        :raises LakeDenied: the catalog does not let this login load it.
         :raises LakeUnavailable: the catalog did not answer.
         """
         jvm: Any = spark._jvm
@@ -115,7 +116,7 @@ class IcebergTable:
 
     @property
     def head_ms(self) -> int | None:
-        """When main's head was committed, in ms since 1970, by its writer's clock; None: nothing ever was."""
+        """When main's head was committed, in ms since 1970 by its writer's clock; None: it has no snapshot."""
         snapshot = self.java.currentSnapshot()
         return None if snapshot is None else int(snapshot.timestampMillis())
 
@@ -126,9 +127,10 @@ class IcebergTable:
 
     @property
     def is_empty(self) -> bool:
-        """Whether main holds no rows: its newest summary counts none, and it has no files of rows.
+        """Whether main holds no rows: the newest summary counts none, and there are no data files.
 
-        A summary alone does not tell. Iceberg counts anew from zero in a commit to a branch that is gone.
+        The summary alone is not enough: a commit to a branch that is gone makes Iceberg count from zero
+        again.
         """
         snapshot = self.java.currentSnapshot()
         if snapshot is None or snapshot.summary().get("total-records") != "0":
@@ -137,10 +139,10 @@ class IcebergTable:
         return not any(each.hasAddedFiles() or each.hasExistingFiles() for each in manifests)
 
     def marker(self, slot_name: str) -> Marker | None:
-        """What the nearest ancestor of main's head with our summary keys says.
+        """The marker in the summary of the nearest ancestor of main's head that has one for this slot.
 
-        Commits of other writers in between are normal. When expiry removed the ancestors, the
-        table property that was written with the last publish answers in their place.
+        Commits of other writers in between are normal. If the ancestors have expired, the table property that
+        was written with the last publish answers.
         """
         for snapshot in self.history():
             summary = snapshot.summary()
@@ -151,14 +153,14 @@ class IcebergTable:
                     Lsn.parse(summary.get(words.SUMMARY_END_LSN)),
                 )
             if snapshot.parentId() is None:
-                return None  # The whole history is here, and we are not in it.
+                return None  # The whole history is here, and it has no commit of ours.
         published = self._published(slot_name)
         if published is None or self.head is None or self.lacks_published(slot_name):
             return None
         return published[0]
 
     def lacks_published(self, slot_name: str) -> bool:
-        """Whether main was rolled back to a commit of somebody else whose ancestors of ours have expired."""
+        """Whether main was rolled back to another writer's commit, and our commits before that have expired."""
         oldest = None
         for snapshot in self.history():
             if snapshot.summary().get(words.SUMMARY_SLOT) == slot_name:
@@ -167,19 +169,19 @@ class IcebergTable:
         published = self._published(slot_name)
         if oldest is None or oldest.parentId() is None or published is None:
             return False
-        # Newer than something that is left, and not there.
+        # The last publish is newer than the oldest snapshot, and yet it is not there.
         return published[1] > int(oldest.sequenceNumber())
 
     def was_rolled_back(self, slot_name: str) -> bool:
-        """Whether main's history says something else of the slot's newest batch than the last publish did."""
+        """Whether main's history ends with another batch of the slot than the last publish."""
         published = self._published(slot_name)
         return published is not None and self.marker(slot_name) != published[0]
 
     def keep_until_replaced(self, tag: str, snapshot_id: int) -> None:
-        """Let a tag without an end name a snapshot, in the place of the one that it named before.
+        """Set a tag that does not expire to a snapshot. The snapshot that it named before is released.
 
         :raises PublishRefused: the table changed at the same time.
-        :raises CommitStateUnknown: the catalog did not say; doing it again is safe.
+        :raises CommitStateUnknown: the catalog did not say; repeating it is safe.
         """
         change = self.java.manageSnapshots()
         exists = self.java.refs().get(tag) is not None
@@ -187,9 +189,10 @@ class IcebergTable:
         self._change(change.commit)
 
     def head_at(self, moment_ms: int) -> int | None:
-        """What main's head was at a moment, in milliseconds since 1970; None: nothing that is left.
+        """The snapshot that was main's head at a moment, in ms since 1970; None: it is not there any more.
 
-        A batch is several snapshots, made before it was published: those between were never main's head.
+        A batch makes several snapshots on its branch before it is published. Only the last one is ever main's
+        head.
         """
         found = None
         for entry in elements(self.java.history()):
@@ -198,9 +201,9 @@ class IcebergTable:
         return found if found is not None and self.java.snapshot(found) is not None else None
 
     def snapshot_of(self, batch_id: str, since: int | None = None) -> int | None:
-        """The newest snapshot in main's history that a batch left; None when none is there any more.
+        """The newest snapshot of a batch in main's history; None: there is none any more.
 
-        :param since: only snapshots after this one count; None: all.
+        :param since: only snapshots after this one count; None: all count.
         """
         for snapshot in self.history():
             if since is not None and int(snapshot.snapshotId()) == since:
@@ -210,7 +213,7 @@ class IcebergTable:
         return None
 
     def written_from(self, slot_name: str) -> Lsn | None:
-        """Where the first batch of a slot in main's history starts; None: older ones expired."""
+        """Where the first batch of a slot in main's history starts; None: older snapshots have expired."""
         found = None
         for snapshot in self.history():
             summary = snapshot.summary()
@@ -223,7 +226,7 @@ class IcebergTable:
         return None
 
     def history(self) -> Iterator[Any]:
-        """Main's snapshots that are left, the newest first."""
+        """The snapshots of main's history that still exist, newest first."""
         snapshot = self.java.currentSnapshot()
         while snapshot is not None:
             yield snapshot
@@ -231,26 +234,26 @@ class IcebergTable:
             snapshot = None if parent_id is None else self.java.snapshot(parent_id)
 
     def end_of(self, snapshot_id: int) -> Lsn | None:
-        """Where the batch ends that left a snapshot; None: it is gone, or somebody else's."""
+        """Where the batch of a snapshot ends; None: the snapshot is gone, or not ours."""
         snapshot = self.java.snapshot(snapshot_id)
         text = None if snapshot is None else snapshot.summary().get(words.SUMMARY_END_LSN)
         return Lsn.parse(text) if text else None
 
     def has_other_columns(self, snapshot_id: int) -> bool:
-        """Whether the columns are others now than when a snapshot was written."""
+        """Whether the columns have changed since a snapshot was written."""
         then = self.java.snapshot(snapshot_id).schemaId()
         return then is None or int(then) != int(self.java.schema().schemaId())
 
     def go_back(self, snapshot_id: int) -> None:
-        """Make a snapshot that is still there the head of main.
+        """Make an existing snapshot the head of main.
 
         :raises PublishRefused: the table changed at the same time.
-        :raises CommitStateUnknown: the catalog did not say; doing it again is safe.
+        :raises CommitStateUnknown: the catalog did not say; repeating it is safe.
         """
         self._change(lambda: self.java.manageSnapshots().setCurrentSnapshot(snapshot_id).commit())
 
     def _published(self, slot_name: str) -> tuple[Marker, int] | None:
-        """What was published last, and the sequence number of its snapshot; 0: not known."""
+        """The marker of the last publish, and the sequence number of its snapshot; 0: not known."""
         text = self.properties.get(words.PROPERTY_APPLIED + slot_name)
         if text is None:
             return None
@@ -258,33 +261,33 @@ class IcebergTable:
         return Marker(system_identifier, batch_id, Lsn.parse(end_lsn)), int(*number or (0,))
 
     def create_branch(self, branch: str, head: int | None) -> None:
-        """Make a branch from snapshot ``head``; from an empty snapshot when main has none.
+        """Make a branch from snapshot ``head``; if main has no snapshot, from an empty one.
 
         :raises PublishRefused: the table changed at the same time, or the snapshot is gone.
-        :raises CommitStateUnknown: the catalog did not say; a branch that nobody writes to may be left.
+        :raises CommitStateUnknown: the catalog did not say; an unused branch may be left behind.
         """
         started_at = (branch,) if head is None else (branch, head)
         self._change(lambda: self.java.manageSnapshots().createBranch(*started_at).commit())
 
     def delete_all(self, branch: str) -> None:
-        """Empty a branch: one metadata commit, whatever the table's size."""
+        """Empty a branch with one metadata commit, however large the table is."""
         expressions = class_named(self._jvm, "org.apache.iceberg.expressions.Expressions")
         everything = expressions.alwaysTrue()
         self.java.newDelete().deleteFromRowFilter(everything).toBranch(branch).commit()
         self.java.refresh()
 
     def delete_files(self, branch: str, paths: Sequence[str]) -> None:
-        """Take data files out of a branch."""
+        """Remove data files from a branch."""
         delete = self.java.newDelete().toBranch(branch)
         text = class_named(self._jvm, "java.lang.StringBuilder")
         for path in paths:
-            # Not a String: for one, Py4J finds an inner method that removes the file itself.
+            # Not a Python str: with one, Py4J would call another method, which deletes the file itself.
             delete = delete.deleteFile(text(path))
         delete.commit()
         self.java.refresh()
 
     def mark(self, branch: str, marker: Mapping[str, str]) -> None:
-        """Commit the summary keys alone to a branch."""
+        """Commit only the summary keys to a branch, and no rows."""
         append = self.java.newFastAppend().toBranch(branch)
         for key, value in marker.items():
             append = append.set(key, value)
@@ -292,10 +295,10 @@ class IcebergTable:
         self.java.refresh()
 
     def remove_branches(self, names: list[str]) -> None:
-        """Remove branches; their files are left to Iceberg's own expiry of snapshots.
+        """Remove branches. Iceberg's expiry of snapshots removes their files later.
 
-        :raises PublishRefused: the table changed at the same time, or one of them is gone already.
-        :raises CommitStateUnknown: the catalog did not say; doing it again is safe.
+        :raises PublishRefused: the table changed at the same time, or a branch is gone already.
+        :raises CommitStateUnknown: the catalog did not say; repeating it is safe.
         """
         if not names:
             return
@@ -309,7 +312,7 @@ class IcebergTable:
         self._change(commit)
 
     def branch_ages_ms(self) -> dict[str, int]:
-        """Branches of ours, with the time of their newest commit in ms since 1970."""
+        """Our branches, with the time of their newest commit in ms since 1970."""
         return {
             name: int(self.java.snapshot(reference.snapshotId()).timestampMillis())
             for name, reference in entries(self.java.refs())
@@ -325,13 +328,13 @@ class IcebergTable:
         tag_days: int,
         done: frozenset[str] = frozenset(),
     ) -> int:
-        """Make ``branch`` the head of main, tag it and remove it: one metadata commit.
+        """Make ``branch`` the head of main, tag it and remove it, in one metadata commit.
 
-        :param base: main's head when the branch was made; the commit is refused when it moved.
-        :param head: the branch's newest snapshot; the commit is refused when it is another now.
-        :param done: properties that are notes of what the branch has in it now.
-        :raises PublishRefused: main or the branch is not what it was.
-        :raises TableRefused: Iceberg takes no properties for it.
+        :param base: main's head when the branch was made. If main has moved, the commit is refused.
+        :param head: the branch's newest snapshot. If the branch has another, the commit is refused.
+        :param done: properties that note work which the branch has done. They are removed.
+        :raises PublishRefused: main or the branch has moved.
+        :raises TableRefused: Iceberg refuses the properties.
         :raises CommitStateUnknown: the catalog did not say; look before trying again.
         """
         if head is None or self.branch_head(branch) != head or self.head != base:
@@ -339,7 +342,7 @@ class IcebergTable:
         try:
             transaction = self._publication(branch, head, manifest, tag_days, done)
         except JAVA_ERRORS as error:
-            # Iceberg looked at the table again and found main or the branch elsewhere.
+            # Iceberg read the table again and found that main or the branch has moved.
             raise PublishRefused(
                 "The table changed while the batch was published.", table=self.name.target
             ) from error
@@ -368,7 +371,7 @@ class IcebergTable:
         return transaction
 
     def _change(self, commit: Callable[[], object]) -> None:
-        """Commit a change of references, and say in errors of ours what came of it."""
+        """Commit a change of references. A failure becomes one of our errors."""
         try:
             commit()
         except JAVA_ERRORS as error:
@@ -377,7 +380,10 @@ class IcebergTable:
 
 
 def _of_catalog(spark: SparkSession, name: str) -> Exception | None:
-    """Why a catalog cannot be opened; None: it can. Iceberg takes one that cannot for no catalog at all."""
+    """Why a catalog cannot be opened; None: it can.
+
+    Iceberg itself would only say that there is no such catalog.
+    """
     java: Any = spark._jsparkSession
     try:
         java.sessionState().catalogManager().catalog(name)
@@ -387,9 +393,9 @@ def _of_catalog(spark: SparkSession, name: str) -> Exception | None:
 
 
 def discard(spark: SparkSession, name: TableName, branch: str) -> None:
-    """Remove a branch that nobody will publish, if it is there; whatever happens the apply goes on.
+    """Remove a branch that nobody will publish, if it exists. A failure does not stop the apply.
 
-    One that stays is removed when the batch is applied again, or for its age.
+    A branch that is left is removed when the batch is applied again, or when it is a day old.
     """
     try:
         table = IcebergTable.load(spark, name)

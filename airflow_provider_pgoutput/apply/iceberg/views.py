@@ -1,7 +1,7 @@
-"""Refuses a table whose name a view of the catalog has: tables and views of a namespace share their names.
+"""Refuses a table whose name a view of the catalog has. Tables and views of a namespace share their names.
 
-A catalog gives such a name no table, and takes none of that name, and Spark's ``IF NOT EXISTS`` is silent
-about it.
+The catalog then finds no table of that name and makes none. Spark's ``CREATE TABLE IF NOT EXISTS`` reports no
+error.
 
 Source: https://iceberg.apache.org/view-spec/
 """
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 def refuse_view(spark: SparkSession, name: TableName, *, any_case: bool = False) -> None:
-    """Look for a view; to be asked for a name that has no table.
+    """Look for a view of a name that has no table.
 
-    :param any_case: whether a view whose name differs only in case is in the way, too.
-    :raises TableRefused: there is one.
+    :param any_case: also refuse a view whose name differs in case only.
+    :raises TableRefused: there is such a view.
     """
     try:
         rows = spark.sql(f"SHOW VIEWS IN {name.namespace_sql}").collect()
     except JAVA_ERRORS:
-        # The catalog has no views, or the namespace is not there yet.
+        # The catalog has no views, or no such namespace yet.
         return
     wanted = name.name.lower() if any_case else name.name
     for found in (str(row["viewName"]) for row in rows if not row["isTemporary"]):

@@ -1,9 +1,12 @@
 """Which field of the Iceberg table is which column of the source: renames, drops and new columns.
 
-A field belongs to an ``attnum`` of the source's table; a property of the table says so from the first
-batch on. So a rename at the source is a rename here and the field keeps its id. Everything after this
-goes by name: the versions of the batch are handed on with the names that their columns have in the
-target. What is not here: that property (``recorded.py``), and changing the target (``evolve.py``).
+A field belongs to an ``attnum`` of the source's table. From the first batch on, a property of the target says
+which field belongs to which number (``column_map.py``). So ``RENAME COLUMN a TO b`` at the source renames the
+field, and the field keeps its id. All later steps go by name. For them the versions of the batch get the
+names that their columns have in the target. ``evolve.py`` changes the target.
+
+A field can be retired: ``b`` changed from ``text`` to ``int`` with ``type_changes="new_column"``. The old
+field is then called ``b__old_3``, keeps the old values, and a new field is called ``b``.
 
 Source: https://iceberg.apache.org/spec/#schema-evolution
 """
@@ -42,15 +45,15 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Place:
-    """A column of the target, there already or to be made."""
+    """A field of the target that exists, or that is to be made."""
 
     name: str
     lake_type: str
     number: int | None
     field: Field | None = None
-    #: Whether the newest version has it.
+    #: Whether the newest version of the batch has the column.
     is_current: bool = False
-    #: Whether it makes room for a column of the same ``attnum``.
+    #: Whether a new field of the same ``attnum`` takes its name, see the top of this file.
     is_retired: bool = False
     #: Whether it is to be dropped.
     is_dropped: bool = False
@@ -58,40 +61,44 @@ class Place:
 
 @dataclass
 class Places:
-    """The places of a table while its versions are gone through."""
+    """The fields of a table while its versions are gone through, oldest first."""
 
     table: str
     policy: str
-    #: Whether the batch's copy is of the version that is taken next, or of a later one.
+    #: Whether the copy in the batch is of the version that is taken next, or of a later one.
     copies: bool
     free: dict[str, Field]
     #: Names of the columns by which rows of the target are found.
     keys: frozenset[str]
     every: list[Place] = field(default_factory=list)
-    #: The place of each column now, by number, or by name where there is none.
+    #: The field of each column now, by ``attnum``; by name where the number is not known.
     by_column: dict[int | str, Place] = field(default_factory=dict)
-    #: By number: the places that made room, oldest first.
+    #: The retired fields by ``attnum``, oldest first.
     retired: dict[int, list[Place]] = field(default_factory=dict)
-    #: By number: the places that an attempt at the batch made already, in the order in which they are next.
+    #: By ``attnum``: the fields that an earlier attempt at the batch made, in the order in which they are
+    #: needed.
     made: dict[int, list[Place]] = field(default_factory=dict)
-    #: Of columns that only a table which had the name before has; like those of dropped ones, they make room.
+    #: Fields that belong to an earlier table of the same name, and to no column of this one.
     former: list[Place] = field(default_factory=list)
-    #: Numbers of columns that are new at the source, where the target says which are not.
+    #: Each ``attnum`` that is new at the source. Known only if the target has the property.
     added: frozenset[int | None] = frozenset()
 
     def know(self, target: IcebergTable | None, relation_oid: int, starts: Collection[str]) -> bool:
-        """Take the fields over that the target's property names; whether there are any.
+        """Take the fields that the target's property names.
 
-        What an attempt at a batch of these starts made is taken over in the order in which that made it, so
-        that an attempt which follows puts every row where one alone would have.
+        An earlier attempt at the same batch may have made some of them. They are taken in the order in which
+        that attempt made them. So each row goes to the same field as if there had been one attempt only.
+
+        :param starts: where this batch starts, see ``lay_out``.
+        :return: whether the property names any field.
         """
         by_id = {each.id: each for each in fields_of(target)}
         known, retired = known_fields(target, relation_oid), retired_fields(target, relation_oid)
         begun = begun_counts(target, relation_oid, starts)
-        # Those that made room first, so that whatever makes room next takes another name.
+        # Retired fields first: then the next field to retire gets another name.
         for number, field_ids in retired.items():
             count = len(field_ids) if begun is None else begun.get(number, 0)
-            # Without a number: it is not dropped with the column whose older values it keeps.
+            # Without its number: when the source drops the column, the field with its old values stays.
             for held in (by_id[each] for each in field_ids[:count] if each in by_id):
                 place = self._known(held, None)
                 place.is_retired = True
@@ -109,9 +116,10 @@ class Places:
         return bool(known)
 
     def leave(self, field_ids: Collection[int], *, is_dropped: bool = False) -> None:
-        """Take those of these fields that no column has for columns of a former table alone.
+        """Take those of these fields that no column has: they belong to an earlier table of the same name.
 
-        What comes later under their names is new, and nobody added them to the target.
+        A column that gets such a name later is new. The user did not add these fields, so they are not in its
+        way.
         """
         for held in [each for each in self.free.values() if each.id in field_ids]:
             place = self._known(held, None)
@@ -124,15 +132,15 @@ class Places:
         return Place(found.name, found.lake_type, number, found)
 
     def take(self, column: Column) -> Place:
-        """The place of a column of the next version."""
+        """The field of a column of the next version."""
         number = column.attribute_number
         key: int | str = column.name if number is None else number
         place = self.by_column.get(key)
         if place is None and number is None:
-            # By name only: whatever has that name now.
+            # No number is known: take the field that has this name now.
             place = next((e for e in self.by_column.values() if e.name == column.name), None)
         elif place is None and (place := self.by_column.pop(column.name, None)) is not None:
-            # Its number was not known yet.
+            # The number was not known until now.
             place.number, self.by_column[key] = number, place
         if place is None:
             found = self.free.pop(column.name, None)
@@ -152,7 +160,8 @@ class Places:
         return place
 
     def _replace(self, key: int | str, place: Place, column: Column, is_key: bool) -> Place:
-        # Older rows would have no key any more, and double when they change.
+        # With a key of another type, older rows would not be found by it, and a change would add a second
+        # row.
         if not self.copies and (self.policy != NEW_COLUMN or is_key):
             raise TableRefused(
                 f"The type changed from {place.lake_type} to {column.lake_type}, which Iceberg cannot"
@@ -165,7 +174,7 @@ class Places:
                 " identifies rows); or change the column back at the source.",
             )
         place.is_retired = True
-        # A copy has all values of now, so the old ones would be NULL in every row.
+        # The copy brings all rows again, so the old field would be NULL in each of them.
         place.is_dropped = self.copies
         if place.number is not None:
             self.retired.setdefault(place.number, []).append(place)
@@ -181,7 +190,7 @@ class Places:
         return place
 
     def refuse_taken(self, name: str, change: str) -> None:
-        """Leave a column alone that somebody else added to the target.
+        """Refuse a new name that a user's own column of the target has.
 
         :raises TableRefused: always.
         """
@@ -193,12 +202,13 @@ class Places:
         )
 
     def numbered(self) -> dict[tuple[int, int], str]:
-        """The names for the target's property, see ``Layout``."""
+        """The names to record in the target's property, see ``Layout.numbered``."""
         found: dict[tuple[int, int], Place] = {}
         for number, place in self.by_column.items():
             if not isinstance(number, int):
                 continue
-            # What was made for versions that the batch no longer has is the newest all the same.
+            # A field that was made for versions which the batch no longer has is still the newest of its
+            # number.
             chain = [*self.retired.get(number, []), place, *self.made.get(number, [])]
             found[number, 0] = chain.pop()
             found |= {(number, age): each for age, each in enumerate(chain, start=1)}
@@ -206,7 +216,7 @@ class Places:
 
 
 def fits(held: str, staged: str) -> bool:
-    """Whether a place and a column have one type, or one that Iceberg can widen."""
+    """Whether a field can hold the column: the types are the same, or Iceberg can widen the field's type."""
     return held == staged or widens(held, staged) or widens(staged, held)
 
 
@@ -219,32 +229,34 @@ class Layout:
 
     #: The batch's table; columns and keys have their names in the target.
     table: Table
-    #: Names by field id, of fields that are called otherwise until now.
+    #: New names by field id, of the fields that are renamed.
     renamed: Mapping[int, str] = field(default_factory=dict)
     #: Ids of fields to be dropped.
     dropped: frozenset[int] = frozenset()
-    #: Names of columns of the batch that have no place in the target.
+    #: Names of columns of the batch that the target does not get.
     left_out: frozenset[str] = frozenset()
     #: Lake types of the target's fields, by the name that they will have.
     existing: Mapping[str, str] = field(default_factory=dict)
-    #: The name in the target by ``attnum`` and 0; 1 and on: of those that made room for it, oldest first.
+    #: The name in the target by ``attnum`` and age. Age 0 is the field in use; 1, 2, ... are retired fields,
+    #: oldest first.
     numbered: Mapping[tuple[int, int], str] = field(default_factory=dict)
-    #: Names of fields that no version of the batch has: no column of the source, or one of before.
+    #: Names of fields that no version of the batch has: a user's own, or of a column that is gone.
     foreign: frozenset[str] = frozenset()
-    #: Names of fields that nothing says to be columns of the source, or of a table of before.
+    #: Names of fields that are a user's own, as far as anything tells.
     others: frozenset[str] = frozenset()
-    #: Names of fields that are metadata columns, and not columns of the source that are called so.
+    #: Names of fields that are metadata columns. A column of the source may have such a name; it is not among
+    #: them.
     metadata: frozenset[str] = frozenset()
-    #: Each ``attnum`` that the source has, and does not send any more.
+    #: Each ``attnum`` that the source still has, but that a column list leaves out.
     unsent: frozenset[int] = frozenset()
-    #: Names of fields that are columns of a table which had the name before, and of this one no more.
+    #: Names of fields that belong to an earlier table of the same name only.
     former: frozenset[str] = frozenset()
-    #: For the target's property: which batch made columns make room, see ``recorded.py``.
+    #: For the target's property: which batch retired fields, see ``column_map.py``.
     begun: Begun | None = None
 
     @property
     def converted(self) -> frozenset[int]:
-        """Each ``attnum`` of which the values of before its last change of type are in another field."""
+        """Each ``attnum`` with a retired field: values from before a change of type are in another field."""
         return frozenset(number for number, age in self.numbered if age)
 
 
@@ -260,16 +272,16 @@ def lay_out(
     is_log: bool = False,
     loaded: bool = False,
 ) -> Layout:
-    """Find the place of every column of the batch.
+    """Find the field of every column of the batch.
 
-    :param starts: where the batch starts, and before that the checkpoint, where that is past it.
+    :param starts: where the batch starts; if the checkpoint is past that, the checkpoint comes first.
     :param copies: the batch holds a copy that replaces all rows.
-    :param type_changes: what is done about a type to which Iceberg cannot follow.
-    :param drop_columns: whether what was dropped at the source is dropped here.
+    :param type_changes: what to do when Iceberg cannot widen a type to the new one.
+    :param drop_columns: whether a column that the source dropped is dropped here.
     :param metadata: lake types of the metadata columns, by name.
-    :param is_log: no row is looked for in the target, so no column has to be its key.
-    :param loaded: others loaded the table, so what the batch does not name is theirs.
-    :raises TableRefused: a type cannot be followed, or a name is taken.
+    :param is_log: the target is a change log. No row is looked for in it, so no column has to stay its key.
+    :param loaded: somebody else loaded the table, so columns that the batch does not name are theirs.
+    :raises TableRefused: a change of type cannot be followed, or a name is taken.
     """
     fields = fields_of(target)
     keys = frozenset(name for v in table.versions for name in sought_by(v) if not is_log)
@@ -281,7 +293,7 @@ def lay_out(
     at: list[list[Place]] = []
     copied = _copied_version(table)
     for at_version, version in enumerate(table.versions):
-        # Of a change that came after the copy, the copied rows are older rows like any.
+        # For a change of the schema after the copy, the copied rows are older rows like any others.
         places.copies = copies and at_version <= copied
         if version.columns:
             for each in places.every:
@@ -333,9 +345,9 @@ def _others(places: Places) -> frozenset[str]:
 def _foreign(
     places: Places, at: Sequence[Sequence[Place]], unsent: frozenset[int], *, copies: bool
 ) -> frozenset[str]:
-    """Names of fields of which the batch says nothing, so that a changed row keeps what it has in them.
+    """Names of fields about which the batch says nothing. A changed row keeps its values in them.
 
-    What is not sent is NULL in the rows of a copy.
+    A copy replaces whole rows: a column that is not published is NULL in them.
     """
     taken = {place for row in at for place in row}
     unsent = frozenset() if copies else unsent
@@ -348,7 +360,7 @@ def _foreign(
 
 
 def _unsent(table: Table, target: IcebergTable | None) -> frozenset[int]:
-    """Each ``attnum`` that a column list left out, now or before, and that was not sent since."""
+    """Each ``attnum`` that a column list leaves out, since this batch or an earlier one."""
     found = _numbers_of(table, shape.UNPUBLISHED)
     newest = {each.attribute_number for each in table.versions[-1].columns}
     left_out = unsent_numbers(target, table.relation_oid) | found
@@ -356,12 +368,12 @@ def _unsent(table: Table, target: IcebergTable | None) -> frozenset[int]:
 
 
 def _numbers_of(table: Table, kind: str) -> frozenset[int | None]:
-    """Each ``attnum`` of which the batch has a change of this kind."""
+    """Each ``attnum`` with a schema change of this kind in the batch."""
     return frozenset(each.attribute_number for each in table.schema_changes if each.kind == kind)
 
 
 def _copied_version(table: Table) -> int:
-    """Which of the versions the copied rows are of; the first one when there are none."""
+    """The version that the copied rows have; the first one if there are none."""
     return max(
         (
             number
@@ -373,9 +385,9 @@ def _copied_version(table: Table) -> int:
 
 
 def refuse_lost_columns(table: Table, target: IcebergTable | None) -> None:
-    """Refuse a target without a field that it had for a column: older rows would silently have NULL in it.
+    """Refuse a target that lost the field of a column: older rows would silently have NULL in it.
 
-    :raises TableRefused: somebody dropped the field of a column that the source still has.
+    :raises TableRefused: somebody dropped a field, and the source still has its column.
     """
     if target is None or target.is_empty:
         return
@@ -393,7 +405,7 @@ def refuse_lost_columns(table: Table, target: IcebergTable | None) -> None:
 
 
 def _warn_of_no_numbers(places: Places, metadata: Mapping[str, str]) -> None:
-    """A table of an earlier version of the package: its columns are matched by name, this once."""
+    """Warn once of a target without the property, from an early version: its columns are matched by name."""
     new = sorted(each.name for each in places.every if each.field is None and not each.is_retired)
     left = sorted(set(places.free) - set(metadata))
     if not new or not left:
@@ -409,7 +421,7 @@ def _warn_of_no_numbers(places: Places, metadata: Mapping[str, str]) -> None:
 
 
 def _mark_dropped(table: Table, every: Sequence[Place]) -> None:
-    """What the source dropped since the last batch; key columns of earlier versions are still needed."""
+    """Mark the fields of columns that the source dropped, except for key columns of earlier versions."""
     gone = _numbers_of(table, shape.DROPPED)
     keys = {name for version in table.versions for name in version.key_columns}
     for each in every:
@@ -418,15 +430,16 @@ def _mark_dropped(table: Table, every: Sequence[Place]) -> None:
 
 
 def _settle_names(places: Places, foreign: frozenset[str]) -> None:
-    """Current columns have the source's names; others make room for them.
+    """Give current columns the names that the source has. A retired field that has such a name gets another.
 
-    :raises TableRefused: a name is that of a column which somebody added to the target.
+    :raises TableRefused: a user's own column of the target has the name.
     """
     taken = {each.name for each in places.every if each.is_current and not each.is_retired}
     if clash := sorted(taken & foreign):
         places.refuse_taken(clash[0], "renamed at the source to")
     taken |= foreign
-    # Also of a column that is gone by the end of the batch, it is the older values that make room.
+    # The field with the older values gives up its name, also if the newer column is gone by the end of the
+    # batch.
     for each in sorted(places.every, key=lambda place: place.is_retired):
         if each.is_current and not each.is_retired:
             continue
@@ -436,7 +449,7 @@ def _settle_names(places: Places, foreign: frozenset[str]) -> None:
 
 
 def _old_name(place: Place, taken: set[str]) -> str:
-    """The name of a column that gave its own up."""
+    """A free name for a field that gives up its own."""
     suffix = "" if place.number is None else f"_{place.number}"
     base = f"{place.name}__old{suffix}"
     names = [base, *(f"{base}_{i}" for i in range(2, 1000))]
@@ -444,7 +457,7 @@ def _old_name(place: Place, taken: set[str]) -> str:
 
 
 def _in_target(table: Table, at: Sequence[Sequence[Place]]) -> Table:
-    """The table with the names of its columns in the target."""
+    """The batch's table with the column names of the target."""
 
     def version(one: TableVersion, places: Sequence[Place]) -> TableVersion:
         names = {c.name: place.name for c, place in zip(one.columns, places, strict=True)}
@@ -459,7 +472,7 @@ def _in_target(table: Table, at: Sequence[Sequence[Place]]) -> Table:
 
 
 def _keep_sources(places: Places, target: IcebergTable | None) -> None:
-    """Drop nothing that the table is, or was, partitioned by, and nothing that it is sorted by."""
+    """Keep each field that the table is partitioned or sorted by, or was once partitioned by."""
     if target is None:
         return
     in_use = columns_in_use(target)

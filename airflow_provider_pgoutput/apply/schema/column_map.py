@@ -1,6 +1,6 @@
-"""The fields of a target, and the property that says which of them is which column of the source.
+"""The fields of a target, and the table property that says which field is which column of the source.
 
-What is not here: what a batch does to them (``layout.py``).
+``column_layout.py`` decides what a batch changes in it, and explains retired fields.
 """
 
 from __future__ import annotations
@@ -18,22 +18,24 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 
-#: Table property: JSON with the relation's OID and, by ``attnum``, the id of the field, and the ids of
-#: those that made room for it (``retired``, oldest first; absent where there are none); and the ``attnum``
-#: of those that the source has but does not send any more (``unsent``, the same). ``former`` has the ids of
-#: fields that are columns of a table which had the name before, and of this one no more (the same). ``begun``
-#: has the start of the newest batch that made columns make room (or the checkpoint, where that is past it),
-#: and how many had before it, by ``attnum``.
+#: Table property, a JSON object. Only the first two entries are always there:
+#: ``relation_oid``: the source's table.
+#: ``fields``: the id of the field in use, by ``attnum``.
+#: ``retired``: the ids of its retired fields, oldest first, by ``attnum``.
+#: ``unsent``: each ``attnum`` that the source still has, but that a column list leaves out.
+#: ``former``: ids of fields that belong to an earlier table of the same name only.
+#: ``begun``: the newest batch that retired fields, see ``Begun``.
 COLUMNS_PROPERTY = "pgoutput.columns"
 
 
-#: Start LSN of a batch, and by ``attnum``, as text, how many fields had made room before it.
+#: Where the batch starts, or the checkpoint if that is past it; and by ``attnum``, as text, how many fields
+#: were retired before the batch.
 Begun = tuple[str, dict[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A column that the target has."""
+    """A column of the target."""
 
     id: int
     name: str
@@ -41,7 +43,7 @@ class Field:
 
 
 def fields_of(target: IcebergTable | None) -> list[Field]:
-    """The columns that the target has."""
+    """The columns of the target."""
     if target is None:
         return []
     return [
@@ -51,19 +53,19 @@ def fields_of(target: IcebergTable | None) -> list[Field]:
 
 
 def known_fields(target: IcebergTable | None, relation_oid: int) -> dict[int, int]:
-    """Field ids by ``attnum``; a table that was made anew at the source has other numbers."""
+    """Ids of the fields in use, by ``attnum``; none if they belong to an earlier table of the same name."""
     found = _recorded(target, relation_oid).get("fields", {})
     return {int(number): int(field_id) for number, field_id in found.items()}
 
 
 def retired_fields(target: IcebergTable | None, relation_oid: int) -> dict[int, list[int]]:
-    """By ``attnum``: ids of the fields that made room for the one that it has now, oldest first."""
+    """Ids of the retired fields by ``attnum``, oldest first."""
     found = _recorded(target, relation_oid).get("retired", {})
     return {int(number): [int(each) for each in ids] for number, ids in found.items()}
 
 
 def former_fields(target: IcebergTable | None, relation_oid: int) -> frozenset[int]:
-    """Ids of the fields that are columns of tables which had the name before, as far as is known."""
+    """Ids of the fields that belong to earlier tables of the same name, as far as is known."""
     body = _body(target)
     found = list(body.get("former", ()))
     if body and body.get("relation_oid") != relation_oid:
@@ -75,10 +77,13 @@ def former_fields(target: IcebergTable | None, relation_oid: int) -> frozenset[i
 def begun_counts(
     target: IcebergTable | None, relation_oid: int, starts: Collection[str]
 ) -> dict[int, int] | None:
-    """By ``attnum``: how many fields had made room before an attempt at the batch; None: it made none.
+    """By ``attnum``: how many fields were retired before this batch; None: no attempt at it retired any.
 
-    :param starts: where attempts at what it brings may start: one that read the slot again starts before the
-        checkpoint, and others there.
+    An attempt that was killed may have retired fields already. The next attempt must not retire a second one
+    for the same change.
+
+    :param starts: the LSNs at which attempts may have started. A run that reads the slot again starts before
+        the checkpoint, other runs start at it.
     """
     found = _recorded(target, relation_oid).get("begun")
     if found is None or found[0] not in starts:
@@ -92,10 +97,11 @@ def begun(
     starts: Sequence[str],
     fields: Mapping[tuple[int, int], object],
 ) -> Begun | None:
-    """What the property shall say of batches that made columns make room.
+    """The entry ``begun`` to record.
 
-    :param starts: see ``begun_counts``; the first is recorded.
-    :param fields: those of a batch that starts there, see ``Layout.numbered``.
+    :param starts: see ``begun_counts``; the first one is recorded.
+    :param fields: fields after this batch, by ``attnum`` and age, see ``Layout.numbered``.
+    :return: None: there is nothing to record.
     """
     before = {number: len(ids) for number, ids in retired_fields(target, relation_oid).items()}
     after = collections.Counter(number for number, age in fields if age)
@@ -109,7 +115,7 @@ def begun(
 
 
 def unsent_numbers(target: IcebergTable | None, relation_oid: int) -> frozenset[int]:
-    """Each ``attnum`` that the source has, and does not send any more."""
+    """Each ``attnum`` that the source still has, but that a column list leaves out."""
     return frozenset(int(each) for each in _recorded(target, relation_oid).get("unsent", ()))
 
 
@@ -131,12 +137,12 @@ def columns_property(
     begun_by: Begun | None = None,
     former: Iterable[int] = (),
 ) -> str:
-    """The text that ``known_fields`` reads.
+    """The property's text.
 
-    :param fields: ids, see ``Layout.numbered``.
+    :param fields: field ids by ``attnum`` and age, see ``Layout.numbered``.
     :param unsent: see ``Layout.unsent``.
     :param begun_by: see ``begun``.
-    :param former: ids, see ``former_fields``.
+    :param former: field ids, see ``former_fields``.
     """
     by_number: dict[str, int] = {}
     retired: dict[str, list[int]] = {}

@@ -1,6 +1,7 @@
-"""What rows older than a column show in it, as SQL: the constant that PostgreSQL fills in without row events.
+"""SQL of the value that older rows show in a new column.
 
-A manifest has it as text; see ``Column.missing_value``. What is not here: which rows are older.
+``ALTER TABLE t ADD c int DEFAULT 7`` gives every older row a 7, and PostgreSQL sends no row for it. The
+manifest has the 7 as text, see ``Column.missing_value``. ``evolve.py`` finds out which rows are older.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from airflow_provider_pgoutput.errors import TableRefused
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.table_version import Column
 
-#: What batches of before lists and maps had texts of their own have for empty ones: PostgreSQL's text.
+#: An early version staged PostgreSQL's own text for lists and maps. Only the empty ones can be read.
 _EMPTY_ARRAY, _EMPTY_HSTORE = "{}", ""
 
 
 def missing_value(column: Column, table: str) -> Sql:
-    """SQL of what rows older than the column show in it.
+    """SQL of the value that older rows show in the column.
 
-    :param table: for the error.
-    :raises TableRefused: the text is PostgreSQL's, of a batch that an earlier version staged.
+    :param table: the source's table, for the error.
+    :raises TableRefused: an early version staged the value as PostgreSQL's text, which Spark cannot read.
     """
     text, kind = column.missing_value, column.lake_type
     if text is None or not kind.startswith(("list<", "map<", "struct<")):
@@ -37,7 +38,7 @@ def missing_value(column: Column, table: str) -> Sql:
         return _of_value(json.loads(text), kind)
     except (ValueError, TypeError):
         raise TableRefused(
-            "What older rows show in an added column was staged by a version that could not write it down.",
+            "An earlier version staged the batch, without the value of older rows in an added column.",
             table=table,
             column=column.name,
             advice="remove the manifest of this batch, so that it is staged again, or copy the table again.",
@@ -53,9 +54,9 @@ def _of_scalar(text: str | None, kind: str) -> Sql:
 
 
 def _of_value(value: Any, kind: str) -> Sql:
-    """SQL of a value or of a part of one.
+    """SQL of a value, or of an element, an entry or an attribute in it.
 
-    :raises TypeError: the value is not what the type is written down as.
+    :raises TypeError: the JSON value does not fit the type.
     :raises ValueError: the same.
     """
     if value is None:

@@ -1,8 +1,10 @@
-"""Creates target tables and brings their schema to the batch's columns, before rows are written.
+"""Creates target tables and changes their schema to the batch's columns, before rows are written.
 
-Columns are added, renamed and widened, and dropped only on request. A schema change is a commit of its own
-that moves no branch: a killed run leaves a wider table, and the next run finds it so. What older rows lack in
-a new column is noted in the same commit, by the field's id, until a batch that knows the column is published.
+Columns are added, renamed and widened. They are dropped only if the user asked for it. A schema change is a
+commit of its own: it moves no branch, and after a kill the next run finds the changed schema. Older rows lack
+a value in a new column. The same commit notes that in a property, by the field's id. The note stays until a
+batch that knows the column is published.
+
 Source: https://iceberg.apache.org/docs/latest/evolution/ and /spec/#default-values.
 """
 
@@ -56,17 +58,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 5
-#: What Iceberg says of changes that do not go with the table's other parts.
+#: Exceptions by which Iceberg refuses a change that does not fit the rest of the table.
 _REFUSALS = ("ValidationException", "IllegalArgumentException")
 _FLOATS = frozenset({"float", "double"})
 _FILE_FORMAT = "write.format.default"
-#: Notes of new columns: older rows lack the value; or Iceberg shows it in the rows that there were when
-#: main's head was the snapshot named behind it, and in no others.
+#: Notes of new columns. ``lacking``: older rows lack the value. ``shown <snapshot>``: Iceberg shows the
+#: default in rows that were in this snapshot of main, and in no others.
 _LACKING, _SHOWN = "lacking", "shown "
-#: ``IF NOT EXISTS`` looks first and creates then: tables prepared at the same time would both create.
+#: ``IF NOT EXISTS`` first looks, then creates. Two tables that are prepared at the same time would both
+#: create the namespace.
 _NAMESPACE_LOCK = threading.Lock()
-#: Each commit leaves a metadata file, and a pipeline commits all day: what drops off Iceberg's list of the
-#: last hundred is removed.  https://iceberg.apache.org/docs/latest/maintenance/#remove-old-metadata-files
+#: Each commit leaves a metadata file. Iceberg lists the last hundred; older files are removed.
+#: https://iceberg.apache.org/docs/latest/maintenance/#remove-old-metadata-files
 _FEW_METADATA_FILES = {"write.metadata.delete-after-commit.enabled": "true"}
 #: Types that the specification does not allow for identifier fields.
 _NO_IDENTIFIER = ("float", "double", "list<", "map<", "struct<")
@@ -84,10 +87,10 @@ def create_table(
     """Create a table, and its namespace, unless they exist.
 
     :param columns: name, lake type and whether it is required, of each column.
-    :param properties: the table's; they go before ours.
+    :param properties: of the table; they win over the defaults here.
     :param partitioned_by: transforms in Spark's notation.
-    :raises ConfigurationError: columns, partitions and properties do not go together.
-    :raises TableRefused: a view has its name.
+    :raises ConfigurationError: columns, partitions and properties do not fit together.
+    :raises TableRefused: a view has the name.
     """
     with _NAMESPACE_LOCK:
         spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {name.namespace_sql}")
@@ -129,7 +132,7 @@ def create_table(
 
 
 def _safe_location(spark: SparkSession, name: TableName) -> str | None:
-    """A location for a table whose name has characters that do not fit into a path."""
+    """A location for a table whose name does not fit into a path; None: the default location does."""
     warehouse = spark.conf.get(f"spark.sql.catalog.{name.catalog}.warehouse", "")
     if name.fits_a_path or not warehouse:
         return None
@@ -138,11 +141,11 @@ def _safe_location(spark: SparkSession, name: TableName) -> str | None:
 
 
 class Evolved(NamedTuple):
-    """What is to be done about the rows that are older than a new column."""
+    """What is left to do for rows that are older than a new column."""
 
-    #: Names of the columns whose value these rows still lack.
+    #: Names of the columns whose values these rows lack.
     lacking: frozenset[str] = frozenset()
-    #: Names of the properties that say so, which go when it is done.
+    #: Names of the properties that note this. They are removed when it is done.
     notes: frozenset[str] = frozenset()
 
 
@@ -157,11 +160,11 @@ def evolve(
 ) -> Evolved:
     """Rename, add and widen columns, set identifier fields and properties, as far as the table lacks them.
 
-    :param columns: in the types that the target shall have.
-    :param key: names of the key columns; other columns that are required become optional.
+    :param columns: with the types that the target shall have.
+    :param key: names of the key columns. All other required columns become optional.
     :param metadata: lake types of the metadata columns that the target shall have, by name.
-    :param layout: which fields have other names or go, and which belong to the source's columns.
-    :raises PublishRefused: main, the columns or the owner changed meanwhile: the layout may be of what was.
+    :param layout: which fields to rename or drop, and which field is which column of the source.
+    :raises PublishRefused: main, the columns or the owner changed since the layout was made.
     :raises TableRefused: somebody else kept changing the schema at the same time.
     """
     before = _seen(table)
@@ -197,20 +200,20 @@ def evolve(
 
 
 def _seen(table: IcebergTable) -> tuple[object, ...]:
-    """What the changes rest on: main's head, which field is which column, and whose table it is."""
+    """What the changes depend on: main's head, which field is which column, and the table's owner."""
     properties = table.properties
     return table.head, properties.get(COLUMNS_PROPERTY), properties.get(PROPERTY_SLOT)
 
 
 def _older_rows(table: IcebergTable, columns: Sequence[Column]) -> Evolved:
-    """What the notes in the table say of these columns."""
+    """The notes in the table about these columns."""
     properties, ours = table.properties, {each.name for each in columns}
     lacking, notes = set(), set()
     for each in elements(table.java.schema().columns()):
         name, note = str(each.name()), f"{FILL_PREFIX}{each.fieldId()}"
         if name in ours and note in properties:
             notes.add(note)
-            # A batch that did not know the column may have written rows since.
+            # A batch without the column may have written rows since. Iceberg shows no default in those.
             if properties[note] != f"{_SHOWN}{table.head}":
                 lacking.add(name)
     return Evolved(frozenset(lacking), frozenset(notes))
@@ -240,7 +243,7 @@ def _evolve_once(
             change, changed = change.addColumn(None, column.name, kind, None, default), True
             wanted_properties |= uuid_tables.without_bounds(column.name, column.lake_type)
             if column.missing_value is not None:
-                # In the same commit: a run that is killed now leaves the note for the next one.
+                # In the same commit as the column: if this run is killed now, the next run finds the note.
                 noted[column.name] = _LACKING if default is None else f"{_SHOWN}{table.head}"
         elif field.type().isPrimitiveType():
             if not field.type().equals(kind):
@@ -259,7 +262,7 @@ def _evolve_once(
     if identifiers != wanted_identifiers:
         names = _java_list(spark, sorted(wanted_identifiers))
         change, changed = change.setIdentifierFields(names), True
-    # Also when it changes nothing: a transaction takes no second operation before.
+    # Also if it changes nothing: the transaction refuses a second operation before.
     change.commit()
     after = transaction.table().schema()
     ids = {str(each.name()): int(each.fieldId()) for each in elements(after.columns())}
@@ -276,9 +279,9 @@ def _evolve_once(
 
 
 def _grow(spark: SparkSession, change: Any, name: str, held: Any, wanted: str) -> Any:
-    """Add the fields that the structs of a column lack: all that ``widens`` allows beside numbers.
+    """Add the fields that the structs of a column lack: everything that ``widens`` allows except for numbers.
 
-    :param name: of the column or of a part of it, as Iceberg spells parts.
+    :param name: Iceberg's name of the column, or of a part of it.
     :param held: its type.
     :param wanted: the lake type that it shall have.
     """
@@ -297,11 +300,11 @@ def _grow(spark: SparkSession, change: Any, name: str, held: Any, wanted: str) -
 
 
 def _rename(spark: SparkSession, transaction: Any, table: IcebergTable, layout: Layout) -> bool:
-    """Rename and drop fields; whether there were any."""
+    """Rename and drop fields; return whether there were any."""
     change, changed = transaction.updateSchema().caseSensitive(True), False
     if layout.dropped or layout.renamed:
-        # Renaming moves them by name, one after the other, so a name that passes from one column to another
-        # would take its mark along. They are set again with all other changes.
+        # Iceberg moves identifier fields by name, one rename after the other. When two columns swap names,
+        # one would lose its mark. So all marks are removed here, and set again with the other changes.
         change = change.setIdentifierFields(_java_list(spark, []))
     for found in elements(table.java.schema().columns()):
         field_id, name = int(found.fieldId()), str(found.name())
@@ -330,8 +333,8 @@ def _numbers(ids: Mapping[str, int], layout: Layout) -> dict[str, str]:
 def _set_properties(
     table: IcebergTable, transaction: Any, wanted: Mapping[str, str | None]
 ) -> bool:
-    """Set properties, or remove them (None), in ``transaction``; whether any was another."""
-    # Iceberg changed some with the columns.
+    """Set properties, or remove them (None), in ``transaction``; return whether one of them changed."""
+    # Iceberg changed some of them together with the columns.
     found = {name: str(value) for name, value in entries(transaction.table().properties())}
     stale = sorted(name for name in wanted if found.get(name) != wanted[name])
     if not stale:
@@ -345,7 +348,7 @@ def _set_properties(
 
 
 def _identifier_fields(present: Mapping[str, Any], key: Sequence[str]) -> set[str]:
-    """The key columns, when the specification allows all of them as identifier fields."""
+    """The ids of the key columns, if the specification allows all of them as identifier fields; else none."""
     usable = all(
         name in present
         and present[name].isRequired()
@@ -356,11 +359,11 @@ def _identifier_fields(present: Mapping[str, Any], key: Sequence[str]) -> set[st
 
 
 def _default(spark: SparkSession, table: IcebergTable, column: Column, kind: Any) -> Any:
-    """The literal that older rows show in a new column; null when there is none.
+    """The literal that Iceberg shows in older rows of a new column; null: there is none, see ``FILL_PREFIX``.
 
-    Before format version 3 a table cannot hold it, and lists it never can: see ``FILL_PREFIX``. Iceberg's
-    metadata is JSON, which has no infinities and no NaN: it would be written, and never read again. Its
-    reader of ORC knows no defaults.
+    Tables before format version 3 have no defaults, and lists never have one. Iceberg's metadata is JSON. It
+    has no infinity and no NaN, so such a default could be written but never read again. Iceberg's reader of
+    ORC ignores defaults.
     """
     if column.missing_value is None or table.format_version < 3 or not kind.isPrimitiveType():
         return None
@@ -379,7 +382,7 @@ def _default(spark: SparkSession, table: IcebergTable, column: Column, kind: Any
 
 
 def _has_orc(spark: SparkSession, table: IcebergTable) -> bool:
-    """Whether files of main are in ORC, whatever new ones are in."""
+    """Whether files of main are in ORC, whatever format new files get."""
     files = spark.table(f"{table.name.sql}.files")
     return not files.where("file_format = 'ORC'").isEmpty()
 

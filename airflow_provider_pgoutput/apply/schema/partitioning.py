@@ -1,7 +1,7 @@
-"""Which columns a table's partitionings and its sort order are made of: these cannot be dropped.
+"""Which columns a table's partition specs and its sort order use: these cannot be dropped.
 
-A user may partition a table of the lake otherwise, at any time. Files of the partitioning before stay as they
-are, and Iceberg keeps that partitioning in the table for them.
+A user may change the partitioning of a table of the lake at any time. Older files keep the old spec, and
+Iceberg keeps that spec in the table.
 
 Source: https://iceberg.apache.org/spec/#partition-evolution
 """
@@ -22,10 +22,10 @@ _MODES = ("write.delete.mode", "write.merge.mode", "write.update.mode")
 
 
 def columns_in_use(table: IcebergTable) -> frozenset[int]:
-    """Ids of the columns that a partitioning, of now or of before, or the sort order of now is made of.
+    """Ids of the columns that any partition spec, current or older, or the current sort order uses.
 
-    Iceberg itself refuses to drop those of now. Those of before it drops, and then it can mark no row of the
-    table as deleted any more. A sort order of before needs no column.
+    Iceberg itself refuses to drop columns of the current spec. It drops columns of older specs, but after
+    that it can mark no row of the table as deleted. Older sort orders need no column.
     """
     fields = [*_partition_fields(table), *elements(table.java.sortOrder().fields())]
     sources = {int(each.sourceId()) for each in fields}
@@ -34,7 +34,7 @@ def columns_in_use(table: IcebergTable) -> frozenset[int]:
 
 
 def lost_columns(table: IcebergTable) -> TableRefused | None:
-    """Why no row of a table can be marked as deleted, if it is for a partitioning whose column is gone."""
+    """The error if no row of a table can be marked as deleted, because a column of an older spec is gone."""
     schema = table.java.schema()
     fields = _partition_fields(table)
     lost = sorted({str(e.name()) for e in fields if schema.findField(e.sourceId()) is None})
@@ -52,13 +52,13 @@ def lost_columns(table: IcebergTable) -> TableRefused | None:
 
 
 def _partition_fields(table: IcebergTable) -> list[Any]:
-    """The fields of all partitionings that the table has or had."""
+    """The fields of the current and of all older partition specs."""
     specs = entries(table.java.specs())
     return [field for _, spec in specs for field in elements(spec.fields())]
 
 
 def _ids(field: Any) -> Iterator[int]:
-    """The id of a field and of all fields in its struct; what is in a list or a map is never a source."""
+    """The id of a field, and of all fields of its struct. A spec cannot use parts of a list or a map."""
     yield int(field.fieldId())
     if field.type().isStructType():
         for part in elements(field.type().asStructType().fields()):

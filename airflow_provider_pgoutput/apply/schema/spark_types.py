@@ -1,7 +1,7 @@
-"""Lake types as Spark spells them, and how values of them are compared.
+"""Lake types as Spark spells them, and SQL that compares their values.
 
-The notation is Iceberg's, as in ``Column.lake_type``. What is not here: PostgreSQL's types, and which of them
-may widen (``batch/widening.py``).
+The notation is Iceberg's, as in ``Column.lake_type``.
+
 Source: https://iceberg.apache.org/docs/latest/spark-getting-started/#iceberg-type-to-spark-type
 """
 
@@ -30,15 +30,16 @@ _PRIMITIVES = {
     "timestamp": "TIMESTAMP_NTZ",
     "timestamptz": "TIMESTAMP",
     "string": "STRING",
-    # Spark reads and writes the text; only the table's schema knows the type.
+    # Spark reads and writes text. Only the Iceberg table knows that it is a uuid.
     "uuid": "STRING",
     "binary": "BINARY",
 }
 UUID = "uuid"
-#: Types with two zeros that are equal and print differently.
+#: Types in which ``0.0`` and ``-0.0`` are equal, but print differently.
 SIGNED_ZEROS = frozenset({"float", "double"})
-#: Types whose smallest and greatest key of a batch make a range that files are skipped by. Text is not
-#: among them, but for UUIDs: a statement is shown in Spark's user interface, and a key may be a name.
+#: Types of key columns whose least and greatest value in a batch become a range, by which files are skipped.
+#: Text is not among them, except for UUIDs: Spark shows statements in its user interface, and a
+#: key may be a name.
 RANGED = ("int", "long", "date", "decimal")
 
 
@@ -62,12 +63,12 @@ def spark_type(lake_type: str) -> Sql:
 
 
 def comparable(expression: Sql, lake_type: str, depth: int = 0) -> Sql:
-    """A Spark expression that is equal for two values exactly when they are the same image.
+    """A Spark expression that is equal for two values exactly if the values are identical.
 
-    Spark takes ``-0.0`` and ``0.0`` for one value and cannot group by maps; their text differs.
+    Spark takes ``-0.0`` and ``0.0`` for equal, and cannot group by maps. Their text differs.
 
     :param expression: a quoted column, or an element or field of one.
-    :param depth: how many lists the expression is an element of; names the element of the next.
+    :param depth: in how many lists the expression is; it names the variable for the next one.
     """
     if lake_type in SIGNED_ZEROS:
         return Sql(f"CAST({expression} AS STRING)")
@@ -86,9 +87,10 @@ def comparable(expression: Sql, lake_type: str, depth: int = 0) -> Sql:
 
 
 def widened(expression: Sql, old: str, new: str, depth: int = 0) -> Sql:
-    """A Spark expression of a value of the type ``old`` in ``new``, which is the same or holds its values.
+    """A Spark expression that converts a value from ``old`` to ``new``, the same type or a wider one.
 
-    :param expression: see ``comparable``; so is ``depth``.
+    :param expression: a quoted column, or an element or field of one.
+    :param depth: in how many lists the expression is.
     """
     if old != new and (element := list_element(new)):
         name = Sql(f"x{depth}")
@@ -107,7 +109,7 @@ def widened(expression: Sql, old: str, new: str, depth: int = 0) -> Sql:
 
 
 def lake_type_of(java_type: Any) -> str:
-    """The lake type of an Iceberg type, whose own text numbers the fields of structs."""
+    """The lake type of an Iceberg type. Iceberg's own text of a struct also has the ids of its fields."""
     if java_type.isListType():
         return f"list<{lake_type_of(java_type.elementType())}>"
     if java_type.isMapType():
@@ -121,7 +123,7 @@ def lake_type_of(java_type: Any) -> str:
 
 
 def holds_uuid(lake_type: str) -> bool:
-    """Whether a type is a uuid or is made of some."""
+    """Whether a type is uuid, or contains one."""
     inner = [element] if (element := list_element(lake_type)) else []
     inner += [kind for _, kind in struct_fields(lake_type) or ()]
     return lake_type == UUID or any(holds_uuid(each) for each in inner)

@@ -1,8 +1,7 @@
-"""Tables with uuid columns: made through Iceberg's API, because Spark SQL has no such type.
+"""Tables with uuid columns. Iceberg's API makes them, because Spark SQL has no such type.
 
-With Iceberg 1.12 a filter on a uuid skips files that hold the row, as it reads the bounds of uuids wrongly
-(measured, see ``docs/types.md``). Therefore the bounds of these columns are not written at all. What is not
-here: any other table (``evolve.py``).
+Iceberg 1.12 reads the bounds of uuids wrongly: a filter on a uuid skips files that do hold the row (measured,
+see ``docs/types.md``). So these tables write no bounds of uuid columns. ``evolve.py`` makes all other tables.
 
 Source: https://iceberg.apache.org/docs/latest/configuration/#write-properties
 """
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def without_bounds(column: str, lake_type: str) -> dict[str, str]:
-    """The table properties that keep bounds of uuids out of the files of a column."""
+    """The table properties by which the files have no bounds of the uuids in a column."""
     found = {}
     for path in _uuid_paths(column, lake_type):
         found[f"write.metadata.metrics.column.{path}"] = "counts"
@@ -35,7 +34,7 @@ def without_bounds(column: str, lake_type: str) -> dict[str, str]:
 
 
 def _uuid_paths(path: str, lake_type: str) -> Iterator[str]:
-    """Iceberg's names of the uuids in a column."""
+    """Iceberg's names of the uuids in a column: the column itself, elements, fields of structs."""
     if lake_type == UUID:
         yield path
     if element := list_element(lake_type):
@@ -45,9 +44,9 @@ def _uuid_paths(path: str, lake_type: str) -> Iterator[str]:
 
 
 def java_schema(spark: SparkSession, columns: Sequence[tuple[str, str, bool]]) -> Any:
-    """An Iceberg schema.
+    """Make an Iceberg schema.
 
-    :param columns: name, lake type and whether it is required, of each column.
+    :param columns: name, lake type, and whether the column is required.
     """
     jvm: Any = spark._jvm
     ids = itertools.count(1)
@@ -85,9 +84,9 @@ def create(
 ) -> None:
     """Create a table unless it exists.
 
-    :param statement: the CREATE TABLE of the same table with text in place of uuids; not executed, only
+    :param statement: the CREATE TABLE of the same table with text in place of uuids. It is not executed; only
         its partitioning is taken.
-    :param columns: name, lake type and whether it is required, of each column.
+    :param columns: name, lake type, and whether the column is required.
     """
     jvm: Any = spark._jvm
     spark_util = class_named(jvm, "org.apache.iceberg.spark.Spark3Util")
