@@ -116,7 +116,7 @@ class IcebergTable:
 
     @property
     def head_ms(self) -> int | None:
-        """When main's head was committed, in ms since 1970 by its writer's clock; None: it has no snapshot."""
+        """When main's head was committed: ms since 1970, by its writer's clock; None: there is no head."""
         snapshot = self.java.currentSnapshot()
         return None if snapshot is None else int(snapshot.timestampMillis())
 
@@ -160,7 +160,7 @@ class IcebergTable:
         return published[0]
 
     def lacks_published(self, slot_name: str) -> bool:
-        """Whether main was rolled back to another writer's commit, and our commits before that have expired."""
+        """Whether main was rolled back to another writer's commit, and our commits before it expired."""
         oldest = None
         for snapshot in self.history():
             if snapshot.summary().get(words.SUMMARY_SLOT) == slot_name:

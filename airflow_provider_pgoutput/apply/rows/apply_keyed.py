@@ -1,6 +1,6 @@
 """Applies the changes of a table with a key to a branch: fold, fill, prove, delete, append.
 
-What is not here: the fold itself (``fold.py``) and the statements (``write.py``).
+``fold.py`` has the fold, ``branch_writer.py`` the statements.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.rows.table_state import TableState
 
 
-#: Of a target with fewer rows all keys are read sooner than a closer look at those of the batch takes.
+#: In a target with fewer rows, reading all keys is faster than a closer look at the keys of the batch.
 _MANY_ROWS = 4_000_000
-#: A table of fewer keys fits a processor's cache, and fewer rows are read sooner than words are made.
+#: With fewer keys Spark's hash table fits a processor's cache. Fewer rows are read before the words are made.
 _KEYS_FOR_WORDS = 100_000
 _ROWS_FOR_WORDS = 50_000_000
 
@@ -42,7 +42,7 @@ class Facts:
 
     keys: int
     live: int
-    #: Rows that lack a value which only the target can hold.
+    #: Rows that lack a value, which only the target can have.
     incomplete: int
     extremes: key_ranges.Extremes
 
@@ -50,12 +50,12 @@ class Facts:
 def apply(preparation: TableState, segment: Segment, changes: DataFrame, is_last: bool) -> None:
     """Apply a segment's changes to the branch.
 
-    :raises RowMissing: the target lacks a row of which an update leaves values out.
+    :raises RowMissing: an update leaves out values of a row that the target does not have.
     :raises BatchRefused: the folded rows are not unique by key.
     """
     soft_delete, counts = preparation.soft_delete, preparation.counts
     folded, missing = fold(changes, segment, counts, keep_gone=soft_delete)
-    # Read twice: its keys are deleted, its rows are appended.
+    # Read twice: first its keys are deleted, then its rows are appended.
     folded = folded.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         facts = _prove(folded, segment, missing)
@@ -80,8 +80,8 @@ def apply(preparation: TableState, segment: Segment, changes: DataFrame, is_last
                 held = preparation.writer().rows_as_they_are()
                 rows, kept = keep_foreign(rows, held, segment, foreign, arrived)
                 extra |= kept
-        # Also for inserts alone: rows can leave the source without an event (a partition is detached,
-        # deletes are not published) and come back.
+        # Also if there are only inserts: a row can leave the source without an event (its partition is
+        # detached, deletes are not published) and come back.
         if not preparation.empty:
             marker = None if facts.live or soft_delete or not is_last else preparation.marker
             writer = preparation.writer()
@@ -102,9 +102,9 @@ def apply(preparation: TableState, segment: Segment, changes: DataFrame, is_last
 
 
 def _arrived(preparation: TableState, segment: Segment, changes: DataFrame) -> DataFrame | None:
-    """The keys whose rows are others than those that the target holds; None: not known, so none are.
+    """The keys under which the target may hold another row than the batch; None: not known, count none.
 
-    A table that was loaded after the start of its first batch may hold the very row that an insert brings.
+    A table that was loaded after the start of its first batch may already hold the row that an insert brings.
     """
     if preparation.start.overlaps:
         return None
@@ -112,10 +112,10 @@ def _arrived(preparation: TableState, segment: Segment, changes: DataFrame) -> D
 
 
 def _refuse_moved_in_load(preparation: TableState, segment: Segment) -> None:
-    """Refuse to fill values from a table that may be past the changes that left them out.
+    """Refuse to fill values from a loaded table when the first batch moves keys.
 
-    A key that moved between the start and the load stands for another row in the load than in the
-    stream, and the value would be that row's.
+    The load may already have a key moved that the stream still has to move. Under that key the load has
+    another row than the stream means, and the value would be the wrong one.
     """
     if preparation.start.overlaps and preparation.counts.old_tuples:
         raise RowMissing(
@@ -133,14 +133,17 @@ def _is_large(preparation: TableState) -> bool:
 def _ranges(
     preparation: TableState, segment: Segment, folded: DataFrame, facts: Facts
 ) -> tuple[key_ranges.KeyRanges, ...]:
-    """Where the keys lie, as closely as the size of the target is worth it."""
+    """The ranges of the keys, as exact as the size of the target makes worth while."""
     if preparation.empty or not _is_large(preparation):
         return key_ranges.whole(segment, facts.extremes)
     return key_ranges.narrow(folded, segment, facts.extremes)
 
 
 def _prove(folded: DataFrame, segment: Segment, missing: tuple[int, ...]) -> Facts:
-    """Prove that the rows are unique by key and that no key is NULL; count, and find the bounds."""
+    """Prove that the rows are unique by key and that no key is NULL.
+
+    Count rows, and find the bounds of the keys.
+    """
     lacking = f"{HELD_UNDER} IS NOT NULL" if missing else "false"
     by_key = folded.groupBy(*segment.key_names).agg(
         F.count(F.lit(1)).alias("rows"),
@@ -171,9 +174,9 @@ def _prove(folded: DataFrame, segment: Segment, missing: tuple[int, ...]) -> Fac
 
 
 def refuse_null_keys(rows: DataFrame, table: str, key: Mapping[str, str]) -> None:
-    """Refuse rows of a copy whose key has no value; only what a column could not hold becomes NULL.
+    """Refuse copied rows with NULL in a key column. A value that did not fit its column may have become NULL.
 
-    :param key: the names of the key columns of the source, by name in ``rows``.
+    :param key: names of the key columns of the source, by name in ``rows``.
     :raises ValueRefused: there are such rows.
     """
     counts = rows.agg(*(F.expr(f"count_if({quote(each)} IS NULL)").alias(each) for each in key))

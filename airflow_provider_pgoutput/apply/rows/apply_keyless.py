@@ -1,7 +1,7 @@
-"""Applies the changes of a table without a key to a branch: rows are a multiset of images.
+"""Applies the changes of a table without a key to a branch. Equal rows are counted.
 
-With REPLICA IDENTITY FULL a delete removes exactly one copy of a row. Without it only inserts and
-truncates can come. What is not here: finding the copies (``write.py``).
+With REPLICA IDENTITY FULL a delete removes exactly one of several equal rows. Without it, only inserts and
+truncates can come. ``branch_writer.py`` finds the rows to delete.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 def apply(preparation: TableState, segment: Segment, changes: DataFrame, is_last: bool) -> None:
     """Apply a segment's changes to the branch.
 
-    :raises RowMissing: the target lacks a row that was deleted or updated.
-    :raises BatchRefused: changes other than inserts came for rows that nothing identifies.
-    :raises TableRefused: the table was loaded from outside, perhaps with some of the changes.
+    :raises RowMissing: a row that was deleted or updated is not in the target.
+    :raises BatchRefused: updates or deletes came, and nothing identifies the rows.
+    :raises TableRefused: the table was loaded from outside, perhaps with some of these changes.
     """
     if preparation.start.overlaps and not preparation.empty and not changes.isEmpty():
         raise TableRefused(
@@ -61,7 +61,7 @@ def _apply_net(
     preparation: TableState, segment: Segment, changes: DataFrame, is_last: bool
 ) -> None:
     netted = images = net_images(changes, segment).persist(StorageLevel.MEMORY_AND_DISK)
-    # Rows that were marked while deleted ones were kept are no copies of anything.
+    # With soft delete, a row that is marked as deleted does not count as an equal row.
     marks = preparation.soft_delete or OP_COLUMN in preparation.layout.metadata
     live = Sql(f"NOT ({OP_COLUMN} <=> 'D')" if marks else "true")
     try:

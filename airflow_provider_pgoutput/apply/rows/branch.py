@@ -1,6 +1,6 @@
-"""The branch on which one table is prepared: made on the very head that was looked at, or not at all.
+"""The branch on which one table is prepared. It starts at the head of main on which everything was decided.
 
-What is not here: the rows that are written to it (``prepare.py``), and its publishing (``publish.py``).
+``prepare.py`` writes rows to it, ``publish.py`` publishes it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.rows.staged_files import StagedBatch
     from airflow_provider_pgoutput.apply.table.target import Start, Target
 
-#: What says from which table of which source a target is written.
+#: The properties that say from which table of which source a target is written.
 _OWNER = (words.PROPERTY_SLOT, words.PROPERTY_SYSTEM_IDENTIFIER, words.PROPERTY_RELATION_OID)
 
 
@@ -40,16 +40,16 @@ class Prepared:
     base: int | None
     #: The branch's own newest snapshot.
     head: int
-    #: What was done about rows that are older than a new column.
+    #: What was left to do for rows that are older than a new column, and is done on the branch.
     evolved: Evolved = field(default_factory=Evolved)
-    #: Rows appended and keys deleted, as far as they were counted.
+    #: Rows appended and keys deleted, where they were counted.
     counted: dict[str, int] = field(default_factory=dict)
 
 
 class Preparation(ABC):
-    """The preparation of one table; a subclass says what is written.
+    """The preparation of one table. A subclass says what is written.
 
-    :param spark: a session of its own, see ``own_session``.
+    :param spark: a session for this table alone, see ``own_session``.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class Preparation(ABC):
         self.evolved = Evolved()
         self._writer: BranchWriter | None = None
         self._base: int | None = None
-        #: Which field is which column, as the table said when it was loaded.
+        #: The property that says which field is which column, as it was when the table was loaded.
         self._fields: str | None = None
 
     @abstractmethod
     def write(self) -> None:
-        """Do to the branch what the batch does to the table, as far as the table lacks it."""
+        """Do to the branch what the batch does to the table, except for what the table has already."""
 
     @abstractmethod
     def create(self) -> IcebergTable:
@@ -75,14 +75,14 @@ class Preparation(ABC):
 
     @abstractmethod
     def evolve(self, table: IcebergTable) -> Evolved:
-        """Bring the table's columns to the batch's; what older rows still lack then."""
+        """Change the table's columns to the batch's; return what older rows still lack then."""
 
     @abstractmethod
     def open_branch(self, table: IcebergTable) -> BranchWriter:
-        """A writer of the branch, which was just made."""
+        """A writer of the branch that was just made."""
 
     def run(self) -> Prepared | None:
-        """Do all steps; None when the batch changes nothing in the table."""
+        """Do all steps; None: the batch changes nothing in the table."""
         self.table = IcebergTable.load(self.spark, self.target.name)
         self._refuse_moved(self.table)
         self._fields = None if self.table is None else self.table.properties.get(COLUMNS_PROPERTY)
@@ -98,7 +98,7 @@ class Preparation(ABC):
 
     @property
     def _has_gone_back(self) -> bool:
-        """Whether the table was taken back, so that it has to say where it is though nothing changes it."""
+        """Whether a replay took the table back. Then it needs the batch's marker even if no row changes."""
         replay = self.batch.plan.replay
         return replay is not None and replay.in_place
 
@@ -108,7 +108,7 @@ class Preparation(ABC):
         return marker_of(self.batch.manifest)
 
     def writer(self) -> BranchWriter:
-        """The branch; made, and the table with it, when the first thing is to be written."""
+        """The branch. It is made, and the table with it, when there is something to write."""
         if self._writer is None:
             self._writer = self._make_branch()
         return self._writer
@@ -125,19 +125,20 @@ class Preparation(ABC):
             table = self.create()
             self._refuse_made_by_others(table)
         else:
-            # Columns change at once, not with the publish: a driver that others overtook leaves them alone.
+            # Columns change at once, not with the publish. So a driver that others overtook must not change
+            # them.
             table = self.table
             table.java.refresh()
             self._refuse_moved(table)
             if table.properties.get(COLUMNS_PROPERTY) != self._fields:
-                # Where each column belongs was decided by what there is no more.
+                # The column layout was decided on columns that have changed since.
                 raise PublishRefused(
                     "The columns changed after the table was looked at.", table=table.name.target
                 )
         self.evolved = self.evolve(table)
         reach("apply.after_columns")
         table.create_branch(self.branch, self.start.head)
-        # Whatever moved main until now moved it before the branch, so the fence would not see it.
+        # The fence sees only moves of main after the branch was made. This sees the moves before.
         self._refuse_moved(table)
         self._base = self.start.head
         reach("apply.after_branch")
@@ -145,13 +146,13 @@ class Preparation(ABC):
         return self.open_branch(table)
 
     def _refuse_made_by_others(self, table: IcebergTable) -> None:
-        """Demand a table that was just made to be ours: it may have been there, since it was looked for."""
+        """Refuse a new table that another pipeline made at the same moment."""
         found, ours = table.properties, properties(self.target, self.batch.manifest)
         if any(found.get(key) != ours[key] for key in _OWNER):
             raise PublishRefused("Somebody else made the table meanwhile.", table=table.name.target)
 
     def _refuse_moved(self, table: IcebergTable | None) -> None:
-        """Demand main's head to be the one on which floor and copy were decided."""
+        """Refuse unless main's head is the one on which floor and copy were decided."""
         if (None if table is None else table.head) != self.start.head:
             raise PublishRefused(
                 "Main moved after the table was looked at.", table=self.target.name.target

@@ -1,7 +1,8 @@
-"""Writes folded rows to a branch of a table: deletes by key, by image or by position, then appends.
+"""Writes folded rows to a branch: deletes by key, by whole row or by position in a file, then appends.
 
-Deleting and appending reads only the key columns of the target, where an upsert MERGE shuffles all
-of it. The last commit carries the batch's summary keys. What is not here: publishing the branch.
+Delete and append read only the key columns of the target. An upsert MERGE would shuffle the whole target. The
+last commit carries the batch's summary keys. ``publish.py`` publishes the branch.
+
 Source: https://iceberg.apache.org/docs/latest/spark-writes/ (MERGE INTO, branches).
 """
 
@@ -29,15 +30,15 @@ if TYPE_CHECKING:
 _PROPERTY = "spark.sql.iceberg.snapshot-property."
 _KEYS_VIEW = "pgoutput_keys"
 _FILE, _POSITION = "_file", "_pos"
-#: Where a row that is deleted by its image lies. Like the aliases below no name that a column has: Spark
-#: takes ``t._file`` for a field of a column ``t``.
+#: File and position of a row that is deleted as a whole. No column may have such a name, nor that of an alias
+#: below: Spark would take ``t._file`` for a field of a column ``t``.
 _ITS_FILE, _ITS_POSITION = "_pgoutput_file", "_pgoutput_pos"
 _TARGET, _KEYS = Sql("_pgoutput_target"), Sql("_pgoutput_keys")
 _MERGE_MODE, _MERGE_ON_READ = "write.merge.mode", "merge-on-read"
 
 
 class BranchWriter:
-    """Statements on one branch of one table, in a session of their own.
+    """Statements on one branch of one table, in a session of its own.
 
     :param columns: of the batch; position ``i`` is the staged column ``n<i>``.
     """
@@ -50,22 +51,22 @@ class BranchWriter:
         self.branch = branch
         self._columns = columns
         self._sql_name: Sql = table.name.branch_sql(branch)
-        #: Newest snapshot of the branch: ours, or main's head when it was made.
+        #: Newest snapshot of the branch: our own, or main's head when the branch was made.
         self.head = table.branch_head(branch)
         self._is_marked = False
-        #: Of the schema in which everything is written.
+        #: The schema with which everything is written.
         self._schema_id = self._current_schema_id()
 
     def rows(self) -> DataFrame:
-        """The branch's rows in the columns ``n<i>``, with the metadata columns that it has."""
+        """The branch's rows, with the columns ``n<i>`` and the target's metadata columns."""
         return self._all().selectExpr(*self._staged_columns())
 
     def rows_as_they_are(self) -> DataFrame:
-        """The branch's rows in the columns of the target."""
+        """The branch's rows, with the columns of the target."""
         return self._all()
 
     def held(self) -> int:
-        """Rows that the branch holds, those that are deleted by position among them; 0: not known."""
+        """How many rows the branch holds, deleted ones included; 0: not known."""
         snapshot = None if self.head is None else self.table.java.snapshot(self.head)
         return 0 if snapshot is None else int(snapshot.summary().get("total-records") or 0)
 
@@ -75,7 +76,7 @@ class BranchWriter:
         self._follow()
 
     def mark(self, marker: Mapping[str, str]) -> None:
-        """Give the branch a commit with the batch's summary keys, when its newest has none."""
+        """Give the branch a commit with the batch's summary keys, unless its newest commit has them."""
         if not self._is_marked:
             self.table.mark(self.branch, marker)
             self._follow()
@@ -91,8 +92,8 @@ class BranchWriter:
     ) -> None:
         """Delete the rows whose key is in ``keys``, a frame with the key columns ``n<i>``.
 
-        :param ranges: in which all keys lie.
-        :param by_words: whether whole numbers are looked up as bits of words, see ``key_ranges.py``.
+        :param ranges: all keys lie in them.
+        :param by_words: look up whole numbers as bits of words, see ``key_ranges.py``.
         """
         names = {i: Sql(f"{_TARGET}.{quote(self._columns[i].name)}") for i in positions}
         kinds = {self._columns[i].lake_type for i in positions}
@@ -103,12 +104,12 @@ class BranchWriter:
         else:
             keys.select(*(staged.new(i) for i in positions)).createOrReplaceTempView(_KEYS_VIEW)
             conditions = [Sql(f"{names[i]} = {_KEYS}.{staged.new(i)}") for i in positions]
-        # Files whose keys lie outside are not read.
+        # Iceberg does not read files whose keys all lie outside.
         conditions += [each.condition(names[each.position]) for each in ranges]
         self._merge_delete(Sql(" AND ".join(conditions)), marker)
 
     def images(self, positions: Sequence[int], where: Sql) -> DataFrame:
-        """The branch's rows in comparable form, as the columns ``i<position>``.
+        """The branch's rows in comparable form, as the columns ``i<position>``; see ``full_identity.py``.
 
         :param where: SQL on the target's columns; other rows are left out.
         """
@@ -125,11 +126,11 @@ class BranchWriter:
         )
 
     def delete_images(self, images: DataFrame, copies: Sql, where: Sql) -> None:
-        """Delete as many copies of each row image as ``copies`` says.
+        """Delete as many equal rows for each row image as ``copies`` says.
 
         :param images: columns ``i<position>`` in comparable form, and ``copies``.
-        :param where: SQL on the target's columns; other rows are left alone.
-        :raises RowMissing: the target holds fewer copies.
+        :param where: SQL on the target's columns; other rows are not touched.
+        :raises RowMissing: the target has fewer equal rows.
         """
         positions = [int(name[1:]) for name in images.columns if name != copies]
         forms = {
@@ -142,7 +143,8 @@ class BranchWriter:
             .where(where)
             .select(*place, *(forms[f"c{i}"].alias(f"c{i}") for i in positions))
         )
-        # Spark's parser makes a balanced tree of it: a list of conditions is as deep as there are columns.
+        # One text: Spark's parser makes a balanced tree of it. A list of conditions would be as deep as there
+        # are columns.
         same = F.expr(" AND ".join(f"c{i} <=> i{i}" for i in positions))
         matched = held.join(images, same, "inner")
         grouped = ", ".join(f"c{i}" for i in positions)
@@ -157,7 +159,7 @@ class BranchWriter:
         self._delete_positions(chosen)
 
     def row_missing(self) -> RowMissing:
-        """What says that an old row is not in the target."""
+        """The error for an old row that is not in the target."""
         return RowMissing(
             "A row that was deleted or updated at the source is not in the target.",
             table=self.table.name.target,
@@ -165,7 +167,7 @@ class BranchWriter:
         )
 
     def _delete_positions(self, chosen: DataFrame) -> None:
-        """Delete the rows at the places in ``chosen``: columns of file and position."""
+        """Delete the rows in ``chosen``, which has a column for the file and one for the position."""
         if self.table.properties.get(_MERGE_MODE) == _MERGE_ON_READ:
             chosen.createOrReplaceTempView(_KEYS_VIEW)
             place = [
@@ -174,7 +176,7 @@ class BranchWriter:
             ]
             self._merge_delete(Sql(" AND ".join(place)), None)
             return
-        # A copy-on-write MERGE does not see positions: the files are written again without the rows.
+        # A copy-on-write MERGE does not see positions. So the files are written again without the rows.
         files = chosen.select(_ITS_FILE).distinct()
         names = [quote(name) for name in self._all().columns]
         rows = self._all().selectExpr(
@@ -189,7 +191,7 @@ class BranchWriter:
         self._follow()
 
     def delete_without_key(self, key: Sequence[str]) -> None:
-        """Delete the rows that lack a value of the key, which no change of the source would find."""
+        """Delete rows with NULL in a key column. No change of the source would find them."""
         lacking = " OR ".join(f"{quote(name)} IS NULL" for name in key)
         self._spark.sql(f"DELETE FROM {self._sql_name} WHERE {lacking}")  # noqa: S608 - quoted
         self._follow()
@@ -203,7 +205,7 @@ class BranchWriter:
         self._follow()
 
     def fill(self, column: str, value: Sql) -> None:
-        """Give ``column`` the SQL expression ``value`` where rows are older than the column."""
+        """Set ``column`` to the SQL expression ``value`` in rows that are older than the column."""
         name = quote(column)
         older = f"UPDATE {self._sql_name} SET {name} = {value} WHERE {name} IS NULL"  # noqa: S608 - quoted
         self._spark.sql(older)
@@ -217,9 +219,9 @@ class BranchWriter:
     ) -> None:
         """Append rows.
 
-        :param rows: the columns ``n<i>`` and whatever ``extra`` mentions.
-        :param extra: SQL of the target's columns that are not of the source, by name.
-        :raises TableRefused: Iceberg took the rows, and the branch does not have them.
+        :param rows: the columns ``n<i>``, and every column that ``extra`` uses.
+        :param extra: SQL of the target's other columns, by name.
+        :raises TableRefused: Iceberg took the rows, but the branch does not have them.
         """
         at = {column.name: staged.new(i) for i, column in enumerate(self._columns)}
         selected, held = [], self._all()
@@ -229,7 +231,7 @@ class BranchWriter:
             if field.name in at:
                 value = F.col(at[field.name])
             else:
-                # Columns that the source does not have, or no longer has.
+                # Columns that the source never had or has no longer.
                 value = F.expr(extra.get(field.name, "NULL")).cast(field.dataType)
             selected.append(value.alias(field.name))
         writer = rows.select(*selected).writeTo(self._sql_name)
@@ -238,7 +240,7 @@ class BranchWriter:
         before = self.head
         writer.option("check-nullability", "false").append()
         self._follow(marked=bool(marker))
-        # Asked only where nothing was committed, which is right for no rows alone.
+        # Asked only if nothing was committed. That is right if there are no rows.
         if self.head == before and not rows.isEmpty():
             raise TableRefused(
                 "Rows that were appended to a branch of it are not there.",
@@ -248,7 +250,7 @@ class BranchWriter:
             )
 
     def _merge_delete(self, condition: Sql, marker: Mapping[str, str] | None) -> None:
-        """Delete the rows for which the view of the keys has one."""
+        """Delete the rows that match a row in the view of the keys."""
         for key, text in (marker or {}).items():
             self._spark.conf.set(_PROPERTY + key, text)
         try:
@@ -262,10 +264,10 @@ class BranchWriter:
         self._follow(marked=bool(marker))
 
     def _follow(self, marked: bool = False) -> None:
-        """Check that the branch holds our commits in a row, and nothing else.
+        """Check that the branch holds our commits, one after the other, and nothing else.
 
-        Another driver that took the batch over removes our branch; a write to a branch that is gone
-        would make it again without what was deleted before.
+        Another driver that takes over the batch removes our branch. A write to a removed branch would make it
+        again, without the deletes that came before.
 
         :raises PublishRefused: the branch is no longer ours.
         """
@@ -278,7 +280,7 @@ class BranchWriter:
             )
         self._is_marked = marked and head != self.head
         self.head = head
-        # What was written has the names of then: Spark gives columns that it does not find NULL.
+        # We wrote with the columns of the start. If a column was renamed since, Spark wrote NULL into it.
         if self._current_schema_id() != self._schema_id:
             raise self._changed()
 

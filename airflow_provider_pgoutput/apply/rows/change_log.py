@@ -1,8 +1,8 @@
-"""Change log mode, and the metadata columns of either mode.
+"""Change log mode, and the metadata columns of both modes.
 
-A change log gets every change as it came, and is never updated. A value left out as unchanged TOAST
-is taken from the old row where the change has one, else it is NULL and its column is named in
-``_pgoutput_unchanged``. Rows of a copy have the operation ``C`` and sequences below zero.
+A change log gets each change as a row, and no row is ever updated. A value that was left out as unchanged
+TOAST is taken from the change's old row, if it has one. Otherwise it is NULL, and ``_pgoutput_unchanged``
+names its column. Rows of a copy have the operation ``C`` and sequence numbers below zero.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ def _of_change() -> dict[str, Sql]:
 
 
 def _origins(segment: Segment) -> dict[str, Sql]:
-    """SQL of the columns about the origin; without any they stay null."""
+    """SQL of the columns about the origin. If no change has an origin, they stay NULL."""
     if not segment.has_origins:
         return {}
     return {ORIGIN_COLUMN: Sql(staged.ORIGIN), ORIGIN_LSN_COLUMN: Sql(staged.ORIGIN_LSN)}
 
 
 def _logged(changes: DataFrame, segment: Segment) -> DataFrame:
-    """The values that a log shows: new ones, those of a delete's old tuple, the old row's."""
+    """The values that the log shows: the new row's; the old row's for a delete and for unchanged TOAST."""
     selected: list[str] = [*_of_change().values(), *_origins(segment).values()]
     for i in range(len(segment.columns)):
         value = staged.new(i)
@@ -96,7 +96,7 @@ def _logged(changes: DataFrame, segment: Segment) -> DataFrame:
 
 
 def _unchanged_names(segment: Segment) -> Sql:
-    """SQL of the names of the columns whose value is really missing in a logged change."""
+    """SQL of the names of the columns whose value is missing in a logged change."""
     names = [
         f"CASE WHEN {staged.unchanged(i)} AND NOT ({staged.OLD_KIND} <=> '{staged.OLD_ROW}')"
         f" THEN {literal(segment.columns[i].name)} END"

@@ -1,8 +1,8 @@
-"""Fills values that a folded row lacks from the target, before anything is deleted there.
+"""Fills values that a folded row lacks from the target, before the target's row is deleted.
 
-A value is lacking when it was left out as unchanged TOAST and no earlier change of the batch holds
-it. One read of the target, of the key columns and the lacking columns, serves all of them.
-What is not here: deciding which values are lacking (``fold.py``, ``chains.py``).
+A row lacks a value that was left out as unchanged TOAST, if no earlier change of the batch has it. One read
+of the target serves all columns: it reads the key and the columns that lack values. ``fold.py`` and
+``key_moves.py`` decide which values a row lacks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HELD = "held_key"
 
 
 def _held(position: int) -> Sql:
-    """Name of the column with the value that the target holds."""
+    """Name of the column with the target's value."""
     return Sql(f"held{position}")
 
 
@@ -39,19 +39,20 @@ def resolve(
     *,
     is_large: bool = False,
 ) -> DataFrame:
-    """Fill the columns in ``missing`` from the target rows under the keys that the rows name.
+    """Fill the columns in ``missing`` from the target's rows, under the keys that ``held_under`` names.
 
-    A row that is gone, and that the target does not hold either, is left out.
+    A deleted row that the target does not have is left out.
 
     :param folded: persisted by the caller.
     :param target: the target's rows in the columns ``n<i>``.
     :param converted: see ``Layout``.
-    :param is_large: whether a closer look at the keys is worth what is not read of the target then.
-    :raises RowMissing: the target holds no row under such a key.
-    :raises TableRefused: it holds several, or the value only as it was before its type changed.
+    :param is_large: the target is so large that it pays to look at the keys more closely, and to read less.
+    :raises RowMissing: the target has no row under such a key.
+    :raises TableRefused: the target has several, or it has the value only from before a change of its type.
     """
     held = _held_rows(folded, target, segment, missing, is_large)
-    # One join, whatever the number of columns: a plan that grows with them ends Spark's JVM by its depth.
+    # One join for all columns. A plan that grows with the number of columns would overflow the stack of
+    # Spark's JVM.
     rows = folded.join(held, F.col(HELD_UNDER) == F.col(_HELD), "left")
     lost = f"({HELD_UNDER} IS NOT NULL AND {_HELD} IS NULL)"
     if not rows.where(f"{LIVE} AND {lost}").isEmpty():
@@ -71,9 +72,9 @@ def resolve(
 
 
 def _refuse_unconverted(rows: DataFrame, segment: Segment, i: int) -> None:
-    """Refuse a value that the source did not send again when it changed the type: it is never NULL there.
+    """Refuse if a value is missing because the column changed its type and the source did not send it again.
 
-    :raises TableRefused: an update leaves it out.
+    :raises TableRefused: an update leaves such a value out.
     """
     if not rows.where(f"{LIVE} AND {lacks(i)} AND {_held(i)} IS NULL").isEmpty():
         raise TableRefused(
@@ -92,14 +93,14 @@ def keep_foreign(
     foreign: frozenset[str],
     arrived: DataFrame | None,
 ) -> tuple[DataFrame, dict[str, Sql]]:
-    """Give rows what the target holds under their key in columns that are not the source's.
+    """Give rows the values that the target has under their key in columns that are not the source's.
 
-    Read now: the rows are deleted from the branch before they are written again. Of several under one key,
-    which become one row, one gives its values.
+    They are read now, because the rows are deleted from the branch before they are written again. If several
+    rows of the target become one, it gets the values of one of them.
 
-    :param target: the target's rows in its own columns.
-    :param arrived: the keys ``n<i>`` whose rows are others than those that the target may hold under them.
-    :return: the rows with further columns, and the names of these by column of the target.
+    :param target: the target's rows, with the target's own columns.
+    :param arrived: keys ``n<i>`` under which the target may have another row. Their rows get nothing.
+    :return: the rows with further columns, and the names of these, by column of the target.
     """
     names = {name: Sql(f"x{i}") for i, name in enumerate(sorted(foreign))}
     keys = {segment.columns[i].name: staged.new(i) for i in segment.key}
@@ -113,9 +114,9 @@ def keep_foreign(
 def keep_unsent(
     rows: DataFrame, target: DataFrame, segment: Segment, arrived: DataFrame | None
 ) -> DataFrame:
-    """Give rows what the target holds under their key in columns that the source no longer sends.
+    """Give rows the values that the target has under their key in columns that the source no longer sends.
 
-    Read now, as in ``keep_foreign``.
+    They are read now, as in ``keep_foreign``.
 
     :param target: the target's rows in the columns ``n<i>``.
     :param arrived: see ``keep_foreign``.
@@ -130,7 +131,7 @@ def keep_unsent(
 def _with_held(
     rows: DataFrame, held: DataFrame, segment: Segment, arrived: DataFrame | None
 ) -> DataFrame:
-    """Join rows with those held, whose key has the names ``kn<i>``; see ``keep_foreign``."""
+    """Join rows with the target's rows, whose key columns are called ``kn<i>``; see ``keep_foreign``."""
     keys: list[str] = [*segment.key_names]
     same = [F.col(f"k{name}") == F.col(name) for name in keys]
     wanted = rows.select(*keys).distinct()
@@ -163,12 +164,12 @@ def _held_rows(
     missing: tuple[int, ...],
     is_large: bool,
 ) -> DataFrame:
-    """The target's rows under the keys wanted, read now: they are deleted from the branch later."""
+    """The target's rows under the wanted keys. Read now, because the branch deletes them later."""
     wanted = folded.where(F.col(HELD_UNDER).isNotNull())
     wanted = wanted.select(F.col(HELD_UNDER).alias("wanted")).distinct()
     own_key = F.struct(*(F.col(name) for name in segment.key_names))
     same = [F.col(name) == F.col("wanted")[name] for name in segment.key_names]
-    # All values of the rows are read in the files that hold one: few files are worth more here.
+    # Whole rows are read from every file that holds a wanted key, so it matters more here to read few files.
     target = key_ranges.within(target, _ranges(wanted.select("wanted.*"), segment, is_large))
     values = [F.col(staged.new(i)).alias(_held(i)) for i in missing]
     held = target.join(wanted, same, "inner").select(own_key.alias(_HELD), *values)

@@ -1,11 +1,13 @@
-"""Folds the events of a table with a key: at most one row for each key, alive or gone.
+"""Folds the events of a table with a key to at most one row for each key, alive or gone.
 
-The newest event of a key decides. A *folded* frame has the columns ``n<i>`` of the newest row, ``live`` and
-the leading columns of the newest change. Where columns may lack their value, each of them has ``lacks<i>``
-besides, and the row has ``held_under``: the key under which the target holds all that it lacks, as it was
-one row before the batch. With ``keep_gone`` the rows that are gone have values too.
+The newest event of a key decides. A *folded* frame has the columns ``n<i>`` of the newest row, ``live``, and
+the leading columns of the newest change. With ``keep_gone``, rows that are gone have values, too.
 
-What is not here: REPLICA IDENTITY FULL (``net.py``), rows moved without all values (``chains.py``).
+A column may lack its value. Then the frame has ``lacks<i>`` for it, and ``held_under``: the key under which
+the target has all values that the row lacks. They were one row before the batch.
+
+``full_identity.py`` folds tables with REPLICA IDENTITY FULL. ``key_moves.py`` follows rows that moved to
+another key without all of their values.
 """
 
 from __future__ import annotations
@@ -42,10 +44,10 @@ def fold(
 ) -> tuple[DataFrame, tuple[int, ...]]:
     """Fold the changes of a segment that has a key.
 
-    :param changes: as ``versions.read_changes`` gives them, truncates and what they void taken out.
+    :param changes: as ``segments.read_changes`` returns them, without truncates and the changes before these.
     :param counts: of the whole table in the batch; zeros in it allow a shorter way.
-    :param keep_gone: give the rows that are gone their last values too.
-    :return: the folded frame, and the positions of columns that have a ``lacks<i>``.
+    :param keep_gone: give rows that are gone their last values, too.
+    :return: the folded frame, and the positions of the columns that have a ``lacks<i>``.
     """
     if segment.full:
         return full_identity.fold_full(changes, segment), ()
@@ -60,13 +62,13 @@ def fold(
 
 
 def _newest(rows: DataFrame, segment: Segment, missing: tuple[int, ...]) -> DataFrame:
-    """The newest event of each key; the newest known value of each column in ``missing``; see ``_told``.
+    """The newest event of each key, and the newest known value of each column in ``missing``; see ``_told``.
 
-    The newest known value is the right one: after a removal a key comes back only by an insert, or
-    by a move that brought all values, so a known value newer than the removal exists.
+    The newest known value is the right one. After a removal, a key comes back only by an insert or by a move
+    with all values, so there is a known value that is newer than the removal.
     """
     values = [i for i in range(len(segment.columns)) if i not in segment.key and i not in missing]
-    # Grouping makes 0.0 of -0.0, which equal each other, so such a key is taken from the newest row.
+    # Grouping turns -0.0 into 0.0, because the two are equal. So such a key is taken from the newest row.
     signed = [i for i in segment.key if segment.columns[i].lake_type in SIGNED_ZEROS]
     kept = ", ".join((LIVE, *LEADING, *(staged.new(i) for i in (*signed, *values))))
     newest_known = [
@@ -84,8 +86,8 @@ def _newest(rows: DataFrame, segment: Segment, missing: tuple[int, ...]) -> Data
 def _told(newest: DataFrame, missing: tuple[int, ...], keep_gone: bool) -> DataFrame:
     """The folded frame.
 
-    :param newest: the newest event of each key, with the structs ``known<i>`` in place of the columns in
-        ``missing``, and the key under which the target holds what is not known.
+    :param newest: the newest event of each key. It has a struct ``known<i>`` in place of each column in
+        ``missing``, and the key under which the target has what is not known.
     """
     if not missing:
         return newest.drop(HELD_UNDER)
@@ -100,5 +102,5 @@ def _told(newest: DataFrame, missing: tuple[int, ...], keep_gone: bool) -> DataF
 
 
 def _moved_without_values(rows: DataFrame, segment: Segment) -> bool:
-    """Whether a row moved to another key and a value was left out of its new tuple."""
+    """Whether a row moved to another key with a value left out of its new tuple."""
     return not rows.where(f"{MOVED} AND {LIVE} AND ({leaves_some_out(segment)})").isEmpty()

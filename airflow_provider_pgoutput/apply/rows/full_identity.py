@@ -1,10 +1,16 @@
-"""Nets changes with whole old rows (REPLICA IDENTITY FULL): images added minus images removed.
+"""Nets changes with whole old rows (REPLICA IDENTITY FULL).
 
-With a key the net is taken for each key and transaction, because inside one transaction a deferrable
-key may stand twice; without a key, over all changes, and copies are counted. Images are compared to the last
-bit and NULL matches NULL. A transaction that changes the columns may give rows another image unseen: it is
-netted in each version of the columns, and what is left is compared in the columns that stay as they are.
-What is not here: finding the copies in the target (``write.py``).
+The *image* of a row is all of its values in comparable form (``i0``, ``i1``, ...). An update removes the
+image of the old row and adds the image of the new one. The *net* of an image is how often it was added minus
+how often it was removed. Images are compared to the last bit, and NULL equals NULL.
+
+A table without a key is netted over all changes, and equal rows are counted. With a key, the net is taken for
+each key and transaction, because a deferrable key may stand twice inside one transaction.
+
+``ALTER TABLE`` may change the images of rows without an event. A transaction that does so is netted in each
+version of the columns. The rest is compared in the columns that stay the same. ``branch_writer.py`` finds the
+rows in the target.
+
 Source: https://www.postgresql.org/docs/current/sql-altertable.html (REPLICA IDENTITY FULL).
 """
 
@@ -26,14 +32,14 @@ if TYPE_CHECKING:
 
 COPIES = Sql("copies")
 _SIGN = "sign"
-#: Whether the first that was done to an image was to take it away.
+#: Whether the first event of an image removed it, so the row was there before.
 _WAS = "was"
 _POSITION = Sql(f"struct({staged.COMMIT_LSN}, {staged.SEQ}, {_SIGN})")
 _LEADING = (staged.COMMIT_LSN, staged.SEQ, staged.OP, staged.XID, staged.COMMIT_TS)
 
 
 def image(i: int) -> Sql:
-    """Name of the column that holds the comparable form of the value at position ``i``."""
+    """Name of the column with the comparable form of the value at position ``i``."""
     return Sql(f"i{i}")
 
 
@@ -42,7 +48,7 @@ def fold_full(changes: DataFrame, segment: Segment) -> DataFrame:
     keys = segment.key_names
     values = [staged.new(i) for i in range(len(segment.columns)) if i not in segment.key]
     groups = [*keys, staged.COMMIT_LSN, *_images(segment)]
-    # Grouping makes 0.0 of -0.0, which equal each other, so such a key is taken from the newest row.
+    # Grouping turns -0.0 into 0.0, because the two are equal. So such a key is taken from the newest row.
     signed = [staged.new(i) for i in segment.key if segment.columns[i].lake_type in SIGNED_ZEROS]
     plain = [name for name in keys if name not in signed]
     values = [*signed, *values]
@@ -54,8 +60,9 @@ def fold_full(changes: DataFrame, segment: Segment) -> DataFrame:
         images = _of_several_versions(images, changes, segment)
         position = Sql(f"struct({VERSION}, {_SIGN})")
     netted = images.groupBy(*groups).agg(*_netted(row, position))
-    # An image that was there, went and came again is the row, and the target may not have it yet: of a table
-    # that was rewritten an update without a change is the first to tell what it holds.
+    # An image that was there, was removed and was added again is the current row. Still, the target may not
+    # have it: after a rewrite of the table, an update that changes nothing may be the first event with the
+    # new values.
     live = Sql(f"({COPIES} > 0 OR {COPIES} = 0 AND {_WAS})")
     rows = netted.where(f"{COPIES} < 0 OR {live}").selectExpr(
         *plain, staged.COMMIT_LSN, COPIES, f"{live} AS live", _told_of(live)
@@ -63,8 +70,8 @@ def fold_full(changes: DataFrame, segment: Segment) -> DataFrame:
     rows = rows.select(*plain, staged.COMMIT_LSN, COPIES, "live", "row.*")
     newest = ", ".join((*_LEADING, *values))
     ended = rows.groupBy(*keys, staged.COMMIT_LSN).agg(
-        # A rewrite that leaves the columns as they are (USING) is not seen, and may leave an image that
-        # nobody takes away: there are fewer rows then, all in all.
+        # A rewrite that keeps the columns (USING) is not seen. It may leave an added image that nothing
+        # removes. Then more rows were removed than added.
         F.expr(f"max(live) AND sum({COPIES}) >= 0").alias("live"),
         F.expr(f"max_by(struct({newest}), struct(live, {staged.SEQ}))").alias("newest"),
     )
@@ -73,12 +80,12 @@ def fold_full(changes: DataFrame, segment: Segment) -> DataFrame:
 
 
 def _of_several_versions(images: DataFrame, changes: DataFrame, segment: Segment) -> DataFrame:
-    """Net in each version, and make images of one transaction comparable across versions.
+    """Net in each version, and make the images of one transaction comparable across versions.
 
-    Of what is left, an image that is taken away was there when the version began, and one that is added is
-    there when it ends, whatever their positions. Transactions that change columns lose the columns that do
-    not last from their images; there are fewer of these than versions, as who alters a table locks all
-    others out until its commit.
+    After that, a removed image was there when its version began, and an added image is there when it ends;
+    their positions do not matter. In transactions that change columns, images lose the columns that do not
+    last. There are fewer such transactions than versions, because ``ALTER TABLE`` locks out all others until
+    its commit.
     """
     whole = F.struct(*(each for each in images.columns if each != _SIGN))
     groups = [*segment.key_names, staged.COMMIT_LSN, VERSION, *_images(segment)]
@@ -104,8 +111,8 @@ def _of_several_versions(images: DataFrame, changes: DataFrame, segment: Segment
 def net_images(changes: DataFrame, segment: Segment) -> DataFrame:
     """Net the changes of a table without a key.
 
-    :return: the columns ``n<i>``, their comparable forms ``i<i>``, the leading columns of the newest
-        change, and ``copies``: how many to append, or below zero how many to delete.
+    :return: the columns ``n<i>``, their comparable forms ``i<i>``, the leading columns of the newest change,
+        and ``copies``: how many rows to append, or, below zero, how many to delete.
     """
     values = [staged.new(i) for i in range(len(segment.columns))]
     images = _images(segment)
@@ -118,7 +125,7 @@ def net_images(changes: DataFrame, segment: Segment) -> DataFrame:
 
 
 def _netted(row: Sql, position: Sql) -> tuple[Column, ...]:
-    """Of an image: how many more there are, whether one was there first, the newest that came and of all."""
+    """Aggregates of an image: its net, whether it was there first, the newest change that added it, any."""
     return (
         F.expr(f"sum({_SIGN})").alias(COPIES),
         F.expr(f"min_by({_SIGN}, {position}) < 0").alias(_WAS),
@@ -128,7 +135,7 @@ def _netted(row: Sql, position: Sql) -> tuple[Column, ...]:
 
 
 def _told_of(is_there: Sql) -> Sql:
-    """What tells of an image: of a row that is there the change that added it, whatever took others away."""
+    """The change whose leading columns a row gets: the one that added it, or else the newest."""
     return Sql(f"CASE WHEN {is_there} THEN added ELSE newest END AS row")
 
 
@@ -146,7 +153,7 @@ def _signed(changes: DataFrame, segment: Segment) -> DataFrame:
     for i in range(len(segment.columns)):
         new = staged.new(i)
         if i in segment.unchanged:
-            # The old tuple is the whole row, so it holds what the new one leaves out.
+            # The old tuple is the whole row, so it has the value that the new one leaves out.
             new = f"CASE WHEN {staged.unchanged(i)} THEN {staged.old(i)} ELSE {new} END"
         columns[staged.new(i)] = F.expr(
             f"CASE WHEN {_SIGN} > 0 THEN {new} ELSE {staged.old(i)} END"

@@ -1,7 +1,7 @@
 """Turns the changes of a table with a key into events on keys: a row is put, or it is removed.
 
-A change becomes one event, or two when it moved its row to another key: the old key is removed, the
-new one put. What is not here: what the events of a key amount to (``fold.py``, ``chains.py``).
+A change becomes one event. It becomes two if it moved its row to another key: ``UPDATE t SET id = 7 WHERE id
+= 1`` removes 1 and puts 7. ``fold.py`` and ``key_moves.py`` fold the events of a key.
 """
 
 from __future__ import annotations
@@ -24,46 +24,46 @@ LIVE = "live"
 MOVED = "moved"
 #: Order of the events: a change that moves a row first removes, then puts.
 POSITION = f"struct({staged.COMMIT_LSN}, {staged.SEQ}, {LIVE})"
-#: Leading columns that a folded row keeps of its newest change.
+#: Columns of its newest change that a folded row keeps.
 LEADING = (staged.COMMIT_LSN, staged.SEQ, staged.OP, staged.XID, staged.COMMIT_TS)
 
-#: Column of a folded row: the key under which the target holds the values that no change of the batch
-#: holds; null: there are none.
+#: Column of a folded row: the key under which the target has the values that no change of the batch has;
+#: NULL: there are none.
 HELD_UNDER = "held_under"
 
 _ARRIVES = "arrives"
 
 
 def lacks(position: int) -> Sql:
-    """Name of the folded column that says whether the value is one that no change of the batch holds."""
+    """Name of the folded column that is true if no change of the batch has the value."""
     return Sql(f"lacks{position}")
 
 
 def known(position: int) -> Sql:
-    """Name of the column with the newest value that a change holds, as a struct; null: none holds any."""
+    """Name of the column with the newest value that a change has, as a struct; NULL: no change has any."""
     return Sql(f"known{position}")
 
 
 def left_out(segment: Segment, position: int) -> Sql:
-    """SQL: whether the new tuple of a change leaves the value out as unchanged TOAST."""
+    """SQL: whether the change's new tuple leaves the value out as unchanged TOAST."""
     return Sql(staged.unchanged(position) if position in segment.unchanged else "false")
 
 
 def leaves_some_out(segment: Segment) -> Sql:
-    """SQL: whether the new tuple of a change leaves out some value, of a column that is not of the key."""
+    """SQL: whether the change's new tuple leaves out any value of a column outside of the key."""
     values = (i for i in segment.unchanged if i not in segment.key)
     return Sql(" OR ".join(left_out(segment, i) for i in values) or "false")
 
 
 def events(changes: DataFrame, segment: Segment, updates_with_old: bool) -> DataFrame:
-    """One row for each event; ``n`` of the key columns is its key.
+    """One row for each event; the columns ``n<i>`` of the key are its key.
 
-    :param changes: as ``versions.read_changes`` gives them, without truncates.
-    :param updates_with_old: whether any update carries an old tuple, so may have moved its row.
+    :param changes: as ``segments.read_changes`` returns them, without truncates.
+    :param updates_with_old: whether any update has an old tuple, and so may have moved its row.
     """
     new_keys = {}
     for i in segment.key:
-        # A key stored as TOAST and unchanged is left out of the new tuple; the old one has it.
+        # A TOASTed key that did not change is left out of the new tuple. The old tuple has it.
         if i in segment.unchanged and i in segment.old:
             new = f"CASE WHEN {staged.unchanged(i)} THEN {staged.old(i)} ELSE {staged.new(i)} END"
             new_keys[staged.new(i)] = F.expr(new)
@@ -92,7 +92,7 @@ def events(changes: DataFrame, segment: Segment, updates_with_old: bool) -> Data
 def arrivals(changes: DataFrame, segment: Segment, updates_with_old: bool) -> DataFrame:
     """The keys under which a row came to be, by an insert or by a move; see ``events``.
 
-    Whatever stood under such a key before was another row.
+    Before that, another row stood under such a key, or none.
     """
     rows = events(changes, segment, updates_with_old)
     came = rows.where(f"{LIVE} AND ({MOVED} OR {staged.OP} = '{staged.INSERT}')")

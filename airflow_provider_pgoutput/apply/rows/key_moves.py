@@ -1,11 +1,15 @@
-"""Finds what is known of rows that moved to another key while a value was left out as unchanged TOAST.
+"""Finds the values of rows that moved to another key while a value was left out as unchanged TOAST.
 
-The value is the one the row had under its old key, where it may have come from yet another key. The
-events of a key are cut into *stays*, each of one row: a stay begins when a row comes to be there, and one
-that begins without all values goes on with the stay that the row left. The stays of one row are a *life*,
-named after the first of them; known of a row is the newest value in its life so far. Pointers from stay to
-stay are followed by doubling: a row that moved a thousand times takes ten joins. Only moves without all
-values take part in them, and all columns share them.
+Example: ``UPDATE t SET id = 2 WHERE id = 1``, then ``UPDATE t SET id = 3 WHERE id = 2``. The large value of
+row 3 is the one that row 1 had.
+
+The events of one key are cut into *stays*. A stay is the time that one row has this key: it begins when the
+row gets the key, and ends when the row leaves. A stay that begins without all values continues the stay that
+the row left. All stays of one row are its *life*, which is named after the first of them. The newest value in
+a life so far is the row's value.
+
+Pointers from stay to stay are followed by doubling: for a row that moved a thousand times, ten joins are
+enough. Only moves without all values take part, and all columns share the joins.
 """
 
 from __future__ import annotations
@@ -31,16 +35,16 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.apply.rows.segments import Segment
 
-#: Each join doubles the length of the chains that are settled: 2**40 moves of one row.
+#: Each join doubles the length of the chains that are followed: 2**40 moves of one row.
 _MAX_JOINS = 40
 _AT = (staged.COMMIT_LSN, staged.SEQ)
-#: Key, and position of the change that began it; no position: the row was there before the batch.
+#: Key, and position of the change with which the stay began; no position: the row was there before the batch.
 _STAY = "stay"
 _BEGINS, _IS_NEWEST, _LIFE = "begins", "is_newest", "life"
 
 
 def newest(rows: DataFrame, segment: Segment, missing: tuple[int, ...]) -> DataFrame:
-    """The newest event of each key, and what is known of its row then; see ``fold.py`` for both frames."""
+    """The newest event of each key, and what is known of its row then; ``fold.py`` describes both frames."""
     rows = _with_stays(rows, segment)
     links = _follow(_links(rows, segment))
     goes_on = F.expr(f"{_STAY}.lsn = link_lsn AND {_STAY}.seq = link_seq")
@@ -58,9 +62,9 @@ def newest(rows: DataFrame, segment: Segment, missing: tuple[int, ...]) -> DataF
 
 
 def _with_stays(rows: DataFrame, segment: Segment) -> DataFrame:
-    """The events with the stay that each is part of; what removes a row is part of the stay that it ends."""
+    """The events, each with its stay. The event that removes a row belongs to the stay that it ends."""
     in_order = _in_order(*segment.key_names)
-    # A row that is changed after it was removed is another one: of a partition that was attached, say.
+    # An update after a removal is about another row. That happens when a partition is attached, for example.
     was_gone = ~F.coalesce(F.lag(LIVE).over(in_order), F.lit(True))
     comes = F.expr(f"{MOVED} OR {staged.OP} = '{staged.INSERT}'")
     rows = rows.withColumn(_BEGINS, F.col(LIVE) & (comes | was_gone))
@@ -81,7 +85,7 @@ def _so_far(in_order: WindowSpec) -> WindowSpec:
 
 
 def _links(rows: DataFrame, segment: Segment) -> DataFrame:
-    """One row for each arrival without all values: where its stay begins, and which one that goes on with."""
+    """One row for each arrival without all values: where its stay begins, and the stay that it continues."""
     departures = rows.where(f"{MOVED} AND NOT {LIVE} AND ({leaves_some_out(segment)})")
     return departures.selectExpr(
         f"{staged.COMMIT_LSN} AS link_lsn", f"{staged.SEQ} AS link_seq", f"{_STAY} AS before"
@@ -89,7 +93,7 @@ def _links(rows: DataFrame, segment: Segment) -> DataFrame:
 
 
 def _follow(links: DataFrame) -> DataFrame:
-    """Replace pointers to pointers until each ends at the first stay of a life."""
+    """Replace pointers to pointers, until each one points to the first stay of a life."""
     links = links.localCheckpoint()
     for _ in range(_MAX_JOINS):
         joined = links.alias("a").join(

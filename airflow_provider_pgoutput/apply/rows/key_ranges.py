@@ -1,8 +1,11 @@
-"""Ranges in which the keys of a batch lie: files and row groups of the target outside of them are not read.
+"""Ranges that hold all keys of a batch. Files and row groups of the target outside of them are not read.
 
-A batch is mostly of recent rows and a few old ones, so one range from the least to the greatest key would
-be the whole table. The keys are counted into cells of equal width, and the widest gaps between
-the filled cells are left out. What is not here: how a file is passed over, which Iceberg does.
+A batch usually has many recent rows and a few old ones. One range from the least to the greatest key would
+then be the whole table. So the keys are counted in cells of equal width, and the widest gaps between filled
+cells are left out. Iceberg does the skipping of files.
+
+Also here: whole numbers as bits of 64-bit *words*, which find a key faster than a hash table where keys lie
+close together.
 
 Source: https://iceberg.apache.org/docs/latest/performance/ (data filtering)
 """
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.rows.segments import Segment
 
 
-#: Lake types of such keys.
+#: Lake types of keys that can be looked up as bits of words.
 WHOLE_NUMBERS = frozenset({"int", "long"})
 
 
@@ -38,7 +41,7 @@ _WORD, _BITS = "word", "bits"
 
 
 def words(keys: DataFrame, name: str) -> DataFrame:
-    """The keys in column ``name``, none of them NULL, as the columns ``word`` and ``bits``."""
+    """The keys in column ``name``, which has no NULL, as the columns ``word`` and ``bits``."""
     key = F.col(name).cast("bigint")
     bit = F.call_function("shiftleft", F.lit(1).cast("bigint"), key.bitwiseAND(63).cast("int"))
     word = F.shiftright(key, 6).alias(_WORD)
@@ -46,7 +49,7 @@ def words(keys: DataFrame, name: str) -> DataFrame:
 
 
 def condition(column: Sql, words_alias: Sql) -> Sql:
-    """What a row of the target fulfils with the word that holds the value of its ``column``."""
+    """SQL: whether a row's ``column`` has its bit set in the word."""
     key = Sql(f"CAST({column} AS BIGINT)")
     bit = Sql(f"shiftright({words_alias}.{_BITS}, CAST({key} & 63 AS INT)) & 1")
     return Sql(f"shiftright({key}, 6) = {words_alias}.{_WORD} AND ({bit}) = 1")
@@ -55,20 +58,21 @@ def condition(column: Sql, words_alias: Sql) -> Sql:
 _CELLS = 1024
 
 
-#: More ranges cost each row that is read more than they save.
+#: With more ranges, comparing each row costs more than the skipped files save.
 _MOST_RANGES = 16
 
 
-#: A gap of a smaller part of all hardly holds a file.
+#: A gap that is a smaller part of the whole hardly has a file of its own.
 _LEAST_GAP = Decimal("0.01")
 
 
-#: Least keys of which ranges are made. Iceberg's ``truncate``, whose width has up to 31 bits, overflows below
-#: its type's least number: it puts such a row into the last partition, and a range does not find it.
+#: The least keys for which ranges are made. Iceberg's ``truncate`` has a width of up to 31 bits, and
+#: overflows below the least number of its type. It puts such a row into the last partition, where a range
+#: does not find it.
 _LEAST = {"int": 0, "long": -(2**63) + 2**31}
 
 
-#: PostgreSQL's type of UUIDs, which have ranges as text, too: they are in the order of their numbers.
+#: PostgreSQL's OID of uuid. UUIDs in text have ranges, too, because the text sorts like the number.
 _UUID_OID = 2950
 
 
@@ -81,7 +85,7 @@ Extremes = dict[int, tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """Both ends, which are part of it, as SQL literals."""
+    """Both ends as SQL literals. The range includes them."""
 
     least: Sql
     greatest: Sql
@@ -89,24 +93,24 @@ class KeyRange:
 
 @dataclass(frozen=True, slots=True)
 class KeyRanges:
-    """Ranges in one of which each value of a key column lies."""
+    """Ranges of a key column. Each value lies in one of them."""
 
     position: int
     ranges: tuple[KeyRange, ...]
 
     def condition(self, column: Sql) -> Sql:
-        """What ``column`` fulfils where it holds such a value."""
+        """SQL: whether ``column`` is in one of the ranges."""
         found = (f"{column} BETWEEN {each.least} AND {each.greatest}" for each in self.ranges)
         return Sql(f"({' OR '.join(found)})")
 
 
 def extremes(segment: Segment) -> list[Column]:
-    """What to aggregate of rows with the segment's key columns, for ``extremes_of``."""
+    """The aggregates of the segment's key columns that ``extremes_of`` reads."""
     return [each for i in _ranged(segment) for each in _ends(staged.new(i), i)]
 
 
 def extremes_of(row: Mapping[str, str], segment: Segment) -> Extremes:
-    """The extremes out of the row of aggregates of at least one key."""
+    """The extremes, from the row of aggregates. There is at least one key."""
     found = {i: (row[f"least{i}"], row[f"greatest{i}"]) for i in _ranged(segment)}
     lowest = {i: _LEAST.get(_kind(segment, i)) for i in found}
     return {
@@ -117,15 +121,15 @@ def extremes_of(row: Mapping[str, str], segment: Segment) -> Extremes:
 
 
 def whole(segment: Segment, found: Extremes) -> tuple[KeyRanges, ...]:
-    """One range for each key column that may have any."""
+    """One range for each key column that may have ranges."""
     return tuple(_key_ranges(segment, i, [each]) for i, each in found.items())
 
 
 def narrow(keys: DataFrame, segment: Segment, found: Extremes) -> tuple[KeyRanges, ...]:
-    """The ranges without the widest gaps; a pass over the keys for each of their columns.
+    """The ranges without the widest gaps. This reads the keys once for each of their columns.
 
     :param keys: with the segment's key columns; persisted by the caller.
-    :param found: extremes of these keys.
+    :param found: the extremes of these keys.
     """
     ranges = []
     for i, (least, greatest) in found.items():
@@ -134,7 +138,7 @@ def narrow(keys: DataFrame, segment: Segment, found: Extremes) -> tuple[KeyRange
         if start == end:
             ranges.append(_key_ranges(segment, i, [(least, greatest)]))
             continue
-        # Where a cell begins need not be exact: its own extremes are what counts.
+        # A cell's borders need not be exact: the extremes of its keys are what counts.
         width = F.lit(float(end - start) / _CELLS)
         cell = F.floor((_as_number(kind, staged.new(i)) - F.lit(float(start))) / width)
         cells = keys.groupBy(cell.alias("cell")).agg(*_ends(staged.new(i), i)).collect()
@@ -147,7 +151,7 @@ def narrow(keys: DataFrame, segment: Segment, found: Extremes) -> tuple[KeyRange
 
 
 def within(target: DataFrame, ranges: Sequence[KeyRanges]) -> DataFrame:
-    """The rows of a frame with the columns ``n<i>`` whose keys lie in the ranges."""
+    """The rows of a frame with the columns ``n<i>`` whose keys are in the ranges."""
     for each in ranges:
         target = target.where(each.condition(Sql(staged.new(each.position))))
     return target
@@ -165,7 +169,7 @@ def _ranged(segment: Segment) -> list[int]:
 
 
 def _kind(segment: Segment, i: int) -> str:
-    """The lake type of a column, or that all values of the batch in it are UUIDs in text."""
+    """The lake type of a column, or ``uuid`` if all of its values in the batch are UUIDs in text."""
     column = segment.columns[i]
     every = (each for version in segment.versions for each in version.columns)
     types = {each.type_oid for each in every if each.name == column.name}
@@ -175,7 +179,7 @@ def _kind(segment: Segment, i: int) -> str:
 def _merged(
     kind: str, held: Sequence[tuple[str, str]], least_gap: Decimal
 ) -> list[tuple[str, str]]:
-    """Ranges in order, with all but the widest gaps closed."""
+    """Ranges in order. All gaps but the widest are closed."""
     gaps = [
         (_number(kind, after[0]) - _number(kind, before[1]), place)
         for place, (before, after) in enumerate(itertools.pairwise(held), start=1)
@@ -187,7 +191,7 @@ def _merged(
 
 
 def _number(kind: str, text: str) -> Decimal:
-    """A value of a ranged type out of Spark's text, as a number that is in the same order."""
+    """Spark's text of a value as a number that sorts in the same order."""
     if kind == "date":
         return Decimal(dt.date.fromisoformat(text).toordinal())
     if kind == _UUID:
@@ -196,7 +200,7 @@ def _number(kind: str, text: str) -> Decimal:
 
 
 def _as_number(kind: str, column: str) -> Column:
-    """The same of a column, roughly."""
+    """The values of a column as such numbers, roughly."""
     if kind == "date":
         return F.unix_date(column).cast("double") + F.lit(float(dt.date(1970, 1, 1).toordinal()))
     if kind == _UUID:
@@ -212,7 +216,7 @@ def _key_ranges(segment: Segment, i: int, ranges: Sequence[tuple[str, str]]) -> 
 
 
 def _literal(kind: str, text: str) -> Sql:
-    """The literal of a value of a ranged type, from Spark's text of it."""
+    """The literal of a value, from Spark's text of it."""
     if kind == "date":
         return Sql(f"DATE {literal(text)}")
     if kind == _UUID:

@@ -1,6 +1,6 @@
-"""Prepares one table: everything the batch does to it, on a branch that nobody reads yet.
+"""Prepares one table: does everything the batch does to it, on a branch that nobody reads yet.
 
-What is not here: the checks before it (``target.py``), the publishing after it (``publish.py``).
+Before it, ``table/target.py`` checks the table. After it, ``publish.py`` publishes the branch.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ logger = logging.getLogger(__name__)
 _BYTES_OF_A_PARTITION = 32 << 20
 
 
-#: What a task reads of a copy's file at least and at most.
+#: A task reads at least and at most so much of a copied file.
 _SPLIT_BYTES = 16 << 20, 128 << 20
 
 
-#: What a row group of a table with a key has: those without a wanted key are not read, and a batch has few.
+#: Size of a row group in a table with a key. Row groups without a wanted key are skipped, so small ones help.
 _ROW_GROUP_BYTES = 16 << 20
 
 
@@ -88,7 +88,7 @@ class TablePreparation(TableState):
 
     @property
     def _starts(self) -> tuple[str, ...]:
-        """Where attempts at what this batch brings may start; see ``recorded.begun_counts``."""
+        """The LSNs at which attempts at this batch may have started, see ``column_map.begun_counts``."""
         found = (self.start.lake_lsn, self.batch.manifest.start_lsn)
         return tuple(str(each) for each in found if each is not None)
 
@@ -116,10 +116,10 @@ class TablePreparation(TableState):
         )
 
     def _copy(self) -> None:
-        """Replace what the table holds by the rows of the copy."""
+        """Replace the table's rows by the copied rows."""
         rows = versions.read_copy(self.spark, self.batch, self.layout.table, self.columns)
         writer = self.writer()
-        # Not of a key that was made anew: nothing would be found by it.
+        # If the source's key is new, no row of the target can be found by it.
         held_key = self.key if set(self.key) <= set(self.layout.existing) else ()
         kept: dict[str, Sql] = {}
         if rows is not None and not self.empty and not self.target.is_log:
@@ -128,7 +128,8 @@ class TablePreparation(TableState):
             if rows is not None:
                 names = [each.name for each in self.columns]
                 writer.delete_keys(rows, [names.index(each) for each in self.key])
-            # Their key may be a column that came later, or that an attempt of this batch added.
+            # Rows may have NULL in the key: it may be a column that came later, or that an attempt at this
+            # batch added.
             writer.delete_without_key(self.key)
             writer.mark_all_deleted(OP_COLUMN)
         elif not self.target.is_log:
@@ -147,7 +148,7 @@ class TablePreparation(TableState):
         reach("apply.after_copy")
 
     def _apply(self, segments: list[versions.Segment]) -> None:
-        """Apply the segments in order; a truncate voids all that came before it."""
+        """Apply the segments in order. A truncate makes all changes before it irrelevant."""
         truncated = self._last_truncate(segments) if self.counts.truncates else None
         if truncated is None:
             self._apply_each(segments)
@@ -155,7 +156,7 @@ class TablePreparation(TableState):
         number, lsn, seq = truncated
         position, truncate = f"struct({staged.COMMIT_LSN}, {staged.SEQ})", f"struct({lsn}L, {seq}L)"
         if self.soft_delete:
-            # What was truncated stays, with the last values that it had.
+            # With soft delete, truncated rows stay with the last values that they had.
             self._apply_each(segments[: number + 1], until=Sql(f"{position} < {truncate}"))
         self._empty_target()
         self._apply_each(segments[number:], since=Sql(f"{position} > {truncate}"))
@@ -167,7 +168,7 @@ class TablePreparation(TableState):
         since: Sql | None = None,
         until: Sql | None = None,
     ) -> None:
-        """Apply segments in order, the first one since a position, or the last one until one."""
+        """Apply segments in order: the first one only since a position, or the last one only until one."""
         for number, segment in enumerate(segments):
             changes, ends = self.read(segment), number == len(segments) - 1
             if self.counts.truncates:
@@ -180,7 +181,7 @@ class TablePreparation(TableState):
             apply(self, segment, changes, ends and until is None)
 
     def _last_truncate(self, segments: list[versions.Segment]) -> tuple[int, int, int] | None:
-        """Number of the segment and position of the newest truncate at or past the floor."""
+        """The newest truncate at or past the floor: number of its segment, and its position."""
         for number in reversed(range(len(segments))):
             truncates = self.read(segments[number]).where(F.col(staged.OP) == staged.TRUNCATE)
             position = F.expr(f"max(struct({staged.COMMIT_LSN}, {staged.SEQ}))").alias("p")
@@ -206,13 +207,14 @@ def prepare(
     start: Start,
     kind: type[Preparation] = TablePreparation,
 ) -> Prepared | None:
-    """Prepare one table on a branch; None when the batch changes nothing in it.
+    """Prepare one table on a branch; None: the batch changes nothing in it.
 
-    :param kind: what writes the rows.
-    :raises RowMissing: the target lacks a row of which an update leaves values out.
+    :param kind: writes the rows.
+    :raises RowMissing: an update leaves out values of a row that the target does not have.
     :raises TableRefused: the schema changed in a way that Iceberg cannot follow.
-    :raises PublishRefused: another driver took the batch over.
-    :raises CommitStateUnknown: the catalog did not say whether the branch has the rows; it goes.
+    :raises PublishRefused: another driver took over the batch.
+    :raises CommitStateUnknown: the catalog did not say whether the branch has the rows. The branch is
+        removed.
     """
     began = time.monotonic()
     preparation = kind(own_session(spark, target), batch, target, start)
@@ -244,7 +246,7 @@ def _run(preparation: Preparation) -> Prepared | None:
 
 
 def own_session(spark: SparkSession, target: Target) -> SparkSession:
-    """An isolated session that reads and shuffles as the table's staged files deserve."""
+    """An isolated session with settings that suit the size of the table's staged files."""
     session = isolated(spark)
     staged_bytes = sum(
         file.size_bytes for version in target.source.versions for file in version.files
@@ -259,10 +261,10 @@ def own_session(spark: SparkSession, target: Target) -> SparkSession:
 
 
 def _read_apart(session: SparkSession, wanted_bytes: int) -> None:
-    """Let no task read parts of several staged files.
+    """Set the session so that no task reads parts of several staged files.
 
-    The rows of a copy are near each other at the source, and often by key; a task would make them files
-    whose keys are all over the table.
+    Copied rows that are near each other at the source often have near keys. A task with parts of several
+    files would write files with keys from all over the table.
     """
     least, most = _SPLIT_BYTES
     split = str(max(least, min(most, wanted_bytes)))

@@ -1,9 +1,10 @@
 """Brings the staged rows of all versions of a table to one set of columns, by name.
 
-A column that a version does not have yet is what PostgreSQL shows for it (the default's constant, else NULL);
-one that it has no longer is NULL. Types are widened as Iceberg widens them. Rows whose key is made of other
-columns, or is compared in another way, or of which other columns are not sent, go into another *segment*;
-segments are applied in order.
+A version may not have a column yet. Its rows then get the value that PostgreSQL shows in them: the default's
+constant, or NULL. A version may have a column no more: NULL. Types are widened as Iceberg widens them.
+
+Rows that are identified differently go into another *segment*: the key has other columns or compares
+differently, or other columns are not sent. Segments are applied in order.
 """
 
 from __future__ import annotations
@@ -35,25 +36,25 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Table
     from airflow_provider_pgoutput.batch.table_version import Column, StagedFile, TableVersion
 
-#: Number of the version that a change was made in; only where a segment ``is_mixed``.
+#: Column: the number of a change's version. Only in segments that are ``is_mixed``.
 VERSION = Sql("version")
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive versions of a table whose rows are identified in the same way."""
+    """Consecutive versions of a table in which rows are identified in the same way."""
 
     #: ``schema.table``.
     table: str
     versions: tuple[TableVersion, ...]
-    #: Of the whole batch: positions in it name the columns of every data frame.
+    #: All columns of the batch. Their positions name the columns of every data frame.
     columns: tuple[Column, ...]
     #: Positions of the key columns; empty when the table has no key.
     key: tuple[int, ...]
-    #: REPLICA IDENTITY FULL: old tuples are whole rows.
+    #: REPLICA IDENTITY FULL: an old tuple is the whole row.
     full: bool
-    #: Positions of columns that earlier versions have, and the source still has as well, but does not send
-    #: any more, or as another column of the target: a row keeps what it has in them.
+    #: Positions of columns that earlier versions have and the source does not send now: a column list leaves
+    #: the column out, or it is another column of the target now. A row keeps its values there.
     unsent: tuple[int, ...] = ()
 
     @property
@@ -63,21 +64,24 @@ class Segment:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether whole old rows of several versions meet: a rewrite may have changed them unseen between."""
+        """Whether whole old rows of several versions meet.
+
+        A rewrite between versions may have changed rows unseen.
+        """
         return self.full and len(self.versions) > 1
 
     @property
     def imaged(self) -> tuple[int, ...]:
-        """Positions of the columns that make a row's image: those of the segment's newest version.
+        """Positions of the columns that make up a row's image: those of the segment's newest version.
 
-        Older rows show in a newer column what PostgreSQL shows; a dropped column is nobody's any more.
+        Older rows have in a newer column the value that PostgreSQL shows. Dropped columns do not count.
         """
         newest = {column.name for column in self.versions[-1].columns}
         return tuple(i for i, column in enumerate(self.columns) if column.name in newest)
 
     @property
     def unknown(self) -> tuple[int, ...]:
-        """Of ``imaged``, positions of the columns in which the target may have NULL for any value."""
+        """Positions of those columns of ``imaged`` in which the target may have NULL instead of the value."""
         return tuple(i for i in self.imaged if self.columns[i].older_unknown)
 
     @property
@@ -94,14 +98,14 @@ class Segment:
 
     @property
     def unchanged(self) -> tuple[int, ...]:
-        """Positions of the columns of which some value was left out as unchanged TOAST."""
+        """Positions of the columns with a value that was left out as unchanged TOAST."""
         return self._staged_as(staged.unchanged)
 
     @property
     def old(self) -> tuple[int, ...]:
-        """Positions of the columns that old tuples hold.
+        """Positions of the columns that old tuples have.
 
-        Whole rows hold all: of a column that is NULL in each of them nothing is staged, and NULL it was.
+        A whole row has all. If a column is NULL in each of them, nothing is staged for it, and NULL is right.
         """
         return tuple(range(len(self.columns))) if self.full else self._staged_as(staged.old)
 
@@ -123,11 +127,11 @@ class Segment:
 def merge_columns(
     table: Table, existing: Mapping[str, str], left_out: frozenset[str] = frozenset()
 ) -> tuple[Column, ...]:
-    """All columns of a batch's table, the newest version's first, in types that hold them all.
+    """All columns of a batch's table, the newest version's first, with types that hold all values.
 
     :param existing: lake types of the target's columns by name.
-    :param left_out: names of columns that have no place in the target.
-    :raises TableRefused: a column changed to a type that its values do not fit.
+    :param left_out: names of columns that the target does not get.
+    :raises TableRefused: a column changed to a type that does not hold its values.
     """
     newest_first: dict[str, Column] = {}
     for version in reversed(table.versions):
@@ -160,7 +164,7 @@ def _one_type(table: Table, column: str, types: Sequence[str]) -> str:
 
 
 def segments(table: Table, columns: tuple[Column, ...]) -> list[Segment]:
-    """Split the versions of a table where rows begin to be identified in another way, or to lack others."""
+    """Split the versions of a table into segments, see the top of this file."""
     position = {column.name: i for i, column in enumerate(columns)}
     changes = (each for each in table.schema_changes if each.kind == shape.UNPUBLISHED)
     unpublished = {each.attribute_number for each in changes} - {None}
@@ -189,7 +193,7 @@ def segments(table: Table, columns: tuple[Column, ...]) -> list[Segment]:
 
 
 def _gone(table_versions: Sequence[TableVersion], version: TableVersion) -> frozenset[str]:
-    """Names of the columns that versions before have and this one has no longer."""
+    """Names of the columns that an earlier version has and this one has no more."""
     before = itertools.takewhile(lambda each: each.version != version.version, table_versions)
     names = {column.name for each in before for column in each.columns}
     return frozenset(names - {column.name for column in version.columns})
@@ -200,13 +204,13 @@ def read_changes(
 ) -> DataFrame:
     """Row changes of a segment with a commit LSN at or past ``floor``, in the batch's columns.
 
-    Without those that are passed over.
+    Changes that are passed over are left out.
 
     :param table: with all of its versions.
-
-    Columns: those of ``batch/changes.py``; ``o`` and ``u`` only of the positions that have any, ``o`` of all
-    where old tuples are whole rows; the origin only when some change has one; ``VERSION`` where versions
-    are mixed.
+    :return: the columns of ``batch/changes.py``. ``u`` only for positions that have any. ``o`` likewise, but
+        for all positions where old tuples are whole rows. The origin only if some change has one. ``VERSION``
+        only if
+        versions are mixed.
     """
     parts = []
     for version in segment.versions:
@@ -254,7 +258,7 @@ def _read_version(
 def read_copy(
     spark: SparkSession, batch: StagedBatch, table: Table, columns: tuple[Column, ...]
 ) -> DataFrame | None:
-    """Rows of the initial copy in the batch's columns; None when the batch holds no copy."""
+    """Rows of the initial copy, in the batch's columns; None: the batch has no copy."""
     parts = []
     for version in table.versions:
         files = _files(version, "copy")
@@ -275,15 +279,16 @@ def read_copy(
 
 
 def _without_default(column: Column, gone: frozenset[str]) -> Column:
-    """Only rows that are older than a column show its default, not those without it because it went."""
+    """The column without its default, if it went: the default is shown in rows from before it came only."""
     return dataclasses.replace(column, missing_value=None) if column.name in gone else column
 
 
 def _value(table: str, column: Column, held: Sql | None, kind: str | None, exists: Sql) -> Sql:
-    """SQL of one column out of the staged column that holds it, or of what older rows show in it.
+    """SQL of one column: the staged value, or what older rows show in the column.
 
-    :param kind: lake type of the staged column.
-    :param exists: whether the row has values on that side.
+    :param held: the staged column.
+    :param kind: its lake type.
+    :param exists: SQL: whether the row has values on that side (old or new).
     """
     if held is not None and kind is not None:
         return widened(held, kind, column.lake_type)

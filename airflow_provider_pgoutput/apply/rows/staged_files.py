@@ -1,8 +1,7 @@
-"""Reads the plan, the manifest and the staged files; refuses what is missing, damaged or foreign.
+"""Reads the plan, the manifest and the staged files. Refuses what is missing, damaged or of another pipeline.
 
-Every file is hashed as a stream, and its footer compared with the manifest, before Spark reads one row
-of it: Spark takes a column that a file lacks for NULL. What is not here: what the rows
-mean (``versions.py``, ``fold.py``).
+Spark reads NULL for a column that a file lacks. So every file is hashed and its footer is compared with the
+manifest before Spark reads a row. ``segments.py`` and ``fold.py`` read the rows.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: More than any manifest of ours: a thousand tables of a hundred columns are some 20 MB.
+#: More than any of our manifests has: a thousand tables of a hundred columns need about 20 MB.
 _MAX_TEXT_BYTES = 256 << 20
-#: Files that are hashed at the same time, unless ``Plan.parallel_tables`` is less.
+#: Files that are hashed at the same time, if ``Plan.parallel_tables`` is not less.
 _MOST_VERIFIERS = 4
-#: A column in the text form of a Parquet schema; its parts stand deeper.
+#: A column in the text of a Parquet schema. Parts of a column are indented more.
 _COLUMN = re.compile(r"^  \w+ \S+ (\w+)", re.MULTILINE)
 _GLOB = re.compile(r"([\\{}\[\]*?])")
 
@@ -98,7 +97,7 @@ def _verify_files(spark: SparkSession, batch: StagedBatch) -> None:
     files = [each for table in tables for version in table.versions for each in version.files]
     files += batch.manifest.rejected_files
     files += batch.manifest.message_files
-    # Made once: they are most of what it takes to read a footer.
+    # Made once, because making them is most of the work of reading a footer.
     options = class_named(_jvm(spark), "org.apache.parquet.ParquetReadOptions").builder().build()
     workers = min(_MOST_VERIFIERS, batch.plan.parallel_tables)
     if workers <= 1:
@@ -129,7 +128,7 @@ def _verify_file(spark: SparkSession, batch: StagedBatch, file: StagedFile, opti
             raise refuse(f"has {status.getLen()} bytes in place of {file.size_bytes}")
         stream = file_system.open(path)
         try:
-            # Streams: a batch may hold files larger than the driver's memory.
+            # As a stream: a file may be larger than the driver's memory.
             digests = class_named(_jvm(spark), "org.apache.commons.codec.digest.DigestUtils")
             found = digests.sha256Hex(stream)
         finally:
@@ -153,7 +152,7 @@ def _verify_file(spark: SparkSession, batch: StagedBatch, file: StagedFile, opti
 def _footer(
     spark: SparkSession, path: Any, file_system: Any, options: Any
 ) -> tuple[int, tuple[str, ...]] | None:
-    """Rows of a Parquet file and the names of its columns; None: it is no Parquet file."""
+    """Number of rows and names of the columns of a Parquet file; None: it is not a Parquet file."""
     jvm = _jvm(spark)
     inputs = class_named(jvm, "org.apache.parquet.hadoop.util.HadoopInputFile")
     readers = class_named(jvm, "org.apache.parquet.hadoop.ParquetFileReader")
@@ -178,11 +177,11 @@ def read_files(
 ) -> DataFrame:
     """Read staged files with an explicit schema: name and lake type of each column.
 
-    A column that a file lacks is read as null. A file that cannot be read to its end is an error, whatever
-    the cluster's settings say: Spark can be told to leave out the rest without a word.
+    A column that a file lacks is read as NULL. A file that cannot be read to its end is always an error.
+    (Spark has settings to leave out the rest silently.)
     """
     ddl = ", ".join(f"{quote(name)} {spark_type(lake_type)}" for name, lake_type in schema)
-    # Spark takes a path for a pattern; the staging area's may hold any character.
+    # Spark takes a path as a pattern, and the path of the staging area may have any character.
     paths = [_GLOB.sub(r"\\\1", batch.path(file)) for file in files]
     reader = spark.read.schema(ddl)
     for setting in ("ignoreCorruptFiles", "ignoreMissingFiles"):
@@ -191,10 +190,10 @@ def read_files(
 
 
 def write_text(spark: SparkSession, uri: str, text: str) -> None:
-    """Write a small text file, over one that is there.
+    """Write a small text file. A file that is there is replaced.
 
     :raises ConfigurationError: Spark has no file system for the URI.
-    :raises LakeUnavailable: it does not take the file.
+    :raises LakeUnavailable: the file system did not take the file.
     """
     path, file_system = _open(spark, uri)
     try:
@@ -244,7 +243,7 @@ def _open(spark: SparkSession, uri: str) -> tuple[Any, Any]:
 
 
 def _know_s3(jvm: Any, configuration: Any) -> None:
-    """Let S3A open ``s3://`` where nothing else does: Arrow knows no ``s3a://``, Hadoop no ``s3://``.
+    """Let S3A open ``s3://`` paths if nothing else does: Arrow has no ``s3a://``, Hadoop has no ``s3://``.
 
     Source: https://hadoop.apache.org/docs/stable/hadoop-aws/tools/hadoop-aws/index.html
     """

@@ -1,6 +1,6 @@
-"""The state that the steps of one table share: its columns, their layout, and the branch being written.
+"""What the steps of one table share: its columns, their layout, and the branch that is written.
 
-The steps (``apply_keyed.py``, ``change_log.py`` and others) work on it; ``prepare.py`` puts them in order.
+The steps are in ``apply_keyed.py``, ``change_log.py`` and others. ``prepare.py`` calls them in order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.table.target import Start, Target
     from airflow_provider_pgoutput.batch.table_version import Column
 
-#: Changes that one task folds and writes sooner than several share them out; their rows are one file, too.
+#: Up to so many changes one task is faster than several, and writes one file.
 _ROWS_OF_ONE_TASK, _BYTES_OF_ONE_TASK = 50_000, 8 << 20
 
 
@@ -38,11 +38,11 @@ class TableState(Preparation):
         self.soft_delete = batch.plan.soft_delete and not target.is_log
         self.columns: tuple[Column, ...] = ()
         self.layout = Layout(target.source)
-        #: The branch is known to hold no rows: nothing can be deleted from it.
+        #: True: the branch holds no rows for sure, so there is nothing to delete.
         self.empty = False
 
     def read(self, segment: versions.Segment) -> DataFrame:
-        """The segment's changes at or past the floor; few of them in one partition."""
+        """The segment's changes at or past the floor. If they are few, they are in one partition."""
         changes = versions.read_changes(
             self.spark, self.batch, self.layout.table, segment, self.start.floor
         )
@@ -58,7 +58,7 @@ class TableState(Preparation):
     def open_branch(self, table: IcebergTable) -> BranchWriter:
         """See ``Preparation``."""
         writer = BranchWriter(self.spark, table, self.branch, self.columns)
-        # The rows of a copy have all their values, and replace those that would be filled in.
+        # Copied rows have all of their values, and replace the rows that would be filled.
         replaced = self.start.copies and not self.target.is_log
         for column in self.columns:
             if column.name in self.evolved.lacking and not replaced:
@@ -67,7 +67,7 @@ class TableState(Preparation):
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Names of the key's columns in the newest version; none for a change log."""
+        """Names of the key columns in the newest version; none for a change log."""
         return () if self.target.is_log else self.layout.table.versions[-1].key_columns
 
 

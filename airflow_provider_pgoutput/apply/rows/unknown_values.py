@@ -1,13 +1,15 @@
-"""Finds rows by whole old rows where the lake has NULL for a value that nobody told.
+"""Finds whole old rows in the lake where the lake has NULL for a value that was never sent.
 
-``ALTER TABLE t ADD c int DEFAULT -1`` gives all older rows a value without a row event. Where nothing tells
-that value (the column was dropped since, or the table was written anew), the lake has NULL in them. A later
-``DELETE`` sends the old row with ``c = -1``. So NULL in such a column stands for any value.
+``ALTER TABLE t ADD c int DEFAULT -1`` gives all older rows a value without a row event. Often the catalog
+tells that value. If it does not (the column was dropped since, or the table was rewritten), the lake has
+NULL. A later ``DELETE`` sends the old row with ``c = -1``. So NULL in such a column stands for any value.
 
-A row knows the columns that were there when it was last written. So the columns that are unknown in it are
-the last ones. An old row is looked for exactly first, then with NULL in the last of these columns, then in
-the last two, and so on. Rows that look alike in the lake are alike, so it does not matter which one goes.
-What is not here: which columns these are (``capture/schema/older_rows.py``).
+A row has the values of all columns that existed when it was last written. So only the last columns can be
+unknown in it. An old row is first looked for exactly, then with NULL in the last of these columns, then in
+the last two, and so on. Rows that are equal in the lake are interchangeable, so it does not matter which one
+is taken.
+
+``capture/schema/older_rows.py`` decides which columns these are.
 """
 
 from __future__ import annotations
@@ -28,27 +30,27 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.apply.rows.segments import Segment
 
-#: Of an image: how many are looked for, how many may be found, how many of the former the target gave, and
-#: the row of the batch.
+#: Counts of an image: how many are looked for, how many there are, how many of the found ones the target had.
+#: And the row of the batch.
 _WANTED, _THERE, _OF_TARGET, _ROW = "wanted", "there", "of_target", "row"
-#: The order in which rows are taken: those that the batch itself added first.
+#: The order in which rows are taken: first those that the batch itself added.
 _ORIGIN = "origin"
 _ADDED, _HELD, _SOUGHT = range(3)
 
 
 class Settled(NamedTuple):
-    """What is left to do after each old row was found."""
+    """What is left to do when every old row was looked for."""
 
-    #: Like the result of ``net_images``: what is appended, and what was deleted of the target.
+    #: Like the result of ``net_images``: rows to append, and rows that were deleted from the target.
     netted: DataFrame
-    #: The images that the target holds of these, in columns ``i<position>`` and ``copies``.
+    #: The target's images of the deleted rows, in columns ``i<position>`` and ``copies``.
     gone: DataFrame
-    #: Old rows that are nowhere.
+    #: How many old rows were not found.
     missing: int
 
 
 def settle(netted: DataFrame, held: DataFrame, segment: Segment) -> Settled:
-    """Find the rows of the target, or of the batch itself, that old rows stand for.
+    """Find the rows of the target, or of the batch itself, for which old rows stand.
 
     :param netted: the result of ``net_images``.
     :param held: images of the target's rows, in columns ``i<position>``.
@@ -57,7 +59,7 @@ def settle(netted: DataFrame, held: DataFrame, segment: Segment) -> Settled:
     unknown = [image(i) for i in segment.unknown]
     row = F.struct(*(each for each in netted.columns if each not in images))
     sought = netted.where(f"{COPIES} < 0")
-    # None of them, the last one, the last two, and so on.
+    # With NULL in none of them, in the last one, in the last two, and so on.
     rounds = [unknown[first:] for first in reversed(range(len(unknown) + 1))]
     possible = reduce(
         lambda left, right: left.union(right),
@@ -96,12 +98,12 @@ def settle(netted: DataFrame, held: DataFrame, segment: Segment) -> Settled:
 
 
 def _shown(images: Sequence[Sql], unknown: Collection[Sql]) -> list[Sql]:
-    """The images with NULL in those that are unknown."""
+    """The images, with NULL in the unknown ones."""
     return [Sql(f"CASE WHEN false THEN {e} END AS {e}") if e in unknown else e for e in images]
 
 
 def _round(rows: DataFrame, unknown: Collection[Sql], images: Sequence[Sql]) -> DataFrame:
-    """Take rows for those that are looked for, with NULL in the ``unknown`` images of the latter."""
+    """Find rows for the old rows that are still looked for, with NULL in the ``unknown`` columns."""
     keys = [
         F.expr(f"CASE WHEN {_ORIGIN} != {_SOUGHT} THEN {each} END")
         if each in unknown
@@ -126,7 +128,7 @@ def _round(rows: DataFrame, unknown: Collection[Sql], images: Sequence[Sql]) -> 
             "taken": F.expr(f"greatest(0, least({_THERE}, settled - there_before))"),
         }
     )
-    # Those that the batch added go first, so what is found beyond their number is the target's.
+    # Rows that the batch added are taken first. What is found beyond their number is the target's.
     beyond = "greatest(0, wanted_before + found - greatest(wanted_before, added))"
     rows = rows.withColumns(
         {

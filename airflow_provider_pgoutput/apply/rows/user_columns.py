@@ -1,7 +1,7 @@
-"""Carries what users put into columns of their own over a copy, which replaces all rows of the source.
+"""Keeps the values of users' own columns when a copy replaces all rows of a table.
 
-A row is the one that the target holds under its key, as far as anybody can tell. Where no key finds it, the
-values go with the rows, and that is said. What is not here: rows that a change replaces (``resolve.py``).
+A copied row gets the values of the target's row with the same key. If there is no key to tell, the values are
+lost, and a warning says so. ``fill_missing.py`` does the same for rows that a change replaces.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ logger = logging.getLogger(__name__)
 def over_copy(
     preparation: TableState, rows: DataFrame, key: Collection[str]
 ) -> tuple[DataFrame, dict[str, Sql]]:
-    """Give the rows of a copy what the target holds under their key in columns that are not the source's.
+    """Give copied rows the values that the target has under their key in columns that are not the source's.
 
-    Read now: the rows are deleted from the branch before the copy is appended.
+    They are read now, because the rows are deleted from the branch before the copy is appended.
 
     :param rows: in the columns ``n<i>`` of the batch.
-    :param key: names of the key columns, if the target had them before; else none.
-    :return: the rows with further columns, and the names of these by column of the target.
+    :param key: names of the key columns, if the target had them before; otherwise none.
+    :return: the rows with further columns, and the names of these, by column of the target.
     """
     layout, held = preparation.layout, preparation.writer().rows_as_they_are()
     kept = sorted(layout.foreign) if key else []
@@ -43,7 +43,8 @@ def over_copy(
     if not kept:
         return rows, {}
     if OP_COLUMN in layout.metadata:
-        # What was deleted and is there now was inserted since, as another row.
+        # With soft delete, a row that is marked as deleted was another row than one of the same key that is
+        # there now.
         held = held.where(f"NOT ({quote(OP_COLUMN)} <=> '{staged.DELETE}')")
     names = {name: Sql(f"x{i}") for i, name in enumerate(kept)}
     at = {column.name: staged.new(i) for i, column in enumerate(preparation.columns)}
@@ -60,7 +61,7 @@ def over_copy(
 
 
 def _alone(held: DataFrame, rows: DataFrame) -> DataFrame:
-    """Those of the rows whose key no other row has: the target may have had another key until now.
+    """The rows whose key no other row has. The target may have had another key until now.
 
     :param held: the keys of all rows.
     """

@@ -1,1 +1,1 @@
-"""One target and its position: which table it is, and how far it is applied."""
+"""Which table a target is, and how far it is applied."""

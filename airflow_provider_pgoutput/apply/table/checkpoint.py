@@ -1,8 +1,7 @@
 """Reads and writes the checkpoint table: how far the lake is, by batch and by table.
 
-It is an index of what the tables' own commits say, and can be rebuilt from them. A second row for one
-batch, which two drivers at once can leave, changes no answer. What is not here: the truth
-(``iceberg.py``, markers).
+The truth is in the tables' own commits (markers, see ``iceberg/table.py``). The checkpoint table is an index
+of them and can be rebuilt. Two drivers at once can leave two rows for one batch; that changes no answer.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ _SPARK_ROWS = SparkCheckpointRows()
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the checkpoint table says of one slot."""
+    """What the checkpoint table says about one slot."""
 
-    #: End of the newest batch that was applied; None: no batch ever was.
+    #: End of the newest batch that was applied; None: no batch was.
     end_lsn: Lsn | None = None
     #: End of the newest batch that changed a table, by target.
     tables: dict[str, Lsn] = field(default_factory=dict)
-    #: The newest target of each table of the source, by its OID.
+    #: The newest target of each table of the source, by the source table's OID.
     target_of: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -75,7 +74,7 @@ def table_name(plan: Plan) -> TableName:
 def read(
     spark: SparkSession, plan: Plan, manifest: Manifest, rows: CheckpointRows = _SPARK_ROWS
 ) -> Progress:
-    """Read what is recorded of the manifest's slot and system.
+    """Read what is recorded for the manifest's slot and system.
 
     :raises TableRefused: a view has the table's name, so nothing could be recorded.
     """
@@ -99,9 +98,9 @@ def read(
 def snapshots_at(
     spark: SparkSession, plan: Plan, manifest: Manifest, lsn: Lsn
 ) -> dict[str, tuple[Lsn, tuple[int, ...]]]:
-    """By target: where the newest batch by ``lsn`` ended, and the snapshots that it left, the latest first.
+    """By target: where the newest batch up to ``lsn`` ends, and the snapshots of that batch, latest first.
 
-    A table that no batch had changed by then is not among them. Two drivers, or a replay, leave several.
+    A table that no batch had changed by then is not in it. Two drivers, or a replay, leave several snapshots.
     """
     name = table_name(plan)
     if IcebergTable.load(spark, name) is None:
@@ -135,12 +134,12 @@ def record(
     passed_over: tuple[PassedOver, ...] = (),
     rows: CheckpointRows = _SPARK_ROWS,
 ) -> None:
-    """Append, in one commit, a row for each changed table and one for the batch.
+    """Append, in one commit, a row for each changed table and one row for the batch.
 
-    :param whole: whether the namespace has the batch now; else only the tables get their rows.
-    :param passed_over: tables of which this apply passes changes over, beside those of the manifest.
+    :param whole: the whole namespace has the batch now. If not, only the tables get their rows.
+    :param passed_over: tables that this apply passes over, in addition to those of the manifest.
     :raises PublishRefused: other slots kept writing at the same time.
-    :raises CommitStateUnknown: the catalog did not say; a second row of a batch changes no answer.
+    :raises CommitStateUnknown: the catalog did not say; a second row for a batch changes no answer.
     :raises LakeUnavailable: the catalog failed.
     """
     if not applied and not whole:
@@ -160,9 +159,9 @@ def record(
 def _append(
     spark: SparkSession, name: TableName, manifest: Manifest, append: Callable[[], None]
 ) -> None:
-    """Append rows in one commit; when the catalog did not say whether it did, look, and try once more.
+    """Append rows in one commit. When the catalog did not say whether it did, look, and try once more.
 
-    :raises CommitStateUnknown: it did not say a second time, either.
+    :raises CommitStateUnknown: the catalog did not say it the second time either.
     """
     before = _loaded(spark, name).head
     for last in (False, True):
@@ -177,7 +176,7 @@ def _append(
             logger.warning("No answer to the commit of the checkpoint; looking.")
             if _loaded(spark, name).snapshot_of(manifest.batch_id, since=before):
                 return
-            # Should the first commit arrive late, the batch has its rows twice, which no reader counts.
+            # Should the first commit arrive late, the batch has its rows twice. No reader counts them.
             if last:
                 raise named from error
         else:
@@ -224,9 +223,9 @@ def _row(
 
 
 def _columns(plan: Plan, table: Table) -> str | None:
-    """The columns at the end of the batch, when the checkpoint does not have them yet.
+    """The columns at the end of the batch, if the checkpoint does not have them yet.
 
-    What a batch knows of that is about the namespace that it was staged for, not one that it is replayed to.
+    They are recorded for the namespace for which the batch was staged, not for one into which it is replayed.
     """
     wanted = table.records_columns or plan.replay is not None
     return table.shape.to_json() if wanted else None

@@ -1,4 +1,4 @@
-"""The rows of the checkpoint table, through Spark. What is not here: what they mean (``checkpoint.py``)."""
+"""The rows of the checkpoint table, through Spark. ``checkpoint.py`` says what they mean."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.iceberg.sql import TableName
     from airflow_provider_pgoutput.batch.manifest import Manifest
 
-#: So many one task reads sooner than several that shuffle; after a maintenance few files hold many rows.
+#: Up to so much, one task is faster than several with a shuffle. After a maintenance few files hold many
+#: rows.
 _FILES_OF_ONE_TASK, _ROWS_OF_ONE_TASK = 64, 100_000
 
 
@@ -35,14 +36,14 @@ class Newest(NamedTuple):
 
 
 class CheckpointRows(Protocol):
-    """The checkpoint table as far as rows are read from it or written to it."""
+    """How rows of the checkpoint table are read and written."""
 
     def newest(self, spark: SparkSession, table: IcebergTable, manifest: Manifest) -> list[Newest]:
-        """The greatest end of each target of the manifest's slot and system, in the order of the ends."""
+        """The greatest end LSN of each target of the manifest's slot and system, in the order of the LSNs."""
         ...
 
     def ensure(self, spark: SparkSession, name: TableName) -> None:
-        """Make the table when there is none, and give it the columns that it lacks."""
+        """Make the table if there is none, and add the columns that it lacks."""
         ...
 
     def append(
@@ -54,13 +55,13 @@ class CheckpointRows(Protocol):
     ) -> None:
         """Append rows in one commit with summary keys.
 
-        :param rows: by the columns of ``batch/checkpoint.py``; ``applied_at`` is now, whatever it says.
+        :param rows: values by column of ``batch/checkpoint.py``; ``applied_at`` is always the current time.
         """
         ...
 
 
 class SparkCheckpointRows:
-    """The one that production uses."""
+    """The implementation with Spark; the simulation has another."""
 
     def newest(self, spark: SparkSession, table: IcebergTable, manifest: Manifest) -> list[Newest]:
         """See ``CheckpointRows``."""
@@ -73,7 +74,7 @@ class SparkCheckpointRows:
             rows = rows.coalesce(1)
         newest = F.max("end_lsn").alias("end_lsn")
         found = rows.groupBy("target", "relation_oid").agg(newest).collect()
-        # Spark would run jobs of their own to sort a handful of rows.
+        # Sorted here: Spark would run a job to sort a few rows.
         found.sort(key=lambda row: row["end_lsn"])
         return [Newest(row["target"], row["relation_oid"], row["end_lsn"]) for row in found]
 
@@ -99,7 +100,7 @@ class SparkCheckpointRows:
         marker: Mapping[str, str],
     ) -> None:
         """See ``CheckpointRows``."""
-        # Literals, and not rows of Python: those would start Python workers for a handful of values.
+        # As SQL literals: rows of Python would start Python workers for a few values.
         names = ", ".join(column for column, _ in CHECKPOINT)
         values = ", ".join(
             f"({', '.join(_literal(row[column]) for column, _ in CHECKPOINT)})" for row in rows
@@ -115,7 +116,7 @@ class SparkCheckpointRows:
 
 
 def _is_small(table: IcebergTable) -> bool:
-    """Whether the newest summary counts few files and few rows; what it does not count may be many."""
+    """Whether the newest summary counts few files and few rows. If it counts none, there may be many."""
     snapshot = table.java.currentSnapshot()
     if snapshot is None:
         return False

@@ -1,6 +1,6 @@
-"""What one table of a batch is applied to, and whether it may be: the checks before anything is written.
+"""Which Iceberg table receives a table of the batch, and whether it may: checks before anything is written.
 
-What is not here: writing (``prepare.py``), and the checks on the batch as a whole (``checkpoint.py``).
+``rows/prepare.py`` writes. ``checkpoint.py`` and ``rows/staged_files.py`` check the batch as a whole.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest, Table
 
 OP_COLUMN = "_pgoutput_op"
-#: Change log only: names of the columns that the change left out as unchanged TOAST.
+#: Change log only: names of the columns that were left out as unchanged TOAST.
 UNCHANGED_COLUMN = "_pgoutput_unchanged"
-#: Change log only: where the transaction was first committed; null when that was on the source itself.
+#: Change log only: where the transaction was first committed; NULL: on the source itself.
 ORIGIN_COLUMN = "_pgoutput_origin"
 ORIGIN_LSN_COLUMN = "_pgoutput_origin_lsn"
 _OF_LOGS = {
@@ -44,11 +44,11 @@ _OF_LOGS = {
 _MODE, _SOFT_DELETE = "pgoutput.mode", "pgoutput.soft-delete"
 #: https://iceberg.apache.org/spec/#version-2-row-level-deletes
 _FIRST_WITH_DELETES = 2
-#: With it Spark takes any columns for a table, and then cannot run a MERGE.
+#: With this property Spark accepts any columns for a table, and then cannot run a MERGE.
 _ANY_SCHEMA = "write.spark.accept-any-schema"
-#: What Iceberg lets clocks differ by, see ``TableMetadata``.
+#: By so much Iceberg lets clocks differ, see ``TableMetadata``.
 _CLOCKS_DIFFER_MS = 60_000
-#: Iceberg keeps these names for itself: https://iceberg.apache.org/spec/#reserved-field-ids
+#: Names that Iceberg reserves: https://iceberg.apache.org/spec/#reserved-field-ids
 _RESERVED = frozenset(
     {
         *("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id"),
@@ -68,12 +68,12 @@ class Target:
     mode: str
     #: Lake types of the metadata columns that the table carries, by name.
     metadata: dict[str, str]
-    #: Whether rows that are gone are kept, marked.
+    #: Whether deleted rows are kept and marked.
     soft_delete: bool = False
 
     @property
     def is_log(self) -> bool:
-        """Whether every change is appended and nothing is ever updated."""
+        """Whether every change is appended, and no row is ever updated."""
         return self.mode == CHANGE_LOG
 
 
@@ -81,24 +81,24 @@ class Target:
 class Start:
     """Where the apply of one table begins."""
 
-    #: Changes with a commit LSN before it are in the table or in the copy.
+    #: Changes with a commit LSN before this are already in the table, or in the copy.
     floor: Lsn
     #: Whether the copy in the batch replaces what the table holds.
     copies: bool
-    #: Whether the table has the whole batch already.
+    #: Whether the table already has the whole batch.
     done: bool
-    #: Main's head when this was decided; what is prepared on another head is refused.
+    #: Main's head when this was decided. Work on another head is refused.
     head: int | None = None
-    #: Whether the table was loaded from outside and may hold changes of this batch already.
+    #: Whether somebody else loaded the table and it may already have changes of this batch.
     overlaps: bool = False
-    #: Whether others loaded the table, and nothing was applied to it yet.
+    #: Whether somebody else loaded the table, and nothing was applied to it yet.
     loaded: bool = False
-    #: The checkpoint, where that is past the start of the batch: the slot was read again.
+    #: The checkpoint, if it is past the start of the batch. Then the slot was read again.
     lake_lsn: Lsn | None = None
 
 
 def ignores_case(spark: SparkSession, catalog: str) -> bool:
-    """Whether a catalog takes names that differ only in case for one: Hive's metastore and Glue."""
+    """Whether a catalog ignores the case of names. Hive's metastore and Glue do."""
     prefix = f"spark.sql.catalog.{catalog}"
     kind = spark.conf.get(f"{prefix}.type", "") or ""
     implementation = spark.conf.get(f"{prefix}.catalog-impl", "") or ""
@@ -108,9 +108,9 @@ def ignores_case(spark: SparkSession, catalog: str) -> bool:
 
 
 def targets(plan: Plan, manifest: Manifest, *, any_case: bool = False) -> list[Target]:
-    """The tables of a batch with the tables that receive them.
+    """The tables of a batch, each with the Iceberg table that receives it.
 
-    :param any_case: names that differ only in case name one table, see ``ignores_case``.
+    :param any_case: names that differ in case only are one table, see ``ignores_case``.
     :raises ConfigurationError: two tables have one target, or a column has a reserved name.
     """
     found: dict[str, Target] = {}
@@ -170,9 +170,9 @@ def properties(target: Target, manifest: Manifest) -> dict[str, str]:
 
 
 def refuse_other_deletes(target: Target, table: IcebergTable) -> None:
-    """Refuse to rebuild a table with soft deletes as the pipeline has none, or the other way round.
+    """Refuse to rebuild a table with another setting of ``soft_delete`` than the pipeline has.
 
-    :raises TableRefused: rows that are kept, marked, would be gone for good.
+    :raises TableRefused: deleted rows that the table keeps would be lost.
     """
     wanted = str(target.soft_delete).lower()
     if table.properties.get(_SOFT_DELETE, wanted) != wanted:
@@ -186,10 +186,11 @@ def refuse_other_deletes(target: Target, table: IcebergTable) -> None:
 def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Progress) -> Start:
     """Look at the table and decide where to begin.
 
-    :raises TableRefused: the table is somebody else's, or of another table of the source.
-    :raises TableRolledBack: it is older than the checkpoint says.
-    :raises BatchGap: a batch before this one was never applied to it.
-    :raises LakeUnavailable: it was written by a clock that is ahead of this one.
+    :raises TableRefused: another pipeline or somebody else owns the target, or it is of another table of the
+        source.
+    :raises TableRolledBack: the target is older than the checkpoint says.
+    :raises BatchGap: an earlier batch was never applied to it.
+    :raises LakeUnavailable: it was written with a clock that is ahead of this one.
     """
     table = IcebergTable.load(spark, target.name)
     copy_lsn = Lsn.parse(target.source.copy_lsn) if target.source.copy_lsn else None
@@ -205,12 +206,13 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
     copies = copy_lsn is not None and (
         applied is None
         or applied <= copy_lsn
-        # An older copy is as good, as all that came after it is in the batch; a log would get that twice.
+        # An older copy is as good: all changes after it are in the batch. Only a change log would get them
+        # twice.
         or (applied < manifest.end_lsn and not target.is_log)
     )
     has_it = applied is not None and applied >= manifest.end_lsn and not copies
     if not has_it and (progress.end_lsn is None or progress.end_lsn < manifest.end_lsn):
-        # What the lake has may be of tables that were renamed or made again since.
+        # The lake's rows may be of a table that was renamed or made again at the source since.
         _refuse_renamed(target, progress, copies)
         _refuse_made_again(table, target, manifest)
     known = progress.tables.get(target.name.target)
@@ -233,14 +235,14 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
         )
     floor = copy_lsn if copies and copy_lsn else max(applied or Lsn(0), copy_lsn or Lsn(0))
     if not copies and progress.end_lsn is not None:
-        # A batch that was read again: what was committed before the checkpoint is in the table, or was left
-        # out of it on request, also where no batch changed the table lately.
+        # The slot was read again. Rows that committed before the checkpoint are in the table, or were left
+        # out of it on request. That holds also if no batch changed the table lately.
         floor = max(floor, progress.end_lsn)
     done = applied is not None and applied >= manifest.end_lsn
     if table is not None and not done:
         _refuse_future(table)
-    # The first batch goes past the load, see capture: what comes later overlaps no more. The checkpoint does
-    # not tell which is the first: one that was rebuilt is there before it.
+    # Capture ends the first batch past the load, so later batches cannot overlap with it. The checkpoint does
+    # not show which batch is the first: a rebuilt checkpoint exists before it.
     overlaps = loaded and not copies and manifest.loaded_lsn == str(manifest.start_lsn)
     lake = progress.end_lsn if (progress.end_lsn or 0) > manifest.start_lsn else None
     head = None if table is None else table.head
@@ -257,7 +259,7 @@ def _refuse_any_schema(target: Target, properties: Mapping[str, str]) -> None:
 
 
 def _refuse_future(table: IcebergTable) -> None:
-    """Refuse here what Iceberg would refuse at the first commit, in words that say nothing of clocks.
+    """Refuse a table from the future here. Iceberg would refuse the first commit, with no word about clocks.
 
     :raises LakeUnavailable: the table was last written at a time that is still to come.
     """
@@ -279,7 +281,7 @@ def _was_loaded(
     manifest: Manifest,
     progress: Progress,
 ) -> bool:
-    """Whether the table's rows are those of a load from outside that capture was told of."""
+    """Whether the table's rows were loaded from outside, and the user said so."""
     unknown = marker is None and target.name.target not in progress.tables
     return manifest.loaded_lsn is not None and unknown and not table.is_empty and not target.is_log
 
@@ -354,9 +356,9 @@ def _refuse_made_again(table: IcebergTable | None, target: Target, manifest: Man
 
 
 def refuse_unordered(found: Sequence[Target], manifest: Manifest) -> None:
-    """Check what the manifest says of the tables against itself.
+    """Check that each table of the manifest can be written in the manifest's order.
 
-    :raises ConfigurationError: a table has no columns at all that Iceberg could hold.
+    :raises ConfigurationError: a table has no columns that Iceberg could hold.
     """
     for target in found:
         if not any(version.columns for version in target.source.versions):
@@ -369,7 +371,7 @@ def refuse_unordered(found: Sequence[Target], manifest: Manifest) -> None:
 
 
 def _refuse_two_sources(earlier_oid: int, target: Target, manifest: Manifest) -> None:
-    """Refuse a copy over the rows of another table that is still published, and not copied elsewhere now.
+    """Refuse a copy over the rows of another table that is still published and is not copied elsewhere now.
 
     :raises TableRefused: that table would lose its rows.
     """
