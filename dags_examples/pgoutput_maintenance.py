@@ -45,7 +45,7 @@ with DAG(
             type=["null", "string"],
             description="Name of the catalog, when it is not named like its connection.",
         ),
-        "only_tables": Param(
+        "tables": Param(
             [],
             type="array",
             items={"type": "string"},
@@ -64,7 +64,7 @@ with DAG(
         namespace="{{ params.namespace }}",
         iceberg_conn_id="{{ params.iceberg_conn_id }}",
         catalog_name="{{ params.catalog_name or '' }}",
-        tables="{{ params.only_tables | tojson }}",
+        tables="{{ params.tables | tojson }}",
         compact_options="{{ params.compact_options | tojson }}",
         conf="{{ params.spark_conf | tojson }}",
     )

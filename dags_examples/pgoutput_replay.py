@@ -56,7 +56,7 @@ with DAG(
             pattern=_LSN,
             description="Where to end, with target_namespace; empty: the newest batch.",
         ),
-        "only_tables": Param(
+        "tables": Param(
             [],
             type="array",
             items={"type": "string"},
@@ -72,7 +72,9 @@ with DAG(
             description="In place as in the pipeline; in another namespace either.",
         ),
         "soft_delete": Param(False, type="boolean", description="In place as in the pipeline."),
-        "tables": Param({}, type="object", description="Options by table, as of the pipeline."),
+        "table_options": Param(
+            {}, type="object", description="Options by table, as of the pipeline."
+        ),
         "spark_conf": Param({}, type="object", description="Spark configuration of the job."),
     },
 ) as dag:
@@ -85,10 +87,10 @@ with DAG(
         catalog_name="{{ params.catalog_name or '' }}",
         from_lsn="{{ params.from_lsn }}",
         to_lsn="{{ params.to_lsn or '' }}",
-        tables="{{ params.only_tables | tojson }}",
+        tables="{{ params.tables | tojson }}",
         target_namespace="{{ params.target_namespace or '' }}",
         mode="{{ params.mode }}",
         soft_delete="{{ params.soft_delete }}",
-        table_options="{{ params.tables | tojson }}",
+        table_options="{{ params.table_options | tojson }}",
         conf="{{ params.spark_conf | tojson }}",
     )

@@ -124,7 +124,7 @@ with DAG(
             enum=["upsert", "change_log"],
             description="Keep tables as at the source, or append every change.",
         ),
-        "tables": Param(
+        "table_options": Param(
             {},
             type="object",
             description='Options by table: {"public.orders": {"partitioned_by": ["days(made_at)"]}}.',
@@ -155,7 +155,7 @@ with DAG(
         },
         apply_options={
             "mode": "{{ params.mode }}",
-            "tables": "{{ params.tables | tojson }}",
+            "table_options": "{{ params.table_options | tojson }}",
             "conf": "{{ params.spark_conf | tojson }}",
         },
     )

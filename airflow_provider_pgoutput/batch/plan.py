@@ -15,9 +15,6 @@ from typing import Any
 from airflow_provider_pgoutput.batch.maintenance import Maintenance
 from airflow_provider_pgoutput.errors import ConfigurationError
 
-#: What is done about a type to which Iceberg cannot follow.
-FAIL = "fail"
-NEW_COLUMN = "new_column"
 UPSERT = "upsert"
 CHANGE_LOG = "change_log"
 
@@ -43,12 +40,11 @@ _TEXTS = (
     "namespace",
     "mode",
     "write_mode",
-    "type_changes",
     "dag_id",
     "run_id",
 )
 _NUMBERS = ("format_version", "tag_retention_days", "parallel_tables")
-_FLAGS = ("soft_delete", "drop_columns")
+_FLAGS = ("soft_delete", "drop_columns", "keep_retyped_columns")
 
 _COLUMN = r"(?:[^\W\d]\w*|`(?:[^`]|``)+`)(?:\.(?:[^\W\d]\w*|`(?:[^`]|``)+`))*"
 #: What stands in a statement as it was given, so nothing else may.
@@ -77,8 +73,8 @@ class TableOptions:
     properties: dict[str, str] = field(default_factory=dict)
     #: Partition transforms in Spark's notation: ``["days(created_at)", "bucket(16, id)"]``.
     partitioned_by: tuple[str, ...] = ()
-    #: ``fail`` or ``new_column``; None: the plan's.
-    type_changes: str | None = None
+    #: None: the plan's.
+    keep_retyped_columns: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +100,7 @@ class Plan:
     #: Namespace of the target tables, parts joined by dots.
     namespace: str
     mode: str = UPSERT
-    tables: dict[str, TableOptions] = field(default_factory=dict)
+    table_options: dict[str, TableOptions] = field(default_factory=dict)
     #: Which of ``METADATA_COLUMNS`` tables in upsert mode carry; a change log carries all.
     metadata_columns: tuple[str, ...] = ()
     #: A deleted row stays, marked by ``_pgoutput_op`` = ``D``.
@@ -117,9 +113,9 @@ class Plan:
     tag_retention_days: int = 7
     #: Tables prepared, and staged files verified (four at most), at the same time.
     parallel_tables: int = 4
-    #: What is done about a type to which Iceberg cannot follow: ``fail``, or ``new_column``, which
-    #: keeps the old values in a column of another name.
-    type_changes: str = FAIL
+    #: A column changed to a type that Iceberg cannot follow. True: its values of before stay in a column of
+    #: another name. False: the table is refused.
+    keep_retyped_columns: bool = False
     #: Whether columns that were dropped at the source are dropped, too; else they stay.
     drop_columns: bool = False
     #: Who asked, for the checkpoint table.
@@ -142,16 +138,17 @@ class Plan:
         """
         try:
             body: dict[str, Any] = json.loads(text)
-            tables = {
+            table_options = {
                 name: TableOptions(**{**each, "partitioned_by": tuple(each["partitioned_by"])})
-                for name, each in body["tables"].items()
+                for name, each in body["table_options"].items()
             }
             metadata = tuple(body["metadata_columns"])
-            parts = {
+            parts: dict[str, Any] = {
                 "replay": _replay(body.get("replay")),
                 "maintenance": Maintenance.from_body(body.get("maintenance")),
             }
-            plan = cls(**{**body, "tables": tables, "metadata_columns": metadata, **parts})
+            parts |= {"table_options": table_options, "metadata_columns": metadata}
+            plan = cls(**{**body, **parts})
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigurationError("This file is not a plan of an apply.") from error
         plan.check()
@@ -161,21 +158,14 @@ class Plan:
         """Raise ConfigurationError when an option is no option, or the options do not go together."""
         _check_types(self)
         self._check_ranges()
-        modes = {self.mode, *(each.mode for each in self.tables.values() if each.mode)}
+        modes = {self.mode, *(each.mode for each in self.table_options.values() if each.mode)}
         if unknown := modes - {UPSERT, CHANGE_LOG}:
             raise ConfigurationError(
                 f"Unknown mode {sorted(unknown)}.", advice=f"use {UPSERT!r} or {CHANGE_LOG!r}."
             )
-        named = {
-            self.type_changes,
-            *(e.type_changes for e in self.tables.values() if e.type_changes),
+        transforms = {
+            each for table in self.table_options.values() for each in table.partitioned_by
         }
-        if unknown := named - {FAIL, NEW_COLUMN}:
-            raise ConfigurationError(
-                f"Unknown type_changes {sorted(unknown)}.",
-                advice=f"use {FAIL!r} or {NEW_COLUMN!r}; 'copy' is an option of the stage task.",
-            )
-        transforms = {each for table in self.tables.values() for each in table.partitioned_by}
         if unknown := {each for each in transforms if not is_partition_transform(each)}:
             raise ConfigurationError(
                 f"No partition transforms: {sorted(unknown)}.",
@@ -213,7 +203,7 @@ class Plan:
         A table of schema ``public`` keeps its name, any other gets its schema in front
         (``sales__orders``), unless ``TableOptions.target`` says otherwise.
         """
-        options = self.tables.get(f"{schema_name}.{table_name}")
+        options = self.table_options.get(f"{schema_name}.{table_name}")
         if options and options.target:
             return options.target
         return table_name if schema_name == "public" else f"{schema_name}__{table_name}"
@@ -232,11 +222,17 @@ def _check_types(plan: Plan) -> None:
     for name in _FLAGS:
         _demand(isinstance(getattr(plan, name), bool), name, "true or false")
     _demand(_is_texts(plan.metadata_columns), "metadata_columns", "a list of texts")
-    for table, options in plan.tables.items():
-        where = f"tables[{table}]"
-        for name in ("target", "mode", "type_changes"):
+    for table, options in plan.table_options.items():
+        where = f"table_options[{table}]"
+        for name in ("target", "mode"):
             value = getattr(options, name)
             _demand(value is None or isinstance(value, str), f"{where}.{name}", "a text")
+        keeps = options.keep_retyped_columns
+        _demand(
+            keeps is None or isinstance(keeps, bool),
+            f"{where}.keep_retyped_columns",
+            "true or false",
+        )
         _demand(
             isinstance(options.properties, dict)
             and _is_texts((*options.properties, *options.properties.values())),

@@ -13,9 +13,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.batch.answers import COPY, FAIL
 from airflow_provider_pgoutput.batch.membership import FILTERED
 from airflow_provider_pgoutput.capture.request import ALWAYS
-from airflow_provider_pgoutput.capture.schema.policy import COPY, FAIL
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.source.publication_marks import (
     attached_partitions,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.batch.answers import COPY
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.fallback import Tries
 from airflow_provider_pgoutput.capture.membership import (
@@ -21,7 +22,7 @@ from airflow_provider_pgoutput.capture.membership import (
 from airflow_provider_pgoutput.capture.request import AFTER_STAGE, ALWAYS, NEVER
 from airflow_provider_pgoutput.capture.run import CaptureContext
 from airflow_provider_pgoutput.capture.schema.differences import unfollowable
-from airflow_provider_pgoutput.capture.schema.policy import COPY, CopyNeeded
+from airflow_provider_pgoutput.capture.schema.policy import CopyNeeded
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.source.errors import of_slot
@@ -331,7 +332,7 @@ class _Capture:
 
     def _waits_for_copy(self, sealed: Manifest, checkpoint: Checkpoint) -> bool:
         """Whether apply could not follow the types of a batch that was staged without a copy."""
-        if self._request.schema_policy.type_changes != COPY:
+        if self._request.schema_policy.on_type_change != COPY:
             return False
         return any(unfollowable(e, checkpoint.shapes.get(e.relation_oid)) for e in sealed.tables)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_pgoutput.batch.answers import COPY, FAIL, check_answer
 from airflow_provider_pgoutput.batch.layout import check_slot_name
-from airflow_provider_pgoutput.capture.schema.policy import COPY, FAIL, SchemaPolicy
+from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
 from airflow_provider_pgoutput.capture.stream.options import AUTO, SQL, WALSENDER, StreamOptions
 from airflow_provider_pgoutput.capture.stream.sql_parallel import MOST_CONNECTIONS, PART_BYTES
 from airflow_provider_pgoutput.capture.types.cast import NULL_AND_KEEP, ValuePolicy
@@ -22,17 +23,8 @@ if TYPE_CHECKING:
 
 
 ALWAYS = "always"
-
-
 NEVER = "never"
-
-
-IGNORE = "ignore"
-
-
 AFTER_APPLY = "after_apply"
-
-
 AFTER_STAGE = "after_stage"
 
 
@@ -146,16 +138,8 @@ class CaptureRequest:
                 f"Unknown advance {self.advance!r}.",
                 advice=f"use {AFTER_APPLY!r} or {AFTER_STAGE!r}.",
             )
-        for name in ("on_recreated_table", "on_slot_lost"):
-            if (value := getattr(self, name)) not in {FAIL, COPY}:
-                raise ConfigurationError(
-                    f"Unknown {name} {value!r}.", advice=f"use {FAIL!r} or {COPY!r}."
-                )
-        if self.on_new_table not in {COPY, IGNORE, FAIL}:
-            raise ConfigurationError(
-                f"Unknown on_new_table {self.on_new_table!r}.",
-                advice=f"use {COPY!r}, {IGNORE!r} or {FAIL!r}.",
-            )
+        for name in ("on_new_table", "on_recreated_table", "on_slot_lost"):
+            check_answer(name, getattr(self, name))
         if self.on_new_table != COPY and self.initial_copy == NEVER:
             raise ConfigurationError(
                 "on_new_table goes with initial_copy='always' only: without copies the lake does not tell "

@@ -11,6 +11,7 @@ import functools
 import logging
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.batch.answers import COPY
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import SlotOnServer, move_slot
 from airflow_provider_pgoutput.capture.column_choices import check_column_types, check_key_columns
@@ -26,7 +27,6 @@ from airflow_provider_pgoutput.capture.schema.altered_types import AlteredTypes
 from airflow_provider_pgoutput.capture.schema.full_keys import FullKeys
 from airflow_provider_pgoutput.capture.schema.history import SchemaHistory
 from airflow_provider_pgoutput.capture.schema.older_rows import seen_from
-from airflow_provider_pgoutput.capture.schema.policy import COPY
 from airflow_provider_pgoutput.capture.source.attributes import (
     read_attributes,
     read_constant_default,
@@ -353,7 +353,7 @@ class CaptureContext:
     def with_altered_types(self, tables: tuple[PublishedTable, ...]) -> tuple[PublishedTable, ...]:
         """Tables to copy, and those that the policy wants copied because a type was altered."""
         policy, checkpoint = self.request.schema_policy, self.request.checkpoint
-        if policy.type_changes != COPY or checkpoint is None:
+        if policy.on_type_change != COPY or checkpoint is None:
             return tables
         published = self.published()
         known = [each for each in published if each.relation_oid in checkpoint.shapes]
@@ -394,7 +394,7 @@ class CaptureContext:
             lambda oid: any(each.relation_oid == oid for each in self.published()),
             (checkpoint.tables if checkpoint else None) or {},
         )
-        if request.schema_policy.older_rows == COPY and checkpoint is not None:
+        if request.schema_policy.on_unknown_default == COPY and checkpoint is not None:
             batch.copied_by_policy = frozenset(checkpoint.shapes)
         return batch
 

@@ -37,28 +37,28 @@ class PgoutputApplyOperator(SparkApplyOperator):
     ``SparkApplyOperator``.
 
     :param batch: the batch as ``PgoutputStageOperator`` returned it. (templated)
-    :param tables: options of single tables by their names at the source, ``{"schema.table": {"target": ...,
-        "mode": ..., "properties": {...}, "partitioned_by": [...], "type_changes": ...}}``; see
-        ``docs/apply.md``. A name that is not published is warned of. (templated)
+    :param table_options: options of single tables by their names at the source, for instance
+        ``{"schema.table": {"target": "orders", "partitioned_by": ["days(made_at)"]}}``. ``docs/apply.md`` has
+        all of them. A name that is not published is warned of. (templated)
     """
 
-    template_fields: Sequence[str] = (*SparkApplyOperator.template_fields, "batch", "tables")
+    template_fields: Sequence[str] = (*SparkApplyOperator.template_fields, "batch", "table_options")
     template_fields_renderers = {  # noqa: RUF012
         **SparkApplyOperator.template_fields_renderers,
         "batch": "json",
-        "tables": "json",
+        "table_options": "json",
     }
 
     def __init__(
         self,
         *,
         batch: Any,
-        tables: Mapping[str, Mapping[str, Any]] | str | None = None,
+        table_options: Mapping[str, Mapping[str, Any]] | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.batch = batch
-        self.tables = tables
+        self.table_options = table_options
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Apply the batch, unless the lake holds it already."""
@@ -85,7 +85,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
             plan = self.make_plan(
                 context,
                 lake,
-                arguments.mapping(self.tables, "tables"),
+                arguments.mapping(self.table_options, "table_options"),
                 manifest_uri=batch.manifest_uri,
                 staging_uri=area.staging_uri,
             )
@@ -108,14 +108,14 @@ class PgoutputApplyOperator(SparkApplyOperator):
         return _result(batch, manifest.changes, counts, snapshots, applied=True)
 
     def _warn_of_unknown(self, plan: Plan, manifest: Manifest) -> None:
-        """Name what ``tables`` has options of and nobody publishes: most likely a slip of the pen."""
+        """Name tables that have options and that nobody publishes: most likely a slip of the pen."""
         if manifest.published is None:
             return
         published = {each.name for each in manifest.published.tables}
         changed = {each.name for each in manifest.tables}
-        if unknown := sorted(plan.tables.keys() - published - changed):
+        if unknown := sorted(plan.table_options.keys() - published - changed):
             self.log.warning(
-                "tables has options of what is no published table: %s. They count for nothing.",
+                "table_options names tables that are not published: %s. Their options count for nothing.",
                 ", ".join(unknown),
             )
 

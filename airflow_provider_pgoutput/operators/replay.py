@@ -48,7 +48,7 @@ class PgoutputReplayOperator(SparkApplyOperator):
         lake's checkpoint in place. (templated)
     :param tables: the tables to replay, ``["schema.table"]``; None: all of the batches'. (templated)
     :param target_namespace: namespace to write to; None: in place. (templated)
-    :param table_options: options of single tables, as ``tables`` of ``PgoutputApplyOperator``. In place they
+    :param table_options: options of single tables, as of ``PgoutputApplyOperator``. In place they
         have to be the pipeline's. (templated)
     """
 

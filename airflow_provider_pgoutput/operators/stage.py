@@ -87,16 +87,14 @@ class PgoutputStageOperator(CopyingOperator):
     :param key_columns: key columns of tables, ``{"schema.table": ["column"]}``, over the catalog's;
         within the replica identity (of every partition, where a root is published in their place) and unique
         at every moment, or any with REPLICA IDENTITY FULL.
-    :param older_rows: what older rows get in a column that was added with a default which neither the stream
-        nor the catalog tells: ``null`` (and a warning), ``default`` (the column's default, if it is a
-        constant) or ``copy`` (the table is copied again). ``copy`` also copies a table of which a change does
-        not say which row it means.
-    :param type_changes: ``copy`` copies a table again when a column changed to a type that Iceberg cannot
-        follow, or rows look otherwise because their type was converted or altered; ``fail`` warns, leaves
-        the former to the apply task, and refuses altered keys.
-    :param unsure_columns: what is done about values of which neither the stream nor the catalog tells whether
-        they are a dropped column's or those of the one that took its place: ``fail``, ``copy`` (the table is
-        copied again) or ``warn`` (they are the newer column's).
+    :param on_unknown_default: a column was added with a default, and neither the stream nor the catalog tells
+        what older rows show in it. ``ignore``: they get NULL. ``default``: they get the column's default of
+        now, if it is a constant. ``copy`` also copies a table when a change does not say which row it means.
+    :param on_type_change: a column changed to a type that Iceberg cannot follow, or a type was altered so
+        that rows look otherwise. ``fail``: the apply task refuses the first, a warning names the second, and
+        an altered type of a key is refused. See also ``keep_retyped_columns`` in ``docs/apply.md``.
+    :param on_unsure_column: a column was dropped and another took its place, and nothing tells whose values
+        some rows hold. ``ignore``: they are the newer column's.
     :param memory_mib: memory for decoding and writing, in MiB, 8 at least; None: 256.
     :param copy_connections: tables or parts of tables copied at the same time; None: 2.
 
@@ -138,9 +136,9 @@ class PgoutputStageOperator(CopyingOperator):
         "type_options",
         "column_types",
         "key_columns",
-        "older_rows",
-        "type_changes",
-        "unsure_columns",
+        "on_unknown_default",
+        "on_type_change",
+        "on_unsure_column",
         "memory_mib",
         "copy_connections",
     )
@@ -184,9 +182,9 @@ class PgoutputStageOperator(CopyingOperator):
         type_options: Mapping[str, str] | str | None = None,
         column_types: Mapping[str, str] | str | None = None,
         key_columns: Mapping[str, Sequence[str]] | str | None = None,
-        older_rows: str = "null",
-        type_changes: str = "fail",
-        unsure_columns: str = "fail",
+        on_unknown_default: str = "ignore",
+        on_type_change: str = "fail",
+        on_unsure_column: str = "fail",
         memory_mib: int | str | None = None,
         copy_connections: int | str | None = None,
         **kwargs: Any,
@@ -216,9 +214,10 @@ class PgoutputStageOperator(CopyingOperator):
         self.type_options = type_options
         self.column_types = column_types
         self.key_columns = key_columns
-        self.older_rows, self.type_changes = older_rows, type_changes
-        self.unsure_columns = unsure_columns
+        self.on_unknown_default, self.on_type_change = on_unknown_default, on_type_change
+        self.on_unsure_column = on_unsure_column
         self.memory_mib, self.copy_connections = memory_mib, copy_connections
+        arguments.check_answers(self)
 
     def execute(self, context: Context) -> BatchXCom:
         """Stage one batch."""
@@ -245,7 +244,7 @@ class PgoutputStageOperator(CopyingOperator):
 
     def _request(self, context: Context) -> CaptureRequest:
         from airflow_provider_pgoutput.capture.request import CaptureRequest
-        from airflow_provider_pgoutput.capture.schema.policy import NULL, SchemaPolicy
+        from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
         from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 
         slot_name = arguments.required_text(self.slot_name, "slot_name")
@@ -275,11 +274,9 @@ class PgoutputStageOperator(CopyingOperator):
             options=options,
             initial_copy=arguments.required_text(self.initial_copy, "initial_copy"),
             start_lsn=arguments.lsn(self.start_lsn, "start_lsn"),
-            on_new_table=arguments.required_text(self.on_new_table, "on_new_table"),
-            on_recreated_table=arguments.required_text(
-                self.on_recreated_table, "on_recreated_table"
-            ),
-            on_slot_lost=arguments.required_text(self.on_slot_lost, "on_slot_lost"),
+            on_new_table=arguments.answer(self.on_new_table, "on_new_table"),
+            on_recreated_table=arguments.answer(self.on_recreated_table, "on_recreated_table"),
+            on_slot_lost=arguments.answer(self.on_slot_lost, "on_slot_lost"),
             advance=arguments.required_text(self.advance, "advance"),
             failover=arguments.flag(self.failover, "failover"),
             seconds_between_runs=longest_seconds_between_runs(self.get_dag()),
@@ -291,10 +288,9 @@ class PgoutputStageOperator(CopyingOperator):
             key_columns=arguments.text_list_mapping(self.key_columns, "key_columns"),
             copy_engine=copy_engine,
             schema_policy=SchemaPolicy(
-                # The word null is what the argument means, and also what JSON has for nothing.
-                arguments.optional_text(self.older_rows) or NULL,
-                arguments.required_text(self.type_changes, "type_changes"),
-                arguments.required_text(self.unsure_columns, "unsure_columns"),
+                arguments.answer(self.on_unknown_default, "on_unknown_default"),
+                arguments.answer(self.on_type_change, "on_type_change"),
+                arguments.answer(self.on_unsure_column, "on_unsure_column"),
             ),
             attempt=new_attempt(context),
             # A limit that was not given is capture's to choose.

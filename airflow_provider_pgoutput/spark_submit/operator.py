@@ -192,8 +192,8 @@ class SparkApplyOperator(LakeJobOperator):
         see ``docs/apply.md``. A change log has all of them. (templated)
     :param soft_delete: keep deleted rows, marked. (templated)
     :param plan_options: ``format_version``, ``write_mode``, ``tag_retention_days``, ``parallel_tables``,
-        ``type_changes``, ``drop_columns``, ``{"write_mode": "copy-on-write"}``; see ``docs/apply.md``.
-        (templated)
+        ``drop_columns``, ``keep_retyped_columns``; for instance ``{"write_mode": "copy-on-write"}``. See
+        ``docs/apply.md``. (templated)
     """
 
     template_fields: Sequence[str] = (
@@ -241,7 +241,7 @@ class SparkApplyOperator(LakeJobOperator):
             catalog=lake.catalog.name,
             namespace=lake.namespace,
             mode=arguments.required_text(self.mode, "mode"),
-            tables=table_options(tables),
+            table_options=table_options(tables),
             metadata_columns=arguments.optional_text_list(
                 self.metadata_columns, "metadata_columns"
             ),

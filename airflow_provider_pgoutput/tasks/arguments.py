@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from airflow_provider_pgoutput.batch.answers import ANSWERS, check_answer
 from airflow_provider_pgoutput.batch.lsn import LSN_ADVICE, Lsn
 from airflow_provider_pgoutput.errors import ConfigurationError
 
@@ -36,6 +37,25 @@ def required_text(value: Any, name: str) -> str:
 def optional_text(value: Any) -> str | None:
     """Return the text, or None when there is none."""
     return None if value is None or str(value).strip() in _EMPTY else str(value).strip()
+
+
+def answer(value: Any, name: str) -> str:
+    """Return the answer to one of the questions ``on_...``, see ``batch/answers.py``.
+
+    :raises ConfigurationError: when the question has no such answer.
+    """
+    return check_answer(name, required_text(value, name))
+
+
+def check_answers(operator: Any) -> None:
+    """Check an operator's answers when the DAG file is parsed, but those that a template gives later.
+
+    :raises ConfigurationError: when a question has no such answer.
+    """
+    for name in ANSWERS:
+        value = getattr(operator, name)
+        if isinstance(value, str) and "{{" not in value and "{%" not in value:
+            answer(value, name)
 
 
 def text_list(value: Any, name: str) -> tuple[str, ...]:

@@ -20,8 +20,8 @@ _FIELDS: dict[str, Callable[[Any, str], Any]] = {
     "write_mode": arguments.required_text,
     "tag_retention_days": arguments.whole_number,
     "parallel_tables": arguments.whole_number,
-    "type_changes": arguments.required_text,
     "drop_columns": arguments.flag,
+    "keep_retyped_columns": arguments.flag,
 }
 
 
@@ -44,9 +44,12 @@ def table_options(given: Mapping[str, Any]) -> dict[str, TableOptions]:
     for table in given:
         if "." not in table:
             raise ConfigurationError(
-                f"tables names no table of a source: {table}.", advice="spell it schema.table."
+                f"table_options names no table of a source: {table}.",
+                advice="spell it schema.table.",
             )
-    return {table: _of_table(options, f"tables[{table}]") for table, options in given.items()}
+    return {
+        table: _of_table(options, f"table_options[{table}]") for table, options in given.items()
+    }
 
 
 def _of_table(given: Any, name: str) -> TableOptions:
@@ -58,8 +61,14 @@ def _of_table(given: Any, name: str) -> TableOptions:
         mode=arguments.optional_text(options.get("mode")),
         properties={key: _property(value) for key, value in properties.items()},
         partitioned_by=_transforms(options.get("partitioned_by"), f"{name}.partitioned_by"),
-        type_changes=arguments.optional_text(options.get("type_changes")),
+        keep_retyped_columns=_optional_flag(
+            options.get("keep_retyped_columns"), f"{name}.keep_retyped_columns"
+        ),
     )
+
+
+def _optional_flag(given: Any, name: str) -> bool | None:
+    return None if arguments.optional_text(given) is None else arguments.flag(given, name)
 
 
 def _transforms(given: Any, name: str) -> tuple[str, ...]:

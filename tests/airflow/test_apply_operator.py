@@ -88,7 +88,7 @@ def test_the_job_gets_a_plan_the_package_and_the_catalog(
         workshop.staging_uri,
     )
     assert (plan.catalog, plan.namespace, plan.mode) == ("iceberg_default", "shop", "change_log")
-    assert plan.tables["public.orders"].partitioned_by == ("days(made_at)",)
+    assert plan.table_options["public.orders"].partitioned_by == ("days(made_at)",)
     assert (plan.metadata_columns, plan.parallel_tables) == (("_pgoutput_op",), 2)
     assert plan.drop_columns is False
     assert (plan.dag_id, plan.run_id) == ("tests", "manual__1")
@@ -196,10 +196,10 @@ def test_options_of_a_table_that_is_not_published_are_warned_of_by_name(
     workshop.seal(published=PublishedSet((), marks))
     options: dict[str, Any] = {"public.orders": {}, "public.idle": {}, "public.ordres": {}}
     with caplog.at_level(logging.WARNING):
-        workshop.operator(tables=options).execute(task_context)
+        workshop.operator(table_options=options).execute(task_context)
     # A task's logger writes to one of the two, by what ran before in this process.
     said = caplog.text + capsys.readouterr().out
-    assert "no published table: public.ordres. They" in said
+    assert "not published: public.ordres. Their" in said
 
 
 def test_a_login_that_spark_cannot_use_is_warned_of_by_name(
@@ -377,13 +377,16 @@ def test_a_job_that_died_without_a_word_is_retried(
         ({"batch": "not json"}, "not JSON"),
         ({"batch": object()}, "not a mapping"),
         ({"batch": "[" * 10**5}, "not JSON"),
-        ({"tables": {"public.orders": {"partitioned_by": ["a) --"]}}}, "partition transform"),
+        (
+            {"table_options": {"public.orders": {"partitioned_by": ["a) --"]}}},
+            "partition transform",
+        ),
         ({"slot_name": "other"}, "another slot"),
         ({"staging_uri": "file:///elsewhere"}, "not in this pipeline's staging area"),
         ({"namespace": ""}, "namespace"),
         ({"mode": "replace"}, "Unknown mode"),
         ({"metadata_columns": ["secret"]}, "Unknown metadata columns"),
-        ({"tables": {"public.orders": {"no_such": 1}}}, "does not exist"),
+        ({"table_options": {"public.orders": {"no_such": 1}}}, "does not exist"),
         ({"plan_options": {"no_such": 1}}, "does not exist"),
         ({"plan_options": {"parallel_tables": "0"}}, "parallel_tables is below 1"),
     ],

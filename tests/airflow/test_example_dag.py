@@ -67,7 +67,7 @@ def test_the_replay_gets_what_was_given(dags: Any) -> None:
     (task,) = (each.prepare_for_execution() for each in dag.topological_sort())
     given = {"staging_uri": "s3://lake/staging", "from_lsn": "16/B374D848"}
     defaults = {each: dag.params.get_param(each).value for each in dag.params if each not in given}
-    params = {**defaults, **given, "only_tables": ["it's.a"], "target_namespace": "again"}
+    params = {**defaults, **given, "tables": ["it's.a"], "target_namespace": "again"}
     task.render_template_fields({"params": params, "dag": dag, "task": task})
     assert (task.from_lsn, task.target_namespace) == ("16/B374D848", "again")
     assert arguments.lsn(task.to_lsn, "to_lsn") is None
@@ -84,7 +84,7 @@ def test_parameters_reach_the_tasks_as_they_were_given(dag: Any) -> None:
         "max_changes": 10,
         "decode_parallelism": 2,
         "start_lsn": "16/B374D848",
-        "tables": {"public.orders": {"partitioned_by": ["days(made_at)"]}},
+        "table_options": {"public.orders": {"partitioned_by": ["days(made_at)"]}},
     }
     from airflow_provider_pgoutput.tasks import arguments
 
@@ -98,7 +98,7 @@ def test_parameters_reach_the_tasks_as_they_were_given(dag: Any) -> None:
     assert arguments.whole_number(stage.decode_parallelism, "decode_parallelism") == 2
     assert arguments.lsn(stage.start_lsn, "start_lsn") == 0x16_B374D848
     assert arguments.optional_text(stage.catalog_name) is None
-    assert arguments.mapping(apply.tables, "tables") == params["tables"]
+    assert arguments.mapping(apply.table_options, "table_options") == params["table_options"]
     assert arguments.mapping(apply.conf, "conf") == {}
     assert apply.name == "airflow-pgoutput_to_iceberg-pgoutput_to_iceberg.apply"
 

@@ -23,7 +23,7 @@ from airflow_provider_pgoutput.tasks.plan_options import plan_fields, table_opti
         ({"tag_retention_days": "None"}, {}),
         ({"format_version": "2"}, {"format_version": 2}),
         ({"write_mode": " copy-on-write "}, {"write_mode": "copy-on-write"}),
-        ({"type_changes": "new_column"}, {"type_changes": "new_column"}),
+        ({"keep_retyped_columns": "true"}, {"keep_retyped_columns": True}),
     ],
 )
 def test_options_mean_what_their_text_says(given: Any, meaning: dict[str, Any]) -> None:
@@ -53,7 +53,7 @@ def test_what_is_no_option_is_refused_by_name(given: Any, said: str) -> None:
     [
         ({}, TableOptions()),
         ('{"mode": "upsert"}', TableOptions(mode="upsert")),
-        ({"target": "", "type_changes": "None"}, TableOptions()),
+        ({"target": "", "keep_retyped_columns": "None"}, TableOptions()),
         ({"partitioned_by": " region "}, TableOptions(partitioned_by=("region",))),
         ({"partitioned_by": "bucket(4, id)"}, TableOptions(partitioned_by=("bucket(4, id)",))),
         ({"partitioned_by": '["a", "b"]'}, TableOptions(partitioned_by=("a", "b"))),
@@ -68,10 +68,10 @@ def test_options_of_a_table_mean_what_their_text_says(given: Any, meaning: Table
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (3, r"tables\[public\.t\] is not a mapping"),
-        ({"no_such": 1}, r"tables\[public\.t\] has an option that does not exist: no_such"),
-        ({"properties": 3}, r"tables\[public\.t\]\.properties is not a mapping"),
-        ({"partitioned_by": 3}, r"tables\[public\.t\]\.partitioned_by is not a list"),
+        (3, r"table_options\[public\.t\] is not a mapping"),
+        ({"no_such": 1}, r"table_options\[public\.t\] has an option that does not exist: no_such"),
+        ({"properties": 3}, r"table_options\[public\.t\]\.properties is not a mapping"),
+        ({"partitioned_by": 3}, r"table_options\[public\.t\]\.partitioned_by is not a list"),
     ],
 )
 def test_what_is_no_option_of_a_table_is_refused_by_name(given: Any, said: str) -> None:

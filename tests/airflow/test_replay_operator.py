@@ -65,7 +65,7 @@ def test_in_place_goes_to_the_checkpoint(workshop: Workshop, task_context: Any) 
     )
     plan, ranges = plan_of(workshop)
     assert ranges == ["10-20", "20-30"]
-    assert (plan.namespace, plan.tables["public.orders"].target) == ("shop", "o")
+    assert (plan.namespace, plan.table_options["public.orders"].target) == ("shop", "o")
     assert plan.replay == Replay(plan.replay.manifest_uris, (), in_place=True)  # type: ignore[union-attr]
     assert result == {
         "schema_version": 1,

@@ -224,7 +224,6 @@ def test_what_cannot_work_fails_at_once_and_makes_no_slot(
         "publication_names": {"publication_names": ""},
         "max_changes": {"max_changes": "many"},
         "decode_parallelism is 1 to 8": {"decode_parallelism": "0"},
-        "Unknown on_new_table": {"on_new_table": "guess"},
         "slot name": {"slot_name": "Not A Slot"},
         "staging_uri": {"staging_uri": "relative/folder"},
         "pyiceberg": {"type_options": '{"json": "variant"}'},

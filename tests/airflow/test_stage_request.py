@@ -14,10 +14,12 @@ import pytest
 from airflow.sdk import DAG
 from psycopg.conninfo import conninfo_to_dict
 
+from airflow_provider_pgoutput.batch.answers import ANSWERS
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.request import CaptureRequest
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
 from airflow_provider_pgoutput.capture.stream.options import StreamOptions
+from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
 from airflow_provider_pgoutput.spark_submit.copy_engine import CopyingOperator, SparkCopy
 from tests.airflow.conftest import TestLake, connection_json
@@ -58,9 +60,9 @@ GIVEN = {
     "type_options": '{"uuid": "uuid"}',
     "column_types": '{"s.t.c": "string"}',
     "key_columns": '{"s.t": ["k"]}',
-    "older_rows": "default",
-    "type_changes": "copy",
-    "unsure_columns": "warn",
+    "on_unknown_default": "default",
+    "on_type_change": "copy",
+    "on_unsure_column": "ignore",
     "memory_mib": "16",
     "copy_connections": "5",
     "copy_engine": "spark",
@@ -91,6 +93,17 @@ def defaults_of(given: Any) -> set[str]:
 def test_every_argument_is_templated_and_here() -> None:
     names = names_of(PgoutputStageOperator) | names_of(CopyingOperator)
     assert names == {*GIVEN, *NOT_WITH_NEVER} == set(PgoutputStageOperator.template_fields)
+
+
+@pytest.mark.parametrize("name", list(ANSWERS))
+def test_a_wrong_answer_fails_when_the_dag_is_parsed(name: str) -> None:
+    needed = {
+        each: GIVEN[each] for each in ("slot_name", "publication_names", "staging_uri", "namespace")
+    }
+    with pytest.raises(ConfigurationError, match=f"Unknown {name} 'perhaps'"):
+        PgoutputStageOperator(task_id="stage", **needed, **{name: "perhaps"})
+    # What a template gives is known later.
+    PgoutputStageOperator(task_id="stage", **needed, **{name: "{{ params.answer }}"})
 
 
 @pytest.fixture
@@ -149,7 +162,7 @@ def test_every_argument_reaches_the_request(
         "type_options": {"uuid": "uuid"},
         "column_types": {"s.t.c": "string"},
         "key_columns": {"s.t": ("k",)},
-        "schema_policy": SchemaPolicy("default", "copy", "warn"),
+        "schema_policy": SchemaPolicy("default", "copy", "ignore"),
         "memory_mib": 16,
         "copy_connections": 5,
         "copy_engine": SparkCopy(

@@ -35,7 +35,7 @@ PROGRAM = str(Path(__file__).with_name("patient_run.py"))
 RETRIES = "60"
 #: Its change log holds each change that was applied, so what is applied twice is in it twice.
 LOGGED = "sales.lines"
-CONF: dict[str, Any] = {"tables": {LOGGED: {"mode": "change_log"}}}
+CONF: dict[str, Any] = {"table_options": {LOGGED: {"mode": "change_log"}}}
 _SECONDS = 600
 
 

@@ -158,7 +158,7 @@ def test_a_type_that_got_a_new_column_gets_no_other_when_the_apply_is_run_again(
     relation.alter((one, text))
     relation.rows[1]["b"] = "20"
     relation.update(a_is(2), {"b": "two"})
-    second = dataclasses.replace(source.stage(), type_changes="new_column")
+    second = dataclasses.replace(source.stage(), keep_retyped_columns=True)
     apply_batch(spark, first)
 
     with crash_points.watched(_killed_before_publishing):

@@ -445,7 +445,7 @@ def test_a_renamed_table_is_refused_until_its_target_is_named(
     plan = source.stage()
     with pytest.raises(TableRefused, match="renamed"):
         apply_batch(spark, plan)
-    apply_batch(spark, replace(plan, tables={"public.t_new": TableOptions(target="t")}))
+    apply_batch(spark, replace(plan, table_options={"public.t_new": TableOptions(target="t")}))
     assert lake_rows(table, target="t") == source_rows(table)
 
 
@@ -465,7 +465,7 @@ def test_two_tables_with_one_target_are_refused(
 ) -> None:
     other = source.table("t", (column("a"),), key=("a",), schema_name="s")
     other.insert(1)
-    plan = replace(source.stage(), tables={"s.t": TableOptions(target="t")})
+    plan = replace(source.stage(), table_options={"s.t": TableOptions(target="t")})
     with pytest.raises(ConfigurationError):
         apply_batch(spark, plan)
 

@@ -63,7 +63,7 @@ def test_old_metadata_files_go_with_the_commits(spark: SparkSession, source: Sou
     few = TableOptions(properties={"write.metadata.previous-versions-max": "3"})
     for a in range(4):
         table.insert(a)
-        apply_batch(spark, replace(source.stage(), tables={"public.t": few}))
+        apply_batch(spark, replace(source.stage(), table_options={"public.t": few}))
     location = loaded(spark, TableName("lake", source.slot_name, "t")).java.location()
     folder = Path(urlsplit(str(location)).path) / "metadata"
     assert len(list(folder.glob("*.metadata.json"))) == 4

@@ -276,12 +276,13 @@ def test_partitions_properties_and_metadata_columns(
         partitioned_by=("days(`at`)", "bucket(4, id)"),
     )
     metadata = ("_pgoutput_commit_lsn", "_pgoutput_commit_ts", "_pgoutput_op")
-    plan = replace(source.stage(), tables={"s.orders": options}, metadata_columns=metadata)
+    plan = replace(source.stage(), table_options={"s.orders": options}, metadata_columns=metadata)
     apply_batch(spark, plan)
     t.update(lambda row: row["id"] == 2, {"at": COMMIT_TIME})
     changed_at = source.pending[-1][0]
     apply_batch(
-        spark, replace(source.stage(), tables={"s.orders": options}, metadata_columns=metadata)
+        spark,
+        replace(source.stage(), table_options={"s.orders": options}, metadata_columns=metadata),
     )
     assert lake_rows(t, "id", *metadata, target="s__orders")[1] == (
         2, changed_at, COMMIT_TIME.replace(tzinfo=None), "U",

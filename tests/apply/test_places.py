@@ -42,7 +42,7 @@ def test_a_type_that_changed_after_the_copy_does_not_drop_the_copied_values() ->
             None,
             starts=("0/1",),
             copies=True,
-            type_changes="fail",
+            keeps_retyped=False,
             drop_columns=False,
             metadata={},
         )
@@ -83,7 +83,7 @@ def test_no_row_is_found_by_a_struct_without_its_last_attribute(
                 None,
                 starts=("0/1",),
                 copies=False,
-                type_changes="fail",
+                keeps_retyped=False,
                 drop_columns=False,
                 metadata={},
                 is_log=is_log,
@@ -124,13 +124,13 @@ def target(recorded: dict[str, Any], **fields: tuple[int, str]) -> Any:
     )
 
 
-def as_new_column(staged: Table, lake: Any, policy: str = "new_column", *starts: str) -> Layout:
+def as_new_column(staged: Table, lake: Any, keeps: bool = True, *starts: str) -> Layout:
     return lay_out(
         staged,
         lake,
         starts=starts or ("0/1",),
         copies=False,
-        type_changes=policy,
+        keeps_retyped=keeps,
         drop_columns=False,
         metadata={},
     )
@@ -148,12 +148,12 @@ def test_a_target_that_has_the_new_column_already_gets_no_other() -> None:
     assert second.numbered == first.numbered
     assert second.table == first.table
     # A change back, in a later batch, is one of its own; the same batch, staged shorter, makes none.
-    back = as_new_column(table("int"), after, "new_column", "0/2")
+    back = as_new_column(table("int"), after, True, "0/2")
     assert back.renamed == {3: "b__old_2_2"}
     assert back.foreign == {"b__old_2", "b__old_2_2"}
     assert as_new_column(table("int"), after).begun == first.begun
     with pytest.raises(TableRefused, match="one of three"):
-        as_new_column(table("int"), after, "fail", "0/2")
+        as_new_column(table("int"), after, False, "0/2")
 
 
 def evolved(by: Layout, **fields: tuple[int, str]) -> Any:
@@ -177,13 +177,13 @@ def test_a_type_that_changed_and_changed_back_is_where_one_attempt_alone_would_h
     if start_lsn == "0/2":
         # The batch that follows has the same types.
         before = evolved(first, **lake)
-        first = as_new_column(staged, before, "new_column", start_lsn)
+        first = as_new_column(staged, before, True, start_lsn)
         names = [each.columns[1].name for each in first.table.versions]
         assert names == ["b__old_2_3", "b__old_2_4", "b"]
         del lake["b"]
         lake |= {"b__old_2_3": (4, "int"), "b__old_2_4": (5, "string"), "b": (6, "int")}
     for _ in range(2):
-        again = as_new_column(staged, evolved(first, **lake), "new_column", start_lsn)
+        again = as_new_column(staged, evolved(first, **lake), True, start_lsn)
         assert (again.table, again.numbered) == (first.table, first.numbered)
         assert (again.begun, again.renamed) == (first.begun, {})
 
@@ -195,8 +195,8 @@ def test_attempts_that_start_before_the_checkpoint_and_at_it_make_the_same_colum
     lake: dict[str, tuple[int, str]] = {"id": (1, "int")}
     lake |= {"b__old_2": (2, "int"), "b": (3, "string")}
     for one, other in itertools.permutations([("0/2", "0/1"), ("0/2",)]):
-        first = as_new_column(staged, before, "new_column", *one)
-        again = as_new_column(staged, evolved(first, **lake), "new_column", *other)
+        first = as_new_column(staged, before, True, *one)
+        again = as_new_column(staged, evolved(first, **lake), True, *other)
         assert (again.table, again.numbered) == (first.table, first.numbered)
         assert (again.begun, again.renamed) == (first.begun, {})
 
@@ -244,7 +244,7 @@ def test_a_key_of_a_change_log_may_have_any_type() -> None:
         None,
         starts=("0/1",),
         copies=False,
-        type_changes="new_column",
+        keeps_retyped=True,
         drop_columns=False,
         metadata={},
         is_log=True,
@@ -280,7 +280,7 @@ def made_again(staged: Table, *, is_log: bool = False, drop_columns: bool = Fals
         target(recorded, **fields, theirs=(5, "int")),
         starts=("0/1",),
         copies=not is_log,
-        type_changes="fail",
+        keeps_retyped=False,
         drop_columns=drop_columns,
         metadata={},
         is_log=is_log,
@@ -302,7 +302,7 @@ def test_columns_of_a_former_table_make_room_for_those_that_come_later(is_log: b
     added = SchemaChange(ADDED, "b", "", "integer", 2)
     staged = dataclasses.replace(table("int"), schema_changes=(added,))
     before = evolved(first, **fields, theirs=(5, "int"))
-    later = as_new_column(staged, before, "fail", "0/2")
+    later = as_new_column(staged, before, False, "0/2")
     assert later.renamed == {2: "b__old"}
     assert later.numbered == {(1, 0): "id", (2, 0): "b"}
     # As those of dropped columns, in rows that are written again they are NULL.
@@ -310,14 +310,14 @@ def test_columns_of_a_former_table_make_room_for_those_that_come_later(is_log: b
     # The attempt that follows finds it so.
     fields = {"id": (1, "int"), "b__old": (2, "int"), "b__old_2": (3, "string"), "c": (4, "int")}
     after = evolved(later, **fields, theirs=(5, "int"), b=(6, "int"))
-    again = as_new_column(staged, after, "fail", "0/2")
+    again = as_new_column(staged, after, False, "0/2")
     assert (again.renamed, again.numbered) == ({}, later.numbered)
     assert again.former == later.former == {"b__old", "b__old_2", "c"}
     # What somebody added is theirs.
     columns = (staged.versions[0].columns[0], dataclasses.replace(added_column(), name="theirs"))
     versions = (dataclasses.replace(staged.versions[0], columns=columns),)
     with pytest.raises(TableRefused, match="added at the source under a name"):
-        as_new_column(dataclasses.replace(staged, versions=versions), before, "fail", "0/2")
+        as_new_column(dataclasses.replace(staged, versions=versions), before, False, "0/2")
 
 
 def added_column() -> Column:

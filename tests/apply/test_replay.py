@@ -387,8 +387,8 @@ def test_a_renamed_table_is_one_table(spark: SparkSession, story: Story) -> None
     story.plans.append(plan)
     namespace = f"{story.source.slot_name}_renamed"
     with pytest.raises(TableRefused, match=r"was renamed at the source, from public\.one"):
-        replay(spark, story.plan(0, 4, target=namespace, tables={}))
-    chosen = {"source_tables": ("public.renamed",), "tables": tables}
+        replay(spark, story.plan(0, 4, target=namespace, table_options={}))
+    chosen = {"source_tables": ("public.renamed",), "table_options": tables}
     story.one.name = "one"  # The target.
     for plan in (story.plan(1, 4, **chosen), story.plan(0, 4, target=namespace, **chosen)):
         replay(spark, plan)

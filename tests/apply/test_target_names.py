@@ -46,7 +46,9 @@ def manifest(*names: str) -> Manifest:
 
 
 def plan(**options: TableOptions) -> Plan:
-    return Plan("m", "s", "lake", "shop", tables={f"public.{k}": v for k, v in options.items()})
+    return Plan(
+        "m", "s", "lake", "shop", table_options={f"public.{k}": v for k, v in options.items()}
+    )
 
 
 def test_names_that_differ_in_case_are_two_tables() -> None:
@@ -114,6 +116,6 @@ def test_the_name_of_a_view_is_refused_and_given_back(
     refused(plan, "t")
     published = IcebergTable.load(spark, TableName("lake", source.slot_name, "other"))
     assert published is None or published.head is None
-    apply_batch(spark, replace(plan, tables={"public.t": TableOptions(target="t_of_shop")}))
+    apply_batch(spark, replace(plan, table_options={"public.t": TableOptions(target="t_of_shop")}))
     assert lake_rows(t, target="t_of_shop") == source_rows(t)
     assert lake_rows(other) == source_rows(other)

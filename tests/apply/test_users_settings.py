@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def with_options(plan: Plan, **options: Any) -> Plan:
     """The plan with options for table ``t``."""
-    return replace(plan, tables={"public.t": TableOptions(**options)})
+    return replace(plan, table_options={"public.t": TableOptions(**options)})
 
 
 def loaded(spark: SparkSession, relation: Relation) -> IcebergTable:

@@ -120,7 +120,7 @@ def test_xcom_of_a_batch_is_small_json_with_counts_by_table() -> None:
 
 def test_a_plan_survives_its_json() -> None:
     options = TableOptions(target="x", partitioned_by=("days(c)",), properties={"a": "b"})
-    plan = Plan("file:///m.json", "file:///s", "lake", "ns", tables={"public.t": options})
+    plan = Plan("file:///m.json", "file:///s", "lake", "ns", table_options={"public.t": options})
     assert Plan.from_json(plan.to_json()) == plan
 
 
@@ -131,7 +131,7 @@ def test_a_plan_survives_its_json() -> None:
         ({"mode": None}, "option mode is not a text"),
         ({"metadata_columns": ["_x"]}, "metadata columns"),
         ({"metadata_columns": [1]}, "metadata_columns is not a list of texts"),
-        ({"type_changes": 1}, "type_changes is not a text"),
+        ({"keep_retyped_columns": 1}, "keep_retyped_columns is not true or false"),
         ({"drop_columns": "False"}, "drop_columns is not true or false"),
         ({"soft_delete": 0}, "soft_delete is not true or false"),
         ({"parallel_tables": "4"}, "parallel_tables is not a whole number"),
@@ -154,22 +154,28 @@ def test_a_plan_with_unknown_options_is_refused(change: dict[str, Any], said: st
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"target": 1}, r"tables\[a\.t\]\.target is not a text"),
-        ({"mode": ["upsert"]}, r"tables\[a\.t\]\.mode is not a text"),
-        ({"type_changes": False}, r"tables\[a\.t\]\.type_changes is not a text"),
+        ({"target": 1}, r"table_options\[a\.t\]\.target is not a text"),
+        ({"mode": ["upsert"]}, r"table_options\[a\.t\]\.mode is not a text"),
+        (
+            {"keep_retyped_columns": "no"},
+            r"table_options\[a\.t\]\.keep_retyped_columns is not true",
+        ),
         (
             {"properties": {"a": 1}},
-            r"tables\[a\.t\]\.properties is not a mapping of texts to texts",
+            r"table_options\[a\.t\]\.properties is not a mapping of texts to texts",
         ),
-        ({"properties": ["a"]}, r"tables\[a\.t\]\.properties is not a mapping of texts to texts"),
-        ({"partitioned_by": [1]}, r"tables\[a\.t\]\.partitioned_by is not a list of texts"),
+        (
+            {"properties": ["a"]},
+            r"table_options\[a\.t\]\.properties is not a mapping of texts to texts",
+        ),
+        ({"partitioned_by": [1]}, r"table_options\[a\.t\]\.partitioned_by is not a list of texts"),
     ],
 )
 def test_a_plan_with_unknown_options_of_a_table_is_refused(
     change: dict[str, Any], said: str
 ) -> None:
-    body = json.loads(Plan("m", "s", "lake", "ns", tables={"a.t": TableOptions()}).to_json())
-    body["tables"]["a.t"] |= change
+    body = json.loads(Plan("m", "s", "lake", "ns", table_options={"a.t": TableOptions()}).to_json())
+    body["table_options"]["a.t"] |= change
     with pytest.raises(ConfigurationError, match=said):
         Plan.from_json(json.dumps(body))
 
@@ -179,7 +185,9 @@ def test_a_plan_with_unknown_options_of_a_table_is_refused(
     ["region", "days(made_at)", "Bucket(16, id)", "truncate(4, `a ``b`)", "`a) --`", "größe"],
 )
 def test_partition_transforms_are_known(transform: str) -> None:
-    plan = Plan("m", "s", "lake", "ns", tables={"t": TableOptions(partitioned_by=(transform,))})
+    plan = Plan(
+        "m", "s", "lake", "ns", table_options={"t": TableOptions(partitioned_by=(transform,))}
+    )
     assert Plan.from_json(plan.to_json()) == plan
 
 
@@ -198,7 +206,9 @@ def test_partition_transforms_are_known(transform: str) -> None:
 )
 def test_sql_in_place_of_a_partition_transform_is_refused(transform: str) -> None:
     """B26: the one option whose text becomes part of a statement."""
-    plan = Plan("m", "s", "lake", "ns", tables={"t": TableOptions(partitioned_by=(transform,))})
+    plan = Plan(
+        "m", "s", "lake", "ns", table_options={"t": TableOptions(partitioned_by=(transform,))}
+    )
     with pytest.raises(ConfigurationError, match="partition transform"):
         plan.check()
     with pytest.raises(ConfigurationError, match="partition transform"):
@@ -206,7 +216,7 @@ def test_sql_in_place_of_a_partition_transform_is_refused(transform: str) -> Non
 
 
 def test_target_names_come_from_schema_and_table() -> None:
-    plan = Plan("m", "s", "lake", "ns", tables={"b.t": TableOptions(target="own")})
+    plan = Plan("m", "s", "lake", "ns", table_options={"b.t": TableOptions(target="own")})
     assert plan.target_name("public", "orders") == "orders"
     assert plan.target_name("sales", "orders") == "sales__orders"
     assert plan.target_name("b", "t") == "own"

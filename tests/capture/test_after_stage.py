@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_pgoutput.batch.answers import COPY
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture import pipeline
 from airflow_provider_pgoutput.capture.request import AFTER_STAGE
-from airflow_provider_pgoutput.capture.schema.policy import COPY
 from airflow_provider_pgoutput.capture.staging import manifests
 from airflow_provider_pgoutput.capture.stream.options import SQL, WALSENDER, StreamOptions
 from airflow_provider_pgoutput.errors import (

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
     from tests.capture.pipeline_support import Source
 
-COPY = SchemaPolicy(type_changes="copy")
+COPY = SchemaPolicy(on_type_change="copy")
 
 
 class Runs:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: The table of GOES that gets a new column.
 ADDS = "new_column_retyped"
-COPIES = SchemaPolicy(older_rows="copy", type_changes="copy", unsure_columns="copy")
+COPIES = SchemaPolicy(on_unknown_default="copy", on_type_change="copy", on_unsure_column="copy")
 
 
 def after(manifest: Manifest, before: Checkpoint | None = None) -> Checkpoint:

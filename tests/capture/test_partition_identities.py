@@ -164,7 +164,7 @@ def went_on(
             return source.stage(**options)
         return source.stage(**options, checkpoint=checkpoint, copy_tables=("public.r",))
     if numbers.random() < 0.5:
-        policy = SchemaPolicy(older_rows="copy")
+        policy = SchemaPolicy(on_unknown_default="copy")
         return source.stage(**options, checkpoint=checkpoint, schema_policy=policy)
     return source.stage(**options, checkpoint=checkpoint, copy_tables=("public.r",))
 
@@ -276,7 +276,7 @@ def test_c190_a_partition_that_does_not_send_the_key_of_its_root(source: Source)
     assert "copy_tables=['public.r']" in advice
     followed.equals(copy_tables=("public.r",))
     followed.refused(what, "DELETE FROM r WHERE a = 13")
-    followed.equals(schema_policy=SchemaPolicy(older_rows="copy"))
+    followed.equals(schema_policy=SchemaPolicy(on_unknown_default="copy"))
     # The index changes: its old value alone is sent.
     followed.refused(what, "UPDATE r SET u = u + 100")
     followed.equals("ALTER TABLE r_1 REPLICA IDENTITY FULL", copy_tables=("public.r",))

@@ -409,7 +409,7 @@ def test_each_warning_comes_once_in_a_run(source: Source, caplog: pytest.LogCapt
         "INSERT INTO t VALUES (2, 'y', 1)",
         "INSERT INTO bare VALUES (1)",
     )
-    policy = SchemaPolicy(older_rows="copy")
+    policy = SchemaPolicy(on_unknown_default="copy")
     lake = checkpoint_with_shapes(first)
     second = source.stage(checkpoint=lake, schema_policy=policy)
     assert second.tables[0].copy_lsn or second.tables[1].copy_lsn, "the batch was begun again"

@@ -21,7 +21,7 @@ STREAM = (
 )
 #: Tables that have a column ``id`` at the beginning.
 _WITH_ID = ("serial", "whole", "byindex", "deferred", "toast", "generated", "log")
-POLICY = ("older_rows", "type_changes", "unsure_columns")
+POLICY = ("on_unknown_default", "on_type_change", "on_unsure_column")
 
 
 @dataclass
@@ -90,16 +90,16 @@ def drawn(chance: random.Random, version: int, names: list[str]) -> Options:
     streaming = ["off", None, "on"] + ["parallel"] * (version >= 16)
     stream["streaming"] = None if stream["messages"] else chance.choice(streaming)
     policy = {
-        "older_rows": chance.choice(("null", "default", "copy")),
-        "type_changes": chance.choice(("fail", "copy")),
-        "unsure_columns": chance.choice(("fail", "warn", "copy")),
+        "on_unknown_default": chance.choice(("ignore", "default", "copy")),
+        "on_type_change": chance.choice(("fail", "copy")),
+        "on_unsure_column": chance.choice(("fail", "ignore", "copy")),
     }
     plan: dict[str, Any] = {
         "format_version": chance.choice((2, 3, 3)),
         "write_mode": chance.choice(("merge-on-read", "merge-on-read", "copy-on-write")),
         "tag_retention_days": chance.choice((0, 7)),
         "parallel_tables": chance.choice((1, 4)),
-        "type_changes": chance.choice(("fail", "new_column")),
+        "keep_retyped_columns": chance.random() < 0.5,
         "drop_columns": chance.random() < 0.4,
         "soft_delete": chance.random() < 0.15,
         "mode": "change_log" if chance.random() < 0.08 else "upsert",
@@ -116,5 +116,5 @@ def drawn(chance: random.Random, version: int, names: list[str]) -> Options:
         if chance.random() < 0.1 or name.endswith(".log"):
             options.tables[name] = {"mode": "change_log"}
         elif chance.random() < 0.06:
-            options.tables[name] = {"type_changes": "new_column"}
+            options.tables[name] = {"keep_retyped_columns": True}
     return options

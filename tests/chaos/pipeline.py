@@ -39,6 +39,8 @@ SELECT format('ALTER TABLE %%s REPLICA IDENTITY FULL', p.relid)
 #: The same refusal so often, while nothing else happens at the source, has no way on.
 _MOST_REPEATED = 3
 _MOST_RETRIES = 8
+#: What is left after so many small batches is one batch.
+_MOST_LIMITED_RUNS = 12
 
 
 class Fault(Exception):
@@ -146,7 +148,10 @@ class Pipeline:
 
         :raises Fault: it is stuck, or a task hung.
         """
-        for _ in range(60):
+        for turn in range(60):
+            if turn == _MOST_LIMITED_RUNS:
+                self.options.stage.pop("max_changes", None)
+                self.options.stage.pop("max_bytes", None)
             if self.run(Kills(0, 0)) and (self._checkpoint or 0) >= target and not self._next:
                 return
         raise Fault("the pipeline does not catch up in 60 runs")
@@ -173,7 +178,7 @@ class Pipeline:
             staging_uri=self.staging.as_uri(),
             catalog=CATALOG,
             namespace=self.namespace,
-            tables=tables,
+            table_options=tables,
             **options,
         )
 
@@ -327,14 +332,14 @@ class Pipeline:
             self.copy_again([table])
         elif way == refusals.NEW_COLUMN:
             assert table is not None, refusal
-            self.options.tables.setdefault(table, {})["type_changes"] = "new_column"
+            self.options.tables.setdefault(table, {})["keep_retyped_columns"] = True
         elif way == refusals.TYPE_CHANGES:
-            self.options.policy["type_changes"] = "copy"
+            self.options.policy["on_type_change"] = "copy"
             self.copy_again([table] if table else [])
         elif way == refusals.UNSURE:
-            self.options.policy["unsure_columns"] = self.chance.choice(("copy", "warn"))
+            self.options.policy["on_unsure_column"] = self.chance.choice(("copy", "ignore"))
         elif way == refusals.OLDER_ROWS:
-            self.options.policy["older_rows"] = "copy"
+            self.options.policy["on_unknown_default"] = "copy"
         elif way == refusals.RECREATED:
             self.options.stage["on_recreated_table"] = "copy"
         elif way == refusals.ON_NEW_TABLE:

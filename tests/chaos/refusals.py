@@ -21,9 +21,9 @@ RETRY = "try again"
 TARGET = "keep its target"
 OTHER_TARGET = "another target"
 NEW_COLUMN = "keep the old values in a column"
-TYPE_CHANGES = "type_changes='copy'"
-UNSURE = "unsure_columns"
-OLDER_ROWS = "older_rows='copy'"
+TYPE_CHANGES = "on_type_change='copy'"
+UNSURE = "on_unsure_column"
+OLDER_ROWS = "on_unknown_default='copy'"
 RECREATED = "on_recreated_table='copy'"
 ON_NEW_TABLE = "on_new_table='copy'"
 NEW_SLOT = "a new slot without two_phase"
@@ -102,13 +102,13 @@ EXPECTED = (
         "TableRefused",
         "dropped and another took its place",
         ("drop column", "replace column", "add column", "rename column", "swap columns"),
-        (_COPYING, (UNSURE, "unsure_columns")),
+        (_COPYING, (UNSURE, "on_unsure_column")),
     ),
     Expected(
         "TableRefused",
         "which Iceberg cannot",
         (*_SHAPES, "recreate table", "create table"),
-        (_COPYING, (NEW_COLUMN, "new_column"), (TYPE_CHANGES, "type_changes='copy'")),
+        (_COPYING, (NEW_COLUMN, "keep_retyped_columns"), (TYPE_CHANGES, "on_type_change='copy'")),
     ),
     Expected(
         "TableRefused",
@@ -134,7 +134,7 @@ EXPECTED = (
             "attach",
             "detach",
         ),
-        (_COPYING, (OLDER_ROWS, "older_rows")),
+        (_COPYING, (OLDER_ROWS, "on_unknown_default")),
     ),
     Expected(
         "TableRefused",
@@ -154,7 +154,7 @@ EXPECTED = (
         "TableRefused",
         "it changed in all rows",
         ("rename label", "change attributes", "drop expression"),
-        (_COPYING, (TYPE_CHANGES, "type_changes='copy'")),
+        (_COPYING, (TYPE_CHANGES, "on_type_change='copy'")),
     ),
     Expected("TableRefused", "written in mode", _GONE, ((OTHER_TARGET, "name another target"),)),
     Expected(

@@ -46,7 +46,7 @@ class Tables:
 
     def set_targets(self, targets: dict[str, str]) -> None:
         """Options by table from now on: names in the lake; what is a log stays one."""
-        self.pipeline.plan_options["tables"] = {
+        self.pipeline.plan_options["table_options"] = {
             name: TableOptions(
                 target=targets.get(name), mode=CHANGE_LOG if name in self._logs else None
             )

@@ -71,7 +71,10 @@ OTHER_TESTS = (
     (
         "C190",
         "a partition does not send the key of its root",
-        "`TableRefused` at the first change that may be its; a copy goes on, by hand or by `older_rows`",
+        (
+            "`TableRefused` at the first change that may be its; a copy goes on, by hand or by"
+            " `on_unknown_default`"
+        ),
         (
             "tests/capture/test_partition_identities.py"
             "::test_c190_a_partition_that_does_not_send_the_key_of_its_root"
@@ -125,7 +128,7 @@ OTHER_TESTS = (
     (
         "C49",
         "a column is dropped and added again: with rows that tell them apart, and without",
-        "a new column, the old one beside it; `TableRefused` or what `unsure_columns` says",
+        "a new column, the old one beside it; `TableRefused` or what `on_unsure_column` says",
         f"{_SCHEMA}test_a_column_dropped_and_added_again_is_new",
     ),
     (
@@ -136,7 +139,7 @@ OTHER_TESTS = (
     ),
     (
         "C54",
-        "the same, with `type_changes` set to `new_column` and to `copy`",
+        'the same, with `keep_retyped_columns` and with `on_type_change="copy"`',
         "the new values; the old ones stay in a column of another name, or the table is copied again",
         f"{_SCHEMA}test_a_type_that_cannot_be_followed_is_refused_copied_or_made_a_new_column",
     ),
@@ -160,7 +163,7 @@ OTHER_TESTS = (
     ),
     (
         "C55",
-        "a default that neither stream nor catalog tells, with `older_rows` set to each of its words",
+        "a default that neither stream nor catalog tells, with `on_unknown_default` set to each of its words",
         "NULL and a warning; the default; the source's values",
         f"{_SCHEMA}test_what_older_rows_show_is_null_a_default_or_copied",
     ),
@@ -440,7 +443,7 @@ OTHER_TESTS = (
     ),
     (
         "C162",
-        'the same with `older_rows="copy"`, of a column that the table has',
+        'the same with `on_unknown_default="copy"`, of a column that the table has',
         "it is copied, and equal",
         "test_unknown_values.py::test_a_copy_brings_in_what_nobody_told",
     ),

@@ -33,7 +33,8 @@ SCENARIOS = (
         },
         differs_because=(
             "a rewrite between the ADD COLUMN and the next batch lets PostgreSQL forget what older rows"
-            " have in the column: NULL in `v` until they change, with a warning; `older_rows` closes it"
+            " have in the column: NULL in `v` until they change, with a warning; `on_unknown_default`"
+            " closes it"
         ),
         warning=("c55.v", "column c", "copy_tables"),
         changes=(1, 1),

@@ -74,7 +74,7 @@ def test_attributes_come_in_place_go_like_columns_and_are_not_renamed_unseen(
     with pytest.raises(TableRefused, match="one of three") as refused:
         lake.run()
     assert (refused.value.table, refused.value.column) == ("public.t", "c")
-    manifest = lake.run(schema_policy=SchemaPolicy(type_changes="copy"))
+    manifest = lake.run(schema_policy=SchemaPolicy(on_type_change="copy"))
     assert manifest.tables[0].copy_lsn is not None
     said.append(lake.said(manifest))
     assert lake.agrees("id", "a", "b")
@@ -116,7 +116,7 @@ def test_an_attribute_by_which_rows_are_found_does_not_go_unseen(
     with pytest.raises(TableRefused, match="one of three") as refused:
         lake.run()
     assert (refused.value.table, refused.value.column) == ("public.t", "c")
-    manifest = lake.run(schema_policy=SchemaPolicy(type_changes="copy"))
+    manifest = lake.run(schema_policy=SchemaPolicy(on_type_change="copy"))
     assert manifest.tables[0].copy_lsn is not None
     assert lake.rows("c", "a") == [(("a",), 1), (("b",), 3)]
 

@@ -69,8 +69,8 @@ def test_another_key_under_full_is_refused_or_copied(lake: Lake) -> None:
 
 
 def test_a_key_is_not_put_into_a_new_column(lake: Lake) -> None:
-    """With ``new_column`` older rows would have no key any more."""
-    lake.pipeline.plan_options["type_changes"] = "new_column"
+    """With ``keep_retyped_columns`` older rows would have no key any more."""
+    lake.pipeline.plan_options["keep_retyped_columns"] = True
     lake.execute("ALTER TABLE t ALTER id TYPE text", "UPDATE t SET a = 11 WHERE id = '1'")
     with pytest.raises(TableRefused, match="one of three"):
         lake.run()

@@ -18,7 +18,7 @@ def test_a_change_log_goes_on_through_changes_of_the_schema(
     pipeline: Pipeline, one_by_one: bool
 ) -> None:
     """A rename, a promotion, a type without a way in Iceberg, another key, a drop: what is logged stays."""
-    pipeline.plan_options.update(mode=CHANGE_LOG, type_changes="new_column")
+    pipeline.plan_options.update(mode=CHANGE_LOG, keep_retyped_columns=True)
     lake = begun(pipeline)
     fields = lake.fields()
     statements = (

@@ -209,7 +209,7 @@ def test_c190_partitions_whose_identity_is_not_that_of_their_root(pipeline: Pipe
     tables.execute("UPDATE o SET a = 2 WHERE a = 1")
     what = "does not say which row it means: the key is .a., and partition public.o_0"
     assert tables.refused(TableRefused, what) == "public.o"
-    tables.run("DELETE FROM o", schema_policy=SchemaPolicy(older_rows="copy"))
+    tables.run("DELETE FROM o", schema_policy=SchemaPolicy(on_unknown_default="copy"))
     tables.assert_equal("r", "o", "f")
     tables.run(
         "INSERT INTO o VALUES (1, 1)",

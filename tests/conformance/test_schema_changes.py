@@ -109,11 +109,11 @@ def test_a_column_dropped_and_added_again_is_new(lake: Lake) -> None:
     with pytest.raises(TableRefused, match="took its place") as refused:
         lake.run()
     assert (refused.value.table, refused.value.column) == ("public.t", "b")
-    lake.run(schema_policy=SchemaPolicy(unsure_columns="warn"))
+    lake.run(schema_policy=SchemaPolicy(on_unsure_column="ignore"))
     assert lake.agrees()
     assert [row for row in lake.rows("id", "b__old_4") if row[0] == 4] == [(4, "new")]
     # Here the row is the older column's, so only a copy is right.
-    policy = SchemaPolicy(unsure_columns="copy")
+    policy = SchemaPolicy(on_unsure_column="copy")
     manifest = lake.run("UPDATE t SET b = 'x' WHERE id = 4", again, schema_policy=policy)
     assert manifest.tables[0].copy_lsn is not None
     assert lake.agrees()
@@ -195,7 +195,7 @@ def test_values_that_a_change_of_type_converted_are_warned_of_or_copied(
     assert all(each in warning for each in ("public.t", "column s", "copy_tables"))
     assert not lake.differs("id", "a", "b", "u")
     assert lake.differs("s")
-    policy = SchemaPolicy(type_changes="copy")
+    policy = SchemaPolicy(on_type_change="copy")
     lake.run(rounded.format("u"), "INSERT INTO t(id) VALUES (5)", schema_policy=policy)
     assert lake.agrees()
 
@@ -209,18 +209,18 @@ def test_a_type_that_cannot_be_followed_is_refused_copied_or_made_a_new_column(l
     assert (refused.value.table, refused.value.column) == ("public.t", "b")
     assert lake.fields() == fields
     # The same batch, taken as a new column: the old values stay beside it.
-    lake.pipeline.plan_options["type_changes"] = "new_column"
+    lake.pipeline.plan_options["keep_retyped_columns"] = True
     lake.run()
     assert lake.fields()["b__old_3"] == fields["b"]
     assert lake.rows("id", "a", "b", "b__old_3") == [
         *((1, 11, None, 100), (2, 20, None, 200), (3, 30, None, 300), (4, 40, "four", None)),
     ]
     # Copied again, although a batch without the copy was staged already.
-    del lake.pipeline.plan_options["type_changes"]
+    del lake.pipeline.plan_options["keep_retyped_columns"]
     lake.execute("ALTER TABLE t ALTER a TYPE text USING 'a' || a", "DELETE FROM t WHERE id = 2")
     with pytest.raises(TableRefused, match="one of three"):
         lake.run()
-    manifest = lake.run(schema_policy=SchemaPolicy(type_changes="copy"))
+    manifest = lake.run(schema_policy=SchemaPolicy(on_type_change="copy"))
     assert manifest.tables[0].copy_lsn is not None
     assert lake.agrees()
     assert set(lake.fields()) == {"id", "a", "b", "b__old_3"}
@@ -236,7 +236,7 @@ def test_an_unchanged_large_value_of_a_converted_column_is_never_null(lake: Lake
         "UPDATE t SET c = (SELECT string_agg(md5(g::text), '') FROM generate_series(1, 300) g)"
         " WHERE id < 3",
     )
-    lake.pipeline.plan_options["type_changes"] = "new_column"
+    lake.pipeline.plan_options["keep_retyped_columns"] = True
     lake.execute(
         "UPDATE t SET a = 10 WHERE id = 3",
         "ALTER TABLE t ALTER c TYPE bytea USING convert_to(c, 'UTF8')",
@@ -289,7 +289,7 @@ def test_what_older_rows_show_is_null_a_default_or_copied(
     assert "column c" in warning
     assert "copy_tables" in warning
     assert lake.rows("id", "c") == [(1, None), (2, None), (3, None), (4, 7)]
-    policy, files = SchemaPolicy(older_rows="default"), lake.data_files()
+    policy, files = SchemaPolicy(on_unknown_default="default"), lake.data_files()
     add = [each.format("d", "6 + 2") for each in rewritten]
     lake.run(*add, "INSERT INTO t(id) VALUES (5)", schema_policy=policy)
     assert lake.rows("id", "d") == [(1, 8), (2, 8), (3, 8), (4, 8), (5, 8)]
@@ -304,7 +304,7 @@ def test_what_older_rows_show_is_null_a_default_or_copied(
     assert any("column e" in each for each in warnings_of(caplog))
     assert lake.execute("SELECT last_value FROM s") == [(6,)]
     lake.execute("ALTER TABLE t ADD f float8 DEFAULT random()", "INSERT INTO t(id) VALUES (7)")
-    manifest = lake.run(schema_policy=SchemaPolicy(older_rows="copy"))
+    manifest = lake.run(schema_policy=SchemaPolicy(on_unknown_default="copy"))
     assert manifest.tables[0].copy_lsn is not None
     assert lake.agrees()
 

@@ -130,7 +130,7 @@ def test_a_row_is_found_although_nobody_told_what_a_column_holds_in_it(pipeline:
 
 
 def test_a_copy_brings_in_what_nobody_told(pipeline: Pipeline) -> None:
-    pipeline.capture_options["schema_policy"] = SchemaPolicy(older_rows="copy")
+    pipeline.capture_options["schema_policy"] = SchemaPolicy(on_unknown_default="copy")
     tables = Tables(pipeline)
     names = ("rewritten", "volatile")
     tables.run(

@@ -1,6 +1,6 @@
 """docs/arguments.md has every argument, as the docstrings describe it, with the default that the code has.
 
-``python -m tests.docs.test_arguments_page`` draws it anew. The options inside of ``tables`` and
+``python -m tests.docs.test_arguments_page`` draws it anew. The options inside of ``table_options`` and
 ``plan_options`` are in docs/apply.md by hand; that all are there is tested here, too.
 """
 
@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_pgoutput.batch.answers import ANSWERS
 from airflow_provider_pgoutput.batch.plan import (
     METADATA_COLUMNS,
     Plan,
@@ -164,8 +165,23 @@ def rows_of(first: str) -> dict[str, list[str]]:
     return {row[0].strip("`"): row[1:] for row in cells}
 
 
+def test_every_question_has_its_answers_on_the_page() -> None:
+    table = PAGE.read_text().partition("| argument | about |")[2].partition("\n\n")[0]
+    told = {}
+    for line in table.splitlines()[2:]:
+        _, name, _, answers, _ = line.split("|")
+        told[name.strip(" `")] = tuple(re.findall("`(.*?)`", answers))
+    assert told == ANSWERS
+    from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
+
+    asked = signature(PgoutputStageOperator)
+    assert {name: answers[0] for name, answers in ANSWERS.items()} == {
+        name: asked[name].default for name in asked if name.startswith("on_")
+    }
+
+
 def test_every_option_of_a_table_is_described() -> None:
-    assert list(rows_of("option of `tables`")) == [
+    assert list(rows_of("option of `table_options`")) == [
         each.name for each in dataclasses.fields(TableOptions)
     ]
 

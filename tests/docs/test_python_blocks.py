@@ -77,7 +77,7 @@ def test_the_options_of_the_tables_are_taken(airflow_home: Path, tmp_path: Path)
         "s",
         "lake",
         task.namespace,
-        tables=table_options(task.tables),
+        table_options=table_options(task.table_options),
         metadata_columns=tuple(task.metadata_columns),
         **plan_fields(task.plan_options),
     )

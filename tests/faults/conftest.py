@@ -159,7 +159,7 @@ def subject(
             catalog_properties=lake_catalog_properties,
             spark=spark,
             capture_options=capture_options,
-            plan_options={"tables": {f"public.{LOG_TABLE}": TableOptions(mode=CHANGE_LOG)}},
+            plan_options={"table_options": {f"public.{LOG_TABLE}": TableOptions(mode=CHANGE_LOG)}},
         )
         watches.append(SlotWatch(pipeline))
         judge = Judge(pipeline, watches[-1])

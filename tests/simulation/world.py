@@ -146,7 +146,9 @@ class World:
         if batch.is_applied(before):
             return
         manifest = batch.read_manifest(self.area)
-        plan = Plan(batch.manifest_uri, URI, "lake", NAMESPACE, tables=_OPTIONS, parallel_tables=1)
+        plan = Plan(
+            batch.manifest_uri, URI, "lake", NAMESPACE, table_options=_OPTIONS, parallel_tables=1
+        )
         if before is not None and received_batch.moves_checkpoint_only(manifest, before):
             self._record(row_of_empty_batch(plan, manifest), manifest)
         else:

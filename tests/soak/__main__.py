@@ -66,7 +66,7 @@ def _soak(home: Path, arguments: argparse.Namespace) -> None:
             catalog_properties=lake.pyiceberg_properties(),
             spark=spark,
             plan_options={
-                "tables": {f"public.{LOG_TABLE}": TableOptions(mode=CHANGE_LOG)},
+                "table_options": {f"public.{LOG_TABLE}": TableOptions(mode=CHANGE_LOG)},
                 # They would keep the files of each batch for days.
                 "tag_retention_days": 0,
             },

@@ -62,6 +62,7 @@ class TablePreparation(TableState):
     def write(self) -> None:
         """See ``Preparation``."""
         plan = self.batch.plan
+        keeps = self.target.options.keep_retyped_columns
         if not self.target.is_log and not self.start.copies:
             refuse_lost_columns(self.target.source, self.table)
         self.layout = lay_out(
@@ -70,7 +71,7 @@ class TablePreparation(TableState):
             starts=self._starts,
             copies=self.start.copies and not self.target.is_log,
             is_log=self.target.is_log,
-            type_changes=self.target.options.type_changes or plan.type_changes,
+            keeps_retyped=plan.keep_retyped_columns if keeps is None else keeps,
             drop_columns=plan.drop_columns,
             metadata=self.target.metadata,
             loaded=self.start.loaded,

@@ -31,7 +31,7 @@ from airflow_provider_pgoutput.apply.schema.partitioning import columns_in_use
 from airflow_provider_pgoutput.batch import shape
 from airflow_provider_pgoutput.batch.identity import sought_by
 from airflow_provider_pgoutput.batch.lake_types import loses_fields, widens
-from airflow_provider_pgoutput.batch.plan import METADATA_COLUMNS, NEW_COLUMN
+from airflow_provider_pgoutput.batch.plan import METADATA_COLUMNS
 from airflow_provider_pgoutput.errors import TableRefused
 
 if TYPE_CHECKING:
@@ -64,7 +64,9 @@ class Places:
     """The fields of a table while its versions are gone through, oldest first."""
 
     table: str
-    policy: str
+    #: Whether the old values of a column stay in a column of another name, when its type changed so that
+    #: Iceberg cannot follow.
+    keeps_retyped: bool
     #: Whether the copy in the batch is of the version that is taken next, or of a later one.
     copies: bool
     free: dict[str, Field]
@@ -162,15 +164,15 @@ class Places:
     def _replace(self, key: int | str, place: Place, column: Column, is_key: bool) -> Place:
         # With a key of another type, older rows would not be found by it, and a change would add a second
         # row.
-        if not self.copies and (self.policy != NEW_COLUMN or is_key):
+        if not self.copies and (not self.keeps_retyped or is_key):
             raise TableRefused(
                 f"The type changed from {place.lake_type} to {column.lake_type}, which Iceberg cannot"
                 " follow.",
                 table=self.table,
                 column=column.name,
                 advice=f"one of three: copy the table again (copy_tables=[{self.table!r}], or"
-                " type_changes='copy' in the stage task); keep the old values beside in a column of"
-                " another name (type_changes='new_column' in the plan options; not of a column that"
+                " on_type_change='copy' in the stage task); keep the old values beside in a column of"
+                " another name (keep_retyped_columns in the plan options; not of a column that"
                 " identifies rows); or change the column back at the source.",
             )
         place.is_retired = True
@@ -266,7 +268,7 @@ def lay_out(
     *,
     starts: Sequence[str],
     copies: bool,
-    type_changes: str,
+    keeps_retyped: bool,
     drop_columns: bool,
     metadata: Mapping[str, str],
     is_log: bool = False,
@@ -276,7 +278,8 @@ def lay_out(
 
     :param starts: where the batch starts; if the checkpoint is past that, the checkpoint comes first.
     :param copies: the batch holds a copy that replaces all rows.
-    :param type_changes: what to do when Iceberg cannot widen a type to the new one.
+    :param keeps_retyped: whether the old values of a column stay in a column of another name, when its type
+        changed so that Iceberg cannot follow.
     :param drop_columns: whether a column that the source dropped is dropped here.
     :param metadata: lake types of the metadata columns, by name.
     :param is_log: the target is a change log. No row is looked for in it, so no column has to stay its key.
@@ -285,7 +288,7 @@ def lay_out(
     """
     fields = fields_of(target)
     keys = frozenset(name for v in table.versions for name in sought_by(v) if not is_log)
-    places = Places(table.name, type_changes, copies, {each.name: each for each in fields}, keys)
+    places = Places(table.name, keeps_retyped, copies, {each.name: each for each in fields}, keys)
     known = places.know(target, table.relation_oid, starts)
     if known:
         new = _numbers_of(table, shape.ADDED) | _numbers_of(table, shape.PUBLISHED)

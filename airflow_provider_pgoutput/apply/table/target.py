@@ -128,7 +128,7 @@ def targets(plan: Plan, manifest: Manifest, *, any_case: bool = False) -> list[T
 
 
 def _target(plan: Plan, table: Table) -> Target:
-    options = plan.tables.get(table.name) or TableOptions()
+    options = plan.table_options.get(table.name) or TableOptions()
     mode = options.mode or plan.mode
     names = list(plan.metadata_columns)
     if mode == CHANGE_LOG:

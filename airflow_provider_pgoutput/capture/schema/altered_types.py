@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch import shape as words
+from airflow_provider_pgoutput.batch.answers import COPY
 from airflow_provider_pgoutput.batch.identity import sought_by
 from airflow_provider_pgoutput.batch.shape import SchemaChange, Shape, Unsettled
 from airflow_provider_pgoutput.batch.type_definition import alterations
-from airflow_provider_pgoutput.capture.schema.policy import COPY, CopyNeeded, copy_needed
+from airflow_provider_pgoutput.capture.schema.policy import CopyNeeded, copy_needed
 from airflow_provider_pgoutput.capture.source.type_definitions import TypesOfTables
 from airflow_provider_pgoutput.errors import TableRefused
 
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 
 _OUTCOME = (
     "rows in the lake look as they did until they change, and keep what a dropped attribute held."
-    " copy_tables=%s brings them in; type_changes='copy' does so by itself from now on."
+    " copy_tables=%s brings them in; on_type_change='copy' does so by itself from now on."
 )
 #: Columns that one warning names.
 _MOST_NAMED = 20
@@ -104,7 +105,7 @@ class AlteredTypes:
             ", ".join(named[:_MOST_NAMED]) + (", ..." if len(named) > _MOST_NAMED else ""),
             _OUTCOME % sorted({table.name for table, _ in altered[:_MOST_NAMED]}),
         )
-        if self.policy.type_changes == COPY:
+        if self.policy.on_type_change == COPY:
             raise CopyNeeded(altered[0][0].relation_oid)
 
     def altered_tables(
@@ -177,7 +178,7 @@ def check_altered(table: Table, changes: Iterable[SchemaChange], policy: SchemaP
             _OUTCOME % [table.name],
         )
         is_sought = _is_sought(table, change.attribute_number)
-        if policy.type_changes == COPY or (is_sought and table.copy_lsn is not None):
+        if policy.on_type_change == COPY or (is_sought and table.copy_lsn is not None):
             raise copy_needed(table, change.column)
         if is_sought:
             raise TableRefused(
@@ -186,7 +187,7 @@ def check_altered(table: Table, changes: Iterable[SchemaChange], policy: SchemaP
                 " now.",
                 table=table.name,
                 column=change.column,
-                advice=f"copy the table again (copy_tables=[{table.name!r}]); type_changes='copy' in the"
+                advice=f"copy the table again (copy_tables=[{table.name!r}]); on_type_change='copy' in the"
                 " stage task does so by itself from now on.",
             )
 

@@ -16,9 +16,10 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.batch.answers import COPY
 from airflow_provider_pgoutput.batch.shape import Shape
 from airflow_provider_pgoutput.batch.table_version import FULL
-from airflow_provider_pgoutput.capture.schema.policy import COPY, CopyNeeded, way_on
+from airflow_provider_pgoutput.capture.schema.policy import CopyNeeded, way_on
 from airflow_provider_pgoutput.errors import TableRefused
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class FullKeys:
             if is_not_announced and last is None:
                 self._warn_of_unknown_key(table)
             elif is_not_announced and last is not None and not _same_key(last, shape):
-                if policy.older_rows == COPY and before is not None and not copied:
+                if policy.on_unknown_default == COPY and before is not None and not copied:
                     raise CopyNeeded(table.relation_oid)
                 _refuse(table, last, shape)
             last = shape if _is_primary(shape) else last
@@ -147,6 +148,6 @@ def _refuse(table: Table, before: Shape, now: Shape) -> None:
         f"The key changed from ({one}) to ({two}), and the stream does not tell which rows of this batch came"
         " before that, as under REPLICA IDENTITY FULL; by the new key some of them would be lost.",
         table=table.name,
-        advice=f"copy the table again (copy_tables=[{table.name!r}]); older_rows='copy' in the stage task"
-        " does so by itself from now on.",
+        advice=f"copy the table again (copy_tables=[{table.name!r}]); on_unknown_default='copy' in"
+        " the stage task does so by itself from now on.",
     )

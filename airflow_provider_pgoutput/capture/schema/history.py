@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch import shape as words
+from airflow_provider_pgoutput.batch.answers import COPY, IGNORE
 from airflow_provider_pgoutput.batch.shape import SchemaChange, Shape
 from airflow_provider_pgoutput.capture.schema.altered_types import (
     AlteredTypes,
@@ -27,13 +28,7 @@ from airflow_provider_pgoutput.capture.schema.full_keys import FullKeys
 from airflow_provider_pgoutput.capture.schema.gone import refuse_unfollowable
 from airflow_provider_pgoutput.capture.schema.named_objects import warn_of_names
 from airflow_provider_pgoutput.capture.schema.older_rows import OlderRows, refuse_unknown_key
-from airflow_provider_pgoutput.capture.schema.policy import (
-    COPY,
-    WARN,
-    CopyNeeded,
-    copy_needed,
-    way_on,
-)
+from airflow_provider_pgoutput.capture.schema.policy import CopyNeeded, copy_needed, way_on
 from airflow_provider_pgoutput.capture.schema.rewrites import keeps_values
 from airflow_provider_pgoutput.capture.source.type_definitions import TypesOfTables
 from airflow_provider_pgoutput.errors import TableRefused
@@ -206,7 +201,7 @@ class SchemaHistory:
 
     def _refuse_no_columns(self, table: Table) -> None:
         """Refuse rows of a time without columns: the table has some now, and nobody tells what is in them."""
-        if COPY in {self.policy.older_rows, self.policy.unsure_columns}:
+        if COPY in {self.policy.on_unknown_default, self.policy.on_unsure_column}:
             raise CopyNeeded(table.relation_oid)
         raise TableRefused(
             "Rows came while the table had no columns, and it has some again.",
@@ -223,19 +218,19 @@ class SchemaHistory:
         return max(published, default=0) if is_hidden else highest_number
 
     def _refuse_tied(self, table: Table, columns: frozenset[str]) -> None:
-        if self.policy.unsure_columns == WARN:
+        if self.policy.on_unsure_column == IGNORE:
             return
         names = ", ".join(sorted(columns))
         # The columns that were copied are known, those of the rows after them are not.
-        if self.policy.unsure_columns == COPY or table.copy_lsn is not None:
+        if self.policy.on_unsure_column == COPY or table.copy_lsn is not None:
             raise copy_needed(table, names)
         raise TableRefused(
             "A column was dropped and another took its place, and neither the stream nor the catalog"
             " tells to which of the two the values in this batch belong.",
             table=table.name,
             column=names,
-            advice=f"copy the table again (copy_tables=[{table.name!r}], or unsure_columns='copy' in"
-            " the stage task); unsure_columns='warn' takes them for the newer column's.",
+            advice=f"copy the table again (copy_tables=[{table.name!r}], or on_unsure_column='copy' in"
+            " the stage task); on_unsure_column='ignore' takes them for the newer column's.",
         )
 
     def _warn_of_doubt(self, table: Table, columns: frozenset[str], *, has_past: bool) -> None:
@@ -310,12 +305,12 @@ class SchemaHistory:
         ]
 
     def _copy_for_types(self, table: Table, before: Shape) -> None:
-        if self.policy.type_changes != COPY:
+        if self.policy.on_type_change != COPY:
             return
         for column in unfollowable(table, before):
             log.warning(
                 "%s: Iceberg cannot follow the change of column %s to %s: the table is copied again, as"
-                " type_changes says.",
+                " on_type_change says.",
                 table.name,
                 column.name,
                 column.type_name,
@@ -338,11 +333,11 @@ class SchemaHistory:
                 change,
                 way_on(
                     table,
-                    f"copy_tables=[{table.name!r}] brings them in; type_changes='copy' does so by itself from"
-                    " now on",
+                    f"copy_tables=[{table.name!r}] brings them in; on_type_change='copy' does so by itself"
+                    " from now on",
                 ),
             )
-            if self.policy.type_changes == COPY:
+            if self.policy.on_type_change == COPY:
                 raise copy_needed(table, change.column)
             refuse_unknown_key(table, change.attribute_number, "of the key changed its type")
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch import shape as words
-from airflow_provider_pgoutput.capture.schema.policy import COPY, DEFAULT, copy_needed, way_on
+from airflow_provider_pgoutput.batch.answers import COPY, DEFAULT
+from airflow_provider_pgoutput.capture.schema.policy import copy_needed, way_on
 from airflow_provider_pgoutput.errors import TableRefused
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ log = logging.getLogger(__name__)
 #: What makes a column of the stream that older rows have nothing of.
 _NEW = (words.ADDED, words.PUBLISHED)
 _WAYS_ON = (
-    "copy_tables=[{!r}] brings it in; older_rows='copy' does so by itself from now on, older_rows='default'"
-    " writes the column's default if it is a constant"
+    "copy_tables=[{!r}] brings it in; on_unknown_default='copy' does so by itself from now on,"
+    " on_unknown_default='default' writes the column's default if it is a constant"
 )
 
 
@@ -80,12 +81,12 @@ class OlderRows:
                 continue
             if not self._is_unknown(table.relation_oid, found, before, was_there=was_there):
                 continue
-            if self.policy.older_rows == COPY and may_copy:
+            if self.policy.on_unknown_default == COPY and may_copy:
                 raise copy_needed(table, found.name)
             refuse_unknown_key(table, number, "was added to the key")
             value = None
             # One that was there before has its own value in each row, whatever its default is now.
-            if self.policy.older_rows == DEFAULT and not was_there:
+            if self.policy.on_unknown_default == DEFAULT and not was_there:
                 value = self.constant_default(table.relation_oid, number)
             if value is None:
                 self._warn(table, found.name, was_there=was_there)
@@ -103,7 +104,7 @@ class OlderRows:
             return set()
         added = [each for each in changes if each.kind in _NEW]
         for each in added:
-            if self.policy.older_rows == COPY:
+            if self.policy.on_unknown_default == COPY:
                 raise copy_needed(table, each.column)
             self._warn(table, each.column, was_there=each.kind == words.PUBLISHED)
         return {each.attribute_number or each.column for each in added}
@@ -172,7 +173,7 @@ class OlderRows:
                 "%s: the column %s was there before and was not in the stream, as it was generated or no"
                 " column list had it. It is published from now on. The stream does not tell what older rows"
                 " have in it: they have NULL in the lake until they change. copy_tables=[%r] brings it in;"
-                " older_rows='copy' does so by itself from now on.",
+                " on_unknown_default='copy' does so by itself from now on.",
                 table.name,
                 column,
                 table.name,

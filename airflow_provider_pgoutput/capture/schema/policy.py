@@ -5,51 +5,34 @@ What is not here: finding such changes (``history.py``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.errors import ConfigurationError, SnapshotLost
+from airflow_provider_pgoutput.batch.answers import FAIL, IGNORE, check_answer
+from airflow_provider_pgoutput.errors import SnapshotLost
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Table
 
-#: What is done about an added column whose value in older rows nobody can tell.
-NULL = "null"
-DEFAULT = "default"
-#: Also: about a type to which Iceberg cannot follow, and about columns that cannot be told apart.
-COPY = "copy"
-FAIL = "fail"
-WARN = "warn"
-
 
 @dataclass(frozen=True, slots=True)
 class SchemaPolicy:
-    """What the user wants done about changes that cannot simply be followed.
+    """What the user wants done about changes that the stream does not tell in full.
 
-    :raises ConfigurationError: a word is unknown.
+    :raises ConfigurationError: a question has no such answer, see ``batch/answers.py``.
     """
 
-    #: ``null`` (and a warning), ``default`` or ``copy``, which also copies for a key of ``full_keys.py``.
-    older_rows: str = NULL
-    #: ``copy``, or ``fail``: left to apply, which refuses or makes a new column.
-    type_changes: str = FAIL
-    #: ``fail``, ``warn`` (and take the newer column) or ``copy``.
-    unsure_columns: str = FAIL
+    #: Older rows in a column whose default nobody tells: ``ignore`` leaves NULL, ``default`` takes the
+    #: default of now, ``copy`` copies the table. ``copy`` also counts for a key of ``full_keys.py``.
+    on_unknown_default: str = IGNORE
+    #: A type that Iceberg cannot follow: ``fail`` leaves it to apply, ``copy`` copies the table.
+    on_type_change: str = FAIL
+    #: Values of a dropped column or of its successor: ``ignore`` takes them for the successor's.
+    on_unsure_column: str = FAIL
 
     def __post_init__(self) -> None:
-        if self.older_rows not in {NULL, DEFAULT, COPY}:
-            raise ConfigurationError(
-                f"Unknown older_rows {self.older_rows!r}.", advice="use null, default or copy."
-            )
-        if self.type_changes not in {FAIL, COPY}:
-            raise ConfigurationError(
-                f"Unknown type_changes {self.type_changes!r}.", advice="use fail or copy."
-            )
-        if self.unsure_columns not in {FAIL, WARN, COPY}:
-            raise ConfigurationError(
-                f"Unknown unsure_columns {self.unsure_columns!r}.",
-                advice="use fail, warn or copy.",
-            )
+        for each in fields(self):
+            check_answer(each.name, getattr(self, each.name))
 
 
 def way_on(table: Table, way: str) -> str:

@@ -194,7 +194,9 @@ class BatchInProgress:
                 advice="run the task again: the table is copied anew, with what the change did.",
             ) from error
         if relation_oid in self.copied_by_policy:
-            log.warning("%s: the table is copied again, as older_rows says: %s", error.table, error)
+            log.warning(
+                "%s: the table is copied again, as on_unknown_default says: %s", error.table, error
+            )
             raise CopyNeeded(relation_oid) from error
 
     def _leaves_out(self, relation: Relation) -> bool:

@@ -87,7 +87,7 @@ def _not_named(
 ) -> TableRefused:
     copy = (
         f"then copy the table again (copy_tables=[{table!r}]), for what came before does not say which row it"
-        " means; older_rows='copy' in the stage task does so by itself."
+        " means; on_unknown_default='copy' in the stage task does so by itself."
     )
     if partition is None:
         return TableRefused(

@@ -7,11 +7,12 @@ import logging
 
 import pytest
 
+from airflow_provider_pgoutput.batch.answers import COPY
 from airflow_provider_pgoutput.batch.manifest import Table
 from airflow_provider_pgoutput.batch.shape import Shape
 from airflow_provider_pgoutput.batch.table_version import Column, Counts, TableVersion
 from airflow_provider_pgoutput.capture.schema.full_keys import FullKeys
-from airflow_provider_pgoutput.capture.schema.policy import COPY, CopyNeeded, SchemaPolicy
+from airflow_provider_pgoutput.capture.schema.policy import CopyNeeded, SchemaPolicy
 from airflow_provider_pgoutput.capture.source.attributes import Attribute
 from airflow_provider_pgoutput.errors import TableRefused
 from tests.capture.pipeline_support import history_of
@@ -45,7 +46,7 @@ def test_another_key_is_refused_or_copied() -> None:
     assert refused.value.table == NAME
     assert "copy_tables=['public.t']" in str(refused.value)
     with pytest.raises(CopyNeeded):
-        history_of(*now, before=OLD, policy=SchemaPolicy(older_rows=COPY)).complete(CHANGED)
+        history_of(*now, before=OLD, policy=SchemaPolicy(on_unknown_default=COPY)).complete(CHANGED)
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,11 @@ import logging
 
 import pytest
 
+from airflow_provider_pgoutput.batch.answers import COPY, FAIL, IGNORE
 from airflow_provider_pgoutput.batch.manifest import Table
 from airflow_provider_pgoutput.batch.shape import KEY, REMADE, KnownColumn, Shape
 from airflow_provider_pgoutput.batch.table_version import Column, Counts, TableVersion
-from airflow_provider_pgoutput.capture.schema.policy import (
-    COPY,
-    FAIL,
-    WARN,
-    CopyNeeded,
-    SchemaPolicy,
-)
+from airflow_provider_pgoutput.capture.schema.policy import CopyNeeded, SchemaPolicy
 from airflow_provider_pgoutput.capture.source.attributes import Attribute
 from airflow_provider_pgoutput.errors import ConfigurationError, SnapshotLost, TableRefused
 from tests.capture.pipeline_support import history_of
@@ -50,12 +45,14 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
 
 
-@pytest.mark.parametrize("older_rows", ["null", COPY])
+@pytest.mark.parametrize("on_unknown_default", [IGNORE, COPY])
 def test_without_an_earlier_batch_a_column_added_between_two_rows_is_warned_of(
-    older_rows: str, caplog: pytest.LogCaptureFixture
+    on_unknown_default: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [attribute(1, "id"), attribute(2, "a", filled=True)]
-    history_of(*now, policy=SchemaPolicy(older_rows=older_rows)).complete(table("id", "id a"))
+    history_of(*now, policy=SchemaPolicy(on_unknown_default=on_unknown_default)).complete(
+        table("id", "id a")
+    )
     (message,) = warnings(caplog)
     assert "the added column a" in message
     assert "copy_tables=['public.t']" in message
@@ -106,13 +103,13 @@ def test_values_of_a_column_that_was_dropped_or_of_its_successor_are_not_guessed
     assert (refused.value.table, refused.value.column) == ("public.t", "a")
     assert "copy_tables=['public.t']" in str(refused.value)
     with pytest.raises(CopyNeeded):
-        history_of(*now, before=before, policy=SchemaPolicy(unsure_columns=COPY)).complete(staged)
-    found = history_of(*now, before=before, policy=SchemaPolicy(unsure_columns=WARN)).complete(
+        history_of(*now, before=before, policy=SchemaPolicy(on_unsure_column=COPY)).complete(staged)
+    found = history_of(*now, before=before, policy=SchemaPolicy(on_unsure_column=IGNORE)).complete(
         staged
     )
     assert [each.attribute_number for each in found.versions[0].columns] == [1, 3]
     assert "whether a kept its values" in caplog.text
-    assert SchemaPolicy().unsure_columns == FAIL
+    assert SchemaPolicy().on_unsure_column == FAIL
 
 
 def test_the_highest_number_outlives_its_column() -> None:
@@ -174,7 +171,7 @@ def test_a_highest_number_that_is_none_is_not_known(text: str) -> None:
     assert found.highest_number == 0
 
 
-@pytest.mark.parametrize("name", ["older_rows", "type_changes", "unsure_columns"])
+@pytest.mark.parametrize("name", ["on_unknown_default", "on_type_change", "on_unsure_column"])
 def test_an_unknown_policy_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match=name):
         SchemaPolicy(**{name: "guess"})
@@ -186,13 +183,15 @@ def test_a_new_key_whose_values_in_older_rows_nobody_tells_is_refused_or_copied(
     versions = (dataclasses.replace(staged.versions[0], key_columns=("k",)),)
     staged = dataclasses.replace(staged, versions=versions)
     now = [attribute(1, "id"), attribute(2, "k", filled=True)]
-    for word in ("null", "default"):
-        policy = SchemaPolicy(older_rows=word)
+    for word in ("ignore", "default"):
+        policy = SchemaPolicy(on_unknown_default=word)
         with pytest.raises(TableRefused, match="cannot be found") as refused:
             history_of(*now, before=before, policy=policy).complete(staged)
         assert refused.value.column == "k"
     with pytest.raises(CopyNeeded):
-        history_of(*now, before=before, policy=SchemaPolicy(older_rows=COPY)).complete(staged)
+        history_of(*now, before=before, policy=SchemaPolicy(on_unknown_default=COPY)).complete(
+            staged
+        )
     # Of one that was there before, all values are in the lake.
     before = shape("id k")
     assert history_of(*now, before=before).complete(staged).schema_changes[0].kind == KEY
@@ -218,13 +217,13 @@ def copied(staged: Table, **types: str) -> Table:
     return dataclasses.replace(staged, versions=versions, copy_lsn="0/100")
 
 
-@pytest.mark.parametrize("type_changes", [FAIL, COPY])
+@pytest.mark.parametrize("on_type_change", [FAIL, COPY])
 @pytest.mark.parametrize("past", [None, "id a"])
 def test_a_type_that_changed_after_the_copy_is_refused_before_anything_is_sealed(
-    type_changes: str, past: str | None
+    on_type_change: str, past: str | None
 ) -> None:
     """Apply could not follow, and the sealed batch would come back with every attempt."""
-    policy = SchemaPolicy(type_changes=type_changes)
+    policy = SchemaPolicy(on_type_change=on_type_change)
     before = None if past is None else shape(past)
     now = [attribute(1, "id"), attribute(2, "a")]
     staged = copied(table("id a", "id a"), a="string")
@@ -236,13 +235,13 @@ def test_a_type_that_changed_after_the_copy_is_refused_before_anything_is_sealed
     assert history_of(*now, before=shape("id"), policy=policy).complete(alike).copy_lsn
 
 
-@pytest.mark.parametrize("older_rows", ["null", COPY])
+@pytest.mark.parametrize("on_unknown_default", [IGNORE, COPY])
 def test_of_a_column_added_after_the_copy_the_copied_rows_lack_what_it_was_filled_with(
-    older_rows: str, caplog: pytest.LogCaptureFixture
+    on_unknown_default: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [attribute(1, "id"), attribute(2, "a", filled=True)]
-    history = history_of(*now, policy=SchemaPolicy(older_rows=older_rows))
-    if older_rows == COPY:
+    history = history_of(*now, policy=SchemaPolicy(on_unknown_default=on_unknown_default))
+    if on_unknown_default == COPY:
         with pytest.raises(SnapshotLost, match="run the task again"):
             history.complete(copied(table("id", "id a")))
         return
@@ -260,11 +259,11 @@ def test_values_after_the_copy_of_a_dropped_column_or_its_successor_are_not_gues
     now = [attribute(1, "id"), attribute(2, "", dropped=True), attribute(3, "a")]
     staged = copied(table("id a", "id a"))
     for word in (FAIL, COPY):
-        policy = SchemaPolicy(unsure_columns=word)
+        policy = SchemaPolicy(on_unsure_column=word)
         with pytest.raises(SnapshotLost, match="after the table was copied") as refused:
             history_of(*now, before=before, policy=policy).complete(staged)
         assert (refused.value.table, refused.value.column) == ("public.t", "a")
-    found = history_of(*now, before=before, policy=SchemaPolicy(unsure_columns=WARN))
+    found = history_of(*now, before=before, policy=SchemaPolicy(on_unsure_column=IGNORE))
     versions = found.complete(staged).versions
     assert [[each.attribute_number for each in v.columns] for v in versions] == [[1, 2], [1, 3]]
     assert "whether a kept its values" in caplog.text
@@ -327,7 +326,7 @@ def test_a_key_whose_struct_loses_an_attribute_is_copied_as_the_policy_says(
     version = dataclasses.replace(version, columns=columns, key_columns=key)
     staged = dataclasses.replace(table("id a"), versions=(version,))
     now = (attribute(1, "id"), attribute(2, "a"))
-    history = history_of(*now, before=before, policy=SchemaPolicy(type_changes=COPY))
+    history = history_of(*now, before=before, policy=SchemaPolicy(on_type_change=COPY))
     if key == ("id",):
         (change,) = history.complete(staged).schema_changes
         assert change.kind == REMADE

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.table_version import Column
     from tests.capture.pipeline_support import Source
 
-DEFAULT = SchemaPolicy(older_rows="default")
+DEFAULT = SchemaPolicy(on_unknown_default="default")
 #: What adds column c to t, which has a row by then, and whether nobody can tell what that row has.
 ADDED: dict[str, tuple[Sequence[str], bool]] = {
     "nothing": (["ADD c int"], False),
@@ -70,7 +70,7 @@ def held(source: Source, relation: str = "t") -> str | None:
 def test_of_older_rows_that_is_staged_which_the_server_holds_or_it_is_warned_of(
     source: Source, added: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With ``older_rows="default"``, which writes no default that the rows have not."""
+    """With ``on_unknown_default="default"``, which writes no default that the rows have not."""
     source.execute("INSERT INTO t VALUES (1, 'x')")
     first = checkpoint_with_shapes(source.stage())
     source.execute(*statements(added), "INSERT INTO t(a, c) VALUES (2, 9)")
@@ -103,7 +103,7 @@ def test_a_generated_column_that_becomes_an_ordinary_one_has_values_that_nobody_
         "ALTER TABLE g ALTER c DROP EXPRESSION, ALTER c SET DEFAULT 7",
         "INSERT INTO g VALUES (2, 9)",
     )
-    again = source.stage(checkpoint=first, schema_policy=SchemaPolicy(older_rows="copy"))
+    again = source.stage(checkpoint=first, schema_policy=SchemaPolicy(on_unknown_default="copy"))
     assert source.copied(again, "public.g") == [{"a": 1, "c": 2}, {"a": 2, "c": 9}]
     assert not warnings(caplog)
     other = str(source.staging / "other")
@@ -140,7 +140,7 @@ def test_a_generated_column_that_is_published_later_has_values_that_nobody_sent(
     assert [str(each) for each in manifest.tables[0].schema_changes] == [
         "column c is published from now on, integer"
     ]
-    again = source.stage(checkpoint=first, schema_policy=SchemaPolicy(older_rows="copy"))
+    again = source.stage(checkpoint=first, schema_policy=SchemaPolicy(on_unknown_default="copy"))
     assert [row["c"] for row in source.copied(again, "public.t")] == [2, 4]
 
 

@@ -1,0 +1,42 @@
+"""The answers to one question: what is done about something that the stream does not tell.
+
+Each argument ``on_...`` of ``PgoutputStageOperator`` asks it about one kind of trouble. A word means the same
+in all of them.
+"""
+
+from __future__ import annotations
+
+from airflow_provider_pgoutput.errors import ConfigurationError
+
+#: The run is refused with an error that names the ways on.
+FAIL = "fail"
+#: The run goes on without the rows or values that are in question, and logs a warning.
+IGNORE = "ignore"
+#: The table is copied again in the same run. ``on_slot_lost`` copies all tables.
+COPY = "copy"
+#: Of ``on_unknown_default`` only: older rows get the default that the column has now.
+DEFAULT = "default"
+
+#: By argument: its answers. The first is the one that is taken when nothing is said.
+ANSWERS = {
+    "on_new_table": (COPY, IGNORE, FAIL),
+    "on_recreated_table": (FAIL, COPY),
+    "on_slot_lost": (FAIL, COPY),
+    "on_type_change": (FAIL, COPY),
+    "on_unknown_default": (IGNORE, DEFAULT, COPY),
+    "on_unsure_column": (FAIL, IGNORE, COPY),
+}
+
+
+def check_answer(argument: str, answer: str) -> str:
+    """Return an answer that its question has.
+
+    :param argument: one of ``ANSWERS``.
+    :raises ConfigurationError: the question has no such answer.
+    """
+    *others, last = map(repr, ANSWERS[argument])
+    if answer not in ANSWERS[argument]:
+        raise ConfigurationError(
+            f"Unknown {argument} {answer!r}.", advice=f"use {', '.join(others)} or {last}."
+        )
+    return answer
