@@ -1,14 +1,15 @@
-"""The columns of a staged Parquet file. Both halves take the names from here; neither spells them.
+"""The columns of a staged Parquet file. Capture and apply take the names from here.
 
-A *changes* file holds row changes of one table in one version of its schema, in stream order. The
-table's own columns are named by position, never by name, so no column name can clash or escape:
+A *changes* file has row changes of one table in one version of its schema, in the order of the stream. The
+table's own columns are named by position: a column name of the source cannot clash with ours, and needs no
+quotes.
 
 ======================  ==================  =========================================================
 column                  Parquet type        meaning
 ======================  ==================  =========================================================
 ``commit_lsn``          int64               LSN of the commit record of the transaction
-``seq``                 int64               ordinal of the change in its transaction, from 0, counting
-                                            rows and truncates and nothing else
+``seq``                 int64               number of the change in its transaction, from 0; only rows
+                                            and truncates count
 ``op``                  string              ``I`` insert, ``U`` update, ``D`` delete, ``T`` truncate
 ``xid``                 int64               transaction id, unsigned 32 bit
 ``commit_ts``           timestamp(us, UTC)  commit time
@@ -17,18 +18,18 @@ column                  Parquet type        meaning
                                             null: here
 ``origin_lsn``          int64, null         its commit LSN there, null: not known
 ``n0``, ``n1``, ...     by type             new values, by position of the column; null in D and T
-``o0``, ``o1``, ...     by type             old values; of a ``K`` tuple only key columns mean something
-``u0``, ``u1``, ...     boolean             true: the new value is unchanged TOAST, ``n`` holds null
+``o0``, ``o1``, ...     by type             old values; in a ``K`` tuple only those of key columns count
+``u0``, ``u1``, ...     boolean             true: the new value is unchanged TOAST, ``n`` is null
 ======================  ==================  =========================================================
 
-Origin, ``o`` and ``u`` columns that would be null or false throughout a file may be left out of it; a
-reader gives them as null.  A *copy* file holds rows of the initial copy: only ``n`` columns.
+A file may leave out origin, ``o`` and ``u`` columns that would be null or false in every row. A reader then
+gets nulls. A *copy* file has rows of the initial copy, with ``n`` columns only.
 
-``(commit_lsn, seq)`` is a position in the stream and unique in it: the LSN of a row is not
-(PostgreSQL gives all rows of one COPY the same).
+``(commit_lsn, seq)`` is a position in the stream, and unique. The LSN of a row is not unique: PostgreSQL
+gives all rows of one COPY the same.
 
-A *rejected* file holds the raw text of values that their column could not hold, see ``REJECTED``. A
-*messages* file holds what ``pg_logical_emit_message`` wrote, see ``MESSAGES``.
+A *rejected* file has the text of values that do not fit their column, see ``REJECTED``. A *messages* file has
+what ``pg_logical_emit_message`` wrote, see ``MESSAGES``.
 
 Source: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -54,7 +55,7 @@ LEADING = (
     (OLD_KIND, "string"),
 )
 
-#: The same for the columns about the origin, which follow these in the files that have them.
+#: The same for the columns about the origin. They follow the leading columns, in files that have them.
 ORIGINS = (
     (ORIGIN, "string"),
     (ORIGIN_LSN, "long"),
@@ -84,9 +85,9 @@ def unchanged(position: int) -> str:
     return f"u{position}"
 
 
-#: Name and lake type of the columns of a rejected file, and of the side table that receives it.
-#: ``commit_lsn`` and ``seq`` are null for a copied row; ``key`` is a JSON object of the key columns'
-#: text; ``tuple`` is ``new`` or ``old``.
+#: Name and lake type of the columns of a rejected file, and of the side table that receives it. In a copied
+#: row ``commit_lsn`` and ``seq`` are null. ``key`` is a JSON object with the text of the key columns.
+#: ``tuple`` is ``new`` or ``old``.
 REJECTED = (
     ("schema_name", "string"),
     ("table_name", "string"),
@@ -104,10 +105,10 @@ REJECTED = (
 LSN = "lsn"
 PREFIX = "prefix"
 
-#: Name and lake type of the columns of a messages file, and of the table that receives it. ``lsn`` is
-#: where the message's record ends in the WAL, as the server says, and unique. ``seq`` is that of the
-#: change before which the message stands. A message that is not transactional has null for
-#: ``commit_lsn``, ``seq``, ``xid`` and ``commit_ts``.
+#: Name and lake type of the columns of a messages file, and of the table that receives it. ``lsn`` is unique:
+#: where the message's record ends in the WAL, as the server sends it. ``seq`` is that of the next
+#: change in the transaction. A message that is not transactional has null for ``commit_lsn``, ``seq``,
+#: ``xid`` and ``commit_ts``.
 MESSAGES = (
     (LSN, "long"),
     (COMMIT_LSN, "long"),

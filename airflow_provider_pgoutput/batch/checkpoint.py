@@ -1,8 +1,8 @@
-"""What apply leaves in the lake about its progress, in names and rules; capture and the operators read it.
+"""Names and rules of what apply records in the lake. Capture and the operators read it.
 
-The truth is in the snapshot summary of each table's commits. The checkpoint table is an index of it
-that can be rebuilt. What is not here: reading and writing either (``apply/table/checkpoint.py`` with Spark,
-``lake/checkpoint.py`` and ``lake/checkpoint_rows.py`` with pyiceberg).
+The truth is in the snapshot summary of each table's commits. The checkpoint table is an index of it and can
+be rebuilt. ``apply/table/checkpoint.py`` reads and writes it with Spark, ``lake/checkpoint.py`` and
+``lake/checkpoint_rows.py`` with pyiceberg.
 """
 
 from __future__ import annotations
@@ -16,37 +16,39 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import Manifest
 
-#: Keys of the snapshot summary of every commit that apply makes on a table.
+#: Keys of the snapshot summary of every commit that apply makes in a table.
 SUMMARY_SLOT = "pgoutput.slot"
 SUMMARY_SYSTEM_IDENTIFIER = "pgoutput.system-identifier"
 SUMMARY_BATCH_ID = "pgoutput.batch-id"
 SUMMARY_START_LSN = "pgoutput.start-lsn"
 SUMMARY_END_LSN = "pgoutput.end-lsn"
 
-#: Properties of every table that apply makes: where its rows come from.
+#: Properties of every table that apply makes. They say where its rows come from.
 PROPERTY_SOURCE_TABLE = "pgoutput.source-table"
 PROPERTY_RELATION_OID = "pgoutput.relation-oid"
 PROPERTY_SLOT = "pgoutput.slot"
 PROPERTY_SYSTEM_IDENTIFIER = "pgoutput.system-identifier"
-#: Followed by a slot's name: system identifier, batch id and end LSN of the newest publish, and the sequence
-#: number of its snapshot.
+#: The slot's name follows. The value is system identifier, batch id and end LSN of the newest publish, and
+#: the sequence number of its snapshot.
 PROPERTY_APPLIED = "pgoutput.applied."
-#: In place of the batch's id in the row of a checkpoint that was rebuilt: no batch is known to end there.
+#: In a rebuilt checkpoint this replaces the batch id: it is not known which batch ends there.
 REBUILT = "rebuilt"
-#: Begins the names of the branches on which batches are prepared.
+#: The names of branches on which batches are prepared begin with this.
 BRANCH_PREFIX = "pgoutput_"
 
 CHECKPOINT_TABLE = "pgoutput_checkpoint"
 REJECTED_TABLE = "pgoutput_rejected_values"
 MESSAGES_TABLE = "pgoutput_messages"
-#: Tables of the pipeline's own in a namespace; no table of the source can have such a target.
+#: The pipeline's own tables in a namespace. No table of the source may have such a target.
 OWN_TABLES = frozenset({CHECKPOINT_TABLE, REJECTED_TABLE, MESSAGES_TABLE})
 
-#: Name and lake type of the checkpoint table's columns.  A batch writes, in one commit, a row for
-#: each table that it changed and one row with a null ``table_name`` for the batch as a whole; the
-#: slot's checkpoint is the greatest ``end_lsn`` among the latter.  ``table_name`` is the source's
-#: ``schema.table``, ``target`` the Iceberg identifier ``namespace.table``.  The LSNs are text in
-#: sixteen hexadecimal digits (``Lsn.sortable``), so that ``max()`` is right in any engine.
+#: Name and lake type of the checkpoint table's columns. In one commit, a batch writes a row for each table
+#: that it changed, and one row for the whole batch, with NULL for ``table_name``. The slot's checkpoint is
+#: the greatest
+#: ``end_lsn`` of the latter. ``table_name`` is the source's ``schema.table``, ``target`` is
+#: ``namespace.table`` of the Iceberg table. LSNs are texts of sixteen hexadecimal digits (``Lsn.sortable``),
+#: so that ``max()`` is
+#: right in any engine.
 CHECKPOINT = (
     ("slot_name", "string"),
     ("system_identifier", "string"),
@@ -68,22 +70,22 @@ CHECKPOINT = (
     ("run_id", "string"),
     ("manifest_uri", "string"),
     # JSON: the table's columns with their ``attnum``, its key and replica identity, as ``Shape`` of
-    # ``batch/shape.py`` writes them.  Null: as in the table's newest row before that has them.
+    # ``batch/shape.py`` writes them. NULL: as in the newest row of the table that has them.
     ("columns", "string"),
-    # JSON: a list of what changed of the table's schema, in words.  Null: nothing.
+    # JSON: a list of the changes of the table's schema, in words. NULL: none.
     ("schema_changes", "string"),
-    # When the last transaction of the batch committed at the source.  Null: it had none.
+    # When the last transaction of the batch committed at the source. NULL: it had none.
     ("last_commit_time", "timestamptz"),
-    # JSON: commit LSN and row changes of each transaction that was left out on request; in the batch's
-    # row alone.  Null: none.
+    # JSON: commit LSN and number of row changes of each transaction that was left out on request. Only in the
+    # batch's row. NULL: none.
     ("skipped", "string"),
-    # The source's timeline when the batch was staged.  Null: not known.
+    # The source's timeline when the batch was staged. NULL: not known.
     ("timeline", "long"),
-    # JSON: a list of the tables whose changes are passed over, as ``batch/passed_over.py`` writes it; in the
-    # batch's row alone.  Null: none.
+    # JSON: a list of the tables whose changes are passed over, as ``batch/passed_over.py`` writes it. Only in
+    # the batch's row. NULL: none.
     ("passed_over", "string"),
 )
-#: Columns that a table made by an earlier version lacks, with their types; they are added to it.
+#: Columns, with their types, that a table of an early version lacks. They are added to it.
 LATER_COLUMNS = {
     "columns": "string",
     "schema_changes": "string",
@@ -95,7 +97,7 @@ LATER_COLUMNS = {
 
 
 def marker_of(manifest: Manifest) -> dict[str, str]:
-    """The snapshot summary keys of every commit that is made for a batch."""
+    """The snapshot summary keys of every commit for a batch."""
     return {
         SUMMARY_SLOT: manifest.slot_name,
         SUMMARY_SYSTEM_IDENTIFIER: manifest.system_identifier,
@@ -106,7 +108,7 @@ def marker_of(manifest: Manifest) -> dict[str, str]:
 
 
 def skipped_text(manifest: Manifest) -> str | None:
-    """The checkpoint's ``skipped`` of a batch."""
+    """The value of ``skipped`` in the checkpoint table."""
     skipped = {each.commit_lsn: each.changes for each in manifest.skipped}
     return json.dumps(skipped) if skipped else None
 
@@ -114,10 +116,10 @@ def skipped_text(manifest: Manifest) -> str | None:
 def refuse_gap(manifest: Manifest, checkpoint: Lsn | None) -> None:
     """Refuse a batch that starts past the checkpoint.
 
-    Without any checkpoint every start is taken: where the stream begins is what capture decided when
-    it created the slot. A table that has a marker all the same is checked on its own.
+    Without a checkpoint every start is right: capture decided where the stream begins when it made the slot.
+    A table that has a marker nevertheless is checked by itself.
 
-    :raises BatchGap: a batch before it was never applied.
+    :raises BatchGap: an earlier batch was never applied.
     """
     if checkpoint is not None and manifest.start_lsn > checkpoint:
         raise BatchGap(

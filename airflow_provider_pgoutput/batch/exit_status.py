@@ -1,4 +1,4 @@
-"""How a Spark job ended, in its exit status: the task that started the job decides by it whether to retry."""
+"""The exit status of a Spark job. By it the task that started the job decides whether to retry."""
 
 from __future__ import annotations
 

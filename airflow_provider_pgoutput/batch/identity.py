@@ -1,4 +1,4 @@
-"""By which columns a row of a target is found. What is not here: finding it, which apply does."""
+"""The columns by which a row of a target is found. Apply does the finding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def sought_by(version: TableVersion) -> tuple[str, ...]:
-    """Their names: the key; without one all columns, where the whole row is sent."""
+    """The names of the key columns. Without a key, if whole old rows are sent: all columns."""
     if version.key_columns or version.replica_identity != FULL:
         return version.key_columns
     return tuple(each.name for each in version.columns)

@@ -1,8 +1,8 @@
-"""The notation of lake types in a manifest, taken apart and put together. Standard library only.
+"""Reads and writes the notation of lake types in a manifest. Standard library only.
 
-It is Iceberg's, ``decimal(12, 2)``, ``list<string>``, ``map<string, string>``, and for a struct its fields
-by name, ``struct<months: int, "odd name": list<long>>``: a name that is no plain word is in double quotes,
-a quote in it doubled. What is not here: what the types are in Arrow or in Spark.
+The notation is Iceberg's: ``decimal(12, 2)``, ``list<string>``, ``map<string, string>``. A struct has named
+fields, ``struct<months: int, "odd name": list<long>>``: a name that is not a plain word is in double quotes,
+and a quote in it is doubled.
 
 Source: https://iceberg.apache.org/spec/#schemas-and-data-types
 """
@@ -30,14 +30,17 @@ def widens(old: str, new: str) -> bool:
 
 
 def loses_fields(old: str, new: str) -> bool:
-    """Whether ``new`` is ``old`` without the last fields of its structs: no row is found by what is left."""
+    """Whether ``new`` is ``old`` without the last fields of its structs.
+
+    Then no row is found by what is left.
+    """
     return old != new and _grows(new, old)
 
 
 def _grows(old: str, new: str) -> bool:
     """Whether ``new`` is ``old``, or ``old`` with more fields at the end of its structs.
 
-    Fields that come while others go may be these under another name, whose values they would lose.
+    If fields come and others go, a new field may be an old one under another name. So that is not growing.
     """
     if old == new:
         return True
@@ -69,7 +72,7 @@ MAX_DECIMAL_PRECISION = 38
 
 
 def decimal_type(lake_type: str) -> tuple[int, int] | None:
-    """Precision and scale of a decimal; None when it is none, or one that Iceberg does not have."""
+    """Precision and scale of a decimal; None: it is no decimal, or one that Iceberg does not have."""
     found = _DECIMAL.fullmatch(lake_type)
     if found is None:
         return None
@@ -78,19 +81,19 @@ def decimal_type(lake_type: str) -> tuple[int, int] | None:
 
 
 def list_element(lake_type: str) -> str | None:
-    """The lake type of a list's elements; None when ``lake_type`` is no list."""
+    """The lake type of a list's elements; None: ``lake_type`` is not a list."""
     return _inside(lake_type, "list")
 
 
 def map_entry(lake_type: str) -> tuple[str, str] | None:
-    """The lake types of a map's keys and values; None when ``lake_type`` is no map."""
+    """The lake types of a map's keys and values; None: ``lake_type`` is not a map."""
     inside = _inside(lake_type, "map")
     parts = [] if inside is None else list(_parts(inside))
     return (parts[0], parts[1]) if len(parts) == 2 else None
 
 
 def struct_fields(lake_type: str) -> tuple[tuple[str, str], ...] | None:
-    """Name and lake type of a struct's fields; None when ``lake_type`` is no struct."""
+    """Name and lake type of a struct's fields; None: ``lake_type`` is not a struct."""
     inside = _inside(lake_type, "struct")
     if inside is None:
         return None
@@ -121,7 +124,7 @@ def _inside(lake_type: str, word: str) -> str | None:
 
 
 def _parts(inside: str) -> Iterator[str]:
-    """What commas outside of brackets and quotes separate."""
+    """The parts between commas that are outside of brackets and quotes."""
     depth, begin = 0, 0
     for token in _TOKEN.finditer(inside):
         if token[0] in "<(":

@@ -13,10 +13,10 @@
     <staging_uri>/<slot>/copies/<start>/<relation oid>-<copy LSN>-<digest>.json   a table is copied whole
     <staging_uri>/<slot>/plans/<batch id>-<attempt>.json                      what one apply was asked to do
 
-LSNs are written as sixteen hexadecimal digits, so names sort as positions do. Tables are named by
-their OID: no identifier of the source becomes part of a path. Nothing is ever modified in place; an
-attempt writes below a folder of its own and the manifest, written last, makes it a batch. The file of a
-prepared transaction is named by the manifests of all batches at whose end it still waits.
+LSNs are written as sixteen hexadecimal digits, so names sort like LSNs. Tables are named by their OID: no
+identifier of the source becomes part of a path. No file is ever changed. An attempt writes in a folder of its
+own, and the manifest, written last, makes it a batch. The content of a prepared transaction is one file; each
+batch at whose end the transaction is still prepared names it in its manifest.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ BATCH_ID_DIGITS = 16
 
 
 def check_slot_name(slot_name: str) -> str:
-    """Return ``slot_name`` when PostgreSQL would accept it, so that it is safe in a path too.
+    """Return ``slot_name`` if PostgreSQL accepts it. Then it is also safe in a path.
 
     Source: https://www.postgresql.org/docs/current/warm-standby.html (slot names).
 
-    :raises ConfigurationError: otherwise.
+    :raises ConfigurationError: PostgreSQL does not accept it.
     """
     if not _SLOT_NAME.fullmatch(slot_name):
         raise ConfigurationError(
@@ -55,9 +55,9 @@ def check_slot_name(slot_name: str) -> str:
 
 
 def join(root: str, relative: str) -> str:
-    """Join a path that came out of a manifest to the staging root it must stay below.
+    """Join the staging root and a path of a manifest. The result stays below the root.
 
-    :raises BatchRefused: when a part of ``relative`` could lead elsewhere.
+    :raises BatchRefused: a part of ``relative`` could lead elsewhere.
     """
     parts = relative.split("/")
     if not all(_SAFE_PART.fullmatch(part) for part in parts):
@@ -80,7 +80,7 @@ def manifest_path(slot_name: str, start_lsn: Lsn, end_lsn: Lsn, batch_id: str) -
 
 
 def parse_manifest_name(name: str) -> tuple[Lsn, Lsn] | None:
-    """Start and end LSN out of a manifest's file name, or None when it is not one of ours."""
+    """Start and end LSN from a manifest's file name; None: the name is not one of ours."""
     match = _MANIFEST_NAME.fullmatch(name)
     return (Lsn(int(match[1], 16)), Lsn(int(match[2], 16))) if match else None
 
@@ -91,7 +91,7 @@ def data_folder(slot_name: str) -> str:
 
 
 def parse_attempt_start(path: str) -> Lsn | None:
-    """Where the batch starts to which a data file belongs, or None when the file is not one of ours."""
+    """The start of the batch to which a data file belongs; None: the file is not one of ours."""
     match = _ATTEMPT_PATH.fullmatch(path)
     return Lsn(int(match[1], 16)) if match else None
 
@@ -127,26 +127,26 @@ def copies_folder(slot_name: str) -> str:
 
 
 def copy_seal_folder(slot_name: str, start_lsn: Lsn) -> str:
-    """Folder of the seals of the tables that are copied in one batch, relative to the staging root."""
+    """Folder of the seals of one batch's copied tables, relative to the staging root."""
     return f"{copies_folder(slot_name)}/{start_lsn.sortable}"
 
 
 def copy_seal_path(
     slot_name: str, start_lsn: Lsn, relation_oid: int, copy_lsn: Lsn, digest: str
 ) -> str:
-    """Path of the seal of one copied table; ``digest`` stands for its content."""
+    """Path of the seal of one copied table; ``digest`` is made of its content."""
     name = f"{relation_oid}-{copy_lsn.sortable}-{digest}.json"
     return f"{copy_seal_folder(slot_name, start_lsn)}/{name}"
 
 
 def parse_copy_seal_name(name: str) -> str | None:
-    """The digest out of a seal's file name, or None when it is not one of ours."""
+    """The digest from a seal's file name; None: the name is not one of ours."""
     match = _COPY_SEAL_NAME.fullmatch(name)
     return match[1] if match else None
 
 
 def parse_copy_seal_start(path: str) -> Lsn | None:
-    """Where the batch starts to which a seal belongs, or None when the file is not one of ours."""
+    """The start of the batch to which a seal belongs; None: the file is not one of ours."""
     match = _COPY_SEAL_PATH.fullmatch(path)
     return Lsn(int(match[1], 16)) if match else None
 

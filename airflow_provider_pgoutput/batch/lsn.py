@@ -1,9 +1,9 @@
-"""LSNs: parse, print, compare. The only place that knows their text forms.
+"""LSNs: parse, print, compare. No other file knows their text forms.
 
-An LSN is a byte position in the write-ahead log, a 64-bit number that PostgreSQL prints as two
-hexadecimal halves (``16/B374D848``). It is compared as a number and stored as text, because text
-compares wrongly (``0/9`` against ``0/10``) and JSON numbers lose bits past 2**53. Where texts are sorted
-(file names, the checkpoint table) it is written with sixteen digits and no slash.
+An LSN is a byte position in the write-ahead log: a 64-bit number that PostgreSQL prints as two hexadecimal
+halves (``16/B374D848``). It is compared as a number, because the texts compare wrongly (``0/9`` and
+``0/10``). It is stored as text, because numbers in JSON lose bits past 2**53. Where texts are sorted (file
+names, the checkpoint table) it has sixteen digits and no slash.
 
 Source: https://www.postgresql.org/docs/current/datatype-pg-lsn.html
 """
@@ -16,7 +16,7 @@ from airflow_provider_pgoutput.errors import ConfigurationError
 
 _TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 _SORTABLE = re.compile(r"([0-9A-Fa-f]{8})([0-9A-Fa-f]{8})")
-#: How to write a position that is refused.
+#: The advice for an LSN that is refused.
 LSN_ADVICE = (
     "write it as PostgreSQL does, 16/B374D848, or as the checkpoint table does, 00000016B374D848."
 )
@@ -53,5 +53,5 @@ class Lsn(int):
 
     @property
     def sortable(self) -> str:
-        """Sixteen hexadecimal digits, which ``parse`` reads: they sort as the positions do."""
+        """Sixteen hexadecimal digits, which ``parse`` reads. These texts sort like the LSNs."""
         return f"{int(self):016X}"

@@ -1,8 +1,8 @@
-"""What a sealed batch holds. Written last by capture, checked by apply before it reads a row.
+"""The manifest of a sealed batch. Capture writes it last; apply checks it before it reads a row.
 
-A batch is all transactions with ``start_lsn <= commit LSN < end_lsn``, and it exists when its manifest
-does. The JSON holds names, counts, schemas, sizes and checksums, never a row's value and never a
-credential. Reading and writing the file itself is left to either half.
+A batch is all transactions with ``start_lsn <= commit LSN < end_lsn``. It exists once its manifest exists.
+The JSON has names, counts, schemas, sizes and checksums, but never a row's value or a credential. Capture and
+apply read and write the file, each in its own way.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 
 
-#: Fields that came later; where they say nothing the batch id is what it was without them.
+#: Fields that later versions added. With such a value a field is not part of the batch id, so the ids of
+#: older batches stay.
 _LATER_FIELDS = {
     "attribute_number": None,
     "schema_changes": (),
@@ -53,7 +54,7 @@ _LATER_FIELDS = {
 }
 
 
-#: Fields that tell where something lies, or what was before, and nothing of the content.
+#: Fields that are not part of the batch id: they say where something lies, or what was before.
 _NO_CONTENT = frozenset({"path", "storage", "highest_number", "types", "unsettled", "expressions"})
 
 
@@ -67,38 +68,40 @@ class Table:
     table_name: str
     versions: tuple[TableVersion, ...]
     counts: Counts = field(default_factory=Counts)
-    #: Where the rows of the ``copy`` files were read; they replace all that the table holds, and
-    #: changes with a commit LSN before it are part of them.  None: no copy in this batch.
+    #: The LSN at which the rows of the ``copy`` files were read. They replace the table's rows, and include
+    #: all changes with a commit LSN before it. None: the batch has no copy of the table.
     copy_lsn: str | None = None
-    #: Since the last batch that held the table, in order.
+    #: Changes since the last batch with the table, in order.
     schema_changes: tuple[SchemaChange, ...] = ()
-    #: Whether the checkpoint does not have the columns as they are at the end of the batch.
+    #: Whether the columns at the end of the batch differ from those in the checkpoint.
     records_columns: bool = False
-    #: Where the table lay when the batch was sealed, or before; None: not known, as in files of version 0.1.
+    #: The table's files when the batch was sealed, or earlier; None: not known, as in manifests of version
+    #: 0.1.
     storage: Storage | None = None
-    #: See ``Shape``; None: not known, as in files of version 0.1.
+    #: See ``Shape``; None: not known, as in manifests of version 0.1.
     highest_number: int | None = None
-    #: The users' types of its columns when the batch was sealed; None: not known, as in files of version 0.1.
+    #: The users' types in its columns when the batch was sealed; None: not known, as in manifests of version
+    #: 0.1.
     types: tuple[TypeDefinition, ...] | None = None
     unsettled: Unsettled | None = None
     expressions: tuple[tuple[int, int], ...] = ()
-    #: Whether it was dropped, or left the publications, by the time when the batch was sealed.
+    #: Whether the table was dropped, or left the publications, before the batch was sealed.
     is_gone: bool = False
     #: Changes with a commit LSN at or past it are passed over, see ``passed_over.py``; None: none are.
     until_lsn: str | None = None
 
     @property
     def name(self) -> str:
-        """``schema.table``, for people; never to be parsed."""
+        """``schema.table``, for messages. It is never parsed."""
         return f"{self.schema_name}.{self.table_name}"
 
     def until(self, lsn: Lsn) -> Table | None:
-        """The table with what committed before ``lsn``, and its copy; None: there is nothing of it.
+        """The table with its copy and the changes that committed before ``lsn``; None: neither exists.
 
-        Its counts stay as they are.
+        Its counts do not change.
         """
         versions = list(self.versions)
-        # The copied rows are of the first version, also where there are none.
+        # The copied rows have the first version, even if there are none.
         least = 0 if self.copy_lsn is None else 1
         while len(versions) > least:
             first = first_lsn(versions[-1:])
@@ -124,20 +127,20 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class PreparedTransaction:
-    """A transaction that is prepared, neither committed nor rolled back, at the end of the batch.
+    """A transaction that is prepared at the end of the batch: neither committed nor rolled back.
 
-    Its content waits in a file, perhaps of an earlier batch, and is no part of any table yet.
+    A file, perhaps of an earlier batch, holds its content. No table has any of it yet.
     """
 
-    #: The name that a user gave it: data, never a path and never SQL.
+    #: The name that a user gave it. It is data, and never part of a path or of SQL.
     gid: str
     xid: int
     prepare_lsn: str
     end_lsn: str
     #: Microseconds since 2000-01-01 UTC.
     prepared_at_us: int
-    #: Of an Arrow IPC stream with one binary column, the messages in the layout of protocol version 1;
-    #: relative to the staging root.
+    #: An Arrow IPC stream with one binary column: its messages in the form of protocol version 1. Relative to
+    #: the staging root.
     path: str
     messages: int
     size_bytes: int
@@ -146,10 +149,10 @@ class PreparedTransaction:
 
 @dataclass(frozen=True, slots=True)
 class SkippedTransaction:
-    """A transaction of the range that is not in the batch, because somebody asked for that."""
+    """A transaction of the range that the batch leaves out on request."""
 
     commit_lsn: str
-    #: Row changes that were left out.
+    #: Number of row changes that were left out.
     changes: int
 
 
@@ -173,24 +176,26 @@ class Manifest:
     message_files: tuple[StagedFile, ...] = ()
     #: Only of slots that are read with ``two_phase``.
     prepared: tuple[PreparedTransaction, ...] = ()
-    #: Tables of the lake may hold rows that were loaded from outside: all changes before it, and perhaps
-    #: some past it.  None: what the pipeline did not write is refused.  Not in files of version 0.1.
+    #: Tables of the lake may have rows that were loaded from outside: all changes before this LSN, and
+    #: perhaps some after it. None: rows that the pipeline did not write are refused. Not in manifests of
+    #: version 0.1.
     loaded_lsn: str | None = None
-    #: As read when the run began.  None: not recorded, in files of version 0.1.
+    #: What was published when the run began. None: not recorded, as in manifests of version 0.1.
     published: PublishedSet | None = None
-    #: Not in files of version 0.1.
+    #: Not in manifests of version 0.1.
     skipped: tuple[SkippedTransaction, ...] = ()
-    #: Not in files of version 0.1.
+    #: Not in manifests of version 0.1.
     passed_over: tuple[PassedOver, ...] = ()
     created_by: str = ""
-    #: See ``batch_id``: asked for often, and made of everything that a large manifest holds.
+    #: The value of ``batch_id``. It is kept, because it is asked for often and takes time in a large
+    #: manifest.
     _batch_id: str = field(default="", init=False, repr=False, compare=False)
 
     @property
     def batch_id(self) -> str:
-        """Name of the content: the same range with the same files and schemas gives the same id.
+        """A name for the content: the same range with the same files and schemas has the same id.
 
-        Where the files lie, and who staged them, is no part of it.
+        Where the files lie and who staged them does not count.
         """
         if not self._batch_id:
             object.__setattr__(self, "_batch_id", self._content_id())
@@ -216,13 +221,13 @@ class Manifest:
 
     @property
     def changes(self) -> int:
-        """Row changes of all tables, copied rows not counted."""
+        """Number of row changes of all tables. Copied rows do not count."""
         return sum(table.counts.changes for table in self.tables)
 
     def skips(self, commit_lsns: Collection[Lsn]) -> bool:
-        """Whether it lacks the transactions that commit there, as far as it reaches.
+        """Whether the batch leaves out all transactions that commit at these LSNs inside its range.
 
-        One of copies alone has no transaction.
+        A batch that only copies has no transactions, so it does.
         """
         if not self.transactions and not self.message_files:
             return True
@@ -232,17 +237,17 @@ class Manifest:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it leaves every table of the lake as it is, and is a step of the position alone."""
+        """Whether it changes no table of the lake, and only moves the checkpoint."""
         return not (self.tables or self.rejected_files or self.message_files or self.passed_over)
 
     @property
     def logical_messages(self) -> int:
-        """Logical messages, which are part of no table."""
+        """Number of logical messages. They belong to no table."""
         return sum(file.rows for file in self.message_files)
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Paths of all its files, those of prepared transactions that an earlier batch wrote among them."""
+        """Paths of all files, including those of prepared transactions that an earlier batch wrote."""
         return tuple(each.path for each in self._files)
 
     @property
@@ -269,7 +274,7 @@ class Manifest:
     def from_json(cls, text: str | bytes) -> Manifest:
         """Parse and check a manifest.
 
-        :raises BatchRefused: when it is not a manifest, of a newer format, or altered.
+        :raises BatchRefused: it is not a manifest, has a newer format, or was altered.
         """
         try:
             body = json.loads(text)
@@ -317,7 +322,7 @@ class Manifest:
 
 
 def _body(value: Any) -> Any:
-    """What ``dataclasses.asdict`` makes of a value, without a copy of each text in it."""
+    """The same as ``dataclasses.asdict``, but without a copy of each text."""
     if type(value) is tuple:
         return tuple(_body(each) for each in value)
     names = _field_names(value.__class__)
@@ -326,12 +331,12 @@ def _body(value: Any) -> Any:
 
 @functools.cache
 def _field_names(kind: Hashable) -> tuple[str, ...]:
-    """Names of a dataclass's fields; none of any other type."""
+    """Names of a dataclass's fields; none for any other type."""
     return tuple(getattr(kind, "__dataclass_fields__", ()))
 
 
 def _content(value: Any) -> Any:
-    """What the batch id is made of: no places, and no later field that says nothing."""
+    """The part of a value that the batch id is made of: no paths, and no later field with its default."""
     if isinstance(value, dict):
         return {
             name: _content(each)

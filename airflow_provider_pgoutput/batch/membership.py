@@ -1,8 +1,7 @@
-"""What the publications held when a batch was begun: recorded in its manifest, compared by the next run.
+"""What the publications held when a batch began. The manifest records it, and the next run compares it.
 
-A table that leaves a publication and comes back has the same name and the same OID; only the rows of the
-catalog that make it a member are others. What is not here: reading and comparing them, see
-``capture/membership.py``.
+A table that leaves a publication and comes back keeps its name and OID. Only the catalog's rows that make it
+a member are new. ``capture/membership.py`` reads and compares them.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-#: How the text of a membership with a row filter ends.
+#: The text of a membership with a row filter ends with this.
 FILTERED = " filtered"
 
 
@@ -20,39 +19,40 @@ class PublicationMark:
 
     name: str
     oid: int
-    #: The transaction that wrote its row of ``pg_publication`` last; any ALTER PUBLICATION ... SET does.
+    #: The transaction that last wrote its row in ``pg_publication``. Any ALTER PUBLICATION ... SET does so.
     written_by: str
     via_partition_root: bool
-    #: Whether stored generated columns are published, from version 18 on; None: not recorded.
+    #: Whether stored generated columns are published (version 18 and later); None: not recorded.
     generated_columns: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TableMark:
-    """A published table, and by which rows of the catalog it is one."""
+    """A published table, and the rows of the catalog that make it one."""
 
     relation_oid: int
-    #: ``schema.table``, for people.
+    #: ``schema.table``, for messages.
     name: str
-    #: A text for each way in which it is published. It stays the same exactly as long as the table is
-    #: published so without a break; one that ends with ``filtered`` has a row filter.
+    #: A text for each way in which it is published. The text stays the same exactly as long as the table is
+    #: published in this way without a break. It ends with ``filtered`` if there is a row filter.
     memberships: tuple[str, ...]
-    #: Of a table that is published via its root: a text for each partition that holds rows.
+    #: For a table that is published via its root: a text for each partition that has rows.
     partitions: tuple[str, ...] = ()
-    #: Of memberships whose publication leaves out operations (``publish``): those left out, of ``iudt``.
+    #: For memberships whose publication leaves out operations (``publish``): the letters left out, of
+    #: ``iudt``.
     leaves_out: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedSet:
-    """All publications that are read, and what they publish."""
+    """All publications that are read, and their tables."""
 
     publications: tuple[PublicationMark, ...]
     tables: tuple[TableMark, ...]
 
     @classmethod
     def from_body(cls, body: dict[str, Any] | None) -> PublishedSet | None:
-        """What ``dataclasses.asdict`` made of one, after JSON; None: nothing was recorded."""
+        """Read the JSON form, which is that of ``dataclasses.asdict``; None: nothing was recorded."""
         if body is None:
             return None
         return cls(

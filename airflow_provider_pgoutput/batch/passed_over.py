@@ -1,9 +1,9 @@
-"""Tables whose changes are passed over from some position on: what manifest and checkpoint say of them.
+"""Tables whose changes are passed over from some LSN on: what manifest and checkpoint record.
 
-A table that is gone at the source cannot be copied again. When a change of it cannot be followed, that
-change and all later ones are passed over, and the lake keeps the table as it was before. Whole transactions
-are passed over, so that the table in the lake equals the source's at one position. Only a copy ends that.
-What is not here: the decision (``capture/schema/gone.py`` and ``apply/gone.py``).
+A table that is gone at the source cannot be copied again. When a change of it cannot be followed, that change
+and all later ones are passed over, and the lake keeps the table as it was before. Whole transactions are
+passed over, so the table in the lake equals the source's at one LSN. Only a copy ends this.
+``capture/schema/gone.py`` and ``apply/gone.py`` decide it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """A table of which a batch passes changes over, or no longer does."""
+    """A table whose changes a batch passes over, or no longer passes over."""
 
     relation_oid: int
     #: ``schema.table``.
     table_name: str
-    #: Commit LSN of the first transaction that was passed over; None: the batch copies the table, so that its
+    #: Commit LSN of the first transaction that was passed over; None: the batch copies the table, so its
     #: changes are applied again.
     since_lsn: str | None
-    #: Row changes of this batch that are passed over.
+    #: Number of row changes of this batch that are passed over.
     changes: int = 0
-    #: What could not be followed, in one sentence.
+    #: The change that could not be followed, in one sentence.
     reason: str = ""
 
 
@@ -49,15 +49,15 @@ def first_lsn(versions: Iterable[TableVersion]) -> Lsn | None:
 
 
 def to_text(passed_over: Iterable[PassedOver]) -> str | None:
-    """The checkpoint's ``passed_over`` of a batch; None: there is none."""
+    """The value of ``passed_over`` in the checkpoint table; None: there is none."""
     found = [dataclasses.asdict(each) for each in passed_over]
     return json.dumps(found, ensure_ascii=True) if found else None
 
 
 def since_by_oid(texts: Iterable[str]) -> dict[int, str]:
-    """Since which LSN tables are passed over at the end of batches, by OID.
+    """By OID: from which LSN on tables are passed over after these batches.
 
-    :param texts: what ``to_text`` made of the batches, oldest first.
+    :param texts: what ``to_text`` wrote for the batches, oldest first.
     :raises ValueError: one of them is something else.
     """
     found: dict[int, str] = {}

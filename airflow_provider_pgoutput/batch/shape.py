@@ -1,7 +1,7 @@
-"""The columns of a table at the end of a batch, and what changed them: what the checkpoint keeps.
+"""The columns of a table at the end of a batch, and what changed them. The checkpoint keeps both.
 
-A column is known by its ``pg_attribute.attnum``, which PostgreSQL never gives to a second column of a
-table; its name and type may change. What is not here: finding the numbers out (``capture/schema/``).
+A column is known by its ``pg_attribute.attnum``, which PostgreSQL never gives to a second column of the
+table. Its name and type may change. ``capture/schema/`` finds out the numbers.
 
 Source: https://www.postgresql.org/docs/current/catalog-pg-attribute.html
 """
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 ADDED = "column_added"
 DROPPED = "column_dropped"
-#: It was there before, and was not in the stream: it was generated, or left out of a column list.
+#: The column was there before, but not in the stream: it was generated, or a column list left it out.
 PUBLISHED = "column_published"
-#: It exists, and the publications no longer name it.
+#: The column exists, but the publications no longer name it.
 UNPUBLISHED = "column_unpublished"
 RENAMED = "column_renamed"
 RETYPED = "type_changed"
 #: The type is the same, and has another name or schema.
 TYPE_RENAMED = "type_renamed"
-#: The type has the name of the one before, and is not that one.
+#: Another type, which has the name of the earlier one.
 TYPE_REPLACED = "type_replaced"
-#: The type is the same, and all values are others, or look otherwise, without a row event.
+#: The type is the same, but all values changed, or look different, without a row event.
 ALTERED = "column_altered"
-#: The type has its name, and is another in the lake: attributes of a composite, or a choice of the user's.
+#: The type's name is the same, but the lake type is not: attributes of a composite, or a choice of the user.
 REMADE = "lake_type_changed"
 KEY = "key_changed"
 IDENTITY = "replica_identity_changed"
@@ -55,7 +55,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class SchemaChange:
-    """One difference between two versions of a table, in the order in which they came."""
+    """One difference between two versions of a table. Differences are in the order in which they happened."""
 
     #: One of the words above.
     kind: str
@@ -79,18 +79,18 @@ class KnownColumn:
     name: str
     type_name: str
     lake_type: str
-    #: 0: not known, in a lake of an earlier version.
+    #: 0: not known, as in a lake of an early version.
     type_oid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Unsettled:
-    """Transactions that may bring values of an altered type in their former look, in a later batch.
+    """Transactions that may bring values of an altered type in the form from before, in a later batch.
 
-    They were open when the type was altered: what they wrote before that, the server sends as it was then.
+    They were open when the type was altered. What they wrote before that, the server sends as it was then.
     """
 
-    #: They have a lower transaction ID, with its epoch.
+    #: Their transaction IDs, with the epoch, are lower than this.
     below_xid: int
     #: ``attnum`` of the columns of such types.
     columns: tuple[int, ...]
@@ -98,10 +98,10 @@ class Unsettled:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where the rows of a table lay at one moment; another file says that all of them were written anew.
+    """The files of a table at one moment. If there are others later, all of its rows were rewritten.
 
-    What a column holds in rows that are older than itself is kept in the catalog, or was written into all
-    rows when it was added: then the table has other files since.
+    ``ALTER TABLE t ADD c int DEFAULT 7``: either the catalog keeps the 7 for older rows, or it was written
+    into all rows, and then the table has other files since.
 
     Source: https://www.postgresql.org/docs/current/catalog-pg-class.html (relnatts, relfilenode)
     """
@@ -112,9 +112,9 @@ class Storage:
     files: tuple[tuple[int, int], ...]
 
     def differs(self, earlier: Storage | None = None) -> bool:
-        """Whether rows may have been written anew since an earlier moment.
+        """Whether rows may have been rewritten since an earlier moment.
 
-        :param earlier: None: since the table was made, whose file is called as its OID then.
+        :param earlier: None: since the table was made. At that time its file has the table's OID as its name.
         """
         known = dict(earlier.files) if earlier else {}
         return any(known.get(oid, oid) != file for oid, file in self.files)
@@ -122,27 +122,27 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A table as the last batch left it."""
+    """The columns of a table at the end of the last batch with it."""
 
     columns: tuple[KnownColumn, ...]
     key: tuple[str, ...]
     replica_identity: str
-    #: None: not known, in a lake of an earlier version.
+    #: None: not known, as in a lake of an early version.
     storage: Storage | None = None
-    #: A number that a column had, perhaps one that is gone; 0: not known. A column that comes later has a
-    #: higher one, which says that it is none of those that the catalog has as dropped up to this.
+    #: The highest number that a column had for sure, perhaps one that is gone; 0: not known. A column that
+    #: comes later has a higher number. So a new column is not taken for one that was dropped before.
     highest_number: int = 0
-    #: The users' types that its columns are made of; None: not known, in a lake of an earlier version.
+    #: The users' types in its columns; None: not known, as in a lake of an early version.
     types: tuple[TypeDefinition, ...] | None = None
     unsettled: Unsettled | None = None
-    #: Generated columns: ``attnum``, and what stands for the expression; good for comparing only.
+    #: Generated columns: ``attnum``, and a number that stands for the expression. Only good for comparing.
     expressions: tuple[tuple[int, int], ...] = ()
     #: Numbers of the columns with ``Column.older_unknown``.
     older_unknown: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, version: TableVersion) -> Shape:
-        """The shape of a version, as far as the version tells it."""
+        """The shape of a version, with all that the version knows."""
         columns = tuple(
             KnownColumn(
                 each.attribute_number, each.name, each.type_name, each.lake_type, each.type_oid
@@ -159,7 +159,7 @@ class Shape:
 
     @property
     def types_by_oid(self) -> dict[int, TypeDefinition]:
-        """The users' types by OID, as far as they are known."""
+        """The users' types by OID, if they are known."""
         return {each.oid: each for each in self.types or ()}
 
     def to_json(self) -> str:
@@ -189,7 +189,7 @@ class Shape:
 
     @classmethod
     def from_json(cls, text: str) -> Shape | None:
-        """Read what ``to_json`` wrote; None when it is something else."""
+        """Read what ``to_json`` wrote; None: it is something else."""
         try:
             body = json.loads(text)
             found = [KnownColumn(*each) for each in body["columns"]]

@@ -23,13 +23,14 @@ class Column:
     lake_type: str
     #: Whether the relation message flags it as part of the replica identity.
     identity: bool = False
-    #: What rows that are older than the column show in it, as text: PostgreSQL fills a constant
-    #: default in without row events (``pg_attribute.attmissingval``).  None: NULL.  Of a list and of a
-    #: struct's fields it is a JSON array, of a map an object; in them each value is text, or null.
+    #: The value that rows which are older than the column show in it, as text. ``ADD COLUMN c int DEFAULT 7``
+    #: gives them a 7 without row events (``pg_attribute.attmissingval``). None: NULL. For a list or struct it
+    #: is a JSON array, for
+    #: a map a JSON object; the values in these are text or null.
     missing_value: str | None = None
-    #: ``pg_attribute.attnum``: what stays when the column is renamed.  None: not known.
+    #: ``pg_attribute.attnum``, which stays when the column is renamed. None: not known.
     attribute_number: int | None = None
-    #: Whether older rows of the lake may have NULL in it where the source shows a value that nobody told.
+    #: Whether older rows of the lake may have NULL in it, while the source shows a value that was never sent.
     older_unknown: bool = False
 
 
@@ -51,9 +52,9 @@ class StagedFile:
 
     @classmethod
     def from_body(cls, body: dict[str, Any]) -> StagedFile:
-        """A file out of its JSON form.
+        """Read the JSON form.
 
-        :raises TypeError: when fields are missing or unknown.
+        :raises TypeError: fields are missing or unknown.
         """
         return cls(**{**body, "columns": tuple(body["columns"])})
 
@@ -68,8 +69,8 @@ class TableVersion:
     #: ``d`` default, ``n`` nothing, ``f`` full, ``i`` index: ``pg_class.relreplident``.
     replica_identity: str
     columns: tuple[Column, ...]
-    #: Names of the columns that identify a row: the primary key, or the index of the replica
-    #: identity, or what the user configured; empty when the table has no key.
+    #: Names of the columns that identify a row: those of the primary key, of the index of the replica
+    #: identity, or the user's choice; empty: the table has no key.
     key_columns: tuple[str, ...]
     files: tuple[StagedFile, ...] = ()
 
@@ -98,11 +99,11 @@ class Counts:
     deletes: int = 0
     truncates: int = 0
     copied: int = 0
-    #: Updates that carry an old tuple, so may have changed the key.
+    #: Updates with an old tuple. They may have changed the key.
     old_tuples: int = 0
     #: Values left out as unchanged TOAST.
     unchanged_toast: int = 0
-    #: Values that their column could not hold, kept as text in a rejected file.
+    #: Values that did not fit their column. A rejected file has their text.
     rejected: int = 0
 
     def __add__(self, other: Counts) -> Counts:

@@ -1,9 +1,9 @@
-"""The types that users made, as the source's catalog defined them at one moment, and what was altered since.
+"""Users' types as the source's catalog defined them at one moment, and what was altered since.
 
-PostgreSQL stores a composite by its attributes and an enum by the number of its label, and makes the text
-when the value is read. ``ALTER TYPE`` so changes the text of all values that there are, and sends no row. A
-batch keeps the definitions of its columns' types; the next run compares them with those of the catalog.
-What is not here: reading them (``capture/source/type_definitions.py``).
+PostgreSQL stores a composite value by attributes and an enum value by the number of its label. The text is
+made when the value is read. So ``ALTER TYPE`` changes the text of all existing values, and sends no row. A
+batch keeps the definitions of its columns' types, and the next run compares them with the catalog.
+``capture/source/type_definitions.py`` reads them.
 
 Sources: https://www.postgresql.org/docs/current/catalog-pg-type.html, catalog-pg-enum.html and
 catalog-pg-attribute.html
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: ``TypeDefinition.kind``: letters of ``pg_type.typtype``, and one for arrays, which have none of their own.
+#: Values of ``TypeDefinition.kind``: letters of ``pg_type.typtype``, and one for arrays, which have no
+#: letter.
 ARRAY = "a"
 BASE = "b"
 COMPOSITE = "c"
@@ -31,12 +32,12 @@ RANGE = "r"
 class EnumLabel:
     """One value of an enum."""
 
-    #: ``pg_enum.oid``: a label that is renamed keeps it.
+    #: ``pg_enum.oid``. A label that is renamed keeps it.
     oid: int
     text: str
     #: ``pg_enum.enumsortorder``.
     sort_order: float
-    #: ``xmin`` of its row in ``pg_enum``: a label that was renamed, and renamed back, has another one.
+    #: ``xmin`` of its row in ``pg_enum``. A label that was renamed, and renamed back, has another one.
     written_by: int
 
 
@@ -44,10 +45,10 @@ class EnumLabel:
 class TypeAttribute:
     """One attribute of a composite type, or a column of a table whose row type is used as a type."""
 
-    #: ``pg_attribute.attnum``; a number is never given to a second attribute.
+    #: ``pg_attribute.attnum``. A number is never given to a second attribute.
     number: int
     name: str
-    #: 0: it was dropped.
+    #: 0: the attribute was dropped.
     type_oid: int
     type_modifier: int
 
@@ -60,17 +61,18 @@ class TypeDefinition:
     schema_name: str
     name: str
     kind: str
-    #: OID of the type of an array's elements, under a domain, of a range's bounds, of a multirange's ranges.
+    #: OID of the type of an array's elements, below a domain, of a range's bounds, or of a multirange's
+    #: ranges.
     part_oid: int = 0
-    #: What a domain says of the type under it.
+    #: The type modifier that a domain gives to the type below it.
     part_modifier: int = -1
     labels: tuple[EnumLabel, ...] = ()
-    #: Those that were dropped among them.
+    #: Including dropped attributes.
     attributes: tuple[TypeAttribute, ...] = ()
 
     @classmethod
     def from_body(cls, body: dict[str, Any]) -> TypeDefinition:
-        """A definition out of its JSON form, which is that of ``dataclasses.asdict``.
+        """Read the JSON form, which is that of ``dataclasses.asdict``.
 
         :raises KeyError: a field is missing.
         :raises TypeError: a field is missing, unknown or of another type.
@@ -90,12 +92,13 @@ def alterations(
     *,
     as_struct: bool = False,
 ) -> tuple[str, ...]:
-    """What was done to a type since, in words, so that values that there are look otherwise at the source.
+    """What was done to a type that makes existing values look different at the source, in words.
 
-    What only brings new values is not named: ``ADD VALUE`` of an enum.
+    Changes that only allow new values are not named: ``ADD VALUE`` of an enum.
 
-    :param before: definitions by OID; a type that is missing here or in ``now`` is passed over.
-    :param as_struct: whether composites are structs in the lake, where attributes come and go as columns do.
+    :param before: definitions by OID; a type that is missing here or in ``now`` is ignored.
+    :param as_struct: whether composites are structs in the lake. A struct gets and loses attributes as a
+        table does columns.
     """
     found: dict[str, None] = {}
     _collect(type_oid, before, now, as_struct, found, set())
@@ -118,19 +121,19 @@ def _collect(
         found.update(dict.fromkeys(_renamed_labels(one, two)))
     if one.kind == COMPOSITE:
         found.update(dict.fromkeys(_other_attributes(one, two, as_struct=as_struct)))
-    # A range is text in the lake, whatever it is of.
+    # A range is text in the lake, whatever its bounds are.
     is_struct = as_struct and one.kind not in {RANGE, MULTIRANGE}
     for part_oid in (one.part_oid, *(each.type_oid for each in one.attributes)):
         _collect(part_oid, before, now, is_struct, found, seen)
 
 
 def _renamed_labels(one: TypeDefinition, two: TypeDefinition) -> list[str]:
-    """What was done to the labels; their names are left out, as they are values of rows."""
+    """What was done to the labels. They are not quoted, because they are values of rows."""
     now = {each.oid: each for each in two.labels}
     pairs = [(each, now.get(each.oid)) for each in one.labels]
     if any(after is None or after.text != label.text for label, after in pairs):
         return [f"a value of {two} was renamed"]
-    # ADD VALUE BEFORE may number the labels anew, which writes their rows, too.
+    # ADD VALUE BEFORE may number the labels anew. That writes their rows in the catalog, too.
     if any(
         after is not None
         and after.sort_order == label.sort_order
@@ -158,5 +161,5 @@ def _other_attributes(one: TypeDefinition, two: TypeDefinition, *, as_struct: bo
         if number in now
         and (each.type_oid, each.type_modifier) != (now[number].type_oid, now[number].type_modifier)
     ]
-    # A struct follows by itself, unless one attribute may have taken the place of another.
+    # Iceberg can add and drop fields of a struct, unless one attribute may have replaced another.
     return retyped + ([] if as_struct and not (dropped and added) else dropped + added)

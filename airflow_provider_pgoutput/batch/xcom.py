@@ -1,4 +1,4 @@
-"""The small JSON value that carries a batch from task to task. It informs; it is never the truth."""
+"""The small JSON value that carries a batch from task to task. It informs people; no decision rests on it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ class BatchXCom(TypedDict):
     changes: int
     #: By ``schema.table``: inserts, updates, deletes, truncates, copied, rejected.
     tables: dict[str, dict[str, int]]
-    #: By ``schema.table``: what changed of its schema, in words, the first hundred and how many more there
-    #: are; else left out.
+    #: By ``schema.table``: changes of its schema in words, at most a hundred, then how many more there are.
+    #: Left out if there are none.
     schema_changes: NotRequired[dict[str, list[str]]]
-    #: Commit LSN and row changes of each transaction that was left out on request; else left out.
+    #: By commit LSN: number of row changes of each transaction that was left out on request. Left out if
+    #: there are none.
     skipped: NotRequired[dict[str, int]]
-    #: By ``schema.table``: since which LSN changes of a table that is gone are passed over; else left out.
+    #: By ``schema.table`` of a table that is gone: from which LSN on its changes are passed over. Left out if
+    #: there are none.
     passed_over: NotRequired[dict[str, str]]
 
 

@@ -1,1 +1,1 @@
-"""Examines a pipeline without changing it, says what is wrong, and repairs what it is asked to."""
+"""Examines a pipeline without changing it, says what is wrong, and repairs what can be repaired safely."""

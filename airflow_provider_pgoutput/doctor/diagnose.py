@@ -1,7 +1,7 @@
-"""Compares slot, checkpoint, tables and staging of one pipeline, and names what does not agree.
+"""Compares slot, checkpoint, tables and staging area of one pipeline, and names what does not agree.
 
-It looks and changes nothing. What is not here: the repair (``repair.py``), reading any of the four
-(``examination.py``), and what a run that is under way explains (``findings.py``).
+It changes nothing. ``observe.py`` reads what is compared here, ``findings.py`` explains what a running task
+causes, ``repair.py`` repairs.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.doctor.findings import Observed
     from airflow_provider_pgoutput.lake.state import LakeTable, Recorded
 
-#: No attempt to apply takes so long: apply removes such branches, too.
+#: No attempt at an apply takes so long. Apply uses the same age for such branches.
 DEAD_AFTER: Final = timedelta(days=1)
 
 
 def examine(observed: Observed) -> list[Finding]:
-    """Name everything that does not agree; nothing is found when all is well."""
+    """Name everything that does not agree. If all is well, the list is empty."""
     checks: tuple[Callable[[Observed], Iterator[Finding]], ...] = (
         _source,
         _slot,
@@ -120,9 +120,9 @@ def _slot(observed: Observed) -> Iterator[Finding]:
 
 
 def bridge(observed: Observed, checkpoint: Lsn, confirmed: Lsn) -> Manifest | None:
-    """A complete batch that a run takes whose slot is past the checkpoint; an empty one if no other.
+    """The first complete batch that a run can take when the slot is past the checkpoint; None: there is none.
 
-    Of several that reach the slot one after the other it is the first.
+    Several batches may follow each other up to the slot. A batch with changes is preferred to an empty one.
     """
     first, position = None, checkpoint
     while position < confirmed:
@@ -144,7 +144,7 @@ def bridge(observed: Observed, checkpoint: Lsn, confirmed: Lsn) -> Manifest | No
 
 
 def _may_bridge(manifest: Manifest, observed: Observed, confirmed: Lsn) -> bool:
-    """The same as capture's ``find_bridge``: nothing of a past that was undone."""
+    """The rule of capture's ``find_bridge``: no batch of a history that the source left."""
     server = observed.server
     if server is None:
         return True
@@ -156,7 +156,7 @@ def _checkpoint(observed: Observed) -> Iterator[Finding]:
     checkpoint = observed.checkpoint
     applied = [each for each in observed.lake.tables if each.marker is not None]
     if checkpoint is None and applied and observed.lake.recorded:
-        # A batch leaves the rows of its tables and its own in one commit.
+        # A batch records the rows of its tables and its own row in one commit. Here the own row is missing.
         yield Finding(
             NOTE,
             "checkpoint",
@@ -217,7 +217,7 @@ def _tables(observed: Observed) -> Iterator[Finding]:
 
 
 def _ways_forward(table: LakeTable, source_name: str) -> str:
-    """What makes a table whole that was rolled back, the cheapest way first."""
+    """What makes a table whole again that was rolled back, the cheapest way first."""
     ways = []
     if table.published_snapshot_id is not None:
         snapshot = f"'{table.target}', {table.published_snapshot_id}"
@@ -232,7 +232,7 @@ def _ways_forward(table: LakeTable, source_name: str) -> str:
 
 
 def _gone(observed: Observed, row: Recorded, newest: Mapping[str, Recorded]) -> Finding:
-    """What a target means that the checkpoint names and the lake lacks."""
+    """The finding for a target that the checkpoint names and the lake does not have."""
     said = f"The table is gone; batches up to {row.end_lsn} were applied to it"
     later = [
         each.target
@@ -273,7 +273,7 @@ def _branches(observed: Observed) -> Iterator[Finding]:
 
 
 def dead_branches(table: LakeTable, now: datetime) -> list[str]:
-    """Branches of ours that belong to no attempt that lives."""
+    """Our branches whose attempt is dead."""
     return sorted(name for name, newest in table.branches.items() if now - newest > DEAD_AFTER)
 
 
@@ -326,13 +326,13 @@ def _staging(observed: Observed) -> Iterator[Finding]:
 
 
 def _is_passed(manifest: Manifest, observed: Observed) -> bool:
-    """Whether the slot cannot give the changes of a batch any more."""
+    """Whether the slot is past the start of a batch, so that it cannot give all of its changes again."""
     confirmed = None if observed.slot is None else observed.slot.confirmed_flush_lsn
     return confirmed is None or confirmed > manifest.start_lsn
 
 
 def _is_passed_over(manifest: Manifest, observed: Observed) -> bool:
-    """Whether no run takes a batch: it may end with what never happened."""
+    """Whether no run takes a batch: it may end with transactions that the source lost at a promotion."""
     server, slot = observed.server, observed.slot
     if server is None or manifest.timeline >= server.timeline:
         return False
@@ -340,7 +340,7 @@ def _is_passed_over(manifest: Manifest, observed: Observed) -> bool:
 
 
 def is_ours(manifest: Manifest, observed: Observed) -> bool:
-    """Whether a batch is of the system that the lake was filled from."""
+    """Whether a batch is of the system from which the lake was filled."""
     known = observed.system_identifier
     return known is None or manifest.system_identifier == known
 

@@ -1,6 +1,6 @@
-"""What the doctor compares, what it finds, and what a run that is under way explains.
+"""What the doctor compares and finds, and which findings a running task explains.
 
-What is not here: finding it (``doctor.py``), and reading what is compared (``examination.py``).
+``observe.py`` reads, ``diagnose.py`` compares.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
     from airflow_provider_pgoutput.lake.state import LakeState, Recorded
 
-#: The pipeline goes on by itself, or an operator may want to know.
+#: The pipeline goes on by itself, or an operator may want to know of it.
 NOTE: Final = "note"
 #: The next run fails, or the lake is not what it should be.
 PROBLEM: Final = "problem"
 
 
-#: Operators of pipelines but for the sensor, which only waits.
+#: Operators of a pipeline. The sensor is not among them, because it only waits.
 _OPERATORS: Final = frozenset(
     {
         "PgoutputStageOperator",
@@ -38,7 +38,7 @@ _SENSOR: Final = "PgoutputChangesSensor"
 
 
 class RunningTask(NamedTuple):
-    """A task that Airflow has under way."""
+    """A task that Airflow is running."""
 
     dag_id: str
     task_id: str
@@ -59,29 +59,29 @@ class Finding:
     advice: str
     #: Whether ``repair`` does it.
     repairable: bool = False
-    #: Whether it is so for a while in every run, or, of a table, in a replay in place.
+    #: Whether it is normal for a while in every run, or, for a table, in a replay in place.
     in_runs: bool = False
     in_replays: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """All that is compared, each as it was read."""
+    """Everything that is compared, as it was read."""
 
     slot_name: str
-    #: None: the source did not answer; the error is a finding already.
+    #: None: the source did not answer. That is a finding already.
     server: Server | None
     slot: SlotFacts | None
     two_phase: bool
     lake: LakeState
     #: The manifests of the slot, in the order of their starts.
     manifests: Sequence[Manifest]
-    #: Of these, the ids of batches of which a file is missing or of another size.
+    #: The ids of batches with a file that is missing or has another size.
     incomplete: frozenset[str]
     now: datetime
     #: Whether the staging area was looked at.
     staging_read: bool = True
-    #: Tasks of any DAG that were under way before all else was read; None: not known.
+    #: Tasks of any DAG that were running before anything was read; None: not known.
     running: Sequence[RunningTask] | None = ()
 
     @property
@@ -92,7 +92,7 @@ class Observed:
 
     @property
     def at_work(self) -> tuple[RunningTask, ...]:
-        """The tasks under way that are of this pipeline, as far as the lake knows its DAG, and replays."""
+        """The running tasks of this pipeline's DAG, if the lake knows it, and running replays."""
         dags = {each.dag_id for each in self.lake.recorded or () if each.dag_id}
         return tuple(
             each
@@ -103,7 +103,7 @@ class Observed:
 
     @property
     def unless_at_work(self) -> str:
-        """How advice begins that is wrong while a run is under way, where nobody knows whether one is."""
+        """How advice begins that is wrong during a run, if it is not known whether one is under way."""
         return "if no run is under way: " if self.running is None else ""
 
     @property
@@ -114,7 +114,7 @@ class Observed:
 
 
 def without_work(findings: Sequence[Finding], observed: Observed) -> list[Finding]:
-    """The findings, without those that tasks under way explain; a note says that there are such tasks."""
+    """The findings without those that running tasks explain. A note says that there are such tasks."""
     if not observed.at_work:
         return list(findings)
     replays = any(each.operator == _REPLAY for each in observed.at_work)
@@ -131,7 +131,7 @@ def without_work(findings: Sequence[Finding], observed: Observed) -> list[Findin
 
 
 def all_is_well(observed: Observed) -> str:
-    """What is said where nothing was found, in one sentence."""
+    """One sentence for when nothing was found."""
     checkpoint, name = observed.checkpoint, observed.slot_name
     if checkpoint is None and observed.slot is None:
         return f"Nothing is wrong: nothing was begun with slot {name}, neither at the source nor in the lake."

@@ -1,6 +1,6 @@
-"""Reads all that the doctor compares: slot and server, lake, staging. It changes nothing.
+"""Reads everything that the doctor compares: slot and server, lake, staging area. It changes nothing.
 
-What is not here: what it means (``doctor.py``).
+``diagnose.py`` draws the conclusions.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def examine_pipeline(
 ) -> tuple[Observed, list[Finding]]:
     """Read everything about one pipeline and compare it.
 
-    A source that does not answer, or a manifest that is damaged, is a finding like others.
+    A source that does not answer is a finding like others, and so is a damaged manifest.
 
     :param area: the staging area; None: it is not looked at.
-    :param running: the tasks that Airflow had under way before all else is read; None: not known.
-    :raises LakeUnavailable: when the lake cannot be read; nothing can be said then.
+    :param running: the tasks that Airflow was running before anything was read; None: not known.
+    :raises LakeUnavailable: the lake cannot be read, so nothing can be said.
     """
     layout.check_slot_name(slot_name)
     findings: list[Finding] = []
@@ -81,7 +81,7 @@ def _read_source(
 def _check_timeline(
     conninfo: str | Mapping[str, Any], observed: Observed, findings: list[Finding]
 ) -> None:
-    """Find a source that was promoted or restored to before what the lake has."""
+    """Find out whether the source was promoted or restored to an LSN before the end of the lake."""
     server, checkpoint = observed.server, observed.checkpoint
     if (
         server is None

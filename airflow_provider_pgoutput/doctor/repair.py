@@ -1,6 +1,6 @@
-"""The repairs that cannot lose anything: a checkpoint table made anew, and branches that nobody needs.
+"""The repairs that cannot lose anything: rebuild the checkpoint table, and remove unused branches.
 
-What is not here: finding what is wrong (``doctor.py``), and any repair that chooses between two truths.
+``diagnose.py`` finds what is wrong. Where two places contradict each other, nothing is repaired by itself.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 
 
 def remove_dead_branches(catalog: Catalog, observed: Observed) -> int:
-    """Remove branches of attempts that died, where pyiceberg can; how many there were.
+    """Remove branches of dead attempts, where pyiceberg can, and return how many there were.
 
-    An attempt that lives after all is refused when it publishes, and prepares its branch again.
+    If an attempt is still alive, its publish is refused, and it prepares its branch again.
 
-    :raises LakeUnavailable: when the catalog does not do it.
+    :raises LakeUnavailable: the catalog failed.
     """
     removed = 0
     for each in observed.lake.tables:
@@ -47,14 +47,13 @@ def remove_dead_branches(catalog: Catalog, observed: Observed) -> int:
 
 
 def rebuild_checkpoint(catalog: Catalog, namespace: str, observed: Observed) -> Lsn:
-    """Write the checkpoint table anew from what the tables' commits say; the position it has then.
+    """Rebuild the checkpoint table from the summaries of the tables' commits.
 
-    The position is one from which everything can be had again, from the slot or from a sealed batch that it
-    has passed. What a table holds already is passed over when it is applied again.
-
-    :raises TableRefused: when there is a checkpoint already, the tables are of several systems, or one was
-        rolled back.
-    :raises BatchGap: when the slot is past what the tables hold, and no staged batch explains that.
+    :return: the checkpoint's LSN. Everything after it can be read again: from the slot, or from a sealed
+        batch if the slot is past it. What a table has already is skipped when it is applied again.
+    :raises TableRefused: there is a checkpoint already, the tables are of several systems, or one was rolled
+        back.
+    :raises BatchGap: the slot is past the end of the tables, and no staged batch bridges the gap.
     """
     if observed.checkpoint is not None:
         raise TableRefused(
@@ -71,7 +70,7 @@ def rebuild_checkpoint(catalog: Catalog, namespace: str, observed: Observed) -> 
     went_back = [each.target for each in observed.lake.tables if each.went_back]
     if went_back:
         raise TableRefused(
-            "Tables were rolled back, and the checkpoint would say that they have what they lack: "
+            "Tables were rolled back. A checkpoint would say that they have changes which they lack: "
             + ", ".join(went_back),
             slot=observed.slot_name,
             advice="set main of each to its newest snapshot again, or drop it and copy it again.",
@@ -112,22 +111,22 @@ def _position(observed: Observed, markers: list[AppliedMarker]) -> Lsn:
     slot = observed.slot
     if slot is None or slot.confirmed_flush_lsn is None:
         raise BatchGap(
-            "Without the slot nothing says from where changes can be read again.",
+            "The slot is gone, so it is not known from which LSN on changes can be read again.",
             slot=observed.slot_name,
             advice="make a new slot by a run with copy_tables of all tables.",
         )
     confirmed, named = slot.confirmed_flush_lsn, newest.batch_id
     batches = (each.start_lsn for each in observed.manifests if each.batch_id == named)
-    # Up to here every table has everything: a batch starts at the checkpoint.
+    # A batch starts at the checkpoint, so every table has everything up to here.
     start = newest.start_lsn or next(batches, None)
-    # The end of a batch that is a point is its start, and says nothing about which tables have it.
+    # A batch of copies alone can end where it starts. Such an LSN does not say which tables have the batch.
     is_point = start == newest.end_lsn
     if start is not None and confirmed <= start and not is_point:
         return start
     if not observed.staging_read:
         raise BatchGap(
-            f"The slot is at {confirmed}, past the start of the newest batch: whether all tables have that"
-            " batch is told by the staging area alone.",
+            f"The slot is at {confirmed}, past the start of the newest batch. Only the staging area shows"
+            " whether all tables have that batch.",
             slot=observed.slot_name,
             lsn=newest.end_lsn,
             advice="give --staging-uri.",
@@ -135,14 +134,14 @@ def _position(observed: Observed, markers: list[AppliedMarker]) -> Lsn:
     for position in (newest.end_lsn, start or newest.end_lsn):
         waits = bridge(observed, position, confirmed)
         if position == newest.end_lsn and not _all_have(observed, newest):
-            # Of two batches that overlap it may be the shorter one, and not all tables have it.
+            # Two batches may overlap. This may be the shorter one, and some tables may lack it.
             continue
         if waits is not None and not waits.is_empty:
             return position
     if not _all_have(observed, newest):
         raise BatchGap(
-            "Whether all tables have the newest batch cannot be known: its manifest is not there, or some of"
-            " them lack it.",
+            "It is not known whether all tables have the newest batch: its manifest is missing, or some"
+            " tables lack the batch.",
             slot=observed.slot_name,
             lsn=newest.end_lsn,
             advice="run the apply task of that batch again, or give the pipeline's own --staging-uri with the"
@@ -152,7 +151,7 @@ def _position(observed: Observed, markers: list[AppliedMarker]) -> Lsn:
 
 
 def _all_have(observed: Observed, newest: AppliedMarker) -> bool:
-    """Whether the newest batch was applied as a whole: a later one was staged, or all its tables have it."""
+    """Whether the whole newest batch was applied: a later one was staged, or all of its tables have it."""
     ours = [each for each in observed.manifests if is_ours(each, observed)]
     if any(each.start_lsn >= newest.end_lsn for each in ours):
         return True
@@ -168,9 +167,9 @@ def _all_have(observed: Observed, newest: AppliedMarker) -> bool:
 
 
 def _passed_by_empty_batches(observed: Observed, newest: AppliedMarker, confirmed: Lsn) -> Lsn:
-    """Where the slot is, when the tables have all that is before.
+    """The LSN up to which the tables have everything, because the batches up to it are empty.
 
-    What is not applied is still in the staging area.
+    Later batches that are not applied are still in the staging area.
     """
     explained = newest.end_lsn
     for manifest in observed.manifests:
@@ -181,8 +180,8 @@ def _passed_by_empty_batches(observed: Observed, newest: AppliedMarker, confirme
         return explained
     if confirmed > explained:
         raise BatchGap(
-            f"The slot is at {confirmed}, the tables at {newest.end_lsn}: whether there were changes between "
-            "cannot be known.",
+            f"The slot is at {confirmed}, the tables at {newest.end_lsn}. It is not known whether there were "
+            "changes in between.",
             slot=observed.slot_name,
             lsn=newest.end_lsn,
             advice="copy the tables again (copy_tables).",

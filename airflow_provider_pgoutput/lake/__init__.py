@@ -1,1 +1,1 @@
-"""What pyiceberg tells about the lake: the checkpoint, the state of the tables, past batches."""
+"""Reads the lake through pyiceberg: the checkpoint, the state of the tables, the batches around a time."""

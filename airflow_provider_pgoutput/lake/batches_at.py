@@ -1,6 +1,6 @@
-"""Which position of the lake belongs to a time: the batches before and after it, by their commit times.
+"""Finds the batches before and after a time, by the commit times that the checkpoint table records.
 
-What is not here: reading the checkpoint table (``lake_state.py``).
+``state.py`` reads the checkpoint table.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ if TYPE_CHECKING:
 class Around(NamedTuple):
     """The two batches between which a time lies."""
 
-    #: The newest batch of which no transaction committed later; None: all that are recorded have later ones.
+    #: The newest batch whose transactions all committed by then; None: each recorded batch has a later one.
     before: Recorded | None
-    #: The batch that reaches past the time, or may; None: the lake is not that far.
+    #: The first batch that reaches past the time, or may; None: the lake is not that far.
     after: Recorded | None
 
 
 def batches_around(recorded: Iterable[Recorded], time: datetime) -> Around:
     """Find the batches around a time of the source's clock.
 
-    Commit times follow the order of the positions but for the small steps back that clocks and
-    concurrent commits make; so what lies before the first batch that reaches past the time is before it.
-    Of copies, and of batches of earlier versions, no time is known: they are before a time when a later
-    batch is.
+    Commit times follow the LSNs, except for small steps back (clocks are set, commits overlap). So every
+    batch before the first one that reaches past the time counts as before. Copies have no commit time, and
+    batches of early versions recorded none. They count as before if a later batch does.
 
-    :param recorded: rows of the checkpoint table; those of single tables are passed over.
+    :param recorded: rows of the checkpoint table; those of single tables are ignored.
     :param time: with a time zone.
     """
     before = unsure = None
@@ -45,7 +44,7 @@ def batches_around(recorded: Iterable[Recorded], time: datetime) -> Around:
         elif each.last_commit_time > time:
             return Around(before, unsure or each)
         elif each.copied:
-            # The time is that of the changes; the copy may hold rows that were committed later.
+            # The recorded time is that of the changes. The copy may have rows that committed later.
             unsure = unsure or each
         else:
             before, unsure = each, None

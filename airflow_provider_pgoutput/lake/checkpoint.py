@@ -41,39 +41,39 @@ _SELECTED = (
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Everything that committed before ``end_lsn`` is in the lake."""
+    """Says that everything which committed before ``end_lsn`` is in the lake."""
 
     end_lsn: Lsn
     system_identifier: str
-    #: ``schema.table`` of every table that a batch ever changed or copied, by OID; None: not known.
+    #: ``schema.table`` by OID, of every table that a batch changed or copied; None: not known.
     tables: Mapping[int, str] | None = None
-    #: The batch that ended there; None: not known.
+    #: The batch that ends there; None: not known.
     batch_id: str | None = None
-    #: Columns of the tables at the end of the last batch that changed them, by OID, as far as known.
+    #: By OID: a table's columns at the end of the last batch that changed them, if known.
     shapes: Mapping[int, Shape] = field(default_factory=dict)
-    #: Where the last batch ended that changed the columns or brought them first, by OID.
+    #: By OID: where the batch ends that last changed the columns, or recorded them first.
     shaped_at: Mapping[int, Lsn] = field(default_factory=dict)
-    #: Where the first batch that is recorded starts; None: not known.
+    #: Where the first recorded batch starts; None: not known.
     begun_at: Lsn | None = None
-    #: Where the last batch ends that copied rows; None: none is recorded.
+    #: Where the last batch with copied rows ends; None: none is recorded.
     copied_until: Lsn | None = None
     #: The source's timeline when the last batch was staged; None: not known.
     timeline: int | None = None
-    #: What batches left out on request, as the table has it: JSON with commit LSNs and numbers of changes.
+    #: What batches left out on request, as the table records it: JSON of commit LSNs and numbers of changes.
     skipped: tuple[str, ...] = ()
-    #: By OID: since which LSN changes of a table are passed over, until it is copied.
+    #: By OID: from which LSN on changes of a table are passed over, until it is copied.
     passed_over: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def shapes_by_name(self) -> dict[str, Shape]:
-        """The columns of the newest table that had each name."""
+        """The columns of tables by name. If several tables had a name, the newest one counts."""
         names = self.tables or {}
         oldest_first = sorted(self.shapes, key=lambda oid: self.shaped_at.get(oid, Lsn(0)))
         return {names[oid]: self.shapes[oid] for oid in oldest_first if oid in names}
 
     @property
     def types(self) -> dict[int, TypeDefinition]:
-        """The users' types that the columns of the tables were made of, by OID, also those that are gone."""
+        """The users' types in the tables' columns, by OID, also types that are gone at the source."""
         return {
             oid: each for shape in self.shapes.values() for oid, each in shape.types_by_oid.items()
         }
@@ -82,14 +82,14 @@ class Checkpoint:
 def read_checkpoint(
     catalog_name: str, catalog_properties: Mapping[str, str], namespace: str, slot_name: str
 ) -> Checkpoint | None:
-    """The slot's checkpoint, or None when no batch of it was ever applied.
+    """The slot's checkpoint; None: no batch of the slot was ever applied.
 
-    :param catalog_properties: what ``pyiceberg.catalog.load_catalog`` takes.
-    :raises LakeDenied: when the catalog does not let this login read it.
-    :raises LakeUnavailable: when the catalog or the table cannot be read; never None for that.
-    :raises TableRefused: when the table holds positions of two systems, or something else entirely.
+    :param catalog_properties: as ``pyiceberg.catalog.load_catalog`` takes them.
+    :raises LakeDenied: the catalog does not let this login read it.
+    :raises LakeUnavailable: the catalog or the table cannot be read. Never None for that.
+    :raises TableRefused: the table has LSNs of two systems, or is something else entirely.
     """
-    # Here, because pyiceberg takes a second to import and only this function needs it.
+    # Imported here: pyiceberg takes a second to import, and only this function needs it.
     from pyiceberg.catalog import load_catalog  # noqa: PLC0415
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError  # noqa: PLC0415
 
@@ -100,9 +100,9 @@ def read_checkpoint(
         except (NoSuchTableError, NoSuchNamespaceError):
             return None
         rows = table.scan(
-            # A slot name has nothing but letters, digits and underscores, so it needs no quoting.
+            # A slot name has only letters, digits and underscores, so it needs no quotes.
             row_filter=f"slot_name = '{check_slot_name(slot_name)}'",
-            # A table of an earlier version of the package has no columns about schemas yet.
+            # A table of an early version of the package lacks some columns.
             selected_fields=tuple(
                 name for name in _SELECTED if name in table.schema().column_names
             ),
@@ -110,15 +110,15 @@ def read_checkpoint(
     except PgoutputError:
         raise
     except Exception as error:
-        # pyiceberg has no common base class, and its messages may hold addresses with credentials.
+        # pyiceberg's exceptions have no common base class, and their messages may contain credentials.
         table_name = f"{namespace}.{CHECKPOINT_TABLE}"
         raise lake_failure(error, "The checkpoint table cannot be read", table_name) from None
     return checkpoint_of(rows, namespace, slot_name)
 
 
 def checkpoint_of(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint | None:
-    """The checkpoint that the slot's rows of the table make; None: there is no batch in them."""
-    # In the order of the batches: of a table that was renamed and copied again the last name counts.
+    """The checkpoint that the slot's rows of the table make; None: they have no batch."""
+    # In the order of the batches: if a table was renamed and copied again, its last name counts.
     rows = rows.sort_by("end_lsn")
     of_tables = rows.filter(pc.is_valid(rows.column("table_name")))
     rows = rows.filter(pc.is_null(rows.column("table_name")))
@@ -143,7 +143,7 @@ def checkpoint_of(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint 
         )
     names = of_tables.column("table_name").to_pylist()
     known = dict(zip(of_tables.column("relation_oid").to_pylist(), names, strict=True))
-    # The last row is that of the greatest position.
+    # The last row has the greatest LSN.
     batch_id = rows.column("batch_id").to_pylist()[-1]
     if batch_id == REBUILT:
         batch_id = None
@@ -169,7 +169,7 @@ def checkpoint_of(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint 
 
 
 def _columns(rows: pa.Table, *names: str) -> list[list[Any]]:
-    """Columns as lists; those that a table of an earlier version lacks are null."""
+    """Columns as lists; a column that the table lacks is a list of None."""
     there = rows.column_names
     return [rows.column(n).to_pylist() if n in there else [None] * rows.num_rows for n in names]
 
@@ -187,13 +187,13 @@ def _passed_over(texts: Sequence[str | None], table: str, slot_name: str) -> dic
 
 
 def _alike(shape: Shape) -> Shape:
-    """The shape without what is no change of the columns, or is among the changes that are recorded."""
+    """The shape without what is no change of columns, and without what is recorded as a change anyway."""
     columns = tuple(replace(each, type_oid=0) for each in shape.columns)
     return Shape(columns, shape.key, shape.replica_identity)
 
 
 def _shapes(of_tables: pa.Table) -> tuple[dict[int, Shape], dict[int, Lsn]]:
-    """The newest columns of each table, and where the batch ended that they are of, wherever rows lie."""
+    """By OID: the newest columns of each table, and where the batch ends that recorded them."""
     if "columns" not in of_tables.column_names:
         return {}, {}
     rows = of_tables.filter(pc.is_valid(of_tables.column("columns"))).sort_by("end_lsn")
@@ -209,7 +209,7 @@ def _shapes(of_tables: pa.Table) -> tuple[dict[int, Shape], dict[int, Lsn]]:
         shapes[oid] = shape
     changes = _columns(of_tables, "relation_oid", "schema_changes", "end_lsn")
     for oid, changed, end in zip(*changes, strict=True):
-        # Also where one change undid another by the end of the batch.
+        # Also if one change undid another by the end of the batch.
         if changed and oid in shaped_at:
             shaped_at[oid] = max(shaped_at[oid], Lsn(int(end, 16)))
     return shapes, shaped_at

@@ -1,7 +1,7 @@
 """Writes rows of the checkpoint table through pyiceberg, where no Spark runs.
 
-That is for batches without a change, and for a table that is made anew. What is not here: reading it
-(``checkpoint.py``), and the rows of a batch that Spark applies (``apply/table/checkpoint.py``).
+That is for batches without a change, and to rebuild the table. ``apply/table/checkpoint.py`` writes the rows
+of batches that Spark applies.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def append_rows(
     rows: Sequence[Mapping[str, Any]],
     summary: Mapping[str, str] | None = None,
 ) -> None:
-    """Append rows in one commit; the table is made if there is none.
+    """Append rows in one commit. If there is no table, it is made.
 
-    :param rows: by column of ``CHECKPOINT``; what is missing is null, ``applied_at`` is now.
+    :param rows: by column of ``CHECKPOINT``; a missing column is NULL, ``applied_at`` is the current time.
     :param summary: keys of the snapshot summary.
-    :raises LakeUnavailable: when the catalog does not do it, or its answer does not arrive.
+    :raises LakeUnavailable: the catalog failed, or its answer did not arrive.
     """
     now = datetime.now(UTC)
     schema = pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in words.CHECKPOINT])
@@ -48,7 +48,7 @@ def append_rows(
         table = catalog.create_table_if_not_exists(
             identifier, schema, properties={"format-version": "2"}
         )
-        # A table of an earlier version of the package lacks the newest columns; apply adds them.
+        # A table of an early version of the package lacks the newest columns. Apply adds them.
         present = set(table.schema().column_names)
         schema = pa.schema([each for each in schema if each.name in present])
         table.append(
@@ -60,14 +60,14 @@ def append_rows(
 def record_empty_batch(
     catalog_name: str, catalog_properties: Mapping[str, str], plan: Plan, manifest: Manifest
 ) -> None:
-    """Move the checkpoint over a batch that changes no table.
+    """Move the checkpoint past a batch that changes no table.
 
-    A second row for one batch, which a repeated task may leave, changes no answer.
+    A repeated task may write a second row for the batch. That changes no answer.
 
-    :param catalog_properties: what ``pyiceberg.catalog.load_catalog`` takes.
-    :raises LakeUnavailable: when the catalog does not do it; the task may run again.
+    :param catalog_properties: as ``pyiceberg.catalog.load_catalog`` takes them.
+    :raises LakeUnavailable: the catalog failed; the task may run again.
     """
-    # Here, because pyiceberg takes a second to import.
+    # Imported here: pyiceberg takes a second to import.
     from pyiceberg.catalog import load_catalog  # noqa: PLC0415
 
     row = row_of_empty_batch(plan, manifest)
@@ -77,7 +77,7 @@ def record_empty_batch(
 
 
 def row_of_empty_batch(plan: Plan, manifest: Manifest) -> dict[str, Any]:
-    """The row that says that the namespace has a batch which changes no table."""
+    """The row that records a batch which changes no table."""
     assert manifest.is_empty
     row: dict[str, Any] = {
         "slot_name": manifest.slot_name,

@@ -1,7 +1,7 @@
-"""What the lake says of one slot: the checkpoint table's rows, and the tables' own markers.
+"""Reads what the lake knows about one slot: the checkpoint table's rows, and the tables' own markers.
 
-Read through pyiceberg, metadata only but for the checkpoint table. What is not here: what it means
-(``doctor.py``), and the position that a run starts from (``checkpoint.py``).
+It reads rows of the checkpoint table only, and metadata of all other tables. ``doctor/`` draws the
+conclusions. ``checkpoint.py`` reads the LSN from which a run starts.
 
 Source: https://iceberg.apache.org/spec/#snapshots (summary)
 """
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A row of the checkpoint table: of a batch as a whole, or of one table in it."""
+    """A row of the checkpoint table: of a whole batch, or of one table in it."""
 
     batch_id: str
-    #: The source's ``schema.table``; None: the batch as a whole.
+    #: The source's ``schema.table``; None: the row is about the whole batch.
     table_name: str | None
     relation_oid: int | None
     target: str | None
@@ -44,10 +44,10 @@ class Recorded:
     #: In UTC; None: not known.
     applied_at: datetime | None
     manifest_uri: str | None
-    #: When the batch's last transaction committed at the source, in UTC; None: it had none, or it was applied
-    #: by a version that did not record it.
+    #: When the batch's last transaction committed at the source, in UTC; None: there was none, or an early
+    #: version of the package applied the batch.
     last_commit_time: datetime | None = None
-    #: Counts of row changes and copied rows; None: not recorded.
+    #: Numbers of row changes and copied rows; None: not recorded.
     inserts: int | None = None
     updates: int | None = None
     deletes: int | None = None
@@ -55,7 +55,7 @@ class Recorded:
     copied: int | None = None
     #: The source's timeline when the batch was staged; None: not known.
     timeline: int | None = None
-    #: The DAG whose task applied it; None: not known.
+    #: The DAG that applied it; None: not known.
     dag_id: str | None = None
 
     @property
@@ -67,12 +67,12 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class AppliedMarker:
-    """What the newest commit of the pipeline that main still holds says."""
+    """What the newest commit of the pipeline in main's history says."""
 
     system_identifier: str
     batch_id: str
     end_lsn: Lsn
-    #: None: the commit itself was expired, and the table property answers.
+    #: None: that commit has expired, and the table property answers.
     start_lsn: Lsn | None
     snapshot_id: int | None
 
@@ -87,21 +87,21 @@ class LakeTable:
     source_name: str
     relation_oid: int
     system_identifier: str
-    #: None: nothing of ours is in main, which somebody rolled back then.
+    #: None: main has no commit of ours. Somebody rolled it back.
     marker: AppliedMarker | None
-    #: Branches of attempts to apply, with the time of their newest commit.
+    #: Branches of attempts to apply a batch, with the time of their newest commit.
     branches: Mapping[str, datetime]
-    #: Whether main says something else than what was published last: somebody rolled it back.
+    #: Whether somebody rolled main back: it does not end with what was published last.
     went_back: bool = False
-    #: The newest snapshot that the batch left which was published last; None: it is gone, or not known.
+    #: The newest snapshot of the batch that was published last; None: it is gone, or not known.
     published_snapshot_id: int | None = None
-    #: Whether a commit of pyiceberg's can change the table.
+    #: Whether pyiceberg can commit to the table.
     is_writable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class LakeState:
-    """All of one slot in one namespace."""
+    """Everything about one slot in one namespace."""
 
     #: None: there is no checkpoint table, or it has no row of the slot.
     recorded: tuple[Recorded, ...] | None
@@ -111,9 +111,9 @@ class LakeState:
 def open_catalog(catalog_name: str, catalog_properties: Mapping[str, str]) -> Catalog:
     """Open a catalog through pyiceberg.
 
-    :raises LakeUnavailable: when it cannot be opened.
+    :raises LakeUnavailable: it cannot be opened.
     """
-    # Here, because pyiceberg takes a second to import.
+    # Imported here: pyiceberg takes a second to import.
     from pyiceberg.catalog import load_catalog  # noqa: PLC0415
 
     with lake_errors("opened"):
@@ -121,9 +121,9 @@ def open_catalog(catalog_name: str, catalog_properties: Mapping[str, str]) -> Ca
 
 
 def read_lake(catalog: Catalog, namespace: str, slot_name: str) -> LakeState:
-    """Read what the lake holds of a slot.
+    """Read everything about a slot from the lake.
 
-    :raises LakeUnavailable: when the catalog or a table cannot be read.
+    :raises LakeUnavailable: the catalog or a table cannot be read.
     """
     recorded, tables = None, []
     with lake_errors("read"):
@@ -137,9 +137,9 @@ def read_lake(catalog: Catalog, namespace: str, slot_name: str) -> LakeState:
 
 
 def read_recorded(catalog: Catalog, namespace: str, slot_name: str) -> tuple[Recorded, ...]:
-    """Read the checkpoint table's rows of a slot, oldest first; none when there is no such table.
+    """Read the checkpoint table's rows of a slot, oldest first. Without a table there are none.
 
-    :raises LakeUnavailable: when the catalog or the table cannot be read.
+    :raises LakeUnavailable: the catalog or the table cannot be read.
     """
     identifier = (*namespace.split("."), words.CHECKPOINT_TABLE)
     with lake_errors("read"):
@@ -150,9 +150,9 @@ def read_recorded(catalog: Catalog, namespace: str, slot_name: str) -> tuple[Rec
 
 @contextlib.contextmanager
 def lake_errors(action: str) -> Iterator[None]:
-    """Turn what pyiceberg raises into our error, without its text, which may hold credentials.
+    """Turn pyiceberg's exceptions into our own, without their text: it may contain credentials.
 
-    pyiceberg has no common base class of its exceptions.
+    pyiceberg's exceptions have no common base class.
     """
     try:
         yield
@@ -163,9 +163,9 @@ def lake_errors(action: str) -> Iterator[None]:
 
 
 def lake_failure(error: Exception, what: str, table: str | None = None) -> PgoutputError:
-    """What an exception of pyiceberg's means, in an error of ours.
+    """The error for an exception of pyiceberg.
 
-    :param what: what cannot be done, the beginning of a sentence.
+    :param what: the beginning of a sentence: what cannot be done.
     """
     from pyiceberg.exceptions import (  # noqa: PLC0415
         ForbiddenError,
@@ -176,7 +176,7 @@ def lake_failure(error: Exception, what: str, table: str | None = None) -> Pgout
 
     text = f"{what} ({type(error).__name__})."
     if isinstance(error, NotInstalledError):
-        # Its text is pyiceberg's own, of what to install.
+        # pyiceberg itself wrote this text. It says what to install.
         return ConfigurationError(text, table=table, advice=f"on the workers: {error}.")
     if isinstance(error, (ForbiddenError, OAuthError, UnauthorizedError)):
         return LakeDenied(
@@ -202,7 +202,7 @@ def _table_names(catalog: Catalog, namespace: str) -> list[tuple[str, ...]]:
 def _recorded(table: Table, slot_name: str) -> tuple[Recorded, ...] | None:
     there = table.schema().column_names
     names = [name for name, _ in words.CHECKPOINT if name in Recorded.__slots__ and name in there]
-    # A slot name has nothing but letters, digits and underscores, so it needs no quoting.
+    # A slot name has only letters, digits and underscores, so it needs no quotes.
     rows = table.scan(
         row_filter=f"slot_name = '{check_slot_name(slot_name)}'", selected_fields=tuple(names)
     ).to_arrow()
@@ -246,7 +246,10 @@ def _lake_table(table: Table, target: str, slot_name: str) -> LakeTable:
 
 
 def _is_writable(table: Table) -> bool:
-    """A REST catalog writes a table's metadata itself; for the others pyiceberg does, up to format version 2.
+    """Whether pyiceberg can commit to the table.
+
+    A REST catalog writes the metadata by itself. For other catalogs pyiceberg writes it, up to format version
+    2.
 
     Source: https://github.com/apache/iceberg-python/issues/1551
     """
@@ -262,7 +265,7 @@ def _is_writable(table: Table) -> bool:
 
 
 def _snapshot_of(table: Table, published: str) -> int | None:
-    """The newest snapshot of a batch, in main's history or beside it."""
+    """The newest snapshot of a batch, in main's history or outside of it."""
     batch_id = published.split(" ")[1]
     found = [
         each
@@ -275,7 +278,7 @@ def _snapshot_of(table: Table, published: str) -> int | None:
 
 
 def _went_back(text: str, marker: AppliedMarker | None) -> bool:
-    """The same as apply's ``IcebergTable.was_rolled_back``."""
+    """Whether main was rolled back, by the same rule as ``IcebergTable.was_rolled_back`` in apply."""
     system_identifier, batch_id, end_lsn, *_ = text.split(" ")
     published = (system_identifier, batch_id, Lsn.parse(end_lsn))
     return marker is None or published != (
@@ -286,7 +289,7 @@ def _went_back(text: str, marker: AppliedMarker | None) -> bool:
 
 
 def _marker(table: Table, slot_name: str) -> AppliedMarker | None:
-    """The same walk as apply's ``IcebergTable.marker``."""
+    """The marker of the newest commit of ours, by the same rule as ``IcebergTable.marker`` in apply."""
     snapshot, oldest = table.current_snapshot(), None
     while snapshot is not None:
         summary: dict[str, Any] = (
@@ -301,7 +304,7 @@ def _marker(table: Table, slot_name: str) -> AppliedMarker | None:
                 snapshot.snapshot_id,
             )
         if snapshot.parent_snapshot_id is None:
-            return None  # The whole history is here, and we are not in it.
+            return None  # The whole history is here, and it has no commit of ours.
         oldest = snapshot
         snapshot = table.snapshot_by_id(snapshot.parent_snapshot_id)
     text = table.properties.get(words.PROPERTY_APPLIED + slot_name)
@@ -309,5 +312,5 @@ def _marker(table: Table, slot_name: str) -> AppliedMarker | None:
         return None
     system_identifier, batch_id, end_lsn, *number = text.split(" ")
     if int(*number or (0,)) > (oldest.sequence_number or 0):
-        return None  # Newer than something that is left, and not there: main was rolled back.
+        return None  # The last publish is newer than a snapshot that is left, and is not there: rolled back.
     return AppliedMarker(system_identifier, batch_id, Lsn.parse(end_lsn), None, None)
