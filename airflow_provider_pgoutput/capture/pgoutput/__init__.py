@@ -1,1 +1,1 @@
-"""The pgoutput protocol, sans-IO: bytes in, messages and columns out; looks nothing up."""
+"""The pgoutput protocol without any I/O: bytes in, messages and columns out. It asks no catalog."""

@@ -1,9 +1,9 @@
-"""Puts rows together into blocks: one for each version of a relation, in the order of the stream.
+"""Makes blocks of rows: one block for each version of a relation, in the order of the stream.
 
-Rows of all relations with the same number of columns are walked together, because the cost of a walk
-is that of its steps as long as it has few rows: a chunk of rows of a hundred partitions costs little more
-than one of a single table. The blocks are slices of the columns that come out; whoever keeps a small one for
-long copies it (``staging/writers.py``).
+A chunk with few rows of each of a hundred partitions costs little more than a chunk of one table: the rows of
+all relations with the same number of columns are cut together, and the cost is that of the steps, not of the
+rows. The blocks are slices of the resulting columns. Whoever keeps a small block for long copies it
+(``staging/writers.py``).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 def assemble(rows: Rows, origins: ChunkOrigins | None = None) -> list[ChangeBlock]:
     """Make the blocks of a chunk, in the order of their first changes.
 
-    :raises ProtocolError: when a row is not valid.
+    :raises ProtocolError: a row is not valid.
     """
     if not len(rows):
         return []
@@ -58,7 +58,7 @@ def assemble(rows: Rows, origins: ChunkOrigins | None = None) -> list[ChangeBloc
 def _of_width(
     rows: Rows, width: int, origins: ChunkOrigins | None
 ) -> list[tuple[int, ChangeBlock]]:
-    """Make the blocks of rows with ``width`` columns, each with the number of its first message."""
+    """Make the blocks of the rows with ``width`` columns. Each comes with the number of its first message."""
     old, new = find_tuples(rows, width)
     order, bounds = _grouped(rows.version)
     new_columns = _columns(new, order, width)
@@ -76,7 +76,7 @@ def _of_width(
 
     def block(first: int, last: int) -> ChangeBlock:
         def own(values: NDArray[np.int64]) -> NDArray[np.int64]:
-            # A view would keep the numbers of all blocks, and Arrow does not tell so.
+            # A view would keep the numbers of all blocks in memory, and Arrow does not report that.
             return values if len(bounds) == 1 else values[first:last].copy()
 
         tag = rows.tag[first:last]
@@ -104,10 +104,13 @@ def _of_width(
 
 
 def _grouped(version: NDArray[np.intp]) -> tuple[Order, list[tuple[int, int]]]:
-    """Order rows by version, in stream order within (None: they are), and the bounds of each version."""
+    """Order rows by version, and within a version by the stream; None: they are so already.
+
+    And the bounds.
+    """
     if (version == version[0]).all():
         return None, [(0, len(version))]
-    # Numbers of 16 bits are sorted by radix, several times faster than wider ones.
+    # Numpy sorts 16-bit numbers by radix, several times faster than wider ones.
     keys = version.astype(np.uint16) if version.max() < 1 << 16 else version
     order = np.argsort(keys, kind="stable")
     cuts = np.flatnonzero(np.diff(version[order])) + 1
@@ -115,7 +118,7 @@ def _grouped(version: NDArray[np.intp]) -> tuple[Order, list[tuple[int, int]]]:
 
 
 def _columns(tuples: Tuples | None, order: Order, width: int) -> list[Column]:
-    """Make the columns of the new or of the old tuples, with marks of unchanged TOAST and of binary form."""
+    """Make the columns of the new or the old tuples. Marks say what is unchanged TOAST or in binary form."""
     if tuples is None:
         return [(None, None, False)] * width
     slots = tuples.slots if order is None else tuples.slots[order]

@@ -1,6 +1,7 @@
-"""What goes into the decoder and what comes out of it: chunks of messages, blocks of changes.
+"""What goes into the decoder and what comes out: chunks of messages in, blocks of changes out.
 
-Rows are never objects here. A chunk is one byte buffer with offsets; a block is a set of columns.
+A row is never a Python object here. A *chunk* is one byte buffer with offsets. A *block* is the changes of
+one relation, as columns.
 """
 
 from __future__ import annotations
@@ -18,31 +19,31 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.pgoutput.messages import Relation
 
-    #: Which values of a column are in binary form and not in text: all, none, or those that are marked.
+    #: Which values of a column are in binary form (the others are text): all, none, or those that are marked.
     Forms = bool | NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class MessageChunk:
-    """Some whole messages in stream order; message ``i`` is ``data[offsets[i]:offsets[i + 1]]``."""
+    """Whole messages in the order of the stream. Message ``i`` is ``data[offsets[i]:offsets[i + 1]]``."""
 
     data: NDArray[np.uint8]
-    #: One more than there are messages, ascending.
+    #: Ascending, and one more than there are messages.
     offsets: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeBlock:
-    """Row changes of one relation, as the relation message before them described it.
+    """Row changes of one relation, which has the form that the last Relation message says.
 
-    All arrays have one element per change, in stream order. Values stay as the server sent them, text
-    or binary: a raw column is an Arrow ``binary`` array, null where the tuple holds NULL, where the value
-    is unchanged TOAST, and where the change has no such tuple.
+    All arrays have one element for each change, in the order of the stream. Values are as the server sent
+    them, text or binary. A column is an Arrow ``binary`` array. It is null if the value is NULL or unchanged
+    TOAST, or if the change has no such tuple.
     """
 
     relation: Relation
     commit_lsn: NDArray[np.int64]
-    #: Ordinal in the transaction, see ``batch/changes.py``.
+    #: Number of the change in its transaction, see ``batch/changes.py``.
     seq: NDArray[np.int64]
     #: ``ord`` of ``I``, ``U``, ``D`` or ``T``.
     op: NDArray[np.uint8]
@@ -59,23 +60,23 @@ class ChangeBlock:
     new_binary: tuple[Forms, ...]
     #: By position of the column.
     old_binary: tuple[Forms, ...]
-    #: By position of the column; None: nothing is unchanged TOAST in it.
+    #: By position of the column; None: no value of it is unchanged TOAST.
     unchanged: tuple[NDArray[np.bool_] | None, ...]
-    #: Name of the origin of each change's transaction; None: no change of the block has one.
+    #: By change: name of the transaction's origin; None: no change of the block has an origin.
     origin: pa.Array | None = None
-    #: The transaction's commit LSN there, null where it is not known; None as above.
+    #: By change: the transaction's commit LSN at the origin, null: not known; None: as above.
     origin_lsn: pa.Array | None = None
 
     def __len__(self) -> int:
         return len(self.seq)
 
     def since(self, lsn: Lsn) -> ChangeBlock:
-        """The changes of transactions that committed at ``lsn`` or later; they come last."""
+        """The changes of transactions that committed at ``lsn`` or later. They are the last of the block."""
         first = int(np.searchsorted(self.commit_lsn, int(lsn)))
         return self if first == 0 else self[first:]
 
     def __getitem__(self, rows: slice) -> ChangeBlock:
-        """Some of the changes; nothing is copied."""
+        """Some of the changes. Nothing is copied."""
 
         def cut(value: Any) -> Any:
             if value is None or value is self.relation or isinstance(value, bool):
@@ -90,16 +91,16 @@ class ChangeBlock:
 
 @dataclass(frozen=True, slots=True)
 class LogicalMessageBlock:
-    """Messages of ``pg_logical_emit_message``, in stream order; all columns have one element for each.
+    """Messages of ``pg_logical_emit_message`` in the order of the stream. Columns have one element for each.
 
-    The server gives a message the LSN where its WAL record ends. A null in ``commit_lsn``, ``seq``,
-    ``xid`` and ``commit_ts_us`` is a message that belongs to no transaction.
+    The server gives a message the LSN at which its WAL record ends. A message that belongs to no transaction
+    has null in ``commit_lsn``, ``seq``, ``xid`` and ``commit_ts_us``.
     """
 
     lsn: NDArray[np.int64]
     transactional: NDArray[np.bool_]
     commit_lsn: pa.Array
-    #: The message stands before the change with this ``seq`` in its transaction.
+    #: ``seq`` of the next change in the message's transaction.
     seq: pa.Array
     xid: pa.Array
     #: Microseconds since 1970-01-01 UTC.

@@ -1,10 +1,10 @@
-"""The decoder: a chunk of messages in, blocks of changes out, whatever the chunk boundaries.
+"""The decoder: chunks of messages in, blocks of changes out. It does not matter where chunks are cut.
 
-It steers. ``transactions.py`` places each message in its transaction, this file reads the messages that
-are not rows, ``relations.py`` knows the version of each row's relation, ``rows.py`` and ``columns.py`` cut
-the rows, ``assemble.py`` makes blocks of them and ``logical_messages.py`` of the logical messages;
-``origins.py`` reads where transactions come from. What must come out is said by ``reference.py``. Nothing
-here opens a connection or looks anything up.
+This file calls the others and reads the messages that are not rows. ``transactions.py`` finds the transaction
+of each message. ``relations.py`` knows the version of each row's relation. ``row_messages.py`` and
+``tuple_walk.py`` cut the rows, and ``assemble.py`` makes blocks of them. ``logical_messages.py`` reads
+logical messages, ``origins.py`` reads where transactions come from. ``reference.py`` is a slow decoder that
+says what must come out. Nothing here opens a connection or asks a catalog.
 
 Source: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -37,22 +37,22 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.pgoutput.blocks import LogicalMessageBlock
     from airflow_provider_pgoutput.capture.pgoutput.messages import Commit, Relation, TypeMessage
 
-#: Arrow's offsets are signed numbers of 32 bits; a chunk beyond this is decoded in parts.
+#: Arrow's offsets are signed 32-bit numbers. A larger chunk is decoded in parts.
 _PART_BYTES: Final = 1 << 30
 
 
 class Decoder:
     """Decodes whole transactions in the order of their commits: protocol version 1.
 
-    Transactions whose commit LSN is before ``start_lsn``, or at or past ``end_lsn``, are skipped: their
-    rows are not looked at, their relations and types are learnt. After an error the decoder refuses to
-    go on; what it gave before is valid up to the last commit.
+    Transactions that commit before ``start_lsn``, or at or after ``end_lsn``, are skipped: their rows are not
+    read, but the relations and types that they announce are. After an error the decoder refuses to go on.
+    What it returned before is valid up to the last commit.
 
     :param start_lsn: None: from the beginning.
     :param end_lsn: None: without an end.
-    :param skip_origins: skip transactions that this server replicated from another, as the server's
-        option ``origin 'none'`` does from version 16 on.
-    :param skip_lsns: commit LSNs of transactions to skip, whatever is in them.
+    :param skip_origins: skip transactions that this server replicated from another one. From version 16 on
+        the server does it itself with the option ``origin 'none'``.
+    :param skip_lsns: commit LSNs of transactions to skip, whatever they contain.
     """
 
     def __init__(
@@ -69,16 +69,17 @@ class Decoder:
         self._range = start_lsn, end_lsn
         self._relations = Relations()
         self._partitions = Partitions()
-        #: Number of the message behind the last announcement of the chunk; -1: another one came after that.
+        #: Number of the message after the chunk's last announcement; -1: that message is an announcement,
+        #: too.
         self._behind = -1
         self._origins = Origins()
         self._found_messages: list[LogicalMessageBlock] = []
         self._failed = False
-        #: Messages of ``pg_logical_emit_message`` so far, in skipped transactions too.
+        #: Number of ``pg_logical_emit_message`` messages so far, also in skipped transactions.
         self.logical_messages = 0
-        #: Origin messages so far, in skipped transactions too.
+        #: Number of Origin messages so far, also in skipped transactions.
         self.origins = 0
-        #: The last announced name of each type that is not built in, by OID.
+        #: By OID: the last announced name of each type that is not built in.
         self.types: dict[int, TypeMessage] = {}
 
     @property
@@ -88,17 +89,17 @@ class Decoder:
 
     @property
     def transactions(self) -> int:
-        """Transactions that ended so far, without skipped ones."""
+        """Number of transactions that ended so far, without skipped ones."""
         return self._transactions.count
 
     @property
     def skipped(self) -> dict[Lsn, int]:
-        """Row changes of the transactions that were skipped by their commit LSN, by that."""
+        """Number of row changes by commit LSN, for the transactions that were skipped by their LSN."""
         return self._transactions.skipped
 
     @property
     def last_commit(self) -> Commit | None:
-        """The last commit so far, of a skipped transaction too."""
+        """The last commit so far, also of a skipped transaction."""
         return self._transactions.last_commit
 
     @property
@@ -107,14 +108,14 @@ class Decoder:
         return self._transactions.begin is not None
 
     def decode(self, chunk: MessageChunk) -> list[ChangeBlock]:
-        """Decode the next chunk into one block for each version of a relation that it changes.
+        """Decode the next chunk into blocks, one for each version of a relation that it changes.
 
-        The blocks are in the order of their first changes. When a relation returns to an earlier version
-        within the chunk, that is another block, so blocks of one relation keep the order of the stream.
-        Nothing in a block refers to the chunk's buffer.
+        The blocks are in the order of their first changes. If a relation returns to an earlier version inside
+        the chunk, that is another block, so the blocks of a relation keep the order of the stream. A block
+        keeps no reference to the chunk's buffer.
 
-        :raises ProtocolError: when a message is invalid or may not stand where it stands. Then nothing of
-            the chunk may be used, and the decoder is of no more use.
+        :raises ProtocolError: a message is invalid, or may not stand at its position. Then nothing of the
+            chunk may be used, and the decoder cannot go on.
         """
         if self._failed:
             raise ProtocolError("This decoder met an error before and cannot go on.")
@@ -124,7 +125,7 @@ class Decoder:
         return blocks
 
     def take_messages(self) -> list[LogicalMessageBlock]:
-        """Give the wanted logical messages of the chunks that were decoded since the last call."""
+        """Return the wanted logical messages of the chunks that were decoded since the last call."""
         found, self._found_messages = self._found_messages, []
         return found
 
@@ -146,7 +147,7 @@ class Decoder:
         return assemble(select_rows(placed, truncates), origins)
 
     def _control(self, chunk: Chunk, index: int, truncates: list[tuple[int, int]]) -> None:
-        """Take note of a message that is neither a row nor a transaction's bracket."""
+        """Read a message that is neither a row nor the begin or commit of a transaction."""
         event = chunk.messages.event(index)
         body = chunk.messages.body(index)
         lsn = chunk.placement.lsn(index)
@@ -164,7 +165,10 @@ class Decoder:
                 truncates += [(index, oid) for oid in truncate.relation_oids]
 
     def _follow(self, messages: Messages, index: int) -> None:
-        """Look at what follows an announcement: a row may show that it was one of a partition."""
+        """Look at the message after an announcement.
+
+        A row shows that the announced relation is a partition.
+        """
         self._behind = index
         if index == len(messages):
             return
@@ -179,7 +183,7 @@ class Decoder:
 
 
 def _parts(chunk: MessageChunk) -> list[MessageChunk]:
-    """Cut a chunk that Arrow's offsets cannot span; the server makes no message of a GiB or more."""
+    """Cut a chunk that is too large for Arrow's offsets. The server makes no message of 1 GiB or more."""
     offsets = chunk.offsets
     if not len(offsets) or offsets[-1] - offsets[0] <= _PART_BYTES:
         return [chunk]

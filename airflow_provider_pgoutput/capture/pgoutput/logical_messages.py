@@ -1,8 +1,8 @@
-"""The logical messages of a chunk, ``pg_logical_emit_message``, cut into columns; vectorised.
+"""Cuts the logical messages of a chunk (``pg_logical_emit_message``) into columns. Vectorised.
 
-Which of them are wanted is decided here: a transactional one with the rows of its transaction, another
-one by its own LSN. The words of a refusal come from ``messages.py``, which parses the refused one again.
-What is not here: filtering by prefix.
+It also decides which of them are wanted: a transactional message with the rows of its transaction, any other
+one by its own LSN. The words of a refusal come from ``messages.py``, which parses the refused message again.
+Prefixes are filtered elsewhere.
 
 Source: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.pgoutput.row_messages import Chunk
 
-#: Tag, flags and LSN stand before the prefix.
+#: Tag, flags and LSN, which stand before the prefix.
 _HEAD_BYTES: Final = 10
-#: The NUL behind the prefix, and the length of the content.
+#: The NUL after the prefix, and the length of the content.
 _BETWEEN_BYTES: Final = 5
 
 
 def cut_logical_messages(
     chunk: Chunk, start_lsn: Lsn | None, end_lsn: Lsn | None
 ) -> LogicalMessageBlock | None:
-    """The messages of a chunk that belong to ``[start_lsn, end_lsn)``; None when there are none.
+    """The messages of a chunk that belong to ``[start_lsn, end_lsn)``; None: there are none.
 
-    The server sends a message that is not transactional when its record starts at or past the start of a
-    read, and gives it the LSN where the record ends. A batch starts and ends where a record does, so
-    those of the batch are at ``start_lsn < lsn <= end_lsn``.
+    The server sends a message that is not transactional if its record starts at or after the start of the
+    read, and gives it the LSN at which the record ends. A batch starts and ends where a record does. So the
+    batch's messages have ``start_lsn < lsn <= end_lsn``.
 
-    :raises ProtocolError: when a message is not valid, wanted or not.
+    :raises ProtocolError: a message is not valid, wanted or not.
     """
     messages, placement = chunk.messages, chunk.placement
     index = messages.of("Mm")
@@ -61,7 +61,7 @@ def cut_logical_messages(
         lsn=lsn[wanted],
         transactional=transactional[wanted],
         commit_lsn=of_transaction(placement.commit_lsn[transaction]),
-        # A message takes no number, so it stands at that of the change before it.
+        # A message takes no number of its own, so the number after the change before it is its position.
         seq=of_transaction(placement.seq[index[wanted]] + 1),
         xid=of_transaction(placement.xid[transaction]),
         commit_ts_us=of_transaction(placement.commit_ts_us[transaction]),
@@ -82,13 +82,13 @@ def _in_range(
 
 
 def _fields(chunk: Chunk, index: NDArray[np.intp]) -> tuple[NDArray[np.int64], pa.Array, pa.Array]:
-    """Read LSN, prefix and content of messages, and check everything about them."""
+    """Read LSN, prefix and content of messages, and check all of it."""
     messages = chunk.messages
     data, starts, ends = messages.data, messages.starts[index], messages.ends[index]
     numbers, lengths = messages.words(">i8"), messages.words(">i4")
     lsn = numbers[np.minimum(starts + 2, len(numbers) - 1)].astype(np.int64)
     first = int(starts[0])
-    # The zeros behind the last message end every prefix.
+    # The zeros after the last message make sure that every prefix has an end.
     zeros = np.flatnonzero(data[first:] == 0) + first
     found = np.searchsorted(zeros, starts + _HEAD_BYTES)
     prefix_ends = zeros[np.minimum(found, len(zeros) - 1)]
@@ -104,7 +104,7 @@ def _fields(chunk: Chunk, index: NDArray[np.intp]) -> tuple[NDArray[np.int64], p
     )
     if not right.all():
         _refuse(chunk, index[~right])
-    # Of each message: the prefix, what stands behind it, the content, what is up to the next prefix.
+    # For each message: the prefix, what follows it, the content, and the bytes up to the next prefix.
     cuts = np.stack((starts + _HEAD_BYTES, prefix_ends, contents, ends), axis=1).reshape(-1)
     buffers = [None, pa.py_buffer(cuts), pa.py_buffer(data)]
     runs = pa.Array.from_buffers(pa.large_binary(), len(cuts) - 1, buffers)
@@ -118,7 +118,7 @@ def _fields(chunk: Chunk, index: NDArray[np.intp]) -> tuple[NDArray[np.int64], p
 
 
 def _refuse(chunk: Chunk, index: NDArray[np.intp]) -> NoReturn:
-    """Raise the ProtocolError that says what is wrong with the first of some messages that is wrong."""
+    """Raise the ProtocolError that says what is wrong with the first wrong message of some."""
     for each in index.tolist():
         inside = chunk.messages.event(each) == "M"
         parse_logical_message(

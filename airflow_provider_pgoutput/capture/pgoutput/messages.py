@@ -1,13 +1,14 @@
-"""Control messages of pgoutput protocol version 1, parsed from bytes already in memory.
+"""Parses the control messages of pgoutput protocol version 1 from bytes in memory.
 
-What steers the stream becomes an object here: transaction brackets, relations, types, truncates. Rows
-never do; they stay bytes until ``columns.py`` cuts them into Arrow arrays. Nothing here knows what came
-before: whether a message may stand where it stands is ``state.py``'s matter.
+Messages that steer the stream become objects: begin and commit, relations, types, truncates. Rows never do:
+they stay bytes until ``tuple_walk.py`` cuts them into Arrow arrays. Whether a message may follow the one
+before it is in ``state.py``.
+
+Every parser takes one whole message with its tag. It raises ProtocolError, and nothing else, for bytes that
+are not exactly one valid message. In protocol versions 2 to 4, some of these messages have a transaction ID
+at the front while a transaction is streamed.
 
 Layouts: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
-Every parser takes one whole message, its tag included, and raises ProtocolError, and nothing else, for
-bytes that are not exactly one valid message. The protocol versions 2 to 4 put a transaction id in front
-of some of these while a transaction is streamed; version 1 does not.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
 
 #: Microseconds from 1970-01-01 to 2000-01-01, the epoch of the wire.
 POSTGRES_EPOCH_US = 946_684_800_000_000
-#: The server's timestamps end in the year 294276; a later one would not fit after the change of epoch.
+#: The server's timestamps end in the year 294276. A later one would not fit when the epoch is changed to
+#: 1970.
 LAST_TIME_US = 2**63 - 1 - POSTGRES_EPOCH_US
-#: LSNs are staged as signed numbers of 64 bits. At 10 GiB/s the first too great is 27 years away.
+#: LSNs are staged as signed 64-bit numbers. At 10 GiB/s it takes 27 years to pass the greatest one.
 LAST_LSN = 2**63 - 1
 
 _REPLICA_IDENTITIES = "dnfi"
@@ -36,7 +38,7 @@ _TRUNCATE_RESTART_IDENTITY = 2
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Start of a transaction; the server sends a transaction only after it committed."""
+    """Start of a transaction. The server sends a transaction only after it committed."""
 
     final_lsn: Lsn  #: Where the commit record starts; Commit repeats it as ``commit_lsn``.
     committed_at_us: int  #: Microseconds since 2000-01-01 UTC, as on the wire.
@@ -74,30 +76,31 @@ class RelationColumn:
 
 @dataclass(frozen=True, slots=True)
 class PartitionIdentity:
-    """What a partition sends of its old rows, when its changes are published under its root.
+    """What old tuples contain when a partition's changes are published under its root.
 
-    Two partitions that send the same are equal.
+    Partitions that send the same are equal.
     """
 
-    #: The columns of its replica identity. An old tuple holds their values, and NULL in all others.
+    #: The columns of its replica identity. An old tuple has their values, and NULL in all other columns.
     columns: frozenset[str]
     #: REPLICA IDENTITY FULL: every update and delete has the whole old row.
     is_full: bool = False
-    #: OID and ``pg_class.relreplident`` of the partition, where its announcement lists other columns than
-    #: that of the root, so that ``columns`` may lack some. The server picks the columns of a column list
-    #: by the numbers that they have in the root, and they may have others in the partition.
+    #: OID and ``pg_class.relreplident`` of the partition, if its announcement has other columns than its
+    #: root's, so that ``columns`` may lack some. (The server picks the columns of a column list by their
+    #: numbers in the root. In the partition
+    #: they may have other numbers.)
     incomplete: tuple[int, str] | None = None
     #: ``schema.table`` of one such partition.
     name: str = field(default="", compare=False)
 
     def covers(self, key: Iterable[str]) -> bool:
-        """Whether an old tuple holds this key, and an update without an old tuple left it as it was."""
+        """Whether old tuples have this key, and an update without an old tuple did not change the key."""
         return self.is_full or self.columns.issuperset(key)
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A relation as the rows after it are laid out. Two equal announcements are one version."""
+    """The columns of the rows that follow. Two equal announcements are one version."""
 
     oid: int
     schema_name: str
@@ -107,18 +110,18 @@ class Relation:
     )
     columns: tuple[RelationColumn, ...]
     #: What the partitions that are published under it send, as far as they were announced; see
-    #: ``partitions.py``. Those without a replica identity are not here: they send inserts alone.
+    #: ``partitions.py``. Partitions without a replica identity are not here, because they send inserts only.
     partitions: frozenset[PartitionIdentity] = frozenset()
 
     @property
     def name(self) -> str:
-        """The name as ``schema.table``, for messages to people."""
+        """The name as ``schema.table``, for messages."""
         return f"{self.schema_name}.{self.table_name}"
 
 
 @dataclass(frozen=True, slots=True)
 class TypeMessage:
-    """The name of a type that is not built in; sent before the first relation that uses it."""
+    """The name of a type that is not built in. It is sent before the first relation that uses the type."""
 
     oid: int
     schema_name: str
@@ -136,7 +139,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class LogicalMessage:
-    """What ``pg_logical_emit_message`` wrote; of no table."""
+    """A message of ``pg_logical_emit_message``. It belongs to no table."""
 
     transactional: bool
     lsn: Lsn
@@ -145,10 +148,10 @@ class LogicalMessage:
 
 
 class MessageReader:
-    """Reads the fields of one message; every fault becomes a ProtocolError with a byte offset.
+    """Reads the fields of one message. Every fault becomes a ProtocolError with the byte's number.
 
-    :param body: the whole message, its tag included; the reader starts after the tag.
-    :param lsn: the commit LSN of the transaction around it, for the error's text.
+    :param body: the whole message with its tag. Reading starts after the tag.
+    :param lsn: commit LSN of the message's transaction, for the text of the error.
     """
 
     __slots__ = ("_body", "_kind", "_lsn", "_position")
@@ -162,7 +165,7 @@ class MessageReader:
             raise self.fault("the message is empty", at=0)
 
     def fault(self, what: str, *, back: int = 0, at: int | None = None) -> ProtocolError:
-        """Make the error for a fault at byte ``at``, or ``back`` bytes before the current position."""
+        """Make the error for a fault at byte ``at``, or ``back`` bytes before the current one."""
         where = self._position - back if at is None else at
         return ProtocolError(f"{self._kind} message: {what}, at byte {where}.", lsn=self._lsn)
 
@@ -190,7 +193,7 @@ class MessageReader:
         return self._number(_UINT32)
 
     def oid(self) -> int:
-        """Read an OID that must not be zero."""
+        """Read an OID, which must not be zero."""
         value = self._number(_UINT32)
         if value == 0:
             raise self.fault("an OID is zero", back=4)
@@ -211,20 +214,20 @@ class MessageReader:
         return Lsn(value)
 
     def text(self, name: str) -> str:
-        """Read a text that ends with a NUL."""
+        """Read a text, which ends with a NUL."""
         end = self._body.find(b"\0", self._position)
         if end < 0:
             raise self.fault(f"{name} has no end")
         try:
             value = self._body[self._position : end].decode("utf-8")
         except UnicodeDecodeError as error:
-            # From None: the codec's error holds the bytes, and its text a part of them.
+            # From None: the codec's error contains the bytes.
             raise self.fault(f"{name} is not UTF-8", at=self._position + error.start) from None
         self._position = end + 1
         return value
 
     def schema_name(self) -> str:
-        """Read the name of a schema, which is sent empty for ``pg_catalog``."""
+        """Read the name of a schema. For ``pg_catalog`` the server sends an empty one."""
         return self.text("the schema name") or "pg_catalog"
 
     def content(self, size: int) -> bytes:
@@ -238,7 +241,7 @@ class MessageReader:
         return value
 
     def finish(self) -> None:
-        """Demand that the message ends here."""
+        """Check that the message ends here."""
         if self._position != len(self._body):
             raise self.fault(f"{len(self._body) - self._position} bytes too long")
 
@@ -260,7 +263,7 @@ def parse_begin(body: bytes, lsn: Lsn | None = None) -> Begin:
 
 
 def parse_commit(body: bytes, lsn: Lsn | None = None) -> Commit:
-    """Parse ``C``. No flag is defined; one of a future version may change what a commit means."""
+    """Parse ``C``. It has no flags today. One of a future version may change what a commit means."""
     reader = MessageReader(body, "Commit", lsn)
     if flags := reader.byte():
         raise reader.fault(f"unknown flags {flags:#04x}", at=1)
@@ -335,7 +338,7 @@ def parse_truncate(body: bytes, lsn: Lsn | None = None) -> Truncate:
 
 
 def parse_logical_message(body: bytes, lsn: Lsn | None = None) -> LogicalMessage:
-    """Parse ``M``. Its content is arbitrary bytes, its prefix is text."""
+    """Parse ``M``. The content is arbitrary bytes, the prefix is text."""
     reader = MessageReader(body, "Message", lsn)
     flags = reader.byte()
     if flags not in {0, 1}:

@@ -1,7 +1,7 @@
-"""Where the transactions of a chunk were first committed, read from Origin messages; vectorised.
+"""Reads from Origin messages where the transactions of a chunk were first committed. Vectorised.
 
-The words of a refusal come from ``messages.py``, which parses the refused message again. What is not here:
-leaving transactions with an origin out (``transactions.py``).
+The words of a refusal come from ``messages.py``, which parses the refused message again. ``transactions.py``
+leaves out transactions with an origin.
 
 Source: https://www.postgresql.org/docs/current/replication-origins.html
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.capture.pgoutput.transactions import Messages, Placement
 
-#: Tag and LSN stand before the name.
+#: Tag and LSN, which stand before the name.
 _HEAD_BYTES: Final = 9
 _NO_ORIGIN: Final = -1
 
@@ -33,13 +33,13 @@ class ChunkOrigins:
     """The origins of a chunk's transactions."""
 
     names: pa.Array
-    #: By transaction: position of its origin in ``names``; -1: it has none.
+    #: By transaction: position of its origin in ``names``; -1: none.
     code: NDArray[np.int32]
-    #: By transaction: its commit LSN on the origin; zero: not known.
+    #: By transaction: its commit LSN on the origin; 0: not known.
     lsn: NDArray[np.int64]
 
     def of(self, transaction: NDArray[np.int32]) -> tuple[pa.Array, pa.Array] | None:
-        """Name and LSN of the origin of some rows, given the transaction of each; None: no row has one."""
+        """Name and LSN of rows' origins, from the transaction of each; None: no row has an origin."""
         code, lsn = self.code[transaction], self.lsn[transaction]
         absent = code == _NO_ORIGIN
         if absent.all():
@@ -49,15 +49,15 @@ class ChunkOrigins:
 
 
 class Origins:
-    """The origin of the transaction that is open, and what is read of a chunk's."""
+    """The origin of the open transaction, and those of a chunk's transactions."""
 
     def __init__(self) -> None:
         self._open: Origin | None = None
 
     def follow(self, messages: Messages, placement: Placement) -> ChunkOrigins | None:
-        """Read the origins of the next chunk's transactions; None when no transaction has one.
+        """Read the origins of the next chunk's transactions; None: no transaction has one.
 
-        :raises ProtocolError: when an Origin message is not valid.
+        :raises ProtocolError: an Origin message is not valid.
         """
         index = messages.of("O")
         if not len(index) and self._open is None:
@@ -67,7 +67,7 @@ class Origins:
         names = pa.array([], pa.string())
         if len(index):
             names, codes, lsns = _fields(messages, placement, index)
-            # Of several in one transaction the last one counts.
+            # If a transaction has several, the last one counts.
             code[placement.transaction[index]] = codes
             lsn[placement.transaction[index]] = lsns
         if self._open is not None and code[0] == _NO_ORIGIN:
@@ -82,13 +82,13 @@ class Origins:
 def _fields(
     messages: Messages, placement: Placement, index: NDArray[np.intp]
 ) -> tuple[pa.Array, NDArray[np.int32], NDArray[np.int64]]:
-    """Distinct names, and the position among them and the LSN of each Origin message."""
+    """The distinct names. And for each Origin message its position among these, and its LSN."""
     starts, ends = messages.starts[index], messages.ends[index]
     lsn = messages.words(">i8")[starts + 1].astype(np.int64)
     wrong = (ends - starts <= _HEAD_BYTES) | (messages.data[ends - 1] != 0) | (lsn < 0)
     if wrong.any():
         _refuse(messages, placement, index[wrong])
-    # Every other run is a name, without the NUL that ends it.
+    # Every second run of bytes is a name, without the NUL at its end.
     cuts = np.stack((starts + _HEAD_BYTES, ends - 1), axis=1).reshape(-1)
     buffers = [None, pa.py_buffer(cuts), pa.py_buffer(messages.data)]
     runs = pa.Array.from_buffers(pa.large_binary(), len(cuts) - 1, buffers)
@@ -103,7 +103,7 @@ def _fields(
 
 
 def _refuse(messages: Messages, placement: Placement, index: NDArray[np.intp]) -> NoReturn:
-    """Raise the ProtocolError that says what is wrong with the first of some messages that is wrong."""
+    """Raise the ProtocolError that says what is wrong with the first wrong message of some."""
     for each in index.tolist():
         parse_origin(messages.body(each), placement.lsn(each))
     raise AssertionError("the reference decoder accepts an Origin that this one refused")

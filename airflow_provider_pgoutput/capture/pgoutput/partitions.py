@@ -1,10 +1,10 @@
-"""Which partitions send rows under the name of their root, and which old values they send.
+"""Finds out which partitions send rows under the name of their root, and what their old tuples contain.
 
-With ``publish_via_partition_root`` a row names the root, but its old tuple is made by the replica identity
-of the partition it lies in. The server announces both, the root first, and sends the row right behind:
-``R root``, ``R partition``, ``U root``. ALTER TABLE partition REPLICA IDENTITY makes it announce them anew
-before the partition's next row. So it is known at each row what every partition sends, although the row does
-not name its partition. ALTER TABLE root REPLICA IDENTITY announces nothing.
+With ``publish_via_partition_root`` a row names the root, but the replica identity of its partition decides
+what its old tuple contains. The server announces both, first the root, and then sends the row: ``R root``,
+``R partition``, ``U root``. ``ALTER TABLE partition REPLICA IDENTITY`` makes it announce both again before
+the partition's next row. So at each row it is known what every partition sends, although the row does not
+name its partition. ``ALTER TABLE root REPLICA IDENTITY`` announces nothing.
 
 Source: ``maybe_send_schema`` of pgoutput,
 https://www.postgresql.org/docs/current/sql-createpublication.html (publish_via_partition_root)
@@ -19,30 +19,31 @@ from airflow_provider_pgoutput.capture.pgoutput.messages import PartitionIdentit
 
 
 class Partitions:
-    """All relations as last announced, and which of them are partitions of others."""
+    """All relations as they were last announced, and which of them are partitions of others."""
 
     def __init__(self) -> None:
         self._announced: dict[int, Relation] = {}
-        #: OID of the root, by that of a partition.
+        #: OID of the root by OID of the partition.
         self._roots: dict[int, int] = {}
-        #: What each partition sends; those without a replica identity are not here.
+        #: By OID: what each partition sends. Partitions without a replica identity are not here.
         self._identities: dict[int, PartitionIdentity] = {}
-        #: By OID of the root: how many partitions send the same.
+        #: By OID of the root: for each content of old tuples, how many partitions send it.
         self._sent: dict[int, Counter[PartitionIdentity]] = {}
-        #: OIDs of the last announcements, none of other messages between them.
+        #: OIDs of the last announcements, if no other message came between them.
         self._run: list[int] = []
 
     def announce(self, relation: Relation) -> list[Relation]:
-        """Take note of an announcement.
+        """Read an announcement.
 
-        :returns: the relations that rows may have in another way from here on.
+        :returns: the relations whose rows may look different from here on.
         """
         oid = relation.oid
         self._announced[oid] = relation
         changed = [oid]
         if oid in self._roots:
             changed.append(self._place(oid, self._roots[oid]))
-        # ``announced.py`` puts a partition between two announcements of its root, and announces others twice.
+        # ``relation_cache.py`` puts a partition between two announcements of its root. It announces other
+        # relations twice.
         if len(self._run) == 2 and self._run[0] == oid:
             self._place(self._run[1], oid)
             self._run = []
@@ -53,13 +54,13 @@ class Partitions:
         return [self._described(each) for each in changed]
 
     def end_run(self) -> None:
-        """Another message than an announcement follows, and it is no row."""
+        """The next message is neither an announcement nor a row."""
         self._run.clear()
 
     def row(self, oid: int) -> Relation | None:
-        """A row follows.
+        """The next message is a row.
 
-        :returns: its relation, if it is the first that shows what a partition of it sends.
+        :returns: its relation, if the row is the first to show what one of its partitions sends.
         """
         run, self._run = self._run, []
         if len(run) < 2 or run[0] != oid:
@@ -68,7 +69,7 @@ class Partitions:
         return self._described(oid)
 
     def _place(self, oid: int, root_oid: int) -> int:
-        """Note that a relation is a partition, and what it sends by now; the OID of the root."""
+        """Record that a relation is a partition, and what it sends now; return the OID of the root."""
         known = self._identities.pop(oid, None)
         if known is not None:
             before = self._sent[self._roots[oid]]

@@ -1,8 +1,8 @@
-"""Prepared transactions of one read: those that wait, and which of them ended, where.
+"""Prepared transactions of one read: which of them wait, and where they ended.
 
-A transaction is known by its id and gid together: a gid can be used again once it is free. Its content
-waits from its Prepare, perhaps of an earlier batch, until ``COMMIT PREPARED`` or ``ROLLBACK PREPARED``.
-What is not here: where the content of earlier batches lies (``staging/prepared.py``).
+A transaction is known by its ID and gid together, because a gid can be used again once it is free. Its
+content waits from its Prepare, perhaps in an earlier batch, until ``COMMIT PREPARED`` or ``ROLLBACK
+PREPARED``. ``stream/two_phase.py`` reads the content of earlier batches.
 
 Source: https://www.postgresql.org/docs/current/logicaldecoding-two-phase-commits.html
 """
@@ -38,17 +38,17 @@ class Waiting:
 
     @property
     def key(self) -> _Key:
-        """What names it."""
+        """What identifies it."""
         return (self.prepare.xid, self.prepare.gid)
 
 
 class PreparedTransactions:
-    """What waits, across the threads of a read.
+    """The prepared transactions that wait, shared by the threads of a read.
 
     :param start: of the batch.
-    :param earlier: what waited at the end of the batch before.
-    :param lone_commits: whether the server sends ``COMMIT PREPARED`` of transactions that changed nothing
-        (before 15.19, 16.15 and 17.11), whose Prepare it does not send.
+    :param earlier: transactions that waited at the end of the batch before.
+    :param lone_commits: whether the server sends ``COMMIT PREPARED`` of transactions that changed nothing,
+        without a Prepare (before 15.19, 16.15 and 17.11).
     """
 
     def __init__(self, start: Lsn, earlier: Iterable[Waiting], *, lone_commits: bool) -> None:
@@ -56,16 +56,16 @@ class PreparedTransactions:
         self._lone_commits = lone_commits
         self._lock = threading.Lock()
         self._waiting = {each.key: each for each in earlier}
-        #: The first LSN past which a transaction is no longer open.
+        #: By transaction: the LSN at which it ended.
         self._ended: dict[_Key, int] = {}
-        #: Where transactions of this read were prepared and committed, and which of it comes once more.
+        #: Where transactions of this read were prepared and committed, and those that will come once more.
         self._seen: set[Lsn] = set()
         self._again: set[Lsn] = set()
-        #: ``COMMIT PREPARED`` of transactions that changed nothing.
+        #: How many ``COMMIT PREPARED`` came of transactions that changed nothing.
         self.empty = 0
 
     def put(self, prepare: Prepare, spool: Spool) -> None:
-        """Take a transaction that was prepared."""
+        """Add a transaction that was prepared."""
         with self._lock:
             if prepare.prepare_lsn in self._again:
                 spool.discard()
@@ -78,9 +78,8 @@ class PreparedTransactions:
     def committed(self, message: CommitPrepared) -> Spool | None:
         """The content of a transaction that commits.
 
-        None: it is of an earlier batch, was given by this read already, or has none.
-
-        :raises ProtocolError: when its content was never seen.
+        :return: None: an earlier batch has it, this read returned it already, or it is empty.
+        :raises ProtocolError: its content was never seen.
         """
         key = (message.xid, message.gid)
         with self._lock:
@@ -98,26 +97,29 @@ class PreparedTransactions:
                 return None
         raise ProtocolError(
             f"COMMIT PREPARED of transaction {message.xid}, whose content came neither in this batch nor "
-            "in one before.",
+            "in an earlier one.",
             lsn=message.commit.commit_lsn,
             advice="the batch in which it was prepared was staged without two_phase, or its files are "
             "gone: drop the slot and run with on_slot_lost='copy'.",
         )
 
     def read_again(self) -> None:
-        """Expect all that this read had so far once more, to be passed over."""
+        """Everything that this read has had so far will come once more. Skip it then."""
         with self._lock:
             self._again = set(self._seen)
 
     def rolled_back(self, message: RollbackPrepared) -> None:
-        """End a transaction, wherever the batch ends: it never commits. An unknown one changed nothing."""
+        """End a transaction, wherever the batch ends: it will never commit.
+
+        An unknown one changed nothing.
+        """
         with self._lock:
             key = (message.xid, message.gid)
             if key in self._waiting:
                 self._ended[key] = 0
 
     def open_at(self, end: Lsn) -> list[Waiting]:
-        """Transactions prepared before ``end`` that had not ended there, in the order of their prepares."""
+        """The transactions that were prepared before ``end`` and were still open there, oldest first."""
         with self._lock:
             found = [
                 each
@@ -127,7 +129,7 @@ class PreparedTransactions:
         return sorted(found, key=lambda each: each.prepare.prepare_lsn)
 
     def settle(self, end: Lsn) -> None:
-        """Forget transactions that ended at or before ``end``: the batch reaches at least so far."""
+        """Forget transactions that ended at or before ``end``. The batch reaches at least that far."""
         with self._lock:
             for key in [key for key, ended in self._ended.items() if ended <= end]:
                 del self._ended[key]

@@ -1,14 +1,14 @@
-"""Makes whole transactions in commit order of what protocol versions 2 to 4 send in parts.
+"""Makes whole transactions, in the order of their commits, of what protocol versions 2 to 4 send in parts.
 
-In goes the stream of any version; out comes a stream of version 1, for the decoder behind it. A
-transaction that is streamed while it runs waits in a spool until its commit; what was rolled back in it
-is left out then; one that never ends within the read is dropped, because the next read sends it again.
-A prepared transaction waits until ``COMMIT PREPARED``, which may come in another batch. Transactions
-that the server sends whole pass through untouched, so batches are the same with every version and option.
+The stream of any version goes in. A stream of version 1 comes out, for the decoder. A transaction that is
+streamed while it still runs waits in a spool until its commit; then its rolled back parts are left out. If it
+does not end within the read, it is dropped, and the next read sends it again. A prepared transaction waits
+until ``COMMIT PREPARED``, which may come in another batch. Transactions that the server sends whole pass
+through unchanged. So batches are the same with every version and option.
 
-The server announces a relation once for everything that it sends at commit, and once more inside each
-transaction that it streams. ``announced.py`` keeps the decoder's knowledge and the server's idea of it the
-same. What is not here: what a row message means.
+The server announces a relation once for everything that it sends at commit, and once more inside of each
+transaction that it streams. ``relation_cache.py`` makes sure that the decoder knows each relation that the
+server takes for announced.
 
 Source: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -77,19 +77,20 @@ _COMMIT_LAYOUT: Final = struct.Struct("!cBQQq")
 _OID: Final = struct.Struct("!I")
 
 
-#: Messages that put the stream into, or out of, something else than a whole transaction.
+#: Messages with which something other than a whole transaction begins or ends.
 _STEERS: Final = tag_mask("".join(FIRST_VERSION))
 _BRACKETS: Final = tag_mask("BC")
 _ANNOUNCES: Final = tag_mask("RY")
-#: Row messages, truncates and logical messages: what an origin may not follow.
+#: Row messages, truncates and logical messages. No origin may follow them.
 _CHANGES: Final = tag_mask("IUDTM")
 
 
 class UnstreamedAborts:
-    """Rollbacks of what the server never streamed, of one run: counted once, however often they are read.
+    """Rollbacks of subtransactions that the server never streamed, in one run. Each is counted once.
 
-    PostgreSQL 18 drops a large transaction that it finds rolled back before it streams it or puts it on disk,
-    and tells of its subtransactions later all the same, also with streaming off. They change nothing.
+    PostgreSQL 18 drops a large transaction if it finds out that it was rolled back, before it streams the
+    transaction or writes it to disk. Later it still reports the rollback of subtransactions, also with
+    streaming off. They change nothing.
     """
 
     def __init__(self) -> None:
@@ -107,11 +108,11 @@ class Reassembler:
     """Reassembles one read of a slot.
 
     :param version: ``proto_version`` of the read.
-    :param chunk_bytes: size of the chunks that are made of spooled transactions, roughly.
+    :param chunk_bytes: approximate size of the chunks that are made of spooled transactions.
     :param parallel: the option ``streaming`` is ``parallel``, which makes abort messages longer.
-    :param new_spool: makes the place where an unfinished transaction waits.
-    :param prepared: where prepared transactions wait; None: the read has no ``two_phase``.
-    :param unstreamed: counts the rollbacks that are passed over.
+    :param new_spool: makes a spool for an unfinished transaction.
+    :param prepared: the prepared transactions that wait; None: the read has no ``two_phase``.
+    :param unstreamed: counts rollbacks that are ignored.
     """
 
     def __init__(
@@ -132,24 +133,24 @@ class Reassembler:
         self._unstreamed = UnstreamedAborts() if unstreamed is None else unstreamed
         self._state = OUTSIDE
         self._streams: dict[int, Unfinished] = {}
-        #: Subtransactions that were rolled back before anything of their transaction was streamed.
+        #: Subtransactions that were rolled back before their transaction was first streamed.
         self._aborted_before: dict[int, set[int]] = {}
-        #: The transaction whose block, or whose prepare, is open now.
+        #: The transaction whose stream block, or whose prepare, is open now.
         self._open: Unfinished | None = None
         self._preparing: Prepare | None = None
         self._announced = Announced()
-        #: Messages so far.
+        #: Number of messages so far.
         self._position = 0
 
     @property
     def open_streams(self) -> int:
-        """Streamed transactions that neither committed nor rolled back yet."""
+        """Number of streamed transactions that neither committed nor rolled back yet."""
         return len(self._streams)
 
     def take(self, chunk: MessageChunk) -> Iterator[MessageChunk]:
-        """Take the next chunk; give what became complete with it. Iterate it to its end.
+        """Take the next chunk, and return what it completes. Iterate over the result to its end.
 
-        :raises ProtocolError: when a message may not stand where it stands, or is not valid.
+        :raises ProtocolError: a message is not valid, or may not stand at its position.
         """
         if len(chunk.offsets) < 2:
             return
@@ -157,7 +158,7 @@ class Reassembler:
         tags = chunk.data[chunk.offsets[:-1]]
         steering = np.flatnonzero(_STEERS[tags])
         if not len(steering) and self._open is None and not self._announced.owed:
-            # By far the most frequent case: nothing but whole transactions.
+            # By far the most frequent case: only whole transactions.
             if self._version > 1:
                 self._announced.note_partitions(chunk, 0, len(tags), streamed=False)
             self._learn(chunk, tags, 0, len(tags))
@@ -168,7 +169,7 @@ class Reassembler:
         self._position += len(tags)
 
     def drop(self) -> None:
-        """Forget what is unfinished; nothing may be taken afterwards."""
+        """Forget everything unfinished. Nothing may be taken afterwards."""
         for streamed in self._streams.values():
             streamed.spool.discard()
         self._streams.clear()
@@ -190,23 +191,23 @@ class Reassembler:
     def _between(
         self, chunk: MessageChunk, tags: NDArray[np.uint8], first: int, last: int
     ) -> Iterator[Piece]:
-        """Messages without a steering one among them."""
+        """Messages with no steering message among them."""
         is_streamed = self._open is not None and self._preparing is None
         self._announced.note_partitions(chunk, first, last, streamed=is_streamed)
         if self._open is None:
             yield from self._announced.settle(whole_piece(chunk, first, last, 0))
-            # Only now: what is owed is owed to the first transaction, before its own announcements.
+            # Only now: owed announcements go to the first transaction, before its own announcements.
             self._learn(chunk, tags, first, last)
             self._follow_brackets(tags[first:last])
             return
         self._check_inside(chunk, tags, first, last)
         if self._preparing is not None:
             piece = whole_piece(chunk, first, last, self._open.xid)
-            # An announcement outlives a transaction that is rolled back, whose rows nobody looks at.
+            # An announcement outlives a transaction that is rolled back, although nobody reads the rows.
             for index in np.flatnonzero(tags[first:last] == _RELATION).tolist():
                 parse_relation(_body(chunk, first + index))
             self._announced.complete(piece, self._open)
-            # The server counts what it announces here as announced for all that follows.
+            # The server takes what it announces here for announced to everybody.
             self._announced.learn(piece, self._position + first, owed=True)
         else:
             piece = streamed_piece(chunk, first, last, self._open.xid)
@@ -220,7 +221,7 @@ class Reassembler:
             self._announced.learn(piece, self._position + first, owed=False)
 
     def _follow_brackets(self, tags: NDArray[np.uint8]) -> None:
-        """Whether the stream is inside a whole transaction; the decoder checks the rest."""
+        """Note whether the stream is inside of a whole transaction. The decoder checks the rest."""
         brackets = np.flatnonzero(_BRACKETS[tags])
         if len(brackets):
             self._state = BEGUN if tags[brackets[-1]] == ord("B") else OUTSIDE
@@ -231,7 +232,7 @@ class Reassembler:
     def _check_inside(
         self, chunk: MessageChunk, tags: NDArray[np.uint8], first: int, last: int
     ) -> None:
-        """Hold the messages of a block or of a prepared transaction against the state table."""
+        """Check the messages of a stream block or of a prepared transaction against the state table."""
         row = NEXT_STATE[self._state]
         changing = row["I"]
         inside = tags[first:last]
@@ -241,7 +242,7 @@ class Reassembler:
             before_changes = np.cumsum(changes) == 0
             allowed |= (inside == _ORIGIN) & before_changes
         if self._preparing is not None and (logical := inside == _MESSAGE).any():
-            # In a stream block the flag stands behind an id, and the decoder looks at it.
+            # In a stream block the flag stands after an ID, and the decoder reads it.
             flags = chunk.offsets[first:last][logical] + 1
             allowed[logical] = chunk.data[np.minimum(flags, len(chunk.data) - 1)] == 1
         if not allowed.all():
@@ -254,7 +255,7 @@ class Reassembler:
 
     @staticmethod
     def _check_alive(piece: Piece, streamed: Unfinished) -> None:
-        """What was rolled back is left out at the commit, so nothing may join it afterwards."""
+        """Refuse messages of a rolled back subtransaction: it is left out at the commit."""
         if streamed.aborted and not streamed.aborted.isdisjoint(np.unique(piece.xids).tolist()):
             raise ProtocolError(
                 f"A message of transaction {streamed.xid} belongs to a subtransaction that was rolled "
@@ -262,7 +263,7 @@ class Reassembler:
             )
 
     def _steer(self, body: bytes) -> Iterator[Piece]:
-        # PostgreSQL 18 sends rollbacks of what it never streamed even when it streams nothing.
+        # PostgreSQL 18 reports rollbacks of what it never streamed, even if it streams nothing.
         event = "A" if body[:1] == b"A" else event_of(body, self._version)
         if event not in NEXT_STATE[self._state]:
             raise misplaced(event, self._state, None)
@@ -301,7 +302,7 @@ class Reassembler:
         if streamed is None:
             self._unstreamed.add(abort)
             if abort.subxid != abort.xid:
-                # No row of it may come later either.
+                # It may not get rows later, either.
                 self._aborted_before.setdefault(abort.xid, set()).add(abort.subxid)
             else:
                 self._aborted_before.pop(abort.xid, None)
@@ -310,7 +311,7 @@ class Reassembler:
             streamed.spool.discard()
         else:
             streamed.aborted.add(abort.subxid)
-            # The server announces every relation again to the rest of the transaction.
+            # The server announces every relation again for the rest of the transaction.
             streamed.announced.clear()
 
     def _known(self, xid: int, event: str) -> Unfinished:
@@ -356,7 +357,7 @@ class Reassembler:
                 yield from self._end(unfinished, message.commit)
 
     def _condensed(self, streamed: Unfinished) -> Spool:
-        """The spool without what was rolled back."""
+        """The spool without rolled back parts."""
         if not streamed.aborted:
             return streamed.spool
         spool = self._new_spool()

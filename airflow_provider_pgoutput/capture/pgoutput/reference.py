@@ -1,8 +1,8 @@
-"""The decoder written to be read: one message at a time, one Python object per value.
+"""A slow decoder that is written to be read: one message at a time, one Python object for each value.
 
-It says what ``decoder.py`` must give; the tests hold the two against each other on recorded streams,
-on all their splits, cuts and bit flips, and on random ones. It also finds the words for a row that the
-fast decoder refuses. It is not used for data: it is about a hundred times slower.
+It says what ``decoder.py`` must return. The tests compare the two on recorded streams (with all splits, cuts
+and bit flips) and on random ones. It also finds the words for a row that the fast decoder refuses. It never
+decodes data for the lake: it is about a hundred times slower.
 
 Source: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 class Unchanged(enum.Enum):
-    """The type of ``UNCHANGED``: a TOAST value that an update left alone and the server did not send."""
+    """The type of ``UNCHANGED``: a TOAST value that an update did not change and the server did not send."""
 
     UNCHANGED = "unchanged"
 
@@ -60,7 +60,7 @@ UNCHANGED = Unchanged.UNCHANGED
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """A value in binary form; one in text is its bytes."""
+    """A value in binary form. A value in text form is plain bytes."""
 
     content: bytes
 
@@ -101,7 +101,7 @@ class EmittedMessage:
 
 
 class ReferenceDecoder:
-    """Decodes message after message; its properties mean what those of ``Decoder`` mean."""
+    """Decodes message after message. Its properties have the same meaning as those of ``Decoder``."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class ReferenceDecoder:
         self._end_lsn = end_lsn
         self._skip_origins = skip_origins
         self._skip_lsns = frozenset(skip_lsns)
-        #: Row changes of the open transaction that are not wanted.
+        #: Number of row changes of the open transaction that are not wanted.
         self._left_out = 0
         self.skipped: dict[Lsn, int] = {}
         self._origin: Origin | None = None
@@ -125,7 +125,7 @@ class ReferenceDecoder:
         self.transactions = 0
         self.origins = 0
         self.logical_messages = 0
-        #: Those that are wanted.
+        #: The wanted logical messages.
         self.messages: list[EmittedMessage] = []
         self.last_commit: Commit | None = None
         self.relations: dict[int, Relation] = {}
@@ -138,9 +138,9 @@ class ReferenceDecoder:
         return self._begin is not None
 
     def decode(self, body: bytes) -> list[Change]:
-        """Decode one message; only a truncate gives more than one change.
+        """Decode one message. Only a truncate gives more than one change.
 
-        :raises ProtocolError: when the message is invalid or may not stand here.
+        :raises ProtocolError: the message is invalid, or may not stand here.
         """
         event = event_of(body)
         if event not in WHOLE[self._state]:
@@ -256,7 +256,7 @@ class ReferenceDecoder:
 def event_of(body: bytes, version: int = 1) -> str:
     """Name the event of ``state.py`` that a message is.
 
-    :raises ProtocolError: when no message of the protocol version starts like this.
+    :raises ProtocolError: no message of the protocol version starts like this.
     """
     tag = body[:1].decode("latin-1")
     if tag not in EVENT_NAMES or tag == "m" or FIRST_VERSION.get(tag, 1) > version:
@@ -268,7 +268,7 @@ def event_of(body: bytes, version: int = 1) -> str:
 
 
 def misplaced(event: str, state: str, lsn: Lsn | None) -> ProtocolError:
-    """Make the error for an event that the state table lacks."""
+    """Make the error for an event that the state table does not allow."""
     return ProtocolError(f"{EVENT_NAMES[event]} message {state}, at byte 0.", lsn=lsn)
 
 
@@ -285,14 +285,14 @@ def oid_of_row(body: bytes, lsn: Lsn | None) -> int:
 def parse_row(
     body: bytes, relation: Relation, lsn: Lsn | None
 ) -> tuple[str | None, Tuple | None, Tuple | None]:
-    """Parse an Insert, Update or Delete into the kind of its old tuple, the old and the new tuple.
+    """Parse an Insert, Update or Delete: kind of the old tuple, old tuple, new tuple.
 
-    An old tuple is ``K`` or, with REPLICA IDENTITY FULL and only then, ``O``. Where partitions send it under
-    the name of their root, it may be either. An Update may lack it.
-    Only a new tuple can hold unchanged TOAST; that of an Insert does when an update brought the row into
+    An old tuple is ``K``. It is ``O`` if the relation has REPLICA IDENTITY FULL, and only then. Where
+    partitions send old tuples under the name of their root, both may come. An Update may have no old tuple.
+    Only a new tuple can have unchanged TOAST. The one of an Insert has it when an update brought the row into
     the row filter.
 
-    :raises ProtocolError: when the bytes are not exactly one such message of ``relation``.
+    :raises ProtocolError: the bytes are not exactly one such message of ``relation``.
     """
     operation = chr(body[0])
     reader = MessageReader(body, f"{EVENT_NAMES[operation]} of {relation.name}", lsn)
@@ -339,7 +339,7 @@ def _value(reader: MessageReader, may_be_unchanged: bool) -> Value:
 
 
 def changes_of_block(block: ChangeBlock) -> list[Change]:
-    """Turn the columns of a block into the reference's objects, to compare the two."""
+    """Turn the columns of a block into the reference's objects, so that the two can be compared."""
     new = [None if column is None else column.to_pylist() for column in block.new]
     old = [None if column is None else column.to_pylist() for column in block.old]
 
@@ -381,7 +381,7 @@ def changes_of_block(block: ChangeBlock) -> list[Change]:
 
 
 def messages_of_block(block: LogicalMessageBlock) -> list[EmittedMessage]:
-    """Turn the columns of a block into the reference's objects, to compare the two."""
+    """Turn the columns of a block into the reference's objects, so that the two can be compared."""
     columns = [block.commit_lsn, block.seq, block.xid, block.commit_ts_us]
     columns += [block.prefix, block.content]
     lists = [block.lsn.tolist(), block.transactional.tolist(), *(c.to_pylist() for c in columns)]

@@ -1,7 +1,8 @@
-"""What the server takes for announced, and what the decoder has seen of it; unfinished transactions.
+"""Which relations the server takes for announced, and which of these the decoder has not seen yet.
 
-Relations are announced once to everybody and once more inside each transaction that is streamed.
-Source: what pgoutput itself keeps in its relation cache,
+The server announces a relation once to everybody, and once more inside of each transaction that it streams.
+
+Source: the relation cache of pgoutput,
 https://www.postgresql.org/docs/current/protocol-logical-replication.html
 """
 
@@ -27,7 +28,7 @@ _OID: Final = struct.Struct("!I")
 
 
 def tag_mask(tags: str) -> NDArray[np.bool_]:
-    """Make the lookup table from a message's first byte to whether it is one of ``tags``."""
+    """Make a table that says for a message's first byte whether it is one of ``tags``."""
     mask = np.zeros(256, dtype=np.bool_)
     mask[[ord(tag) for tag in tags]] = True
     return mask
@@ -39,43 +40,44 @@ _ANNOUNCES: Final = tag_mask("RY")
 
 @dataclass(slots=True)
 class Unfinished:
-    """A transaction of which parts have arrived."""
+    """A transaction of which some parts have arrived."""
 
     xid: int
     spool: Spool
     #: Subtransactions that were rolled back.
     aborted: set[int] = field(default_factory=set)
-    #: Relations announced in it and still in force for it: position in the stream, and the message.
+    #: By OID: relations that it announced and that still hold for it. Position in the stream, and the
+    #: message.
     announced: dict[int, tuple[int, bytes]] = field(default_factory=dict)
-    #: All relations ever announced in it.
+    #: OIDs of all relations that were ever announced in it.
     oids: set[int] = field(default_factory=set)
 
 
 class Announced:
-    """What the server takes for announced, and of it what the decoder has not seen.
+    """Which relations the server takes for announced, and which of them the decoder has not seen.
 
-    A streamed transaction holds announcements of its own. When it commits, the server counts them as made
-    to everybody, unless a newer one was made meanwhile.
+    A streamed transaction has announcements of its own. When it commits, the server takes them for made to
+    everybody, unless a newer one was made meanwhile.
     """
 
     def __init__(self) -> None:
         #: By OID: position in the stream, and the Relation message.
         self._messages: dict[int, tuple[int, bytes]] = {}
-        #: OIDs of which the decoder lacks the message.
+        #: OIDs of the relations whose message the decoder has not seen.
         self.owed: set[int] = set()
-        #: OID of the root by that of a partition, for the partitions that send rows under its name.
+        #: OID of the root by OID of the partition, for partitions that send rows under the root's name.
         self._roots: dict[int, int] = {}
-        #: OIDs of the last two announcements, as long as nothing else follows.
+        #: OIDs of the last two announcements, until another message follows.
         self._run: list[int] = []
 
     def note_partitions(
         self, chunk: MessageChunk, first: int, last: int, *, streamed: bool
     ) -> None:
-        """Find partitions in the server's own stream: root, partition, and a row of the root behind them.
+        """Find partitions in the server's own stream: root, partition, and then a row of the root.
 
-        :param first: number of the first message to look at; they follow those of the last call.
-        :param last: number of the message behind the last one.
-        :param streamed: they carry a transaction id behind the tag.
+        :param first: number of the first message to look at, which follows the last one of the previous call.
+        :param last: number of the last message, plus one.
+        :param streamed: the messages have a transaction ID after the tag.
         """
         place = 1 + _OID.size * streamed
         starts, ends = chunk.offsets[first:last], chunk.offsets[first + 1 : last + 1]
@@ -88,7 +90,7 @@ class Announced:
             return int.from_bytes(chunk.data[at : at + _OID.size].tobytes(), "big")
 
         def look(index: int) -> None:
-            """Look at the message behind an announcement."""
+            """Look at the message after an announcement."""
             if index == len(tags) or _ANNOUNCES[tags[index]]:
                 return
             if _ROWS[tags[index]] and len(self._run) == 2:
@@ -113,21 +115,22 @@ class Announced:
                 self.owed.discard(oid)
 
     def note(self, piece: Piece, position: int, unfinished: Unfinished) -> None:
-        """Note announcements that hold inside a streamed transaction."""
+        """Note announcements that hold inside of a streamed transaction."""
         for oid, (index, body) in relations_in(piece).items():
             unfinished.announced[oid] = (position + index, body)
 
     def complete(self, piece: Piece, unfinished: Unfinished) -> None:
-        """Put in front of a prepared transaction's rows the announcements on which they rely.
+        """Put the announcements that a prepared transaction's rows rely on in front of its rows.
 
-        Its spool is read after others may have been made, perhaps in another run. Rows may rely on an
-        older one even where the transaction makes its own: it can change the shape of a table between them.
+        Its spool is read later, perhaps in another run, after other announcements. Its rows may rely on an
+        older announcement even if the transaction makes its own: it can change the columns of a table between
+        them.
         """
         rows = set(row_oids(piece))
         partitions = {oid for oid, root in self._roots.items() if root in rows}
         relied_on = self._messages.keys() & (rows | partitions)
         if relied_on - unfinished.oids:
-            # All partitions: what is put here may come between one's announcement and its row.
+            # For all partitions: these messages may come between a partition's announcement and its row.
             for each in self._spoken(relied_on - (unfinished.oids - partitions), unfinished.xid):
                 unfinished.spool.append(each)
         unfinished.oids |= rows | partitions | set(relations_in(piece))
@@ -139,15 +142,15 @@ class Announced:
                 self._messages[oid] = (position, body)
 
     def again(self, oids: set[int]) -> Iterator[Piece]:
-        """Make the decoder's knowledge of ``oids``, and of what it is owed, that of the server."""
+        """Send the decoder the announcements of these relations, and of those that it is owed."""
         yield from self._spoken({oid for oid in oids | self.owed if oid in self._messages}, 0)
         self.owed.clear()
 
     def _spoken(self, oids: set[int], xid: int) -> Iterator[Piece]:
-        """The announcements of relations, so that the decoder finds the partitions among them.
+        """Announcements of relations, in an order that shows the decoder the partitions among them.
 
-        One that stands between two announcements of its root is a partition of it. All others stand twice:
-        else that, or the server's own order (root, partition, row), might come about by accident.
+        A relation between two announcements of its root is a partition of it. All other relations are
+        announced twice. Otherwise the server's own order (root, partition, row) could come about by accident.
         """
         partitions = {oid for oid in oids if self._roots.get(oid) in self._messages}
         for oid in sorted(oids - partitions):
@@ -159,7 +162,7 @@ class Announced:
                 yield one_message(body, xid)
 
     def settle(self, piece: Piece) -> Iterator[Piece]:
-        """Whole transactions, with what the decoder is owed behind the first Begin."""
+        """Whole transactions. What the decoder is owed comes after the first Begin."""
         begins = np.flatnonzero(piece.tags == ord("B"))
         if not self.owed or not len(begins):
             yield piece
@@ -171,7 +174,7 @@ class Announced:
 
 
 def relations_in(piece: Piece) -> dict[int, tuple[int, bytes]]:
-    """The last Relation message of each OID in a piece, with its index."""
+    """By OID: the last Relation message of each relation in a piece, and its index."""
     found: dict[int, tuple[int, bytes]] = {}
     indexes = np.flatnonzero(piece.tags == _RELATION)
     if not len(indexes):
@@ -185,7 +188,7 @@ def relations_in(piece: Piece) -> dict[int, tuple[int, bytes]]:
 
 
 def row_oids(piece: Piece) -> list[int]:
-    """OIDs of the relations that the rows and truncates of a piece change."""
+    """OIDs of the relations that rows and truncates of a piece change."""
     starts = piece.offsets[:-1]
     rows = starts[_ROWS[piece.tags] & (piece.lengths > _OID.size)]
     found = set()

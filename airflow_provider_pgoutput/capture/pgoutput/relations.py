@@ -1,7 +1,7 @@
-"""Which version of a relation is in force at each message; vectorised.
+"""Which version of a relation holds at each message. Vectorised.
 
-A version is what one Relation message says; the same content said again is the same version. Versions
-are numbered in the order in which they came into force. Nothing is looked up in a catalog.
+A version is the content of one Relation message. The same content again is the same version. Versions are
+numbered in the order in which they began to hold. No catalog is asked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class UnknownRelation(Exception):
-    """A change names a relation that no message before it announced; ``row`` is its number."""
+    """A change names a relation that was not announced before it; ``row`` is the change's number."""
 
     def __init__(self, row: int) -> None:
         super().__init__(row)
@@ -25,7 +25,7 @@ class UnknownRelation(Exception):
 
 
 class Relations:
-    """All versions so far, and where in the current chunk they came into force."""
+    """All versions so far, and where in the current chunk each began to hold."""
 
     def __init__(self) -> None:
         #: The last announced version of each relation, by OID.
@@ -33,17 +33,17 @@ class Relations:
         #: By number.
         self.versions: list[Relation] = []
         self._number: dict[int, int] = {}
-        #: By OID: numbers of the versions that came into force in this chunk, and the messages that did
-        #: it; in front the version before the chunk with message -1, if there was one.
+        #: By OID: for the current chunk, numbers of the versions and of the messages from which they hold. A
+        #: version from before the chunk comes first, with message -1.
         self._changes: dict[int, list[tuple[int, int]]] = {}
         self._stale = True
 
     def start_chunk(self) -> None:
-        """Forget positions: message numbers start from zero again."""
+        """Forget positions, because the numbers of messages start from zero again."""
         self._changes.clear()
 
     def announce(self, message: int, relation: Relation) -> None:
-        """Put what a Relation message says into force from that message on."""
+        """Make the content of a Relation message hold from this message on."""
         if self.by_oid.get(relation.oid) == relation:
             return
         changes = self._changes.setdefault(relation.oid, [])
@@ -56,9 +56,9 @@ class Relations:
         self._stale = True
 
     def in_force(self, message: NDArray[np.intp], oid: NDArray[np.int64]) -> NDArray[np.intp]:
-        """Number of the version of each row's relation, after the whole chunk was announced.
+        """Number of the version of each row's relation. Call it when the whole chunk was announced.
 
-        :raises UnknownRelation: when a relation was not announced before its row.
+        :raises UnknownRelation: a relation was not announced before its row.
         """
         if self._stale:
             self._index()
@@ -81,19 +81,19 @@ class Relations:
         return number
 
     def widths(self, numbers: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Count of columns of versions, given by number."""
+        """Number of columns of each of these versions."""
         return self._widths[numbers]
 
     def are_full(self, numbers: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Whether versions, given by number, have REPLICA IDENTITY FULL."""
+        """Whether each of these versions has REPLICA IDENTITY FULL."""
         return self._full[numbers]
 
     def are_roots(self, numbers: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Whether versions, given by number, are of roots under whose names partitions send old tuples."""
+        """Whether each of these versions is of a root under whose name partitions send old tuples."""
         return self._roots[numbers]
 
     def _index(self) -> None:
-        """Lay out what is known as arrays, once after each change."""
+        """Put everything known into arrays. This runs once after each change."""
         self._stale = False
         oids = sorted(self._number)
         self._oids = np.array(oids, dtype=np.int64)

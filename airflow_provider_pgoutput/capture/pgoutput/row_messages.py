@@ -1,7 +1,7 @@
-"""The row messages of a chunk: which ones count, of which relation, and where their tuples are.
+"""The row messages of a chunk: which of them are wanted, their relations, and where their tuples are.
 
-Everything about a row that does not need its values is checked here. The values are cut by
-``columns.py``; the words of a refusal come from ``reference.py``, which parses the refused row again.
+Everything about a row that does not need its values is checked here. ``tuple_walk.py`` cuts the values. The
+words of a refusal come from ``reference.py``, which parses the refused row again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BETWEEN_BYTES: Final = 3
 
 
 def _first_tuples() -> NDArray[np.bool_]:
-    """Make the table from tag, kind of the first tuple (tag * 256 + kind) to whether they go together."""
+    """Make a table that says for tag * 256 + kind of the first tuple whether they fit together."""
     table = np.zeros(1 << 16, dtype=np.bool_)
     for tag, kinds in ((INSERT, b"N"), (UPDATE, b"NKO"), (DELETE, b"KO")):
         for kind in kinds:
@@ -50,7 +50,7 @@ _FIRST_TUPLE: Final = _first_tuples()
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A chunk of which the transactions and the relations are known."""
+    """A chunk whose transactions and relations are known."""
 
     messages: Messages
     placement: Placement
@@ -68,13 +68,13 @@ class Tuples:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Changes in stream order, one element each; a truncate is one for each relation it names."""
+    """Changes in the order of the stream, one element each. A truncate is one change for each relation."""
 
     chunk: Chunk
     #: Number of the message in the chunk.
     message: NDArray[np.intp]
     tag: NDArray[np.uint8]
-    #: Kind of the first tuple; of a truncate without meaning.
+    #: Kind of the first tuple. For a truncate it has no meaning.
     kind: NDArray[np.uint8]
     #: Number of the version of the relation.
     version: NDArray[np.intp]
@@ -102,10 +102,10 @@ class Rows:
 
 
 def select_rows(chunk: Chunk, truncates: Sequence[tuple[int, int]]) -> Rows:
-    """Find the changes of a chunk that are wanted.
+    """Find the wanted changes of a chunk.
 
-    :param truncates: of the truncates that are wanted, number of the message and an OID, ascending.
-    :raises ProtocolError: when a row is cut short, comes before its relation, or has a wrong tuple.
+    :param truncates: the wanted truncates: number of the message and an OID, ascending.
+    :raises ProtocolError: a row is cut short, comes before its relation, or has a wrong tuple.
     """
     messages, placement = chunk.messages, chunk.placement
     message = messages.of("IUD")
@@ -139,7 +139,7 @@ def _check_heads(rows: Rows, width: NDArray[np.uint64]) -> None:
     messages, relations = rows.chunk.messages, rows.chunk.relations
     size = messages.ends[rows.message] - messages.starts[rows.message]
     full = relations.are_full(rows.version)
-    # The kind says what the root has by then, which may have changed without an announcement.
+    # The kind says what the root is at that time. It may have changed without an announcement.
     fits = np.where(full, rows.kind != KEY, rows.kind != OLD) | relations.are_roots(rows.version)
     valid = (
         (size >= _HEAD_BYTES)
@@ -153,9 +153,9 @@ def _check_heads(rows: Rows, width: NDArray[np.uint64]) -> None:
 
 
 def find_tuples(rows: Rows, width: int) -> tuple[Tuples | None, Tuples | None]:
-    """Walk the old tuples of rows of one width, then the new ones; None: no row has one.
+    """Walk the old tuples of rows of one width, then the new ones; None: no row has such a tuple.
 
-    :raises ProtocolError: when a tuple is not valid, or a message does not end where it should.
+    :raises ProtocolError: a tuple is not valid, or a message does not end where it should.
     """
     messages = rows.chunk.messages
     starts = messages.starts[rows.message] + _HEAD_BYTES
@@ -186,14 +186,14 @@ def _walk(rows: Rows, chosen: NDArray[np.intp], starts: NDArray[np.int64], width
 
 
 def _check_old(rows: Rows, with_old: NDArray[np.intp], found: Walk, width: int) -> None:
-    """Demand that old tuples hold no unchanged TOAST, end a Delete, and in an Update precede a new one."""
+    """Check that old tuples have no unchanged TOAST, end a Delete, and precede a new tuple in an Update."""
     data = rows.chunk.messages.data
     ends = rows.chunk.messages.ends[rows.message[with_old]]
     is_delete = rows.tag[with_old] == DELETE
     wrong = np.where(is_delete, found.final != ends, found.final + _BETWEEN_BYTES > ends)
     wrong |= found.any_unchanged()
     if not wrong.any():
-        # Only now is it certain that these bytes are those of the same message.
+        # Only now is it certain that these bytes belong to the same message.
         count = (data[found.final + 1].astype(np.intp) << 8) | data[found.final + 2]
         wrong = ~is_delete & ((data[found.final] != NEW) | (count != width))
     if wrong.any():

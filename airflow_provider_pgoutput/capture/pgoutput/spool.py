@@ -1,9 +1,9 @@
-"""Messages put aside until their transaction ends, and cutting chunks of messages into such pieces.
+"""Keeps messages until their transaction ends, and cuts chunks of messages into pieces for that.
 
-A *piece* is some messages in stream order with the transaction id of each, in the layout of protocol
-version 1: the id that streamed messages carry is taken out. A *spool* holds the pieces of one
-transaction. All of it is vectorised; no message becomes a Python object. What is not here: which piece
-belongs to which transaction (``reassemble.py``) and the files of a spool (``staging/spill.py``).
+A *piece* is some messages in the order of the stream, each with its transaction ID, in the form of protocol
+version 1: the ID that streamed messages carry is taken out. A *spool* holds the pieces of one transaction.
+All of it is vectorised: no message becomes a Python object. ``reassemble.py`` decides which piece belongs to
+which transaction. ``stream/spill.py`` has the spool that writes files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TAG_AND_XID_BYTES = 1 + _XID_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some messages of one transaction; nothing in it refers to the chunk they came from."""
+    """Messages of one transaction. It keeps no reference to the chunk from which they came."""
 
     data: NDArray[np.uint8]
     #: Bytes of each message; their sum is the length of ``data``.
@@ -43,7 +43,7 @@ class Piece:
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """Where the messages start, and the end of the last."""
+        """Where each message starts, and where the last one ends."""
         return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(self.lengths)))
 
     @property
@@ -56,15 +56,15 @@ class Spool(Protocol):
     """Holds the pieces of one transaction that is not committed yet."""
 
     def append(self, piece: Piece) -> None:
-        """Put a piece behind the others."""
+        """Add a piece at the end."""
         ...
 
     def pieces(self) -> Iterator[Piece]:
-        """All pieces in order, as often as asked; they may be cut elsewhere than they were given."""
+        """All pieces in order, as often as asked. They may be cut differently than when they were added."""
         ...
 
     def discard(self) -> None:
-        """Forget everything; nothing else may be called afterwards."""
+        """Forget everything. Nothing else may be called afterwards."""
         ...
 
 
@@ -88,9 +88,9 @@ class MemorySpool:
 
 
 def check_offsets(chunk: MessageChunk) -> None:
-    """Demand that a chunk holds whole messages that are not empty.
+    """Check that a chunk has whole messages, none of them empty.
 
-    :raises ProtocolError: otherwise.
+    :raises ProtocolError: it has not.
     """
     offsets = chunk.offsets
     if len(offsets) == 0 or offsets[0] < 0 or offsets[-1] > len(chunk.data):
@@ -100,18 +100,18 @@ def check_offsets(chunk: MessageChunk) -> None:
 
 
 def whole_piece(chunk: MessageChunk, first: int, last: int, xid: int) -> Piece:
-    """Messages ``first`` up to ``last`` of a chunk, none of which carries an id, as a piece of ``xid``."""
+    """Messages ``first`` to ``last`` (exclusive) of a chunk, which have no ID, as a piece of ``xid``."""
     offsets = chunk.offsets[first : last + 1]
     data = chunk.data[int(offsets[0]) : int(offsets[-1])].copy()
     return Piece(data, np.diff(offsets), np.full(last - first, xid, dtype=np.uint32))
 
 
 def streamed_piece(chunk: MessageChunk, first: int, last: int, xid: int) -> Piece:
-    """Messages ``first`` up to ``last`` of a stream block of ``xid``, with the ids that they carry taken out.
+    """Messages ``first`` to ``last`` (exclusive) of a stream block of ``xid``, with their IDs taken out.
 
-    All messages of a block carry the id of their (sub)transaction behind the tag, but for Origin.
+    All messages of a stream block have the ID of their (sub)transaction after the tag, except for Origin.
 
-    :raises ProtocolError: when a message is too short for it.
+    :raises ProtocolError: a message is too short for an ID.
     """
     starts, ends = chunk.offsets[first:last], chunk.offsets[first + 1 : last + 1]
     carries = chunk.data[starts] != _ORIGIN
@@ -127,7 +127,7 @@ def streamed_piece(chunk: MessageChunk, first: int, last: int, xid: int) -> Piec
         strides=(1,),
     )
     xids[carries] = words[starts[carries] + 1]
-    # Arrow copies the runs: of each message its tag, and what follows the id.
+    # Arrow copies runs of bytes: for each message its tag, and what follows the ID.
     cuts = np.empty((last - first, 4), dtype=np.int64)
     cuts[:, 0], cuts[:, 3] = starts, ends
     cuts[:, 1] = starts + 1
@@ -138,7 +138,7 @@ def streamed_piece(chunk: MessageChunk, first: int, last: int, xid: int) -> Piec
 
 
 def without(piece: Piece, xids: Iterable[int]) -> Piece:
-    """A piece without the messages of some (sub)transactions."""
+    """The piece without the messages of some (sub)transactions."""
     unwanted = np.isin(piece.xids, np.fromiter(xids, dtype=np.uint32))
     if not unwanted.any():
         return piece
@@ -149,7 +149,7 @@ def without(piece: Piece, xids: Iterable[int]) -> Piece:
 
 
 def chunks_of(pieces: Iterable[Piece], chunk_bytes: int) -> Iterator[MessageChunk]:
-    """The messages of pieces in chunks of roughly ``chunk_bytes``, whatever the sizes of the pieces."""
+    """The messages of pieces, in chunks of about ``chunk_bytes``, whatever the sizes of the pieces."""
     waiting: list[Piece] = []
     size = 0
     for piece in pieces:
@@ -197,7 +197,7 @@ def _cut(piece: Piece, chunk_bytes: int) -> Iterator[MessageChunk]:
 def _runs(
     data: NDArray[np.uint8], offsets: NDArray[np.int64], kept: NDArray[np.int64]
 ) -> NDArray[np.uint8]:
-    """The bytes of some of the runs between ``offsets``, one behind the other."""
+    """The bytes of some of the runs between ``offsets``, one after the other."""
     buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets)), pa.py_buffer(data)]
     runs = pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
     taken = pc.take(runs, pa.array(kept), boundscheck=False)

@@ -1,12 +1,12 @@
-"""Which message may follow which, in protocol versions 1 to 4: one table, read by every decoder.
+"""Which message may follow which in protocol versions 1 to 4: one table, which every decoder reads.
 
-An event is a message's tag, except that a transactional logical message is ``M`` and another one ``m``:
-the server sends the latter as soon as it meets it in the WAL, hence between transactions. An origin may
-not follow a change, as in the server's own apply worker. A pair that is not in the table is a
-ProtocolError. Nothing here looks at the content of a message.
+An event is a message's tag. There is one exception: a transactional logical message is ``M``, and any other
+logical message is ``m``. The server sends ``m`` as soon as it reads it in the WAL, so it comes between
+transactions. An origin may not follow a change, as in PostgreSQL's own apply worker. A pair that is not in
+the table is a ProtocolError. The content of messages does not matter here.
 
-``reassemble.py`` walks the whole table and makes whole transactions of what it reads; the decoders
-behind it see the part of the table that version 1 has.
+``reassemble.py`` uses the whole table, and makes whole transactions. The decoders after it need only the part
+of version 1.
 
 Source: https://www.postgresql.org/docs/current/protocol-logical-replication.html
 """
@@ -30,7 +30,7 @@ PREPARING: Final = "after a change in a prepared transaction"
 
 
 def _inside(started: str, changing: str, end: str) -> dict[str, dict[str, str]]:
-    """Rows of the table for what stands between the first and the last message of a unit."""
+    """Rows of the table for messages between the first and the last message of a unit."""
     changes = dict.fromkeys("IUDTM", changing)
     announcements = dict.fromkeys("RY", started)
     return {
@@ -43,7 +43,7 @@ NEXT_STATE: Final[dict[str, dict[str, str]]] = {
     OUTSIDE: {
         "B": BEGUN,
         "m": OUTSIDE,
-        # Stream commit, stream abort: of a transaction whose blocks came before.
+        # Stream commit and stream abort end a transaction whose blocks came before.
         "S": BLOCK_STARTED,
         "c": OUTSIDE,
         "A": OUTSIDE,
@@ -52,7 +52,7 @@ NEXT_STATE: Final[dict[str, dict[str, str]]] = {
         "K": OUTSIDE,
         "r": OUTSIDE,
         "p": OUTSIDE,
-        # Without a Begin Prepare: servers 18.0 to 18.5, of a transaction that changed nothing.
+        # Without a Begin Prepare: servers 18.0 to 18.5 send it for a transaction that changed nothing.
         "P": OUTSIDE,
     },
     **_inside(BEGUN, CHANGING, "C"),
@@ -60,11 +60,11 @@ NEXT_STATE: Final[dict[str, dict[str, str]]] = {
     **_inside(PREPARE_BEGUN, PREPARING, "P"),
 }
 
-#: The protocol version in which an event appeared; 1 when it is not here.
+#: The protocol version that introduced an event; 1 if the event is not here.
 FIRST_VERSION: Final = {**dict.fromkeys("SEcA", 2), **dict.fromkeys("bPKrp", 3)}
 
-#: Events that take a number in the transaction, see ``batch/changes.py``. A logical message takes none:
-#: the server sends it only when it is asked to, and positions must not depend on that.
+#: Events that take a number in the transaction, see ``batch/changes.py``. A logical message takes none: the
+#: server sends it only on request, and positions must not depend on that.
 COUNTED: Final = "IUDT"
 
 #: Name of the message behind an event, for errors.
@@ -113,15 +113,15 @@ def next_states(version: int) -> dict[str, dict[str, str]]:
     return {state: row for state, row in rows.items() if state in reached}
 
 
-#: What the decoders see: whole transactions in the order of their commits.
+#: What the decoders read: whole transactions in the order of their commits.
 WHOLE: Final = next_states(1)
 WHOLE_EVENTS: Final = events_of(1)
 
 
 def check_begin(begin: Begin, last_commit: Commit | None) -> None:
-    """Demand that transactions come in the order of their commits.
+    """Check that transactions come in the order of their commits.
 
-    :raises ProtocolError: when ``begin`` lies before the end of the transaction before it.
+    :raises ProtocolError: ``begin`` lies before the end of the transaction before it.
     """
     if last_commit is not None and begin.final_lsn < last_commit.end_lsn:
         raise ProtocolError(
@@ -131,9 +131,9 @@ def check_begin(begin: Begin, last_commit: Commit | None) -> None:
 
 
 def check_commit(commit: Commit, begin: Begin) -> None:
-    """Demand that a commit ends the transaction that was begun.
+    """Check that a commit ends the open transaction.
 
-    :raises ProtocolError: when the LSNs differ.
+    :raises ProtocolError: their LSNs differ.
     """
     if commit.commit_lsn != begin.final_lsn:
         raise ProtocolError(

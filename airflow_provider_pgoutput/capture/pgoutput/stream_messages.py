@@ -1,8 +1,8 @@
-"""Control messages of protocol versions 2 to 4: streamed and prepared transactions.
+"""Parses the control messages of protocol versions 2 to 4: streamed and prepared transactions.
 
-They steer ``reassemble.py`` and never reach the decoders. As in ``messages.py`` every parser takes one
-whole message and raises ProtocolError, and nothing else, for bytes that are not exactly one. A gid is
-text that a user chose: it is compared and stored as data, never a file name and never SQL.
+``reassemble.py`` reads them, and the decoders never see them. As in ``messages.py``, every parser takes one
+whole message and raises ProtocolError, and nothing else, for bytes that are not exactly one. A gid is text
+that a user chose: it is compared and stored as data, and never becomes a file name or SQL.
 
 Layouts: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StreamStart:
-    """The messages up to the next Stream Stop are of this transaction, which is still open."""
+    """The messages up to the next Stream Stop belong to this transaction, which is still open."""
 
     xid: int
     is_first: bool  #: Whether it is the first block of the transaction.
@@ -29,15 +29,15 @@ class StreamStart:
 
 @dataclass(frozen=True, slots=True)
 class StreamAbort:
-    """A streamed transaction, or a subtransaction of it, was rolled back."""
+    """A streamed transaction, or one of its subtransactions, was rolled back."""
 
     xid: int  #: Of the whole transaction.
-    subxid: int  #: Of the part that was rolled back; the same number: all of it.
+    subxid: int  #: Of the part that was rolled back; equal to ``xid``: all of it.
 
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """``PREPARE TRANSACTION``; the same fields begin and end it."""
+    """``PREPARE TRANSACTION``. Begin Prepare has the same fields."""
 
     prepare_lsn: Lsn  #: Where the record of the prepare starts.
     end_lsn: Lsn  #: Just past it.
@@ -48,7 +48,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class CommitPrepared:
-    """``COMMIT PREPARED`` of a transaction whose content came with its Prepare."""
+    """``COMMIT PREPARED``. The transaction's content came with its Prepare."""
 
     commit: Commit
     xid: int
@@ -57,7 +57,7 @@ class CommitPrepared:
 
 @dataclass(frozen=True, slots=True)
 class RollbackPrepared:
-    """``ROLLBACK PREPARED``; also sent for a transaction whose Prepare lies before the slot."""
+    """``ROLLBACK PREPARED``. It also comes for a transaction whose Prepare lies before the slot."""
 
     prepare_end_lsn: Lsn
     end_lsn: Lsn  #: Just past the record of the rollback.
@@ -76,7 +76,7 @@ def parse_stream_start(body: bytes) -> StreamStart:
 
 
 def parse_stream_stop(body: bytes) -> None:
-    """Parse ``E``, which is its tag and nothing else."""
+    """Parse ``E``, which consists of its tag."""
     _reader(body).finish()
 
 
@@ -97,7 +97,7 @@ def parse_stream_abort(body: bytes, *, with_time: bool) -> StreamAbort:
     reader = _reader(body)
     message = StreamAbort(_xid(reader), _xid(reader))
     if with_time:
-        # Of a transaction that a crash ended, the server knows neither.
+        # If a crash ended the transaction, the server knows neither.
         reader.lsn("the LSN of the abort", may_be_zero=True)
         reader.time_us()
     reader.finish()
@@ -153,7 +153,7 @@ def _xid(reader: MessageReader) -> int:
 
 
 def _no_flags(reader: MessageReader) -> None:
-    """No flag is defined; one of a future version may change what the message means."""
+    """Check that no flag is set. There are none today; one of a future version may change the meaning."""
     if flags := reader.byte():
         raise reader.fault(f"unknown flags {flags:#04x}", back=1)
 

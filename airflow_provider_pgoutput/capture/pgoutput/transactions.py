@@ -1,7 +1,7 @@
-"""Which transaction each message of a chunk belongs to, and its number there; vectorised.
+"""Which transaction each message of a chunk belongs to, and its number in it. Vectorised.
 
-It checks the order of the messages against the table of ``state.py`` and reads Begin and Commit; it
-looks into no other message. What it carries from chunk to chunk makes chunk boundaries invisible.
+It checks the order of the messages against the table of ``state.py``, and reads Begin and Commit but no other
+message. It carries its state from chunk to chunk, so it does not matter where chunks are cut.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
 
-#: Bytes behind the last message, so that eight bytes can be read at every message's every byte.
+#: Bytes after the last message, so that eight bytes can be read from every byte of every message on.
 PADDING: Final = 8
 
 _STATES: Final = tuple(WHOLE)
@@ -47,14 +47,14 @@ _CODE: Final = {event: code for code, event in enumerate(WHOLE_EVENTS)}
 
 
 def code_mask(events: str) -> NDArray[np.bool_]:
-    """Make the lookup table from an event's code to whether it is one of ``events``."""
+    """Make a table that says for an event's code whether it is one of ``events``."""
     mask = np.zeros(len(WHOLE_EVENTS) + 1, dtype=np.bool_)
     mask[[_CODE[event] for event in events]] = True
     return mask
 
 
 def _setters() -> NDArray[np.int8]:
-    """Make the lookup table from an event's code to the state it leads to; -1: to where it was."""
+    """Make a table from an event's code to the state that it sets; -1: the state stays."""
     setters = np.full(len(WHOLE_EVENTS) + 1, -1, dtype=np.int8)
     for event, code in _CODE.items():
         steps = {(state, row[event]) for state, row in WHOLE.items() if event in row}
@@ -62,7 +62,8 @@ def _setters() -> NDArray[np.int8]:
         if len(targets) == 1:
             setters[code] = _STATES.index(targets.pop())
         else:
-            # Otherwise the state would depend on all messages before, not on the last setter alone.
+            # Otherwise the state would depend on all messages before, and not only on the last one that sets
+            # it.
             assert all(state == target for state, target in steps), (
                 "an event must set or keep a state"
             )
@@ -89,7 +90,7 @@ for _event, _code in _CODE.items():
 class Messages:
     """The messages of a chunk, cut and classified.
 
-    :raises ProtocolError: when a message is empty, or of no kind that protocol version 1 has.
+    :raises ProtocolError: a message is empty, or protocol version 1 has no such message.
     """
 
     __slots__ = ("data", "ends", "events", "head", "starts")
@@ -98,30 +99,31 @@ class Messages:
         check_offsets(chunk)
         offsets = chunk.offsets
         first, last = int(offsets[0]), int(offsets[-1])
-        #: All bytes, and ``PADDING`` zeros behind them.
+        #: All bytes, followed by ``PADDING`` zeros.
         self.data: NDArray[np.uint8] = np.empty(last - first + PADDING, dtype=np.uint8)
         self.data[: last - first] = chunk.data[first:last]
         self.data[last - first :] = 0
         self.starts: NDArray[np.int64] = offsets[:-1] - first
         self.ends: NDArray[np.int64] = offsets[1:] - first
-        #: The first eight bytes of each message as a number. Those of a row message are its tag, the
-        #: relation's OID (4 bytes), the kind of the first tuple and its number of columns (2 bytes).
+        #: The first eight bytes of each message, as a number. For a row message they are its tag, the
+        #: relation's OID (4 bytes), the kind of the first tuple and the number of its columns (2 bytes).
         self.head: NDArray[np.uint64] = self.words("<u8")[self.starts].byteswap()
-        #: Position in ``WHOLE_EVENTS`` of each message's event.
+        #: The event of each message, as its position in ``WHOLE_EVENTS``.
         self.events: NDArray[np.uint8] = _CODE_OF_TAG[(self.head >> np.uint64(56)).astype(np.uint8)]
         if (self.events == _UNKNOWN).any():
             event_of(self.body(int(np.argmax(self.events == _UNKNOWN))))
             raise AssertionError("the reference decoder knows a message that this one does not")
         if (logical := np.flatnonzero(self.events == _CODE["M"])).size:
             transactional = self.data[self.starts[logical] + 1] == 1
-            # Of one byte only when cut short; then the next message's tag is no flag, and it is refused.
+            # A message of one byte is cut short. Then the next message's tag is read as its flag, and it is
+            # refused.
             self.events[logical[~transactional]] = _CODE["m"]
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def words(self, layout: str) -> NDArray[Any]:
-        """View the data as overlapping numbers: element ``i`` starts at byte ``i``."""
+        """View the data as overlapping numbers. Number ``i`` starts at byte ``i``."""
         kind = np.dtype(layout)
         size = len(self.data) - kind.itemsize + 1
         return np.ndarray((size,), dtype=kind, buffer=self.data.data, strides=(1,))
@@ -131,7 +133,7 @@ class Messages:
         return self.data[self.starts[index] : self.ends[index]].tobytes()
 
     def of(self, events: str) -> NDArray[np.intp]:
-        """Indexes of the messages that are one of ``events``."""
+        """Indexes of the messages whose event is one of ``events``."""
         return np.flatnonzero(code_mask(events)[self.events])
 
     def event(self, index: int) -> str:
@@ -141,11 +143,11 @@ class Messages:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the messages of a chunk stand. Transaction 0 is the one that the chunk before left open."""
+    """The transaction of each message. Transaction 0 is the one that the chunk before left open."""
 
     #: By message: number of its transaction.
     transaction: NDArray[np.int32]
-    #: By message: its ordinal in the transaction; of counted messages only.
+    #: By message: its number in the transaction, for messages that are counted.
     seq: NDArray[np.int64]
     #: By transaction.
     commit_lsn: NDArray[np.int64]
@@ -154,12 +156,12 @@ class Placement:
     wanted: NDArray[np.bool_]
 
     def lsn(self, index: int) -> Lsn:
-        """Commit LSN of the transaction around a message, for the text of an error."""
+        """Commit LSN of a message's transaction, for the text of an error."""
         return Lsn(int(self.commit_lsn[self.transaction[index]]))
 
 
 class Transactions:
-    """The transaction that is open, and what is known of those before."""
+    """The open transaction, and what is known of the ones before."""
 
     def __init__(
         self,
@@ -172,10 +174,10 @@ class Transactions:
         self._start_lsn = start_lsn
         self._end_lsn = end_lsn
         self._skip_origins = skip_origins
-        # None commits past what a number of the wire can be.
+        # LSNs past this cannot be on the wire, so no transaction has them.
         known = sorted(lsn for lsn in skip_lsns if lsn < 2**63)
         self._skip_lsns = np.array(known, dtype=np.int64)
-        #: Row changes of the transactions that were skipped by their commit LSN, by that.
+        #: Number of row changes by commit LSN, for the transactions that were skipped by their LSN.
         self.skipped: dict[Lsn, int] = {}
         #: Whether the open transaction is skipped because it has an origin.
         self._has_origin = False
@@ -186,9 +188,9 @@ class Transactions:
         self.count = 0
 
     def follow(self, messages: Messages) -> Placement:
-        """Place every message of the next chunk.
+        """Find the transaction of every message of the next chunk.
 
-        :raises ProtocolError: when a message may not stand where it stands, or a Begin or Commit is wrong.
+        :raises ProtocolError: a message may not stand at its position, or a Begin or Commit is wrong.
         """
         self._check_states(messages)
         begins = messages.of("B")
@@ -202,7 +204,7 @@ class Transactions:
             has_origin[0] = self._has_origin
             has_origin[transaction[messages.of("O")]] = True
             if has_origin[0]:
-                # Its Begin came in an earlier chunk, and its origin only now.
+                # Its Begin came in an earlier chunk, its origin only now.
                 self.skipped.pop(Lsn(int(lsns[0])), None)
             self._has_origin = bool(has_origin[-1])
             wanted &= ~has_origin
@@ -230,7 +232,7 @@ class Transactions:
         lsns: NDArray[np.int64],
         wanted: NDArray[np.bool_],
     ) -> None:
-        """Leave out what was asked to be, and count its rows."""
+        """Leave out the transactions that the user wants to skip, and count their rows."""
         skipped = wanted & np.isin(lsns, self._skip_lsns)
         if skipped.any():
             rows = np.bincount(transaction[messages.of("IUDT")], minlength=len(lsns))
@@ -257,7 +259,7 @@ class Transactions:
         self._state = _STATES[after[-1]]
 
     def _lsn_before(self, messages: Messages, index: int) -> Lsn | None:
-        """Commit LSN of the transaction that is open before a message, when it can be read."""
+        """Commit LSN of the transaction that is open before a message, if it can be read."""
         begins = messages.of("BC")
         begins = begins[begins < index]
         if not begins.size:
@@ -269,7 +271,7 @@ class Transactions:
     def _begins(
         self, messages: Messages, begins: NDArray[np.intp]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Read commit LSN, time and xid of all transactions, the open one first."""
+        """Read commit LSN, time and ID of all transactions, the open one first."""
         starts = messages.starts[begins]
         wrong = messages.ends[begins] - starts != 21
         if wrong.any():
@@ -312,7 +314,7 @@ class Transactions:
         lsns: NDArray[np.int64],
         wanted: NDArray[np.bool_],
     ) -> None:
-        """Check the commits, and that each transaction starts where the one before ended, or later."""
+        """Check the commits. Each transaction must start at or after the end of the one before."""
         commits = messages.of("C")
         starts = messages.starts[commits]
         wrong = messages.ends[commits] - starts != 26
@@ -330,7 +332,7 @@ class Transactions:
         if wrong.any():
             self._refuse_commit(messages, int(commits[np.argmax(wrong)]), lsns, transaction)
 
-        # The state table makes begins and commits alternate, so they can be paired by number.
+        # The state table allows Begin and Commit only in turns, so they can be paired by number.
         opens_inside = len(commits) and (not len(begins) or commits[0] < begins[0])
         last_end = self.last_commit.end_lsn if self.last_commit else 0
         before = end_lsns if opens_inside else np.concatenate(([last_end], end_lsns))

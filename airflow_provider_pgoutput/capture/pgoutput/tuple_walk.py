@@ -1,18 +1,19 @@
-"""The walk: cut many tuples of one width into Arrow columns, without an object per row or value.
+"""The walk cuts many tuples of one width into Arrow columns, without an object for each row or value.
 
-All tuples are walked at once, column by column: one 8-byte read at each tuple's position gives the
-value's kind and length, and the length moves the position on. A length is read without a sign, so
-positions only grow; a tuple that ends exactly where its message ends has therefore never left it, and no
-other check of bounds is needed. Bytes are copied only after that check.
+All tuples are walked at once, column by column. One read of 8 bytes at each tuple's position gives the
+value's kind and length, and the length moves the position on. Lengths are read as unsigned numbers, so
+positions only grow. A tuple that ends exactly where its message ends has therefore never left the message,
+and needs no other check of bounds. Bytes are copied only after that check.
 
-The copying is Arrow's: with offsets ``start 0, end 0, start 1, end 1, ...`` over the chunk itself, the
-values are every other element of a binary array, and one ``take`` collects them, in any order, with
-nulls. This is 7 to 25 times faster than gathering single bytes with numpy.
+Arrow does the copying. With the offsets ``start 0, end 0, start 1, end 1, ...`` over the chunk itself, the
+values are every second element of a binary array. One ``take`` collects them in any order, with nulls. This
+is 7 to 25 times faster than gathering bytes with numpy.
 
-Each value says itself whether it is text or binary. With the option ``binary`` a type without a send
-function still comes as text, and what was prepared in an earlier batch comes as it was read then.
+Each value says itself whether it is text or binary. With the option ``binary``, a value whose type has no
+send function still comes as text. Content that was prepared in an earlier batch comes in the form in which
+that batch read it.
 
-What may be in which message is the decoder's matter.
+``row_messages.py`` knows which tuples a message may have.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ UNCHANGED: Final = ord("u")
 
 
 class WalkFault(Exception):
-    """A tuple is not what it should be; ``row`` is its number in the walk."""
+    """A tuple is not valid; ``row`` is its number in the walk."""
 
     def __init__(self, row: int) -> None:
         super().__init__(row)
@@ -45,20 +46,20 @@ class WalkFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Where the values of some tuples are in the chunk; the tuples are in stream order."""
+    """Where the values of some tuples are in the chunk. The tuples are in the order of the stream."""
 
     data: NDArray[np.uint8]
-    #: By column: positions of the first byte of each tuple's value.
+    #: By column: where each tuple's value starts.
     starts: list[NDArray[np.int64]]
-    #: By column: positions just past it.
+    #: By column: where each tuple's value ends, exclusive.
     ends: list[NDArray[np.int64]]
-    #: By column: the kind of each value; a number: all are ``TEXT``, or all are ``BINARY``.
+    #: By column: the kind of each value. A single number: all are ``TEXT``, or all are ``BINARY``.
     kinds: list[NDArray[np.uint8] | int]
-    #: Positions just past the tuples.
+    #: Where the tuples end, exclusive.
     final: NDArray[np.int64]
 
     def any_unchanged(self) -> NDArray[np.bool_]:
-        """By tuple: whether it holds unchanged TOAST."""
+        """By tuple: whether it has unchanged TOAST."""
         found = np.zeros(len(self.final), dtype=np.bool_)
         for kind in self.kinds:
             if not isinstance(kind, int):
@@ -76,8 +77,8 @@ def walk(
 
     :param data: the bytes of the chunk.
     :param words: view of ``data``; element ``i`` is the ``<u8`` that starts at byte ``i``.
-    :param positions: of the first value's kind in each tuple, ascending.
-    :raises WalkFault: when a value has a kind that no tuple has, or a tuple leads out of the chunk.
+    :param positions: where the kind of the first value of each tuple is, ascending.
+    :raises WalkFault: a value has a kind that no tuple has, or a tuple leads out of the chunk.
     """
     starts: list[NDArray[np.int64]] = []
     ends: list[NDArray[np.int64]] = []
@@ -110,8 +111,8 @@ def walk(
 class Collector:
     """Makes Arrow columns of walked tuples, in the order and with the gaps of a block.
 
-    :param found: what the walk found; it must have been checked against the ends of the messages.
-    :param slots: by row of the result: the number of its tuple in the walk, -1: it has none.
+    :param found: the walk's result, already checked against the ends of the messages.
+    :param slots: for each row of the result the number of its tuple in the walk; -1: it has none.
     """
 
     def __init__(self, found: Walk, slots: NDArray[np.intp]) -> None:
@@ -123,7 +124,7 @@ class Collector:
         self._indices = self._with_gaps(self._present)
 
     def values(self, column: int) -> pa.Array:
-        """The column as a ``binary`` array, null where there is no tuple or no value."""
+        """The column as a ``binary`` array; null where there is no tuple or no value."""
         found = self._found
         count = len(found.final)
         kind = found.kinds[column]
@@ -141,7 +142,7 @@ class Collector:
         return pc.take(values, indices, boundscheck=False)
 
     def unchanged(self, column: int) -> NDArray[np.bool_] | None:
-        """Which values are unchanged TOAST; None: not one."""
+        """Which values are unchanged TOAST; None: none."""
         kind = self._found.kinds[column]
         if isinstance(kind, int) or not (is_unchanged := kind == UNCHANGED).any():
             return None
@@ -149,7 +150,7 @@ class Collector:
         return marks
 
     def binary(self, column: int) -> Forms:
-        """Which values are in binary form, see ``Forms``; of what has no value it says nothing."""
+        """Which values are in binary form, see ``Forms``. Where there is no value, it has no meaning."""
         kind = self._found.kinds[column]
         if isinstance(kind, int):
             return kind == BINARY
@@ -160,6 +161,6 @@ class Collector:
         return marks
 
     def _with_gaps(self, valid: NDArray[np.bool_]) -> pa.Array:
-        """Indices into the array of values and gaps, null where not ``valid``."""
+        """Indexes into the array of values and gaps; null where not ``valid``."""
         bitmap = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
         return pa.Array.from_buffers(pa.int32(), len(valid), [bitmap, pa.py_buffer(self._elements)])
