@@ -1,1 +1,1 @@
-"""What became of a table's columns: which is which, what was renamed, added, dropped, retyped."""
+"""What happened to a table's columns: which is which, what was renamed, added, dropped or retyped."""

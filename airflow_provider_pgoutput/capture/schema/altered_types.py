@@ -1,8 +1,8 @@
-"""Columns whose type was altered, so that rows look otherwise at the source and no row was sent for it.
+"""Finds columns whose type was altered, so that rows look different at the source and no row was sent.
 
-``ALTER TYPE cp ADD ATTRIBUTE z int`` makes ``(1,a,)`` of ``(1,a)`` in all rows. The lake has the former text,
-and a row that is found by it is not found any more. What is not here: how two definitions of a type differ
-(``batch/type_definition.py``).
+``ALTER TYPE cp ADD ATTRIBUTE z int`` turns ``(1,a)`` into ``(1,a,)`` in all rows. The lake has the old text.
+If rows are found by this column, they are no longer found. ``batch/type_definition.py`` compares two
+definitions of a type.
 """
 
 from __future__ import annotations
@@ -32,26 +32,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _OUTCOME = (
-    "rows in the lake look as they did until they change, and keep what a dropped attribute held."
+    "rows in the lake look as they did until they change, and keep the value of a dropped attribute."
     " copy_tables=%s brings them in; on_type_change='copy' does so by itself from now on."
 )
-#: Columns that one warning names.
+#: How many columns one warning names.
 _MOST_NAMED = 20
 _WHILE_OPEN = "rows came from a transaction that was open at that time"
 
 
 @dataclass(frozen=True)
 class AlteredTypes:
-    """What is known of types at the end of a batch, and what the owner of the pipeline wants done."""
+    """What is known of types at the end of a batch, and what the owner of the pipeline wants to be done."""
 
     policy: SchemaPolicy
-    #: As they are defined when all of the batch was read.
+    #: The definitions after the whole batch was read.
     now: TypesOfTables = field(default_factory=TypesOfTables)
 
     def changes(self, past: Shape, table: Table, oldest_xid: int | None) -> list[SchemaChange]:
         """What ALTER TYPE did to columns since ``past``.
 
-        :param oldest_xid: the oldest transaction of which the batch has rows of the table; None: it has none.
+        :param oldest_xid: the oldest transaction with rows of the table in the batch; None: there are no
+            rows.
         """
         columns = table.versions[-1].columns
         numbers = {
@@ -62,7 +63,7 @@ class AlteredTypes:
         now = self.now.of(table.relation_oid)
         found = altered_columns(past, numbers, now)
         for number in self._unsettled(past, oldest_xid):
-            # One that was converted since was locked against transactions of before.
+            # ALTER COLUMN TYPE waits for older transactions, so a converted column has no values of these.
             if numbers.get(number) in now:
                 found.setdefault(number, _WHILE_OPEN)
         names = {each.attribute_number: each.name for each in columns}
@@ -72,7 +73,7 @@ class AlteredTypes:
         ]
 
     def recorded(self, table: Table, past: Shape | None, changes: Sequence[SchemaChange]) -> Table:
-        """The table with what the next batch has to know of its types."""
+        """The table, with what the next batch has to know of its types."""
         unsettled = None if past is None else past.unsettled
         if any(each.after != _WHILE_OPEN for each in changes):
             columns = {each.attribute_number for each in changes} - {None}
@@ -85,9 +86,9 @@ class AlteredTypes:
     def check_unwritten(
         self, shapes: Mapping[int, Shape], tables: Iterable[PublishedTable]
     ) -> None:
-        """Do the same about tables of which the batch has no rows; what is said is said again until it has.
+        """Do the same for tables without rows in the batch. The warning is repeated until there are some.
 
-        :param shapes: of the last batch that held each table, by OID.
+        :param shapes: by OID, of the last batch with the table.
         :raises CopyNeeded: the policy wants a copy.
         """
         altered = self.altered_tables(shapes, tables)
@@ -111,7 +112,7 @@ class AlteredTypes:
     def altered_tables(
         self, shapes: Mapping[int, Shape], tables: Iterable[PublishedTable]
     ) -> list[tuple[PublishedTable, dict[str, str]]]:
-        """Tables with altered types, and what was done to each of these columns."""
+        """Tables with altered types, and what was done to each column."""
         found = []
         for table in tables:
             names = {each.attribute_number: each.name for each in table.columns}
@@ -123,7 +124,7 @@ class AlteredTypes:
         return found
 
     def _unsettled(self, past: Shape, oldest_xid: int | None) -> tuple[int, ...]:
-        """Columns that may have values of transactions which were open when their types were altered."""
+        """Columns that may have values of transactions that were open when the types were altered."""
         unsettled = past.unsettled
         if unsettled is None or oldest_xid is None or not self.now.next_xid:
             return ()
@@ -134,11 +135,11 @@ class AlteredTypes:
 def altered_columns(
     past: Shape, type_oids: Mapping[int, int], now: Mapping[int, TypeDefinition]
 ) -> dict[int, str]:
-    """What ALTER TYPE did to columns since ``past``, in words, by their numbers.
+    """What ALTER TYPE did to columns since ``past``: words by column number.
 
-    A column that has another type than then was converted, which is another change.
+    A column that now has another type was converted. That is a different change.
 
-    :param type_oids: types of the columns of now, by number.
+    :param type_oids: the columns' types now, by number.
     """
     before, found = past.types_by_oid, {}
     for column in past.columns:
@@ -152,7 +153,7 @@ def altered_columns(
 
 
 def other_expressions(past: Shape, table: Table) -> list[SchemaChange]:
-    """Generated columns that SET EXPRESSION gave other values in all rows since ``past``."""
+    """Generated columns that got other values in all rows by SET EXPRESSION since ``past``."""
     before = dict(past.expressions)
     names = {each.attribute_number: each.name for each in table.versions[-1].columns}
     return [
@@ -165,9 +166,9 @@ def other_expressions(past: Shape, table: Table) -> list[SchemaChange]:
 def check_altered(table: Table, changes: Iterable[SchemaChange], policy: SchemaPolicy) -> None:
     """Do what the policy says about columns that changed in all rows.
 
-    :param changes: since the last batch, or since the batch copied the table.
-    :raises CopyNeeded: the policy wants a copy, and the batch holds none of it.
-    :raises SnapshotLost: a copy is wanted, and that of the batch is older than the change.
+    :param changes: since the last batch, or since the copy in this batch.
+    :raises CopyNeeded: the policy wants a copy, and the batch has none.
+    :raises SnapshotLost: a copy is wanted, and the one in the batch is older than the change.
     :raises TableRefused: rows are found by the column, and the policy does not copy.
     """
     for change in changes:

@@ -1,14 +1,18 @@
-"""Which column of an announced relation is which column of the table: ``attnum`` for each of them.
+"""Which column of an announced relation is which column of the table: finds ``attnum`` for each.
 
-A Relation message has names and types, in the order of ``attnum``, and no number. The catalog has all
-numbers, also of dropped columns, but as they are now. Between the last batch, whose numbers are known,
-and now lie the versions of this batch. A number is born in order, lives once and keeps its place. So the
-versions are given the numbers that need the fewest changes of the schema (added, dropped, renamed,
-retyped) from the last batch through every version to the catalog. Nothing is guessed silently: where another
-reading needs as few (the newer columns are taken), or up to two more, the columns are named.
+A Relation message has names and types in the order of ``attnum``, but no numbers. The catalog has all
+numbers, also of dropped columns, but only as they are now. The numbers at the end of the last batch are
+known. Between that and now are the versions of this batch.
 
-Columns that kept name and number throughout divide the rest into gaps, which are searched whole
-(``search.py``). What is not here: reading the catalog, and what is done about the changes (``history.py``).
+A new column gets a higher number than all before it. A number is used once, and does not move. So the
+versions get the numbers that need the fewest schema changes (add, drop, rename, change of type) on the way
+from the last batch, through every version, to the catalog.
+
+Nothing is guessed silently. If another solution needs as few changes, the newer columns are taken and the
+columns in question are returned. So they are if another solution needs one or two changes more.
+
+Columns that kept name and number all the time divide the others into gaps. ``search.py`` searches each gap.
+``history.py`` reads the catalog and acts on the changes.
 
 Source: https://www.postgresql.org/docs/current/catalog-pg-attribute.html
 """
@@ -31,27 +35,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """What ``pg_attribute`` says of a table now."""
+    """What ``pg_attribute`` says about a table now."""
 
-    #: Live columns that are published.
+    #: Published columns that exist.
     published: State
-    #: All numbers, those of dropped columns among them.
+    #: All numbers, also of dropped columns.
     numbers: frozenset[int]
-    #: Live columns, published or not.
+    #: Columns that exist, published or not.
     live: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """Numbers of the columns of each version, in their order; None: not known."""
+    """The columns' numbers by version, in the order of the columns; None: not known."""
 
     numbers: tuple[tuple[int | None, ...], ...]
-    #: Columns of which another reading needs hardly more changes.
+    #: Names of columns for which another solution needs as few changes, or one or two more.
     unsure: frozenset[str] = frozenset()
-    #: Of these, columns of now, or taken for one, of which another reading needs no more changes at all.
+    #: Names of those among them for which another solution needs as few, and that are, or are taken for,
+    #: columns of now.
     tied: frozenset[str] = frozenset()
-    #: A number that a column had by the end of the last version, in every reading that is worth it: a column
-    #: that comes later has a higher one.
+    #: A number that some column had for sure by the end of the last version. Columns that come later have
+    #: higher numbers.
     highest_number: int = 0
 
 
@@ -61,15 +66,15 @@ def attribute(
     catalog: Catalog,
     highest_number: int = 0,
 ) -> Attribution:
-    """Give the columns of every version their numbers.
+    """Find the numbers of the columns of every version.
 
     :param before: columns at the end of the last batch; None: not known.
-    :param versions: columns of each version in the order of the announcement.
-    :param highest_number: the highest that a column is known to have had before, those among them that were
-        gone by the end of the last batch.
+    :param versions: columns of each version, in the order of the announcement.
+    :param highest_number: the highest number that a column is known to have had before, also if the column
+        was gone by the end of the last batch.
     """
     if not catalog.numbers:
-        # The table is gone: only what is known from before can be said.
+        # The table is gone, so only what was known before can be used.
         known = {name: number for number, (name, _) in (before or {}).items()}
         return Attribution(
             tuple(tuple(known.get(n) for n, _ in each) for each in versions),
@@ -92,7 +97,7 @@ def attribute(
             for place, columns in enumerate(gap.versions):
                 names = [name for name, _ in columns]
                 found[place] |= dict(zip(names, cheapest.numbers[place], strict=True))
-        # What cannot be between two columns says that one was not that column for a while.
+        # What does not fit between two columns shows that one of the two was another column for a while.
         fewer = {name: number for name, number in fences.items() if number not in wrong}
         if len(fewer) == len(fences):
             break
@@ -109,7 +114,7 @@ def attribute(
 
 
 def _unlike(before: State, versions: Sequence[Sequence[Named]]) -> frozenset[str]:
-    """Names that need not be the columns of these names before: the order or what is missing says so."""
+    """Names whose columns may not be those of the same names before: order or missing columns show it."""
     known = [name for name, _ in before.values()]
     found: set[str] = set()
     for columns in versions:
@@ -125,7 +130,7 @@ def _unlike(before: State, versions: Sequence[Sequence[Named]]) -> frozenset[str
 def _fences(
     before: State | None, versions: Sequence[Sequence[Named]], catalog: Catalog
 ) -> dict[str, int]:
-    """Columns that have one name and one number before, in every version and now."""
+    """Columns that have the same name and number before, in every version, and now."""
     now = {name: number for number, (name, _) in catalog.published.items()}
     if before is not None:
         then = {name: number for number, (name, _) in before.items()}
@@ -135,7 +140,7 @@ def _fences(
         now = {
             name: number
             for name, number in now.items()
-            # Without a past, another type may be another column's.
+            # If nothing is known from before, another type may mean another column.
             if name in present
             and (before is not None or present[name] == catalog.published[number][1])
         }
@@ -146,7 +151,7 @@ def _fences(
             now = {
                 name: number
                 for name, number in now.items()
-                # As many as are there now were there, and no more than there ever were.
+                # The columns of now were there, and there were never more columns than numbers.
                 if bisect.bisect_left(live, number)
                 <= places[name]
                 <= bisect.bisect_left(every, number)
@@ -155,7 +160,7 @@ def _fences(
         order = [now[name] for name, _ in columns if name in now]
         highest = list(itertools.accumulate(order, max))
         lowest = list(itertools.accumulate(reversed(order), min))[::-1]
-        # Out of order with any other: its name was another column's for a while.
+        # Not in the order of the others: another column had this name for a while.
         kept = {
             number
             for number, high, low in zip(order, highest, lowest, strict=True)
@@ -183,7 +188,7 @@ def _gaps(
         candidates = tuple(
             number
             for number in every[bisect.bisect_right(every, low) : bisect.bisect_left(every, high)]
-            # What was dropped before the last batch is in no version.
+            # A column that was dropped before the last batch is in no version.
             if before is None or number > born or number in before or number in catalog.live
         )
         found.append(
@@ -202,7 +207,7 @@ def _gaps(
 
 
 def _parts(columns: Sequence[Named], fences: Mapping[str, int]) -> list[tuple[Named, ...]]:
-    """A version's columns between its fences."""
+    """A version's columns, split at its fences."""
     found: list[list[Named]] = [[]]
     for column in columns:
         if column[0] in fences:

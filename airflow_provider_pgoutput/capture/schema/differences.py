@@ -1,7 +1,6 @@
-"""What lies between two versions of a table: changes in words, and types to which Iceberg cannot follow.
+"""Compares two versions of a table: schema changes, and changes of type that Iceberg cannot follow.
 
-What is not here: which column is which (``attribution.py``), and what is done about the changes
-(``history.py``).
+``attribution.py`` finds out which column is which. ``history.py`` acts on the changes.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def unfollowable(table: Table, before: Shape | None) -> list[Column]:
-    """Columns of a batch that changed to a type to which Iceberg cannot follow."""
+    """Columns that a batch changed to a type that Iceberg cannot follow."""
     if table.copy_lsn is not None:
-        # Whatever the lake held gives way to the copy, which has the columns of the first version.
+        # The copy replaces everything in the lake, and has the columns of the first version.
         before = Shape.of(table.versions[0])
     if before is None:
         return []
@@ -35,7 +34,7 @@ def unfollowable(table: Table, before: Shape | None) -> list[Column]:
             held = (
                 column.lake_type if number is None else kinds.setdefault(number, column.lake_type)
             )
-            # Rows are not found by a value that lost a part.
+            # Rows are not found by a value that lost an attribute.
             is_lost = column.name in sought and loses_fields(held, column.lake_type)
             if held == column.lake_type or (widens(column.lake_type, held) and not is_lost):
                 continue
@@ -47,7 +46,7 @@ def unfollowable(table: Table, before: Shape | None) -> list[Column]:
 
 
 def differences(one: Shape, two: Shape, live: set[int]) -> list[SchemaChange]:
-    """What lies between two shapes that follow each other.
+    """The changes from one shape to the next.
 
     :param live: numbers of the columns that the table has now.
     """
@@ -101,6 +100,9 @@ def _of_column(one: words.KnownColumn, two: words.KnownColumn) -> list[SchemaCha
 
 
 def _is_renamed_type(one: words.KnownColumn, two: words.KnownColumn) -> bool:
-    """Whether two columns have one user's type under two names; another modifier makes another type of it."""
+    """Whether two columns have the same user's type under two names.
+
+    With another modifier it is another type.
+    """
     modifiers = {each.type_name.partition("(")[2] for each in (one, two)}
     return one.type_oid == two.type_oid >= FIRST_USER_OID and len(modifiers) == 1

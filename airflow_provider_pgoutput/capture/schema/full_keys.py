@@ -1,10 +1,9 @@
-"""Keys that the stream does not announce: under REPLICA IDENTITY FULL, and of some partitioned tables.
+"""Keys that the stream does not announce: with REPLICA IDENTITY FULL, and of some partitioned tables.
 
-With FULL every column is part of the identity, so another primary key announces no other version: all
-rows of a batch get the key of now, by the names that its columns have now. Rows that were equal by it while
-it was no key yet would be taken for one, and rows of the lake be deleted that the source has. The same holds
-where the key of a root is one that neither the root nor its partitions announce. What is not here: the keys
-(``source/keys.py``).
+With FULL every column is part of the identity, so a new primary key announces no new version. All rows of a
+batch then get the current key. Rows that were equal in these columns before they became the key would count
+as one row, and apply would delete rows that the source has. The same holds if neither a root nor its
+partitions announce the root's key. ``source/keys.py`` reads the keys.
 
 Source: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -29,24 +28,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: The identities under which the key of a version is its primary key, and not another index or nothing.
+#: Replica identities with which a version's key is the primary key, and not another index or nothing.
 _BY_PRIMARY_KEY = ("d", FULL)
 
 
 @dataclass(frozen=True)
 class FullKeys:
-    """What tells whether rows under FULL may be applied by the key of now."""
+    """Knows whether rows under FULL may be applied by the current key."""
 
-    #: ``schema.table`` of those whose key the user vouches for, also for earlier rows.
+    #: Tables, ``schema.table``, with a key that the user chose. The user says that it holds for earlier rows,
+    #: too.
     configured: frozenset[str] = frozenset()
-    #: OIDs of the tables that the lake has rows of.
+    #: OIDs of the tables with rows in the lake.
     held: frozenset[int] = frozenset()
 
     def by_number(self, table: Table, before: Shape | None) -> Table:
-        """The table with the key under FULL by the names that its columns had in each version.
+        """The table with the key under FULL, by the names that the key's columns had in each version.
 
-        Before one of them was renamed, its name of now is no column's, or another one's. Where the key is
-        not known to be of the same columns throughout, it is left as it is.
+        Before a rename, the current name was no column's or another column's. If it is not sure that the key
+        always had the same columns, it is left as it is.
 
         :param table: its columns have their numbers.
         :param before: the table at the end of the last batch.
@@ -62,12 +62,12 @@ class FullKeys:
         return dataclasses.replace(table, versions=tuple(versions))
 
     def check(self, table: Table, before: Shape | None, policy: SchemaPolicy) -> None:
-        """Let a table pass whose rows were all written under one key, as far as is known.
+        """Check that all rows of a table were written under one key, as far as is known.
 
         :param table: its columns have their numbers.
         :param before: the table at the end of the last batch.
-        :raises CopyNeeded: the policy wants a copy, and the batch holds none of it.
-        :raises TableRefused: the key is another one, and the policy does not copy.
+        :raises CopyNeeded: the policy wants a copy, and the batch has none.
+        :raises TableRefused: the key changed, and the policy does not copy.
         """
         if table.name in self.configured:
             return
@@ -77,7 +77,7 @@ class FullKeys:
         for version in table.versions:
             is_not_announced = _is_not_announced(version)
             if is_not_announced and not version.key_columns:
-                # Whole rows are compared. It may only be that the key had another name then.
+                # Whole rows are compared, so at most the key's columns had other names then.
                 continue
             shape = Shape.of(version)
             if is_not_announced and last is None:
@@ -100,9 +100,9 @@ class FullKeys:
 
 
 def _is_not_announced(version: TableVersion) -> bool:
-    """Whether the stream announces other columns than the key, so that another key is not announced.
+    """Whether the stream announces other columns than the key, so that it does not announce a new key.
 
-    Without any, nothing is updated or deleted. For partitioned tables see ``RowIdentity``.
+    If it announces none, nothing is updated or deleted. For partitioned tables see ``RowIdentity``.
     """
     announced = {each.name for each in version.columns if each.identity}
     return version.replica_identity == FULL or bool(
@@ -115,7 +115,7 @@ def _is_primary(shape: Shape) -> bool:
 
 
 def _same_key(one: Shape, two: Shape) -> bool:
-    """Whether the keys are of the same columns, whatever these are called, in any order."""
+    """Whether the keys have the same columns, whatever their names and their order."""
     first, second = _numbers(one), _numbers(two)
     if None in first or None in second:
         return set(one.key) == set(two.key)
@@ -135,7 +135,7 @@ def _ordered_numbers(shape: Shape) -> tuple[int, ...]:
 
 
 def _with_key(version: TableVersion, key: tuple[int, ...]) -> TableVersion:
-    """The version with a key of these columns, if it is one under FULL that has all of them."""
+    """The version with a key of these columns, if it is under FULL and has all of them."""
     names = {each.attribute_number: each.name for each in version.columns}
     if version.replica_identity != FULL or not names.keys() >= set(key):
         return version

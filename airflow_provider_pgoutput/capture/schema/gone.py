@@ -1,8 +1,8 @@
 """Tables of a batch that are gone at the source: how far their changes can be followed.
 
-Such a table was dropped, or no publication that is read has it any more. So nobody can copy it, which is
-the way on of most refusals. Its versions are followed up to the first one that would be refused. What is not
-here: refusals of single changes while the stream is read (``staging/passing.py``).
+Such a table was dropped, or no publication that is read has it any more. Most refusals are mended by a copy,
+and nobody can copy this table. So its versions are followed up to the first one that would be refused.
+``staging/passing.py`` refuses single changes while the stream is read.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _NEEDS_COPY = "A change of the table can only be followed by a copy of it."
 def followed(
     complete: Callable[[Table], Table], table: Table
 ) -> tuple[Table | None, Lsn | None, str]:
-    """As much of a table that is gone as can be followed, completed.
+    """The part of a gone table that can be followed, completed.
 
     :param complete: refuses what cannot be followed, see ``SchemaHistory``.
     :param table: ``is_gone``.
-    :returns: the table, where there is anything of it; the LSN from which on its changes are passed over,
-        if any are; and why.
+    :returns: the table, if a part of it can be followed; the LSN from which on its changes are passed over,
+        if any are; and the reason.
     """
     try:
         return complete(table), None, ""
@@ -55,9 +55,9 @@ def followed(
 
 
 def refuse_unfollowable(table: Table, before: Shape | None) -> None:
-    """Refuse of a table that is gone what apply would refuse, or would have to make a new column for.
+    """Refuse what apply would refuse in a table that is gone, and what would need a new column in the lake.
 
-    :raises TableRefused: a column changed to a type to which Iceberg cannot follow, or all columns are gone.
+    :raises TableRefused: a column changed to a type that Iceberg cannot follow, or all columns are gone.
     """
     if any(not version.columns for version in table.versions):
         raise TableRefused("The table lost all of its columns.", table=table.name)
@@ -70,7 +70,7 @@ def refuse_unfollowable(table: Table, before: Shape | None) -> None:
 
 
 def _numbered_by_name(table: Table) -> Table:
-    """The table with a number for each column that has none: apply tells these apart by their names."""
+    """The table with a number for each column that has none. Apply knows these columns by name."""
     numbers: dict[str, int] = {}
 
     def numbered(column: Column) -> Column:

@@ -1,8 +1,8 @@
-"""What a batch does to the columns of a table: numbers, changes in words, and what the policy says of them.
+"""What a batch does to the columns of a table: numbers, changes, and what the policy says about them.
 
-Made when all of the batch was read, so that the catalog is asked after the newest row was written.
-What is not here: finding the numbers (``attribution.py``), the words (``differences.py``), what older rows
-show (``older_rows.py``), and changing a target; apply does that.
+It runs after the whole batch was read, so the catalog is asked after the newest row was written.
+``attribution.py`` finds the numbers, ``differences.py`` the changes, ``older_rows.py`` the values of older
+rows. Apply changes the target.
 """
 
 from __future__ import annotations
@@ -48,47 +48,48 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SchemaHistory:
-    """What is known of the tables of a batch beside the batch itself."""
+    """What is known about the tables of a batch from outside of the batch."""
 
     policy: SchemaPolicy
-    #: By OID, of the last batch that held the table; one that no batch held is not there.
+    #: By OID, from the last batch with the table. A table that no batch had is not in it.
     before: Mapping[int, Shape]
     #: By OID, as they are now.
     attributes: Mapping[int, tuple[Attribute, ...]]
     #: By OID: names of the columns that the publications name now.
     published: Mapping[int, frozenset[str]]
-    #: Spells the type of a column as ``Column.type_name`` does.
+    #: Spells the type of a column like ``Column.type_name``.
     type_name: Callable[[int, int], str]
-    #: A column of a table that shows this text of PostgreSQL's in older rows.
+    #: Makes the column whose older rows show the given text of PostgreSQL.
     showing: Callable[[str, Column, str | None], Column]
     #: The text of a column's constant default, by OID and number.
     constant_default: Callable[[int, int], str | None]
-    #: By OID: where they lie now, asked after ``attributes``; a table without one is gone.
+    #: By OID: the tables' files now, read after ``attributes``. A table that is not in it is gone.
     storage: Mapping[int, Storage] = field(default_factory=dict)
-    #: By OID: where they lay when the run began, before anything was copied or read.
+    #: By OID: the tables' files when the run began, before anything was copied or read.
     storage_at_start: Mapping[int, Storage] = field(default_factory=dict)
     full_keys: FullKeys = field(default_factory=FullKeys)
-    #: By name, of the last batch that held a table of it.
+    #: By table name, from the last batch with a table of that name.
     former: Mapping[str, Shape] = field(default_factory=dict)
-    #: How the users' types in columns are defined now.
+    #: The definitions of the users' types in columns, as they are now.
     types: TypesOfTables = field(default_factory=TypesOfTables)
-    #: Published tables of which the batch has no rows.
+    #: Published tables without rows in the batch.
     unwritten: Sequence[PublishedTable] = ()
 
     def check_unwritten(self) -> None:
-        """Look at tables of which the batch has no rows, for changes that PostgreSQL sends no rows for.
+        """Look at tables without rows in the batch, for changes for which PostgreSQL sends no rows.
 
         :raises CopyNeeded: the policy wants a copy.
         """
         self._altered_types.check_unwritten(self.before, self.unwritten)
 
     def complete(self, table: Table, oldest_xid: int | None = None) -> Table:
-        """The table with the numbers of its columns, and what changed since the last batch.
+        """The table with the numbers of its columns, and the changes since the last batch.
 
-        :param oldest_xid: the oldest transaction of which the batch has rows of the table; None: it has none.
-        :raises CopyNeeded: the policy wants a copy, and the batch holds none of it.
-        :raises SnapshotLost: the copy that the batch holds was outdated by a change after it.
-        :raises TableRefused: columns cannot be told apart, and the policy neither copies nor takes one; or
+        :param oldest_xid: the oldest transaction with rows of the table in the batch; None: there are no
+            rows.
+        :raises CopyNeeded: the policy wants a copy, and the batch has none.
+        :raises SnapshotLost: the copy in the batch is older than a change.
+        :raises TableRefused: columns cannot be told apart, and the policy neither copies nor ignores it; or
             see ``FullKeys``.
         """
         before = self.before.get(table.relation_oid)
@@ -114,7 +115,7 @@ class SchemaHistory:
             changes += self._altered_types.changes(before, completed, oldest_xid)
         past = before
         if table.copy_lsn is not None:
-            # The copied rows are of the first version; of what came later they lack as much as any.
+            # The copied rows have the first version. Changes after it concern them like any older rows.
             past = dataclasses.replace(Shape.of(versions[0]), types=table.types)
         altered = [] if past is None else self._altered_types.changes(past, completed, oldest_xid)
         completed = self._altered_types.recorded(completed, past, altered)
@@ -137,7 +138,7 @@ class SchemaHistory:
             then = self.storage_at_start.get(table.relation_oid)
             changes = self._changes(table.relation_oid, None, versions, then)
             _refuse_late_types(completed)
-        # Without a past, what came between two versions of the batch is still known.
+        # If nothing is known from before, the changes between two versions of the batch are still known.
         completed = self._older_rows.complete(completed, changes, past, may_copy=past is not None)
         if past is not None:
             self._copy_for_types(completed, past)
@@ -147,7 +148,7 @@ class SchemaHistory:
         return dataclasses.replace(completed, records_columns=not is_known)
 
     def _expressions(self, relation_oid: int) -> tuple[tuple[int, int], ...]:
-        """What stands for the expressions of generated columns, by number."""
+        """Numbers that stand for the expressions of generated columns, by column number."""
         columns = self.attributes.get(relation_oid, ())
         return tuple((e.number, e.expression) for e in columns if e.expression is not None)
 
@@ -167,9 +168,9 @@ class SchemaHistory:
         )
 
     def _numbered(self, table: Table, before: Shape | None) -> tuple[tuple[TableVersion, ...], int]:
-        """Give the columns of all versions but a copied one, which has them, their numbers.
+        """Find the columns' numbers in all versions. A copied version has them already.
 
-        :return: the versions, and the ``highest_number`` of ``Attribution``.
+        :return: the versions, and ``Attribution.highest_number``.
         """
         versions = list(table.versions)
         first = 0
@@ -186,7 +187,7 @@ class SchemaHistory:
         if not named:
             return tuple(versions), born
         found = attribute(state, named, self._catalog(table.relation_oid), born)
-        # Without a past there is nothing that could be destroyed.
+        # If nothing is known from before, nothing can be destroyed.
         if found.tied and state is not None:
             self._refuse_tied(table, found.tied)
         if found.unsure:
@@ -200,7 +201,7 @@ class SchemaHistory:
         return tuple(versions), found.highest_number
 
     def _refuse_no_columns(self, table: Table) -> None:
-        """Refuse rows of a time without columns: the table has some now, and nobody tells what is in them."""
+        """Refuse rows from a time without columns. The table has some now, and their values were not sent."""
         if COPY in {self.policy.on_unknown_default, self.policy.on_unsure_column}:
             raise CopyNeeded(table.relation_oid)
         raise TableRefused(
@@ -210,10 +211,11 @@ class SchemaHistory:
         )
 
     def _highest_number(self, relation_oid: int, last: TableVersion, highest_number: int) -> int:
-        """What may be kept as the ``highest_number`` of a shape."""
+        """The number to record as ``Shape.highest_number``."""
         published = {each.attribute_number or 0 for each in last.columns}
         live = {e.number for e in self.attributes.get(relation_oid, ()) if not e.is_dropped}
-        # A column that exists and is not published may be again, and be gone when it is asked for.
+        # A column that exists and is not published may become published, and be dropped before it is looked
+        # at.
         is_hidden = any(number <= highest_number for number in live - published)
         return max(published, default=0) if is_hidden else highest_number
 
@@ -221,7 +223,7 @@ class SchemaHistory:
         if self.policy.on_unsure_column == IGNORE:
             return
         names = ", ".join(sorted(columns))
-        # The columns that were copied are known, those of the rows after them are not.
+        # The copied columns are known, but not those of the rows after the copy.
         if self.policy.on_unsure_column == COPY or table.copy_lsn is not None:
             raise copy_needed(table, names)
         raise TableRefused(
@@ -267,7 +269,7 @@ class SchemaHistory:
         )
 
     def _filled(self, table: Table, version: TableVersion) -> TableVersion:
-        """What older rows show is known by number: the name may have been another column's since."""
+        """Look up the values of older rows by number: another column may have had the name meanwhile."""
         now = {each.number: each for each in self.attributes.get(table.relation_oid, ())}
 
         def filled(column: Column) -> Column:
@@ -276,7 +278,7 @@ class SchemaHistory:
             if found is None:
                 return column
             if found.missing_value is None and found.name == column.name:
-                # Where it was read by the name, it was read before the table was rewritten.
+                # The value was read by name, before the table was rewritten.
                 return column
             return self.showing(table.name, column, found.missing_value)
 
@@ -289,9 +291,9 @@ class SchemaHistory:
         versions: Sequence[TableVersion],
         earlier: Storage | None,
     ) -> list[SchemaChange]:
-        """What changed from version to version.
+        """The changes from version to version.
 
-        :param earlier: says which columns the table had before; those are not new to it. None: not known.
+        :param earlier: shows which columns the table had before, so they are not new; None: not known.
         """
         columns = 0 if earlier is None else earlier.columns
         shapes = [*([before] if before else []), *map(Shape.of, versions)]
@@ -318,8 +320,8 @@ class SchemaHistory:
             raise CopyNeeded(table.relation_oid)
 
     def _converted_rows(self, table: Table, before: Shape, changes: Sequence[SchemaChange]) -> None:
-        """Do what the policy says about types whose change made other values of those that there were."""
-        # Of these all older values are in question, which apply says.
+        """Do what the policy says about a change of type that gave existing rows other values."""
+        # For these columns apply refuses all older values anyway.
         refused = {each.attribute_number for each in unfollowable(table, before)}
         for change in changes:
             if change.kind not in {words.RETYPED, words.TYPE_REPLACED}:
@@ -343,7 +345,7 @@ class SchemaHistory:
 
 
 def _since_former(former: Shape, version: TableVersion) -> list[SchemaChange]:
-    """What lies between a table and the one that had its name before, whose numbers say nothing about it."""
+    """The changes since an earlier table of the same name. The numbers of the two have nothing in common."""
     return differences(_by_name(former), _by_name(Shape.of(version)), set())
 
 
@@ -353,7 +355,7 @@ def _by_name(shape: Shape) -> Shape:
 
 
 def _refuse_late_types(table: Table) -> None:
-    """Refuse here what apply cannot follow: a sealed batch would be handed to it again and again.
+    """Refuse here what apply cannot follow. Otherwise apply would get the sealed batch again and again.
 
     :raises SnapshotLost: a column of a copied table was changed after the copy.
     """
@@ -362,7 +364,7 @@ def _refuse_late_types(table: Table) -> None:
 
 
 def _state(columns: Sequence[words.KnownColumn]) -> dict[int, tuple[str, str]] | None:
-    """Columns by number; None when some have none, so that nothing can be said of the rest."""
+    """Columns by number; None: some have no number, so nothing is known about the others."""
     if any(each.number is None for each in columns):
         return None
     return {each.number: (each.name, each.type_name) for each in columns if each.number is not None}

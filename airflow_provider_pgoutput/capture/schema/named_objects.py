@@ -1,7 +1,7 @@
 """Columns whose text is the name of another object: of a table (``regclass``), a type, a role and so on.
 
-PostgreSQL stores the number of the object. When the object is renamed or dropped, all rows show another text,
-and nothing tells which objects the rows name. So it is said once, when a batch first has the column.
+PostgreSQL stores the object's number. When the object is renamed or dropped, all rows show another text. The
+stream does not say which objects rows name. So one warning is given, when a batch first has such a column.
 
 Source: https://www.postgresql.org/docs/current/datatype-oid.html
 """
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def warn_of_names(table: Table, before: Shape | None) -> None:
-    """Name, in a warning, the columns that are new since the last batch and show names of objects.
+    """Warn of columns that are new since the last batch and show names of objects.
 
     :param table: with the definitions of its types.
     """

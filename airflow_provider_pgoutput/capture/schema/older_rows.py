@@ -1,9 +1,9 @@
-"""What rows of the lake that are older than an added column show in it, as far as anybody tells.
+"""What older rows of the lake should show in an added column, as far as that is known.
 
-PostgreSQL keeps a constant default for them in the catalog until the table is written anew; any other default
-it writes into the rows, which is no row event, but gives the table other files. So of a table with the files
-that it had, what the catalog does not keep is NULL; of one with others it is not known. What is not
-here: reading the catalog (``source/attributes.py``, ``source/storage.py``).
+``ADD COLUMN c int DEFAULT 7``: PostgreSQL keeps the 7 in the catalog until the table is rewritten. Any
+default that is not constant is written into the rows at once. That is no row event, but the table gets other
+files. So if a table has the same files as before, a value that the catalog does not have is NULL. If it has
+other files, the value is not known. ``source/attributes.py`` and ``source/storage.py`` read the catalog.
 
 Source: https://www.postgresql.org/docs/current/ddl-alter.html and catalog-pg-attribute.html
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: What makes a column of the stream that older rows have nothing of.
+#: Changes that bring a column into the stream for which older rows have no value yet.
 _NEW = (words.ADDED, words.PUBLISHED)
 _WAYS_ON = (
     "copy_tables=[{!r}] brings it in; on_unknown_default='copy' does so by itself from now on,"
@@ -41,7 +41,7 @@ _WAYS_ON = (
 
 @dataclass(frozen=True)
 class OlderRows:
-    """What the catalog says of rows that are older than a column; the arguments are those of the history."""
+    """Completes added columns from what the catalog says; the fields are those of ``SchemaHistory``."""
 
     policy: SchemaPolicy
     attributes: Mapping[int, tuple[Attribute, ...]]
@@ -59,11 +59,11 @@ class OlderRows:
         *,
         may_copy: bool,
     ) -> Table:
-        """Do what the policy says about added columns of which older rows may show something.
+        """Do what the policy says about added columns in which older rows may show a value.
 
         :param before: the table at the end of the last batch, or as the batch copied it; None: not known.
-        :raises CopyNeeded: the policy wants a copy, and the batch holds none of it.
-        :raises SnapshotLost: the policy wants a copy, and that of the batch is older than the column.
+        :raises CopyNeeded: the policy wants a copy, and the batch has none.
+        :raises SnapshotLost: the policy wants a copy, and the one in the batch is older than the column.
         :raises TableRefused: the column is part of the key.
         """
         attributes = {e.number: e for e in self.attributes.get(table.relation_oid, ())}
@@ -76,7 +76,7 @@ class OlderRows:
             found = attributes.get(number)
             was_there = kinds[number] == words.PUBLISHED
             if found is None or found.is_dropped:
-                # What the catalog kept for older rows went with the column.
+                # The column is gone, and with it the value that the catalog kept for older rows.
                 unknown.add(number)
                 continue
             if not self._is_unknown(table.relation_oid, found, before, was_there=was_there):
@@ -85,7 +85,7 @@ class OlderRows:
                 raise copy_needed(table, found.name)
             refuse_unknown_key(table, number, "was added to the key")
             value = None
-            # One that was there before has its own value in each row, whatever its default is now.
+            # A column that existed before has its own value in each row, whatever its default is now.
             if self.policy.on_unknown_default == DEFAULT and not was_there:
                 value = self.constant_default(table.relation_oid, number)
             if value is None:
@@ -96,7 +96,7 @@ class OlderRows:
         return self._with_values(table, values, unknown)
 
     def _of_gone_table(self, table: Table, changes: Sequence[SchemaChange]) -> set[int | str]:
-        """Added columns of a table that the catalog does not have any more: numbers, or names without one.
+        """Added columns of a table that the catalog no longer has: their numbers, or names if they have none.
 
         :raises CopyNeeded: the policy wants a copy.
         """
@@ -110,27 +110,27 @@ class OlderRows:
         return {each.attribute_number or each.column for each in added}
 
     def storage_of(self, table: Table, before: Shape | None) -> Storage | None:
-        """Where the table lay at a moment when it had no columns but those of the batch, if possible.
+        """The table's files at a moment when it had no other columns than the batch, if that is known.
 
-        A column that is added later is younger than that moment then, and so is whatever it filled in.
+        Then a column that is added later, and the values that it wrote, are younger than that moment.
         """
         oid = table.relation_oid
         now, earlier = self.storage.get(oid), self._earlier(oid, before)
         if now is None or earlier is None:
             return now or earlier
-        # An earlier moment is as good, but for what wrote the table anew without a new column since.
+        # An earlier moment is as good. It only misses rewrites that brought no new column.
         known = max(table.highest_number or 0, earlier.columns)
         return now if now.columns <= known else earlier
 
     def _earlier(self, relation_oid: int, before: Shape | None) -> Storage | None:
-        """Where the table lay at the end of the last batch, or at least when this run began."""
+        """The table's files at the end of the last batch, or else when this run began."""
         known = None if before is None else before.storage
         return known or self.storage_at_start.get(relation_oid)
 
     def _is_unknown(
         self, relation_oid: int, found: Attribute, before: Shape | None, *, was_there: bool
     ) -> bool:
-        """Whether older rows may show another value in an added column than NULL or the one that is kept."""
+        """Whether older rows may show a value in an added column that the catalog does not have."""
         if found.missing_value is not None or found.is_dropped:
             return False
         if was_there:
@@ -141,13 +141,13 @@ class OlderRows:
         earlier = self._earlier(relation_oid, before)
         if earlier is not None and found.number > earlier.columns:
             return now.differs(earlier)
-        # Not known when it had no such column: then its definition of now has to tell.
+        # It is not known what the table was before the column. So the column's definition has to show it.
         return now.differs() and found.may_have_filled
 
     def _with_values(
         self, table: Table, values: Mapping[int | None, str], unknown: Set[int | str]
     ) -> Table:
-        """The table with what older rows show in some columns, and a mark at those of which nobody tells."""
+        """The table, with the values of older rows where they are known, and a mark on other columns."""
 
         def completed(column: Column) -> Column:
             number = column.attribute_number
@@ -192,7 +192,7 @@ class OlderRows:
 def seen_from(
     before: Mapping[int, Shape], attributes: Mapping[int, tuple[Attribute, ...]]
 ) -> dict[int, tuple[Attribute, ...]]:
-    """The columns of tables, where the last batch tells which partitions a table had then."""
+    """The tables' columns, with the partitions that the last batch saw for a table."""
     found = {}
     for oid, columns in attributes.items():
         shape = before.get(oid)
@@ -203,7 +203,9 @@ def seen_from(
 
 
 def refuse_unknown_key(table: Table, number: int | None, what: str) -> None:
-    """Refuse a key whose values in older rows nobody tells: these rows would not be found, and double.
+    """Refuse a key column whose values in older rows are not known.
+
+    These rows would not be found, and doubled.
 
     :raises TableRefused: the column is part of a key of the batch.
     """

@@ -1,6 +1,6 @@
-"""What the owner of a pipeline wants done about changes of a schema that cannot simply be followed.
+"""What the owner of a pipeline wants done about schema changes that cannot simply be followed.
 
-What is not here: finding such changes (``history.py``).
+``history.py`` finds such changes.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 class SchemaPolicy:
     """What the user wants done about changes that the stream does not tell in full.
 
-    :raises ConfigurationError: a question has no such answer, see ``batch/answers.py``.
+    :raises ConfigurationError: an answer is not one of the allowed words, see ``batch/answers.py``.
     """
 
-    #: Older rows in a column whose default nobody tells: ``ignore`` leaves NULL, ``default`` takes the
-    #: default of now, ``copy`` copies the table. ``copy`` also counts for a key of ``full_keys.py``.
+    #: Older rows in a column whose default is not known: ``ignore`` leaves NULL, ``default`` takes the
+    #: current default, ``copy`` copies the table. ``copy`` also applies to a key of ``full_keys.py``.
     on_unknown_default: str = IGNORE
-    #: A type that Iceberg cannot follow: ``fail`` leaves it to apply, ``copy`` copies the table.
+    #: A change of type that Iceberg cannot follow: ``fail`` leaves it to apply, ``copy`` copies the table.
     on_type_change: str = FAIL
-    #: Values of a dropped column or of its successor: ``ignore`` takes them for the successor's.
+    #: Values of a column that was dropped or of the one that took its place: ``ignore`` takes the latter.
     on_unsure_column: str = FAIL
 
     def __post_init__(self) -> None:
@@ -36,12 +36,12 @@ class SchemaPolicy:
 
 
 def way_on(table: Table, way: str) -> str:
-    """What a warning about a table names as a way on: ``way``, unless nobody can copy the table any more."""
+    """The advice of a warning about a table: ``way``, unless the table is gone and nobody can copy it."""
     return "The table is gone, so nobody can copy it" if table.is_gone else way
 
 
 class CopyNeeded(Exception):
-    """A table has to be copied for the batch to be right; ``relation_oid`` says which."""
+    """A table has to be copied for the batch to be right; ``relation_oid`` names it."""
 
     def __init__(self, relation_oid: int) -> None:
         super().__init__(relation_oid)
@@ -49,9 +49,11 @@ class CopyNeeded(Exception):
 
 
 def copy_needed(table: Table, column: str) -> CopyNeeded | SnapshotLost:
-    """What asks for a copy; where the batch holds one, only the next attempt makes another.
+    """The error that asks for a copy.
 
-    That one does not take the copy over, whose columns are no longer those of the table.
+    If the batch has a copy already, only the next attempt can make another.
+
+    The next attempt does not take over the old copy, because its columns are no longer those of the table.
     """
     if table.copy_lsn is None:
         return CopyNeeded(table.relation_oid)

@@ -1,8 +1,8 @@
-"""Whether a changed type leaves the values of older rows as they were: PostgreSQL sends none of them again.
+"""Whether a change of type keeps the values of older rows. PostgreSQL sends none of them again.
 
-ALTER COLUMN TYPE without USING converts by the assignment cast. Only pairs of types are answered with yes of
-which that cast either keeps the value, as the lake holds it, or fails. What is not here: whether Iceberg
-can follow the type (``batch/widening.py``), and USING, of which neither stream nor catalog tells.
+``ALTER COLUMN TYPE`` without ``USING`` converts by the assignment cast. The answer is yes only for pairs of
+types where that cast keeps the value, as the lake has it, or fails. ``USING`` is not considered, because
+neither stream nor catalog show it. ``batch/lake_types.py`` knows whether Iceberg can follow.
 
 Source: https://www.postgresql.org/docs/current/sql-altertable.html and typeconv-query.html
 """
@@ -14,9 +14,10 @@ import re
 _PARTS = re.compile(r"([^(]*?) ?(?:\(([\d,]+)\))?( with(?:out)? time zone)?")
 _INTEGERS = frozenset({"smallint", "integer", "bigint"})
 _TEXTS = frozenset({"text", "character varying"})
-#: Their cast to text is their output function.
+#: Types whose cast to text gives the text that their output function prints.
 _TEXT_LIKE = frozenset({"uuid", "json", "jsonb", "xml"})
-#: Types with one modifier, a length or precision, of which more keeps what less held; and what none means.
+#: Types with one modifier, a length or a precision: a larger one keeps all values. And what no modifier
+#: means.
 _MODIFIED = {
     "character varying": None,
     "bit varying": None,
@@ -28,7 +29,7 @@ _MODIFIED = {
 
 
 def keeps_values(before: str, after: str) -> bool:
-    """Whether ALTER COLUMN TYPE from one type to the other, as PostgreSQL spells them, keeps all values."""
+    """Whether ALTER COLUMN TYPE from one type to the other, in PostgreSQL's spelling, keeps all values."""
     (one, held), (two, wanted) = _parts(before), _parts(after)
     if one != two or one in _INTEGERS:
         return (
@@ -44,7 +45,7 @@ def keeps_values(before: str, after: str) -> bool:
 
 
 def _parts(spelled: str) -> tuple[str, tuple[int, ...]]:
-    """The type without its modifiers, and these."""
+    """The type without its modifiers, and the modifiers."""
     found = _PARTS.fullmatch(spelled)
     if found is None:
         return spelled, ()

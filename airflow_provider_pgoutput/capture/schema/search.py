@@ -1,8 +1,8 @@
-"""The cheapest numbers of the columns between two that kept theirs; see ``attribution.py``.
+"""Searches the cheapest numbers for the columns between two columns that kept theirs; see ``attribution.py``.
 
-Every reading of every version that may be worth it is followed, from the last batch to the catalog of now,
-and what it costs is counted in changes of the schema. What is not here: finding the columns that kept name
-and number.
+A *reading* is one way to give a version's columns their numbers. All readings that may be worth it are
+followed, from the last batch through every version to the catalog. Their cost is the number of schema
+changes.
 """
 
 from __future__ import annotations
@@ -18,32 +18,33 @@ Named = tuple[str, str]
 State = Mapping[int, Named]
 
 _IMPOSSIBLE = math.inf
-#: Readings of one version that are followed, the cheapest; and how much dearer than the cheapest.
+#: How many of the cheapest readings of a version are followed, and how much more than the cheapest they may
+#: cost.
 _MOST_READINGS = 60
 _MOST_DETOUR = 4
-#: A reading that needs up to so many more changes than the cheapest is a doubt: two columns that take each
-#: other's names are two changes.
+#: A reading that costs up to so much more than the cheapest makes its columns uncertain. Two columns that
+#: swap names are two changes.
 _CLOSE = 2
-#: The same where nothing is known of the time before, and columns in doubt go by their names.
+#: The same if nothing is known from before. Uncertain columns then go by their names.
 _CLOSE_WITHOUT_PAST = 1
-#: Choices of columns beyond this are not searched whole: all columns of the gap are in doubt.
+#: With more choices of columns than this, the search is not complete: all columns of the gap are uncertain.
 _MOST_CHOICES = 1000
-#: Of numbers in a row that are gone by now, how many a new column is looked for among.
+#: How many of several dropped numbers in a row are considered for a new column.
 _MOST_GONE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """What lies between two columns that kept name and number."""
+    """The part between two columns that kept name and number."""
 
-    #: The numbers of these two; nothing before or behind: 0 or infinite.
+    #: The numbers of these two columns; 0 or infinite: there is none on this side.
     low: float
     high: float
     before: State | None
     versions: tuple[tuple[Named, ...], ...]
     now: State
     candidates: tuple[int, ...]
-    #: Of the whole table: numbers that are no longer free when it begins.
+    #: For the whole table: the highest number that was used before the gap's first version.
     born: int
     live: frozenset[int]
 
@@ -54,11 +55,12 @@ class Found:
 
     #: By version, in its order; None: not known.
     numbers: list[tuple[int | None, ...]]
-    #: Names of columns of which another reading needs as few changes, or hardly more.
+    #: Names of columns for which another reading costs as little, or hardly more.
     unsure: set[str]
-    #: Of these, names of columns that may be one of now in one reading and another in one that needs as few.
+    #: Names of those among them that may be one column of now in one reading, and another one in an equally
+    #: cheap reading.
     tied: set[str] = field(default_factory=set)
-    #: The highest number that a column had by the end, in the reading in which that is least.
+    #: The highest number that a column had by the end, in the reading in which this number is least.
     born: int = 0
     is_possible: bool = True
 
@@ -82,7 +84,7 @@ def search(gap: Gap) -> Found:
         ]
         path.append(_likeliest(gap, reached, last.numbers))
     found = [list[int | None](each.numbers) for each in path]
-    # Which of several short-lived columns one was makes no difference to anybody.
+    # Among several short-lived columns it makes no difference which one it was.
     matters = set(gap.before or ()) | set(gap.now)
     unsure, tied = set() if is_whole else names, set[str]()
     detour = _CLOSE_WITHOUT_PAST if gap.before is None else _CLOSE
@@ -99,17 +101,19 @@ def search(gap: Gap) -> Found:
             if len(numbers) > 1 and not numbers.isdisjoint(gap.now):
                 tied.add(name)
             if gap.before is None and gap.now.get(found[place][i] or 0, ("",))[0] != name:
-                # Without a past it goes by its name, unless the number says the same.
+                # If nothing is known from before, the column goes by its name, unless its number says the
+                # same.
                 found[place][i] = None
     ends_close = [each.born for each, total in totals[-1].items() if total <= best + detour]
     return Found([tuple(each) for each in found], unsure, tied, min(ends_close))
 
 
 def _likeliest(gap: Gap, readings: Iterable[_Reading], numbers_before: Iterable[int]) -> _Reading:
-    """Of readings that need as few changes, the one that is taken.
+    """The reading to take, of several that cost the same.
 
-    Columns of now come first, the newest of them, and it is said that they are in doubt. Of those that are
-    gone, one that was there is likelier than another of its name; then the least numbers leave most to come.
+    Newer columns of now are preferred, and reported as uncertain. Among columns that are gone, one that was
+    there before is preferred to another of the same name. Then the lowest numbers are preferred, because they
+    leave most for what follows.
     """
     kept = frozenset(numbers_before)
 
@@ -124,7 +128,7 @@ def _likeliest(gap: Gap, readings: Iterable[_Reading], numbers_before: Iterable[
 def _totals(
     steps: Sequence[Mapping[_Reading, _Reached]], ends: Mapping[_Reading, float]
 ) -> list[dict[_Reading, float]]:
-    """For each version and reading the cost of the cheapest way that goes through it."""
+    """By version and reading: the cost of the cheapest way through that reading."""
     behind = dict(ends)
     cheapest = [{e: steps[-1][e].cost + cost for e, cost in behind.items()}]
     for place in reversed(range(len(steps) - 1)):
@@ -148,14 +152,14 @@ class _Reading:
 
 @dataclass(slots=True)
 class _Reached:
-    """How cheaply a reading is reached, and the steps to it from readings of the version before."""
+    """The cost of the cheapest way to a reading, and the steps to it from readings of the version before."""
 
     cost: float
     steps: dict[_Reading, float]
 
 
 def _forward(gap: Gap) -> tuple[list[dict[_Reading, _Reached]], bool]:
-    """For each version the readings worth following, and whether none was left out for their number."""
+    """By version: the readings that are followed; and whether none was dropped for their number."""
     steps: list[dict[_Reading, _Reached]] = []
     is_whole = True
     if gap.before is None:
@@ -190,7 +194,7 @@ def _forward(gap: Gap) -> tuple[list[dict[_Reading, _Reached]], bool]:
 
 
 def _least_ahead(gap: Gap, reading: _Reading) -> int:
-    """Changes that every way from a reading to now has: what passed over more numbers has fewer ahead."""
+    """How many changes every way from a reading to now needs. Higher numbers leave fewer columns to come."""
     unborn = [number for number in gap.candidates if number > reading.born]
     return sum(1 if number in gap.live else 2 for number in unborn) + len(
         [number for number in reading.numbers if number not in gap.now]
@@ -200,8 +204,8 @@ def _least_ahead(gap: Gap, reading: _Reading) -> int:
 def _following(
     gap: Gap, reading: _Reading, state: State, version: Sequence[Named]
 ) -> tuple[list[tuple[_Reading, int]], bool]:
-    """Readings of the next version with the changes that lead to each, and whether they are all."""
-    # A column that is published now does not go; one that is gone now may have.
+    """The readings of the next version with the cost of each step, and whether these are all readings."""
+    # A published column of now cannot go. One that is gone now may go.
     stays = [number for number in reading.numbers if number in gap.now]
     may_go = {number: state[number][0] for number in reading.numbers if number not in gap.now}
     names = {name for name, _ in version}
@@ -218,7 +222,7 @@ def _following(
             born = max(reading.born, *new) if new else reading.born
             passed = {n for n in gap.candidates if reading.born < n <= born} - set(new)
             numbers = tuple(sorted((*stays, *kept, *new)))
-            # What was passed over was added and dropped unseen.
+            # A number that was passed over belongs to a column that came and went between two versions.
             cost = len(may_go) - kept_count + new_count + 2 * len(passed - gap.live)
             cost += _differences(state, dict(zip(numbers, version, strict=True)))
             found.append((_Reading(numbers, born), cost))
@@ -231,7 +235,7 @@ def _kept(
     """Which of the columns that are gone by now are still there, and whether these are all choices."""
     if math.comb(len(may_go), count) <= _MOST_CHOICES:
         return list(itertools.combinations(may_go, count)), True
-    # Too many: only those that keep every column whose name is still there.
+    # There are too many. Take only those that keep every column whose name is still there.
     anchored = tuple(number for number, name in may_go.items() if name in names)
     others = [number for number in may_go if number not in anchored]
     missing = count - len(anchored)
@@ -244,7 +248,7 @@ def _fresh(
     gap: Gap, reading: _Reading, state: State, count: int
 ) -> tuple[list[tuple[int, ...]], bool]:
     """Which columns may be new in the next version, and whether these are all choices."""
-    # A column list may take up an older column.
+    # A column list may begin to name an older column.
     optional = [
         n for n in gap.now if n <= reading.born and n not in state and n not in (gap.before or ())
     ]
@@ -252,7 +256,7 @@ def _fresh(
     is_all = True
     certain: list[int] = []
     for newest in _unborn(gap, reading.born):
-        # Born by then, those that are there now were there.
+        # A column of now with a number that was used by then was there.
         missing = count - len(certain) - 1
         if missing < 0:
             break
@@ -267,7 +271,7 @@ def _fresh(
 
 
 def _unborn(gap: Gap, born: int) -> list[int]:
-    """Numbers that a new column may have: all of now, and of those gone by now a few after each."""
+    """Numbers that a new column may have: all columns of now, and after each a few of those that are gone."""
     found, gone = [], 0
     for number in gap.candidates:
         if number <= born:
@@ -290,7 +294,7 @@ def _cost_to_now(gap: Gap, reading: _Reading) -> float:
 
 
 def _differences(one: State, two: State) -> int:
-    """What the changes of names and types cost of the columns that are in both."""
+    """The cost of changes of name and type, for columns that are in both."""
     return sum(
         (one[number][0] != two[number][0]) + (one[number][1] != two[number][1])
         for number in one

@@ -1,1 +1,1 @@
-"""Reads the slot: two transports behind one seam, cut at a commit into a batch."""
+"""Reads the slot through one of two transports, and cuts the stream into a batch after a commit."""

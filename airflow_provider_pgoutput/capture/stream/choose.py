@@ -1,11 +1,10 @@
-"""Whether the server has room for the SQL transport: what ``transport="auto"`` goes by.
+"""Decides for ``transport="auto"`` whether the server has room for the SQL transport.
 
-The server puts each answer of the SQL function into a temporary file before its first row arrives; the
-walsender needs no such file and is slower. So SQL is read unless something known before the read speaks
-against it. An answer holds whole transactions, and how large the largest is nobody knows before it is
-decoded; so when an answer does not fit after all, the run goes over to the walsender.
+The server writes each answer of the SQL function to a temporary file before the first row comes. The
+walsender needs no such file, but is slower. So SQL is taken, unless something that is known before the read
+speaks against it. An answer has whole transactions, and the size of the largest one is not known before it is
+decoded. If an answer does not fit after all, ``fallback.py`` continues with the walsender.
 
-What is not here: that change in the middle (``second_try.py``).
 Source: https://www.postgresql.org/docs/current/runtime-config-resource.html#GUC-TEMP-FILE-LIMIT
 """
 
@@ -21,10 +20,10 @@ from airflow_provider_pgoutput.capture.source.errors import translated
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.session import Session
 
-#: Bytes of an answer's temporary file for a byte of WAL: enough for most tables, not a bound.  Many small
+#: Assumed bytes of temporary file for a byte of WAL. It is enough for most tables, but no bound: many small
 #: numbers in a row are longer as text than in the WAL.
 _FILE_PER_WAL: Final = 2
-#: WAL that one answer may hold where nothing limits the file: more is not a few seconds any more.
+#: How much WAL one answer may have if nothing limits the file. More takes much longer than a few seconds.
 _MOST_WAL_OF_AN_ANSWER: Final = 4 << 30
 
 _QUERY = """
@@ -35,8 +34,8 @@ SELECT pg_catalog.pg_size_bytes(pg_catalog.current_setting('temp_file_limit')),
            'pg_catalog.pg_copy_logical_replication_slot(name, name, bool)', 'EXECUTE')
 """
 
-#: Whether the functions wait for standbys that may take over, before they read a slot: 0 or 1. They wait for
-#: slots with failover only, which no copy is.
+#: 1 if the functions wait for standbys that may take over before they read the slot, otherwise 0. They wait
+#: for slots with failover only, and a copy of a slot never has it.
 #: https://www.postgresql.org/docs/current/runtime-config-replication.html#GUC-SYNCHRONIZED-STANDBY-SLOTS
 WAITS_FOR_STANDBYS: Final = sql.SQL(
     "SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = {}"
@@ -49,9 +48,9 @@ WAITS_FOR_STANDBYS: Final = sql.SQL(
 class Room:
     """What the server has room for."""
 
-    #: Bytes of temporary files that a session may have; None: no limit.
+    #: Bytes of temporary files that a session may use; None: no limit.
     temp_file_limit: int | None
-    #: Whether a copy of the slot can be made, without which a range is not cut into parts.
+    #: Whether a copy of the slot can be made. Without one, a range is not cut into parts.
     makes_copies: bool
 
 
@@ -68,18 +67,18 @@ def read_room(session: Session, slot_name: str) -> Room:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What is about to be read, in bytes of WAL."""
+    """What will be read, in bytes of WAL."""
 
     #: From the checkpoint to the target.
     wal_bytes: int
-    #: Of a part, unless a long transaction makes it more.
+    #: WAL of one part. A long transaction can make it more.
     part_bytes: int
     #: Whether it can be cut into parts at all.
     is_cut: bool
 
 
 def against_sql(room: Room, backlog: Backlog) -> str | None:
-    """What speaks against reading this backlog through SQL; None: nothing does."""
+    """The reason not to read this backlog through SQL; None: there is none."""
     answer_bytes = backlog.wal_bytes
     if backlog.is_cut and room.makes_copies:
         answer_bytes = min(answer_bytes, backlog.part_bytes)

@@ -1,11 +1,11 @@
 """Where a batch begins and ends: which messages of a stream belong to ``[start, end)``.
 
-A batch holds the transactions whose commit LSN lies in its range, whoever reads it and however often.
-A limit cuts only after a commit, at its end LSN, never inside a transaction and never between rows
-that share an LSN. What is not here: what a row message means.
+A batch has the transactions whose commit LSN lies in its range, whoever reads it and however often. A limit
+cuts only after a commit, at its end LSN. It never cuts inside a transaction, or between rows with the same
+LSN.
 
-In protocol version 1 a transaction is sent whole and in commit order, so a cut is one place in the
-stream.
+In protocol version 1 transactions come whole and in the order of their commits. So a cut is one position in
+the stream.
 """
 
 from __future__ import annotations
@@ -25,17 +25,21 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
 
 _BEGIN, _COMMIT = ord("B"), ord("C")
-#: Row messages by tag: what ``max_changes`` counts.
+#: By tag: whether a message is a row message, which counts for ``max_changes``.
 _IS_CHANGE = np.zeros(256, dtype=np.bool_)
 _IS_CHANGE[list(b"IUDT")] = True
-#: Messages by tag: what ``max_bytes`` counts.  Not the announcements, which each connection gets anew.
+#: By tag: whether a message counts for ``max_bytes``. Announcements do not, because each connection gets them
+#: anew.
 _HAS_SIZE = _IS_CHANGE.copy()
 _HAS_SIZE[ord("M")] = True
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a batch ends before its target; None: never. It ends at the first commit at or past one."""
+    """Limits that end a batch before its target; None: no limit.
+
+    It ends at the first commit that reaches one.
+    """
 
     max_changes: int | None = None
     max_bytes: int | None = None
@@ -43,10 +47,10 @@ class Limits:
 
 
 class BatchCut:
-    """Passes chunks on up to the end of the batch.
+    """Passes chunks on until the end of the batch.
 
-    :param start: the checkpoint; earlier transactions count for no limit.
-    :param target: the batch ends here when no limit is reached before.
+    :param start: the checkpoint. Earlier transactions count for no limit.
+    :param target: the batch ends here if no limit is reached before.
     """
 
     def __init__(self, start: Lsn, target: Lsn, limits: Limits) -> None:
@@ -56,18 +60,18 @@ class BatchCut:
             None if limits.max_seconds is None else time.monotonic() + limits.max_seconds
         )
         self._inside = False
-        #: Where the batch ends: the target, until a limit is reached.
+        #: Where the batch ends: at the target, until a limit is reached.
         self.end_lsn = target
-        #: Nothing that comes later belongs to the batch.
+        #: True: nothing that comes later belongs to the batch.
         self.finished = False
-        #: Counted only when there is a limit.
+        #: Counted only if there is a limit.
         self.changes = 0
         self.size_bytes = 0
-        #: How far the stream came, for progress.
+        #: How far the stream is, for the progress in the log.
         self.last_lsn = start
 
     def take(self, chunk: MessageChunk) -> MessageChunk:
-        """The part of ``chunk`` that belongs to the batch, or lies before it."""
+        """The part of ``chunk`` that belongs to the batch or lies before it."""
         tags = chunk.data[chunk.offsets[:-1]]
         begins = np.flatnonzero(tags == _BEGIN)
         chunk, tags = self._up_to_target(chunk, tags, begins)
@@ -79,7 +83,7 @@ class BatchCut:
         return self._up_to_limit(chunk, tags)
 
     def end_at(self, lsn: Lsn) -> None:
-        """Let the batch end where its stream did, which is nowhere inside a transaction."""
+        """Let the batch end where its stream did. That is never inside a transaction."""
         self.end_lsn = min(self.end_lsn, lsn)
 
     @property
@@ -113,7 +117,7 @@ class BatchCut:
             reached |= sizes[commits] >= self._limits.max_bytes
         if self._deadline is not None and time.monotonic() >= self._deadline:
             reached[:] = True
-        # A cut before the start would be an empty batch that repeats for ever.
+        # A cut before the start would be an empty batch, again and again.
         reached &= wanted[commits]
         found = np.flatnonzero(reached)
         if len(found) == 0:
@@ -127,7 +131,7 @@ class BatchCut:
         return _head(chunk, index + 1)
 
     def _wanted(self, chunk: MessageChunk, tags: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Which messages lie in transactions that commit at or past the start."""
+        """Which messages are in transactions that commit at or after the start."""
         wanted = np.full(len(tags), self._inside)
         if not self._inside:
             begins = np.flatnonzero(tags == _BEGIN)
@@ -150,7 +154,7 @@ def _begin_lsn(chunk: MessageChunk, index: int) -> Lsn:
 
 
 def _first_at(chunk: MessageChunk, begins: NDArray[np.intp], lsn: Lsn) -> int:
-    """Which of ``begins`` is the first to commit at or past ``lsn``; their number when none is."""
+    """Number of the first of ``begins`` that commits at or after ``lsn``; how many they are if none does."""
     low, high = 0, len(begins)
     while low < high:
         middle = (low + high) // 2

@@ -1,9 +1,9 @@
-"""Whether the publications existed during the whole of a batch, on servers that only warn if not.
+"""Checks that the publications existed during the whole batch. The server only warns if they did not.
 
-From version 18 on the server leaves out the changes of a publication that did not exist when they were
-written, and says so in a WARNING. psycopg hands that over, ADBC does not. So after a read through ADBC
-the catalog is asked whether a publication is younger than the slot's horizon, which is rare; only then
-the server decodes the range once more, returning nothing but a count, and its warnings are listened to.
+From version 18 on the server leaves out changes from a time when a publication did not exist, and says so in
+a WARNING. psycopg passes warnings on, ADBC does not. So after a read through ADBC the catalog is asked
+whether a publication is younger than the slot's horizon. That is rare. Only then the server decodes the range
+once more, returns a count, and its warnings are read.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.session import Session
     from airflow_provider_pgoutput.errors import PublicationMissing
 
-# A publication's row is new after CREATE and after some forms of ALTER. What is older than catalog_xmin
-# was committed before anything that the slot still decodes. An xmin that was frozen long ago may seem
-# young; then the range is decoded once more for nothing.
+# A publication's row is new after CREATE and after some forms of ALTER. A row that is older than catalog_xmin
+# was committed before everything that the slot still decodes. A frozen xmin of long ago may look young. Then
+# the range is decoded once more in vain.
 _YOUNGER_QUERY = """
 SELECT EXISTS (
     SELECT FROM pg_catalog.pg_publication p, pg_catalog.pg_replication_slots s
@@ -37,7 +37,7 @@ def check_publications_throughout(
     """Refuse a batch during which a publication did not exist.
 
     :param end: where the batch ends.
-    :raises PublicationMissing: when the server left changes out.
+    :raises PublicationMissing: the server left out changes.
     """
     found: list[PublicationMissing] = []
 

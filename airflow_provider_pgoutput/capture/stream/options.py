@@ -1,7 +1,7 @@
-"""What pgoutput is asked to send: options checked among themselves, then held against the server.
+"""The options of a read: first checked among themselves, then against the server.
 
-``StreamOptions`` is what the user says, None where the server decides; ``PluginOptions`` is what goes into
-the statement that starts a read. What is not here: what the server sends then.
+``StreamOptions`` has what the user says; None: the server decides. ``PluginOptions`` goes into the statement
+that starts a read.
 
 Source: https://www.postgresql.org/docs/current/protocol-logical-replication.html
 """
@@ -27,7 +27,7 @@ SQL = "sql"
 WALSENDER = "walsender"
 
 
-#: One of the two, see ``source/room.py``.
+#: One of the two transports, see ``choose.py``.
 AUTO = "auto"
 
 
@@ -67,22 +67,22 @@ _VERSION_FOR_TWO_PHASE: Final = 3
 _SERVER_WITH_ORIGIN: Final = 160000
 
 
-#: By major version: the first minor one that does not send ``COMMIT PREPARED`` alone of a transaction that
-#: changed nothing (15.18 and 16.14 do, 15.19, 16.15, 17.11 and 18.6 do not; 18.4 sends a Prepare before it,
-#: unless the transaction was prepared before two_phase was switched on).
+#: By major version: the first minor version that does not send ``COMMIT PREPARED`` alone for a transaction
+#: that changed nothing. (15.18 and 16.14 do; 15.19, 16.15, 17.11 and 18.6 do not. 18.4 sends a Prepare before
+#: it, unless the transaction was prepared before two_phase was switched on.)
 _FIRST_WITHOUT_LONE_COMMITS: Final = {15: 19, 16: 15, 17: 11, 18: 6}
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """What the user wants of the stream.
+    """What the user wants from the stream.
 
-    :raises ConfigurationError: when the options do not go together, on any server.
+    :raises ConfigurationError: the options do not fit together, whatever the server.
     """
 
     #: 1 to 4; None: the highest that the server has.
     proto_version: int | None = None
-    #: ``off``, ``on`` or ``parallel``; None: ``on`` where that loses nothing, see ``_may_stream``.
+    #: ``off``, ``on`` or ``parallel``; None: ``on`` if that loses nothing, see ``_may_stream``.
     streaming: str | None = None
     #: Whether prepared transactions are read at PREPARE TRANSACTION.
     two_phase: bool = False
@@ -90,9 +90,9 @@ class StreamOptions:
     binary: bool = False
     #: Whether logical messages are staged.
     messages: bool = False
-    #: Only logical messages with one of these prefixes are staged; empty: all. The server sends all.
+    #: Only logical messages with one of these prefixes are staged; empty: all. The server always sends all.
     message_prefixes: tuple[str, ...] = ()
-    #: ``none``: only what was first written on this server; ``any``: what it replicates too.
+    #: ``none``: only what was first written on this server; ``any``: also what it replicates.
     origin: str = ORIGIN_ANY
 
     def __post_init__(self) -> None:
@@ -130,9 +130,9 @@ class StreamOptions:
             )
 
     def for_server(self, server: Server, publication_names: tuple[str, ...]) -> PluginOptions:
-        """Choose what is left to the server.
+        """Choose what the user leaves to the server.
 
-        :raises ConfigurationError: when the server is too old for an option.
+        :raises ConfigurationError: the server is too old for an option.
         """
         highest = max(each for each, first in _SERVER_WITH.items() if server.version >= first)
         version = self.proto_version or highest
@@ -167,9 +167,9 @@ class StreamOptions:
         )
 
     def _may_stream(self, server: Server) -> bool:
-        """Whether streaming loses nothing that is asked for.
+        """Whether streaming loses nothing that the user asked for.
 
-        A streamed transaction comes without its origin, and its messages without their subtransaction.
+        Streamed transactions come without their origin, and their messages without their subtransaction.
         """
         if self.messages:
             return False
@@ -202,19 +202,19 @@ class PluginOptions:
     binary: bool = False
     messages: bool = False
     origin: str = ORIGIN_ANY
-    #: Otherwise transactions with an origin are left out here, see ``skip_origins``.
+    #: If not, transactions with an origin are left out here, see ``skip_origins``.
     server_filters_origins: bool = True
     #: Whether COMMIT PREPARED may come without a Prepare, see ``pgoutput/prepared.py``.
     lone_commits: bool = False
 
     @property
     def skip_origins(self) -> bool:
-        """Whether the server sends transactions that nobody wants."""
+        """Whether the server sends transactions that the user does not want."""
         return self.origin == ORIGIN_NONE and not self.server_filters_origins
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Names and values as pgoutput takes them; what is its default is left out."""
+        """Names and values for pgoutput. Its defaults are left out."""
         pairs = [
             ("proto_version", str(self.proto_version)),
             ("publication_names", publication_list(self.publication_names)),
@@ -228,7 +228,7 @@ class PluginOptions:
         return tuple(pairs)
 
     def as_arguments(self) -> sql.Composed:
-        """Arguments of the SQL functions, which take names and values in turns."""
+        """Arguments of the SQL functions: names and values in turns."""
         return sql.SQL(", ").join(sql.Literal(text) for pair in self.pairs for text in pair)
 
     def as_options(self) -> sql.Composed:
@@ -240,7 +240,7 @@ class PluginOptions:
 
 
 class _ReplicationLiteral(sql.Composable):
-    """A literal of the walsender's own grammar, which knows no ``E'...'``: a backslash stands for itself.
+    """A literal of the walsender's own grammar. It has no ``E'...'``: a backslash is a plain character.
 
     Source: https://www.postgresql.org/docs/current/protocol-replication.html
     """
@@ -251,5 +251,5 @@ class _ReplicationLiteral(sql.Composable):
 
 
 def publication_list(publication_names: tuple[str, ...]) -> str:
-    """The value of the option ``publication_names``: identifiers, each quoted."""
+    """The value of the option ``publication_names``: quoted identifiers."""
     return ",".join('"' + name.replace('"', '""') + '"' for name in publication_names)

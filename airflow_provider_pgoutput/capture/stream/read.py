@@ -1,6 +1,6 @@
-"""One read of the slot into a batch: the stream, the decoder, and where it is cut.
+"""One read of the slot into a batch: the stream, the decoder and the cut.
 
-What is not here: where a batch starts and ends, and the checks around a read (``reading.py``).
+``capture/stage.py`` decides where a batch starts and ends, and makes the checks around a read.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _FETCHED_CHUNKS = 3
 
 
-#: How long the thread that fetches may take to notice that nobody wants its chunks.
+#: How long the thread that fetches may take to notice that its chunks are no longer wanted.
 _STOP_SECONDS = 10.0
 
 
@@ -73,7 +73,7 @@ def drain(
 ) -> None:
     """Read a stream until the batch is complete.
 
-    :raises ProtocolError: when the stream breaks the protocol, or ends inside a transaction.
+    :raises ProtocolError: the stream breaks the protocol, or ends inside a transaction.
     """
     for chunk in _fetched_ahead(stream):
         wanted = cut.take(chunk)
@@ -99,9 +99,9 @@ def drain(
 
 @contextlib.contextmanager
 def located(slot_name: str, cut: BatchCut) -> Iterator[None]:
-    """Let an error in the bytes say of which slot they are and after which commit they came.
+    """Add to a ProtocolError which slot it concerns, and after which commit it happened.
 
-    What the server streams before its end carries no LSN, so the decoder may not know any.
+    Transactions that are streamed before their end have no LSN yet, so the decoder may not know any.
     """
     try:
         yield
@@ -120,12 +120,12 @@ def located(slot_name: str, cut: BatchCut) -> Iterator[None]:
 
 
 def commit_time(committed_at_us: int) -> str:
-    """ISO 8601 in UTC for a time of the wire, microseconds since 2000-01-01 UTC."""
+    """A time of the wire, microseconds since 2000-01-01 UTC, as ISO 8601 in UTC."""
     return (_POSTGRES_EPOCH + timedelta(microseconds=committed_at_us)).isoformat()
 
 
 def _fetched_ahead(stream: ChangeStream) -> Iterator[MessageChunk]:
-    """The stream's chunks, fetched by a thread while the ones before are worked on."""
+    """The stream's chunks. A thread fetches them while earlier ones are decoded."""
     ready: HandOver[MessageChunk] = HandOver(_FETCHED_CHUNKS)
 
     def chunks() -> Generator[MessageChunk, None, None]:
@@ -138,13 +138,13 @@ def _fetched_ahead(stream: ChangeStream) -> Iterator[MessageChunk]:
     finally:
         ready.stop()
         stream.stop()
-        # On a network that is silent it ends with this process.
+        # On a silent network the thread ends with this process.
         thread.join(_STOP_SECONDS)
 
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Python's cyclic collector would look at thousands of live buffers again and again."""
+    """Stop Python's cyclic collector, which would look at thousands of live buffers again and again."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -157,11 +157,11 @@ def no_garbage_collection() -> Iterator[None]:
 log = logging.getLogger(__name__)
 
 
-#: The first slice of a read that a limit on bytes or seconds ends soon.
+#: The first slice of a read that a limit on bytes or seconds will end soon.
 _SOME_MESSAGES = 200_000
 
 
-#: A limit on seconds that lets some parts through.
+#: From this limit on seconds on, some parts fit.
 _LONG_SECONDS = 60
 
 
@@ -170,20 +170,20 @@ class Found:
     """What a read of the slot found, for the manifest."""
 
     end: Lsn
-    #: Whether row changes were read, not only what stands beside them.
+    #: Whether row changes were read, and not only logical messages and the like.
     changes: bool = False
     transactions: int = 0
     last_commit_time: str | None = None
     skipped: tuple[SkippedTransaction, ...] = ()
-    #: How they were read.
+    #: The transport.
     transport: str = SQL
 
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
-    """How a run reads its slot, whatever range of it."""
+    """How a run reads its slot, whatever the range."""
 
-    #: A session that no read of the stream uses.
+    #: A session that does not read the stream.
     session: Session
     #: See ``session.connect``.
     conninfo: str | Mapping[str, Any] = field(repr=False)
@@ -191,21 +191,21 @@ class ReadSettings:
     options: PluginOptions
     #: ``sql``, ``walsender`` or ``auto``.
     transport: str
-    #: Connections that decode at the same time, over SQL. None: as many as are worth it.
+    #: How many connections decode at the same time, over SQL; None: as many as pay off.
     connections: int | None
     part_bytes: int
-    #: Commits that the user wants to be left out.
+    #: LSNs of commits that the user wants to leave out.
     skip_lsns: frozenset[Lsn]
-    #: Commits that earlier batches left out of what is read again.
+    #: LSNs of commits that earlier batches left out of the range that is read again.
     left_out: frozenset[Lsn]
-    #: Is told the types that the stream announces, as they come.
+    #: Called with the types that the stream announces, as they come.
     announce_types: Callable[[Mapping[int, TypeMessage]], None]
 
 
 class SlotReading:
-    """An open read of the slot, from ``start`` up to ``target``; to be closed in any case.
+    """An open read of the slot, from ``start`` to ``target``. It has to be closed in any case.
 
-    :param limits: when the batch may end before that.
+    :param limits: the batch may end earlier by them.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class SlotReading:
         self._stream = self._open_stream(two_phase)
 
     def into(self, batch: BatchInProgress) -> Found:
-        """Read until the batch is complete: at the target, or at the first commit past a limit."""
+        """Read until the batch is complete: at the target, or at the first commit that reaches a limit."""
         cut = BatchCut(self._start, self._target, self._limits)
         with no_garbage_collection(), located(self._settings.slot_name, cut):
             decoder, progress = self._decoder(), Progress(self._start, self._target)
@@ -242,9 +242,9 @@ class SlotReading:
         )
 
     def _skipped(self, decoder: Decoder, end: Lsn) -> tuple[SkippedTransaction, ...]:
-        """What was left out on request.
+        """The transactions that were left out on request.
 
-        :raises ConfigurationError: a position that was given is in the batch and no commit's.
+        :raises ConfigurationError: no transaction commits at a given LSN inside of the batch.
         """
         slot_name, found = self._settings.slot_name, decoder.skipped
         for lsn in sorted(self._settings.skip_lsns):
@@ -265,11 +265,11 @@ class SlotReading:
         return tuple(SkippedTransaction(str(lsn), count) for lsn, count in sorted(found.items()))
 
     def beside_copy(self, batch: BatchInProgress) -> tuple[SkippedTransaction, ...]:
-        """Read what came before a copy and is not in it: logical messages, and what was prepared.
+        """Read what came before a copy and is not in it: logical messages, and prepared transactions.
 
-        Of the latter the server will send no more than its commit.
+        For the latter the server will send no more than their commit.
 
-        :returns: what was left out on request.
+        :returns: the transactions that were left out on request.
         """
         cut, decoder = BatchCut(self._start, self._target, Limits()), self._decoder()
         with located(self._settings.slot_name, cut):
@@ -333,7 +333,7 @@ class SlotReading:
 def _choose_transport(
     settings: ReadSettings, start: Lsn, target: Lsn, two_phase: TwoPhase | None
 ) -> str:
-    """What was asked for; with ``auto``, SQL unless something speaks against it."""
+    """The transport that was asked for; with ``auto`` SQL, unless something speaks against it."""
     if settings.transport != AUTO:
         return settings.transport
     backlog = Backlog(target - start, settings.part_bytes, is_cut=two_phase is None)
@@ -345,9 +345,9 @@ def _choose_transport(
 
 
 def _max_messages(limits: Limits, part_bytes: int, *, is_cut: bool) -> int | None:
-    """Messages that the limits let through, roughly; None: no limit, or more than it pays to read in slices.
+    """About how many messages the limits allow; None: no limit, or so many that slices do not pay off.
 
-    A limit ends a read that is cut in parts at the same commit; what was decoded past it is dropped.
+    A read in parts ends at the same commit by its limits. What it decoded after that is dropped.
     """
     found = []
     if limits.max_changes is not None:

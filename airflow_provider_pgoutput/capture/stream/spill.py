@@ -1,9 +1,9 @@
-"""Spools on the worker's own disk: transactions that wait for their commit, in bounded memory.
+"""Keeps transactions that wait for their commit on the worker's disk, with bounded memory.
 
-All spools of a read share a budget. When it is reached, the largest writes what it holds in memory to a
-file of its own, in a private folder of the system's temporary directory (``scratch.py``), which goes away
-with the read. Nothing here is durable or needs to be: an unfinished transaction is sent again.
-What is not here: which messages a spool gets (``pgoutput/reassemble.py``).
+All spools of a read share a budget of memory. When it is used up, the largest spool writes its content to a
+file in a private folder of the system's temporary directory (``scratch.py``), which is removed after the
+read. Nothing here is durable, and need not be: the server sends an unfinished transaction again.
+``pgoutput/reassemble.py`` decides which messages a spool gets.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-#: Memory of all spools of a read together.
+#: Memory for all spools of a read.
 SPILL_BYTES: Final = 32 << 20
-#: What a piece costs beside its bytes.
+#: Memory of a piece in addition to its bytes.
 _PIECE_BYTES: Final = 512
-#: A file is read in parts of this size at most, unless a piece is larger.
+#: A file is read in pieces of at most this size, unless it was written in larger ones.
 _WRITTEN_PIECE_BYTES: Final = 4 << 20
 _BYTES_BESIDE_MESSAGE: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """Where a piece lies in the file: its lengths, its ids, its data."""
+    """Where a piece is in the file: first its lengths, then its IDs, then its data."""
 
     position: int
     messages: int
@@ -45,9 +45,9 @@ class _Written:
 
 
 class SpillFolder:
-    """Makes spools that share one budget, for the thread that reads and the one that settles what ended.
+    """Makes spools that share one budget. Two threads use it: one reads, one handles what ended.
 
-    :param memory_bytes: what all spools together keep in memory, roughly.
+    :param memory_bytes: about how much all spools together keep in memory.
     """
 
     def __init__(self, memory_bytes: int = SPILL_BYTES) -> None:
@@ -55,7 +55,7 @@ class SpillFolder:
         self._folder: ScratchFolder | None = None
         self._spools: dict[int, FileSpool] = {}
         self._made = 0
-        #: Held while any of the spools changes: one that is full makes another write.
+        #: Held while a spool changes. A spool that exceeds the budget makes another one write.
         self.lock = threading.RLock()
         self.held_bytes = 0
         #: Bytes written to files so far.
@@ -70,14 +70,17 @@ class SpillFolder:
             return spool
 
     def close(self) -> None:
-        """Remove all files; no spool may be used any more."""
+        """Remove all files. No spool may be used afterwards."""
         self._spools.clear()
         if self._folder is not None:
             self._folder.remove()
             self._folder = None
 
     def held(self, more_bytes: int) -> None:
-        """Count what a spool took into memory, or gave up; write the largest when it is too much."""
+        """Count the bytes that a spool took into memory or released.
+
+        If it is too much, write the largest spool.
+        """
         self.held_bytes += more_bytes
         while self.held_bytes > self._memory_bytes:
             max(self._spools.values(), key=lambda each: each.held_bytes).write_out()
@@ -131,9 +134,9 @@ class FileSpool:
             self._release()
 
     def write_out(self) -> None:
-        """Move what is in memory to the file.
+        """Move the content in memory to the file.
 
-        :raises StagingFull: when the disk has no room for it.
+        :raises StagingFull: the disk has no room for it.
         """
         with _disk_errors("put aside"), self._folder.path(self._number).open("ab") as file:
             for piece in _gathered(self._held):
@@ -168,7 +171,7 @@ def _size(piece: Piece) -> int:
 
 
 def _gathered(pieces: list[Piece]) -> Iterator[Piece]:
-    """Pieces of some size of many small ones."""
+    """Fewer, larger pieces of many small ones."""
     waiting: list[Piece] = []
     size = 0
     for piece in pieces:

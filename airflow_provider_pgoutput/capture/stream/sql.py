@@ -1,12 +1,12 @@
-"""Reading a slot through ``pg_logical_slot_peek_binary_changes``: the fast way.
+"""Reads a slot through ``pg_logical_slot_peek_binary_changes``: the fast way.
 
-Never ``get``, which would confirm changes that are not durable yet.
+It never uses the ``get`` function, which would confirm changes that are not durable yet.
 
-The server writes a whole answer to a temporary file before the first row arrives, so a long range is read
-in parts, by several connections at once (``sql_parts.py``), or, when a limit will end the batch early or
-the server makes no copies of the slot, in slices of a number of messages. With ``two_phase`` there are no
-copies, which would not send what is prepared: the batch ends where an answer of about as many messages as
-wanted ends.
+The server writes a whole answer to a temporary file before the first row comes. So a long range is read in
+parts by several connections at once (``sql_parallel.py``). If a limit will end the batch early, or the server
+makes no copies of the slot, it is read in slices of a number of messages. With ``two_phase`` there are no
+copies, because a copy would not send what is prepared. Then the batch ends where an answer of about the
+wanted number of messages ends.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _BEGIN, _COMMIT, _MESSAGE = ord("B"), ord("C"), ord("M")
 
 
 def last_end(chunk: MessageChunk) -> Lsn | None:
-    """Where the last transaction of the chunk ends, or a later message that belongs to none."""
+    """Where the last transaction of the chunk ends, or a later message that belongs to no transaction."""
     tags, alone = _tags(chunk)
     ends = np.flatnonzero((tags == _COMMIT) | alone)
     if len(ends) == 0:
@@ -62,9 +62,9 @@ def last_end(chunk: MessageChunk) -> Lsn | None:
 
 
 def past(reached: Lsn, chunks: Iterable[MessageChunk]) -> Iterator[MessageChunk]:
-    """A stream without what ends at ``reached`` or before, which was handed over already.
+    """The stream without what ends at or before ``reached``, which was handed over already.
 
-    It is the same stream, so whoever got the beginning knows the relations that were announced in it.
+    It is the same stream, so whoever got its beginning knows the relations that it announced.
     """
     started = False
     for chunk in chunks:
@@ -85,7 +85,7 @@ def past(reached: Lsn, chunks: Iterable[MessageChunk]) -> Iterator[MessageChunk]
 
 
 def _tags(chunk: MessageChunk) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """The first byte of each message, and which are logical messages that belong to no transaction."""
+    """The first byte of each message, and whether it is a logical message of no transaction."""
     starts = chunk.offsets[:-1]
     tags = chunk.data[starts]
     flags = chunk.data[np.minimum(starts + 1, len(chunk.data) - 1)]
@@ -99,17 +99,17 @@ def _body(chunk: MessageChunk, index: int) -> bytes:
 log = logging.getLogger(__name__)
 
 
-#: Messages per slice.  Fewer read the WAL before the slice again too often.
+#: Messages for each slice. With fewer, the WAL before the slice is read again too often.
 SLICE_MESSAGES = 4_000_000
 
 
 class SqlStream:
     """Reads through the SQL function, as Arrow record batches through ADBC.
 
-    :param connections: how many decode at the same time at most; None: what backlog, cores and free slots
-        suggest.
-    :param max_messages: roughly how many messages are wanted; None: all.
-    :param part_bytes: WAL per part; ranges that are shorter are read in one.
+    :param connections: how many decode at the same time at most; None: the backlog, the cores and the free
+        slots decide.
+    :param max_messages: about how many messages are wanted; None: all.
+    :param part_bytes: WAL for each part. A shorter range is read in one part.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class SqlStream:
             session.cancel()
 
     def close(self) -> None:
-        """See ``ChangeStream``; temporary copies of the slot go with their connections."""
+        """See ``ChangeStream``. Temporary copies of the slot end with their connections."""
         if self._closed:
             return
         self._closed = True
@@ -165,24 +165,24 @@ class SqlStream:
             session.close()
 
     def _choose_connections(self) -> int:
-        """How many connections are worth having for this range."""
+        """How many connections pay off for this range."""
         backlog_bytes = self._read.target - self._read.start
         if self._wanted is not None:
             return min(self._wanted, useful_connections(backlog_bytes, self._part_bytes))
         free_slots = self._sessions[0].count_free_slots()
-        # What this process may use, which is not what the machine has.
+        # The cores that this process may use, not those of the machine.
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         return sensible_connections(backlog_bytes, cores or 1, free_slots)
 
     def _copy_slots(self, connections: int) -> None:
-        """Open the connections, each with a copy of the slot, as far as the server lets us."""
+        """Open the connections, each with a copy of the slot, as many as the server allows."""
         try:
             for number in range(connections):
                 if number:
                     self._sessions.append(SlotSession(self._read))
                 if self._stopping.is_set():
                     if number:
-                        # Whoever closes may be done with the sessions that there were.
+                        # Whoever calls close may be done with the sessions that there were.
                         self._sessions.pop().close()
                     return
                 self._sessions[number].readers = connections
@@ -190,8 +190,8 @@ class SqlStream:
         except (ConfigurationError, MissingPrivilege, SourceUnavailable) as error:
             if self._stopping.is_set():
                 raise
-            # No more slots, or connections, or no right to the function.  One connection needs no copy; if
-            # the server is gone, it will say so.
+            # The server has no more slots or connections, or the role no right to the function. One
+            # connection needs no copy. If the server is gone, that connection will say so.
             if len(self._sessions) > 1 and not self._sessions[-1].has_copy:
                 self._sessions.pop().close()
             log.warning(
@@ -205,9 +205,10 @@ class SqlStream:
         log.info("Slot %s is decoded by %d connections.", self._read.slot_name, connections)
 
     def _slices(self, slice_messages: int) -> Iterator[MessageChunk]:
-        """The whole range by one connection; only what is longer than a slice takes a copy.
+        """Read the whole range with one connection. Only a range that is longer than a slice needs a copy.
 
-        Without one each answer begins where the slot stands, so it is twice as long as the one before.
+        Without a copy each answer begins where the slot stands, so it is made twice as long as the one
+        before.
         """
         session, target = self._sessions[0], self._read.target
         given: Lsn | None = None
@@ -220,7 +221,8 @@ class SqlStream:
                 return
             slice_messages *= 2
             if reached is None:
-                # Nothing but parts of streamed transactions, or what was given: only more reaches an end.
+                # The answer has only parts of streamed transactions, or what was handed over before. A longer
+                # one is needed to reach an end.
                 continue
             if given is None and self._has_copy():
                 session.move_copy(reached)
@@ -229,7 +231,7 @@ class SqlStream:
                 given = reached
 
     def _has_copy(self) -> bool:
-        """Whether the connection has a copy of the slot, or could make one now."""
+        """Whether the connection has a copy of the slot, or can make one now."""
         session = self._sessions[0]
         try:
             if not session.has_copy:
@@ -239,9 +241,9 @@ class SqlStream:
         return session.has_copy
 
     def _answer(self, messages: int, two_phase: TwoPhase) -> Iterator[MessageChunk]:
-        """A first part of the range, without a copy: an answer that is long enough to hold a commit.
+        """A first part of the range, without a copy: an answer that is long enough to have a commit.
 
-        A longer one begins where the slot stands, like the one before, and gives what that did not.
+        A longer answer begins at the slot again, like the one before, and returns what that one did not.
         """
         session, start, target = self._sessions[0], self._read.start, self._read.target
         given: Lsn | None = None
@@ -260,6 +262,6 @@ class SqlStream:
             given = reached
 
     def _peek_past(self, given: Lsn | None, messages: int) -> Iterator[MessageChunk]:
-        """An answer from where slot or copy stands, without what ends at ``given`` or before."""
+        """An answer from the slot or the copy, without what ends at or before ``given``."""
         chunks = self._sessions[0].peek(self._read.target, messages)
         return chunks if given is None else past(given, chunks)

@@ -1,6 +1,6 @@
 """One connection that reads a slot, or a temporary copy of it, through the SQL function.
 
-What is not here: which range is read by whom, see ``sql_stream.py`` and ``sql_parts.py``.
+``sql.py`` and ``sql_parallel.py`` decide which connection reads which range.
 
 Source: https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-REPLICATION
 """
@@ -33,33 +33,34 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.stream.transport import SlotRead
 
 
-#: Bytes of a row that goes before the answer, more than the server keeps back until it has enough to send.
-#: The driver calls ``std::terminate`` when a connection breaks before the first bytes of an answer are there
-#: (https://github.com/apache/arrow-adbc/issues/3878), and the server works on an answer for long.
+#: Size of a row that is sent before the answer. It is larger than what the server keeps back until it has
+#: enough to send. The driver calls ``std::terminate`` if a connection breaks before the first bytes of an
+#: answer are there (https://github.com/apache/arrow-adbc/issues/3878), and the server may
+#: work on an answer for long.
 _FIRST_ROW_BYTES = 9000
-#: How long the request to cancel may take, and then what it cancels.  Neither ends while the network is
-#: silent, and the driver waits for both without a limit.
+#: How long the request to cancel may take, and then the query to end. On a silent network neither ends, and
+#: the driver waits for both without a limit.
 _CANCEL_SECONDS = 5.0
 
-#: WAL from a restart position to a part's start that is worth a second move of the copy.
+#: If the copy restarts so much WAL before the start of a part, a second move of the copy pays off.
 _FAR_BYTES = 16 << 20
 
 log = logging.getLogger(__name__)
 
 
 class SlotSession:
-    """An ADBC connection with, once asked for, a temporary copy of the slot."""
+    """An ADBC connection. On request it makes a temporary copy of the slot."""
 
     def __init__(self, read: SlotRead) -> None:
         self._read = read
-        #: Connections that read at the same time and share what is kept in memory.
+        #: How many connections read at the same time and share the memory.
         self.readers = 1
         self._slot_name = read.slot_name
         self._copy_name: str | None = None
-        #: Held while the driver works; nothing else may then be done with the connection but cancelling.
+        #: Held while the driver works. Meanwhile the connection allows nothing else but cancelling.
         self._at_work = threading.Lock()
         self._cancelling: threading.Thread | None = None
-        #: Messages of the last answer so far, those of unfinished transactions too.
+        #: Number of messages of the last answer so far, also of unfinished transactions.
         self.messages = 0
         self._connection: AdbcConnection = sessions.connect_adbc(read.conninfo, slot=read.slot_name)
         self._cursor = self._connection.cursor()
@@ -68,9 +69,9 @@ class SlotSession:
         )
 
     def peek(self, up_to: Lsn, messages: int | None = None) -> Iterator[MessageChunk]:
-        """Whole transactions of the copy, or of the slot while there is none; neither is moved.
+        """Whole transactions of the copy, or of the slot if there is no copy. Neither is moved.
 
-        :param messages: the server ends the answer past so many: after a commit, or after a part of a
+        :param messages: the server ends the answer after about so many: after a commit, or after a part of a
             transaction that it streams.
         """
         statement = sql.SQL(
@@ -117,11 +118,11 @@ class SlotSession:
         )
 
     def make_copy(self) -> None:
-        """Make a temporary copy of the slot, which ends with this connection at the latest.
+        """Make a temporary copy of the slot. It ends with this connection at the latest.
 
-        :raises ConfigurationError: when the server has no room for another slot, or a copy would read what
-            the slot itself still waits for.
-        :raises MissingPrivilege: when the role may not make one.
+        :raises ConfigurationError: the server has no room for another slot, or a copy would read what the
+            slot itself still waits for.
+        :raises MissingPrivilege: the role may not make one.
         """
         if int(self._scalar(WAITS_FOR_STANDBYS.format(sql.Literal(self._slot_name)))):
             raise ConfigurationError(
@@ -139,9 +140,9 @@ class SlotSession:
         self._copy_name = name
 
     def move_copy(self, lsn: Lsn) -> Lsn:
-        """Move the copy, never the slot itself, up to ``lsn``.
+        """Move the copy, never the slot itself, to ``lsn``.
 
-        :returns: where the server starts to read the WAL for what comes after ``lsn``.
+        :returns: the LSN at which the server starts to read the WAL for what comes after ``lsn``.
         """
         assert self._copy_name is not None, "reading never moves the pipeline's slot"
         name = sql.Literal(self._copy_name)
@@ -153,7 +154,7 @@ class SlotSession:
             self._scalar(advance)
             confirmed, restart = self._positions(name)
             if lsn - restart > _FAR_BYTES:
-                # The restart position follows what was confirmed before: once more takes it near.
+                # The restart position follows the position confirmed before. A second move brings it near.
                 self._scalar(advance)
                 _, restart = self._positions(name)
         return restart
@@ -161,7 +162,7 @@ class SlotSession:
     def close(self) -> None:
         """Stop what runs, and end the connection and with it the copy.
 
-        On a network that is silent the connection stays until this process ends, or the kernel gives it up.
+        On a silent network the connection stays until this process ends, or until the kernel gives it up.
         """
         self.cancel()
         # The driver must not free what the request to cancel is still sent on.
@@ -176,21 +177,21 @@ class SlotSession:
         self._connection.close()
 
     def cancel(self) -> None:
-        """Stop what runs in another thread."""
+        """Stop what another thread runs."""
         if self._cancelling is not None and self._cancelling.is_alive():
             return
-        # Not in this thread, for the driver waits until the server has taken the request.
+        # In a thread of its own, because the driver waits until the server has the request.
         self._cancelling = threading.Thread(target=self._cancel, name="cancel", daemon=True)
         self._cancelling.start()
         self._cancelling.join(_CANCEL_SECONDS)
 
     def _cancel(self) -> None:
-        # Nothing runs any more when everything was read; cancelling then is refused.
+        # If everything was read, nothing runs any more, and cancelling is refused.
         with contextlib.suppress(Exception):
             self._connection.adbc_cancel()
 
     def _positions(self, name: sql.Literal) -> tuple[Lsn, Lsn]:
-        """Confirmed and restart LSN of the copy."""
+        """Confirmed LSN and restart LSN of the copy."""
         text = self._scalar(
             sql.SQL(
                 "SELECT confirmed_flush_lsn::pg_catalog.text || ' ' || restart_lsn::pg_catalog.text"
@@ -208,7 +209,7 @@ class SlotSession:
 
 
 def message_chunks(column: pa.Array, chunk_bytes: int = CHUNK_BYTES) -> Iterator[MessageChunk]:
-    """View an Arrow ``binary`` column as chunks of about ``chunk_bytes``; no message is copied."""
+    """View an Arrow ``binary`` column as chunks of about ``chunk_bytes``. No message is copied."""
     if len(column) == 0:
         return
     assert column.null_count == 0, "every message has bytes"

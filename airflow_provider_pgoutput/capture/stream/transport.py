@@ -1,8 +1,7 @@
-"""The seam between the two ways of reading a slot and everything behind them.
+"""The seam between the two ways to read a slot (``sql.py``, ``walsender.py``) and everything above them.
 
-``sql_stream.py`` and ``walsender_stream.py`` are the two. Whatever protocol version is spoken, a stream
-gives whole transactions in the order of their commits, as version 1 has them; what they mean is the
-decoder's matter, where a batch ends is ``staging/cut.py``'s.
+Whatever the protocol version, a stream gives whole transactions in the order of their commits, as version 1
+does. The decoder reads them, and ``cut.py`` knows where a batch ends.
 """
 
 from __future__ import annotations
@@ -23,35 +22,35 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.stream.options import PluginOptions
     from airflow_provider_pgoutput.capture.stream.two_phase import TwoPhase
 
-#: Larger chunks fall out of the processor's cache while they are decoded.
+#: Larger chunks do not stay in the processor's cache while they are decoded.
 CHUNK_BYTES = 3 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class SlotRead:
-    """What is read, whichever way."""
+    """What to read, for both transports."""
 
     #: See ``session.connect``.
     conninfo: str | Mapping[str, Any] = field(repr=False)
     slot_name: str
     options: PluginOptions
-    #: The checkpoint; the server sends what commits at or past it.
+    #: The checkpoint. The server sends what commits at or after it.
     start: Lsn
-    #: The read ends when everything that commits before it was sent.
+    #: The read ends when everything that commits before this was sent.
     target: Lsn
-    #: Set when prepared transactions are read before they commit.
+    #: Set if prepared transactions are read before they commit.
     two_phase: TwoPhase | None = None
-    #: Counts what the server rolled back without having sent it.
+    #: Counts rollbacks of what the server never sent.
     unstreamed: UnstreamedAborts = field(default_factory=UnstreamedAborts)
 
     @contextlib.contextmanager
     def reassembler(self, readers: int = 1) -> Iterator[Reassembler]:
-        """What makes whole transactions of one answer of the server; what is unfinished is dropped.
+        """Makes whole transactions of one answer of the server. What is unfinished at its end is dropped.
 
-        :param readers: connections that read at the same time, which share the memory for it.
+        :param readers: how many connections read at the same time and share the memory.
         """
         two_phase = self.two_phase
-        # What is prepared has to outlive the answer.
+        # What is prepared must outlive the answer.
         spill = SpillFolder(SPILL_BYTES // readers) if two_phase is None else two_phase.spill
         try:
             yield Reassembler(
@@ -68,30 +67,30 @@ class SlotRead:
 
 
 class ChangeStream(Protocol):
-    """One read of a slot from the checkpoint up to a target LSN.
+    """One read of a slot from the checkpoint to a target LSN.
 
-    The slot is not moved by it. A stream is read once and closed in any case.
+    It does not move the slot. A stream is read once, and closed in any case.
     """
 
-    #: How far the chunks reach, once they were read: the target, unless a limit was asked for.
+    #: How far the chunks reach after they were read: to the target, if there was no limit.
     end_lsn: Lsn
 
     def chunks(self) -> Iterator[MessageChunk]:
-        """Whole messages in stream order.
+        """Whole messages in the order of the stream.
 
-        Every transaction whose commit LSN lies in ``[checkpoint, end_lsn)`` is among them, completely.
-        Transactions before and after may be too: the reader leaves them out.
+        Every transaction whose commit LSN is in ``[checkpoint, end_lsn)`` is among them, completely.
+        Transactions before and after may be, too. The reader leaves them out.
 
-        :raises SourceUnavailable: when the connection breaks.
-        :raises PublicationMissing: when the server says that it skipped a publication.
-        :raises SlotAheadOfCheckpoint: when the slot starts past the checkpoint.
+        :raises SourceUnavailable: the connection breaks.
+        :raises PublicationMissing: the server says that it skipped a publication.
+        :raises SlotAheadOfCheckpoint: the slot starts past the checkpoint.
         """
         ...
 
     def stop(self) -> None:
-        """Make ``chunks`` end soon, or fail, in the thread that iterates; for calls from another one."""
+        """Make ``chunks`` end soon, or fail, in the thread that iterates. Another thread may call this."""
         ...
 
     def close(self) -> None:
-        """End the read and free the slot; no thread iterates any more. May be called twice."""
+        """End the read and free the slot, when no thread iterates any more. May be called twice."""
         ...

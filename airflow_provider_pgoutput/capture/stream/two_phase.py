@@ -1,8 +1,8 @@
-"""Prepared transactions in the staging area: written at the end of a batch, read by the one that ends them.
+"""Prepared transactions in the staging area: a batch writes them at its end, a later batch reads them.
 
-The slot may pass a PREPARE only when its rows are durable, because the server then sends nothing but the
-COMMIT PREPARED. A transaction that is open at the end of a batch therefore gets a file, and every
-manifest up to its end names it. What is not here: which transactions are open (``pgoutput/prepared.py``).
+The slot may pass a PREPARE only when its rows are durable, because after that the server sends only the
+COMMIT PREPARED. So each transaction that is prepared at the end of a batch gets a file, and the manifests
+name the file until the transaction ends. ``pgoutput/prepared.py`` knows which transactions are open.
 
 Source: https://www.postgresql.org/docs/current/logicaldecoding-two-phase-commits.html
 """
@@ -54,7 +54,7 @@ class StagedSpool:
     def pieces(self) -> Iterator[Piece]:
         """See ``Spool``.
 
-        :raises BatchRefused: when the file is gone, or is not the one that was sealed.
+        :raises BatchRefused: the file is gone, or is not the one that was sealed.
         """
         self._verify()
         with storage_errors("read"), self._area.open(self.staged.path) as file:
@@ -63,7 +63,7 @@ class StagedSpool:
                 yield _piece(record_batch.column(0), self.staged.xid)
 
     def discard(self) -> None:
-        """See ``Spool``; the file stays, because manifests name it."""
+        """See ``Spool``. The file stays, because manifests name it."""
 
     def _verify(self) -> None:
         if self._area.sizes([self.staged.path]) == [None]:
@@ -85,7 +85,7 @@ class StagedSpool:
 
 
 def read_waiting(area: StagingArea, manifest: Manifest) -> list[Waiting]:
-    """The prepared transactions that waited at the end of a sealed batch."""
+    """The prepared transactions that were waiting at the end of a sealed batch."""
     return [
         Waiting(
             Prepare(
@@ -104,7 +104,7 @@ def read_waiting(area: StagingArea, manifest: Manifest) -> list[Waiting]:
 def write_waiting(
     area: StagingArea, batch: BatchInProgress, waiting: Sequence[Waiting]
 ) -> list[PreparedTransaction]:
-    """Make the content of prepared transactions durable; what is staged already stays where it is."""
+    """Make the content of prepared transactions durable. A file that exists already stays where it is."""
     found = []
     for number, each in enumerate(waiting):
         if isinstance(each.spool, StagedSpool):
@@ -117,7 +117,7 @@ def write_waiting(
 
 
 class TwoPhase:
-    """What one read with ``two_phase`` keeps beside its batch; a context manager.
+    """What one read with ``two_phase`` keeps in addition to its batch. A context manager.
 
     :param earlier: the batch before, which knows what waits; None: there is none, or it is gone.
     :param lone_commits: see ``PluginOptions``.
@@ -128,7 +128,7 @@ class TwoPhase:
     ) -> None:
         self._area = area
         waiting = [] if earlier is None else read_waiting(area, earlier)
-        # Without the batch before, a commit without content may as well be a loss.
+        # Without the batch before, a commit without content could also be a loss.
         lone_commits = lone_commits and earlier is not None
         self.transactions = PreparedTransactions(start, waiting, lone_commits=lone_commits)
         self.spill = SpillFolder()
@@ -178,7 +178,7 @@ def _array(piece: Piece) -> pa.Array:
 
 
 def _piece(messages: pa.Array, xid: int) -> Piece:
-    """The messages of a record batch that starts at its buffers' beginning, as one just read does."""
+    """The messages of a record batch that starts where its buffers start, as one that was just read does."""
     offsets = np.frombuffer(messages.buffers()[1], dtype=np.int64)[: len(messages) + 1]
     data = np.frombuffer(messages.buffers()[2], dtype=np.uint8)
     return Piece(

@@ -1,10 +1,10 @@
-"""Reading a slot through the replication protocol: for sources without room for temporary files.
+"""Reads a slot through the replication protocol: for sources without room for temporary files.
 
-A thread of its own owns the connection: it gathers messages into chunks and hands them over in a
-short queue. While the reader of the queue is slow, the thread goes on replying to the server, which
-would otherwise end the connection after ``wal_sender_timeout``. A reply says how far we received,
-which lets the server shut down, and never a flush LSN: that alone would move the slot. A server that
-says nothing is asked, and given up when it does not answer.
+A thread owns the connection. It gathers messages into chunks and hands them over in a short queue. While the
+reader of the queue is slow, the thread still replies to the server, which would otherwise end the connection
+after ``wal_sender_timeout``. A reply says how far we received, so that the server can shut down. It never has
+a flush LSN, because that alone would move the slot. A server that says nothing is asked, and given up if it
+does not answer.
 
 Source: https://www.postgresql.org/docs/current/protocol-replication.html
 """
@@ -38,32 +38,34 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.stream.transport import SlotRead
 
 _XLOG_DATA, _KEEPALIVE = ord("w"), ord("k")
-#: Tag, start and end of the WAL, time of the server; the message follows.
+#: Tag, start and end of the WAL, time of the server. The message follows.
 _XLOG_HEADER_BYTES = 25
 _XLOG_START_LAYOUT = struct.Struct("!cQ")
 _KEEPALIVE_LAYOUT = struct.Struct("!cQqB")
 #: Tag, received, flushed, applied, our time, whether an answer is wanted.
 _REPLY_LAYOUT = struct.Struct("!cQQQqB")
 _LSN_LAYOUT = struct.Struct("!Q")
-#: Where the LSN of the commit or prepare stands in the messages that have one: Begin, Stream Commit,
-#: Begin Prepare, Stream Prepare, Commit Prepared.
+#: By tag: where the LSN of the commit or prepare is in messages that have one: Begin, Stream Commit, Begin
+#: Prepare, Stream Prepare, Commit Prepared.
 _LSN_PLACES = {"B": 1, "c": 6, "b": 1, "p": 2, "K": 2}
 
-#: Messages gathered at most between two looks at the clock.
+#: At most so many messages are gathered before the next look at the clock.
 _BURST_MESSAGES = 4096
 _QUEUED_CHUNKS = 4
-#: How soon a quiet server is asked how far it is; the wait doubles until it answers. A packet of ours
-#: sets back the timer with which a kernel sends what does not fit the window that the other end has
-#: (0.2 s at least), so asking at a steady short interval can keep a stalled connection stalled for ever.
+#: How soon a quiet server is asked how far it is. The wait doubles until it answers. A kernel whose data does
+#: not fit the other end's window sends a part of it by a timer (0.2 s at least), and each packet of ours
+#: resets that timer. So if we asked at a steady short interval, a stalled connection would stay stalled for
+#: ever.
 _ASK_SECONDS = 0.05
-#: How long a wait lasts before it looks whether the read was stopped.
+#: How long a wait lasts before it checks whether the read was stopped.
 _PATIENCE_SECONDS = 0.2
-#: How long a server that is asked again and again may say nothing; longer where ``wal_sender_timeout``,
-#: its own patience with us, is more than half of it.  A kernel, or a proxy, may answer for a dead server.
+#: How long a server may say nothing although it is asked again and again. It is longer if
+#: ``wal_sender_timeout``, its own patience with us, is more than half of this. A kernel or proxy may answer
+#: for a dead server.
 SILENCE_SECONDS = 120.0
-#: The same where ``wal_sender_timeout`` is 0, so no limit: then steps of the server take long.
+#: The same if ``wal_sender_timeout`` is 0, which means no limit. Then the server is expected to take long.
 _LONG_SILENCE_SECONDS = 3600.0
-#: How long a server that is asked to stop may take.
+#: How long a server may take when it is asked to stop.
 _STOP_SECONDS = 2.0
 
 
@@ -86,7 +88,8 @@ class WalsenderStream:
                     "SELECT setting::int4 FROM pg_catalog.pg_settings"
                     " WHERE name = 'wal_sender_timeout'"
                 ).fetchone()
-                # Nobody else may look at the slot while it is ours: the comparison comes after.
+                # While the slot is ours nobody else can look at it, so the comparison with the checkpoint
+                # comes after.
                 self._session.execute(_start_statement(read))
         except BaseException:
             self._session.close()
@@ -175,8 +178,8 @@ class WalsenderStream:
                 raise self._notices[0]
             if reached:
                 return
-            # A server with nothing to send is asked how far it is, since it may say so only after
-            # half its timeout; one that sends is told that we live.
+            # If the server has nothing to send, it is asked how far it is. By itself it may say so only after
+            # half of its timeout. If it sends, it is told that we live.
             quiet_seconds = time.monotonic() - replied
             if quiet_seconds >= self._reply_seconds or (idle and quiet_seconds >= ask_seconds):
                 self._reply(connection, ask=idle)
@@ -187,15 +190,17 @@ class WalsenderStream:
                 readable, _, _ = select.select([connection.socket], [], [], _ASK_SECONDS)
                 idle = not readable
                 if readable:
-                    # A part of a message that takes long to arrive is a sign of life, too.
+                    # A part of a message that takes long to arrive is also a sign of life.
                     heard = time.monotonic()
                 connection.consume_input()
 
     def _burst(self, connection: PGconn, gathered: list[memoryview]) -> tuple[int, int, bool]:
-        """Take what has arrived: how far the server read, bytes gathered, nothing more there.
+        """Take what has arrived.
 
-        How far it read is what a keepalive says, or where the change behind the last message stands: while
-        one open transaction is streamed without a pause there is nothing else to tell the end by.
+        How far the server read comes from a keepalive, or from where the change of the last message is. While
+        one open transaction is streamed without a pause, nothing else shows the end.
+
+        :return: how far the server read, the number of bytes gathered, and whether nothing more is there.
         """
         get, append = connection.get_copy_data, gathered.append
         wal_end, size = 0, 0
@@ -223,9 +228,9 @@ class WalsenderStream:
         return max(wal_end, _change_lsn(last)), size, False
 
     def _reply(self, connection: PGconn, *, ask: bool) -> None:
-        """Say that we live and how far we received.
+        """Say that we live, and how far we received.
 
-        Flush and apply are left at zero, "unknown": the slot is moved by ``advance.py`` alone.
+        Flush and apply stay zero, which means unknown. Only ``advance.py`` moves the slot.
         """
         now_us = int(time.time() * 1_000_000) - POSTGRES_EPOCH_US
         connection.put_copy_data(_REPLY_LAYOUT.pack(b"r", self._received, 0, 0, now_us, ask))
@@ -245,19 +250,19 @@ class WalsenderStream:
         )
 
     def _hand_over(self, item: MessageChunk | PgoutputError | None) -> None:
-        """Give the reader an item; reply to the server for as long as the reader is slow."""
+        """Give the reader an item. While the reader is slow, reply to the server."""
         while not self._stopping.is_set():
             try:
                 self._queue.put(item, timeout=self._reply_seconds)
             except queue.Full:
-                # After the end of the stream there is nobody to reply to, only the reader to wait for.
+                # After the end of the stream there is nobody to reply to. Only wait for the reader.
                 if self._streaming:
                     self._reply(self._session.pgconn, ask=False)
             else:
                 return
 
     def _ended(self, connection: PGconn) -> None:
-        """The server ended the stream: raise what it said."""
+        """Raise what the server said when it ended the stream."""
         result = _result(connection, time.monotonic() + _STOP_SECONDS)
         if result is not None and result.status == psycopg.pq.ExecStatus.FATAL_ERROR:
             sqlstate = (result.error_field(psycopg.pq.DiagnosticField.SQLSTATE) or b"").decode()
@@ -267,7 +272,7 @@ class WalsenderStream:
         raise meaning("57P01", "the walsender ended the stream", slot=self._slot_name)
 
     def _stop(self, connection: PGconn) -> None:
-        """End the stream in order, so that the slot is free at once."""
+        """End the stream properly, so that the slot is free at once."""
         connection.put_copy_end()
         connection.flush()
         deadline = time.monotonic() + _STOP_SECONDS
@@ -282,15 +287,15 @@ class WalsenderStream:
                 connection.consume_input()
 
     def _notice(self, diagnostic: psycopg.errors.Diagnostic) -> None:
-        """From version 18 on a missing publication is a warning, and its changes are left out."""
+        """From version 18 on a missing publication is only a warning, and its changes are left out."""
         if (missing := skipped_publication(diagnostic, slot=self._slot_name)) is not None:
             self._notices.append(missing)
 
 
 def _result(connection: PGconn, deadline: float) -> PGresult | None:
-    """The next result, or None when there is none by the deadline.
+    """The next result; None: there is none by the deadline.
 
-    libpq would wait for it, and hold up every thread of this process meanwhile, for as long as it takes.
+    libpq itself would wait for it as long as it takes, and would stop every thread of this process meanwhile.
     """
     while connection.is_busy():
         if time.monotonic() >= deadline:
@@ -315,18 +320,19 @@ def _chunk(gathered: list[memoryview]) -> MessageChunk:
 
 
 def _change_lsn(data: bytes | memoryview) -> int:
-    """Where the change behind an XLogData message stands in the WAL; 0: there is no message.
+    """Where the change of an XLogData message is in the WAL; 0: there is no message.
 
-    Messages come as the server reads the WAL, but a transaction's only at its end or when it is streamed.
-    So one at or past an LSN says that all that committed before was sent, and not the reverse.
+    Messages come as the server reads the WAL, but those of a transaction only at its end or when it is
+    streamed. So a message at or after an LSN means that everything which committed before was sent. The
+    reverse is not true.
     """
     return _XLOG_START_LAYOUT.unpack_from(data)[1] if len(data) else 0
 
 
 def _reaches(chunk: MessageChunk, target: Lsn) -> bool:
-    """Whether the chunk holds the end of a transaction, or its prepare, at or past the target.
+    """Whether the chunk has the end of a transaction, or its prepare, at or after the target.
 
-    The server sends these in the order of the WAL, so all that commits before was sent.
+    The server sends these in the order of the WAL, so everything that commits before was sent.
     """
     tags = chunk.data[chunk.offsets[:-1]]
     for tag, place in _LSN_PLACES.items():
