@@ -44,6 +44,7 @@ from airflow_provider_pgoutput.capture.staging.manifests import (
     make_sure,
     warn_of_skipped,
 )
+from airflow_provider_pgoutput.capture.start import after_loss, first, following
 from airflow_provider_pgoutput.capture.start_position import (
     begin_again,
     check_source,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
     from airflow_provider_pgoutput.capture.stage import RowSource
+    from airflow_provider_pgoutput.capture.start import Start
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
@@ -173,18 +175,19 @@ class _Capture:
         with self._context.create_slot() as snapshot:
             point = snapshot.consistent_point
             log.info("Created slot %s at %s.", slot_name, point)
-            return stage_copies(self._context, self._rows, point, self._first_tables(), snapshot)
+            start = first(self._request, point)
+            return stage_copies(self._context, self._rows, start, self._first_tables(), snapshot)
 
     def first_batch_of_existing_slot(self, slot: SlotFacts) -> tuple[Manifest, str]:
         """The slot was made by somebody, or by an attempt that died during its copy."""
         request, confirmed = self._request, slot.confirmed_flush_lsn
         assert confirmed is not None, "check_slot refuses a slot without a position"
-        start = request.start_lsn or confirmed
+        start = first(request, request.start_lsn or confirmed)
         if request.start_lsn is not None:
-            check_start(slot, start, self._context.server)
+            check_start(slot, start.lsn, self._context.server)
         if request.advance == AFTER_STAGE:
             self._refuse_lost_checkpoint(confirmed)
-        found = self._find_sealed(start)
+        found = self._find_sealed(start.lsn)
         if found and begins_a_lake(found[0], request):
             return found
         if request.initial_copy == NEVER:
@@ -194,7 +197,7 @@ class _Capture:
             return stage_changes(self._context, self._rows, start, tables)
         self._context.check_may_copy(self._context.published())
         log.info("Slot %s starts at %s.", request.slot_name, confirmed)
-        return stage_copies(self._context, self._rows, confirmed, self._first_tables())
+        return stage_copies(self._context, self._rows, start, self._first_tables())
 
     def _refuse_lost_checkpoint(self, confirmed: Lsn) -> None:
         """Where stage runs move the slot, what it has passed may wait in the staging area."""
@@ -248,14 +251,15 @@ class _Capture:
             and not self._waits_for_copy(found[0], checkpoint)
         ):
             return found
-        gaps, context = self._gaps_since(self._last_batch(checkpoint)), self._context
+        last, context = self._last_batch(checkpoint), self._context
+        gaps = self._gaps_since(last)
         tables = tables_to_copy(
             context.published(), checkpoint, self._request, gaps | checkpoint.passed_over.keys()
         )
         tables = context.with_waiting_copies(checkpoint.end_lsn, tables)
         tables = context.with_altered_types(tables)
         context.check_may_copy(tables)
-        return self._stage_with_copies(checkpoint.end_lsn, tables)
+        return self._stage_with_copies(following(self._request, checkpoint, last), tables)
 
     def _read_again(
         self,
@@ -307,7 +311,7 @@ class _Capture:
         )
 
     def _stage_with_copies(
-        self, start: Lsn, tables: tuple[PublishedTable, ...]
+        self, start: Start, tables: tuple[PublishedTable, ...]
     ) -> tuple[Manifest, str]:
         """Stage changes; when they ask for the copy of a table, stage them again with it."""
         while True:
@@ -363,13 +367,17 @@ class _Capture:
         )
         if confirmed is not None and slot is not None and context.may_keep(slot, confirmed):
             # Made by an attempt that died: what that copied since then is not copied again.
-            return stage_copies(context, self._rows, start, tables, reads_from=confirmed)
+            return stage_copies(
+                context, self._rows, after_loss(request, checkpoint, confirmed), tables
+            )
         if slot is not None:
             context.drop_slot(slot)
         with context.create_slot() as snapshot:
             point = snapshot.consistent_point
             log.info("Created slot %s at %s.", request.slot_name, point)
-            return stage_copies(context, self._rows, start, tables, snapshot, reads_from=point)
+            return stage_copies(
+                context, self._rows, after_loss(request, checkpoint, point), tables, snapshot
+            )
 
     def _first_tables(self) -> tuple[PublishedTable, ...]:
         """The tables that the first batch copies."""

@@ -12,7 +12,6 @@ import logging
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.answers import COPY
-from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import SlotOnServer, move_slot
 from airflow_provider_pgoutput.capture.column_choices import check_column_types, check_key_columns
 from airflow_provider_pgoutput.capture.describe import Describer
@@ -64,6 +63,7 @@ from airflow_provider_pgoutput.crash_points import reach
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.batch.membership import PublishedSet
     from airflow_provider_pgoutput.batch.shape import Storage
@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot
     from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
+    from airflow_provider_pgoutput.capture.start import Start
 
 log = logging.getLogger(__name__)
 
@@ -99,26 +100,12 @@ class CaptureContext:
             attributes=self.options.binary or self.options.two_phase,
             known_types=None if request.checkpoint is None else request.checkpoint.types,
         )
-        #: Where tables were loaded from outside, and the first batch starts; None: they were not.
-        self.loaded_lsn = request.start_lsn
-        #: The checkpoint, where the slot is read again; None: this run begins at the checkpoint by itself.
-        self.lake_lsn: Lsn | None = None
-        #: Commits that earlier batches left out of what is read again.
-        self.left_out: frozenset[Lsn] = frozenset()
         #: By what each table was published when the run began; see ``take_marks``.
         self.marks: PublishedSet | None = None
-        #: The same when the batch before was begun, where it is known.
-        self._marks_before: PublishedSet | None = None
         #: Names of the tables without columns that were warned of.
         self._without_columns: set[str] = set()
         #: By OID: where the tables lay then.
         self.storage_at_start: Mapping[int, Storage] = {}
-
-    @property
-    def skip_lsns(self) -> frozenset[Lsn]:
-        """Commits to leave out on request; one that the lake has cannot be meant."""
-        lake = self.lake_lsn or Lsn(0)
-        return frozenset(lsn for lsn in self.request.skip_lsns if lsn >= lake)
 
     def server_now(self) -> Server:
         """The server, with what it has written by now."""
@@ -247,7 +234,6 @@ class CaptureContext:
     def changes_of_membership(self, before: PublishedSet) -> frozenset[int]:
         """OIDs of the tables that were not published all the time since ``before``."""
         assert self.marks is not None, "they are taken when a run begins"
-        self._marks_before = before
         return changes_of_membership(
             self.session, before, self.marks, slot_name=self.request.slot_name
         )
@@ -258,21 +244,21 @@ class CaptureContext:
             assert self.marks is not None, "they are taken when a run begins"
             refuse_other_root(last.published, self.marks, slot_name=self.request.slot_name)
 
-    def check_partitions(self, batch: BatchInProgress) -> None:
+    def check_partitions(self, batch: BatchInProgress, start: Start) -> None:
         """Refuse rows that were published under another table than before and after the batch."""
-        if self._marks_before is None or self.marks is None:
+        if start.published_before is None or self.marks is None:
             return
         refuse_other_names(
             self.session,
-            (self._marks_before, self.marks),
+            (start.published_before, self.marks),
             # Rows of partitions that the lake does not know may be of a table that it has.
             sent=[*batch.relation_oids, *batch.unknown_oids],
             copied=batch.copied_at,
             slot_name=self.request.slot_name,
         )
 
-    def read_settings(self) -> ReadSettings:
-        """How the slot is read, whatever range of it."""
+    def read_settings(self, start: Start) -> ReadSettings:
+        """How the slot is read."""
         request = self.request
         return ReadSettings(
             session=self.session,
@@ -282,8 +268,8 @@ class CaptureContext:
             transport=request.transport,
             connections=request.decode_parallelism,
             part_bytes=request.part_bytes,
-            skip_lsns=self.skip_lsns,
-            left_out=self.left_out,
+            skip_lsns=start.skip_lsns,
+            left_out=start.left_out,
             announce_types=self.describer.announce_types,
         )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from airflow_provider_pgoutput.capture.copy.stage import copy_published
 from airflow_provider_pgoutput.capture.source.flush_position import read_record_end
+from airflow_provider_pgoutput.capture.staging.batch import BatchFacts
 from airflow_provider_pgoutput.capture.stream.cut import Limits
 from airflow_provider_pgoutput.capture.stream.missed_publications import (
     check_publications_throughout,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot
     from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
+    from airflow_provider_pgoutput.capture.start import Start
     from airflow_provider_pgoutput.capture.stream.two_phase import TwoPhase
 
 
@@ -37,7 +39,7 @@ class RowSource(Protocol):
     def copy(
         self,
         batch: BatchInProgress,
-        start: Lsn,
+        start: Start,
         tables: Sequence[PublishedTable],
         snapshot: ExportedSnapshot | None = None,
     ) -> Lsn:
@@ -45,7 +47,7 @@ class RowSource(Protocol):
         ...
 
     def open_slot(
-        self, start: Lsn, target: Lsn, limits: Limits, two_phase: TwoPhase | None
+        self, start: Start, target: Lsn, limits: Limits, two_phase: TwoPhase | None
     ) -> SlotReading:
         """Begin to read the slot."""
         ...
@@ -60,7 +62,7 @@ class ServerRows:
     def copy(
         self,
         batch: BatchInProgress,
-        start: Lsn,
+        start: Start,
         tables: Sequence[PublishedTable],
         snapshot: ExportedSnapshot | None = None,
     ) -> Lsn:
@@ -68,84 +70,75 @@ class ServerRows:
         return copy_published(self.context, batch, start, tables, snapshot)
 
     def open_slot(
-        self, start: Lsn, target: Lsn, limits: Limits, two_phase: TwoPhase | None
+        self, start: Start, target: Lsn, limits: Limits, two_phase: TwoPhase | None
     ) -> SlotReading:
         """See ``RowSource``."""
-        return SlotReading(self.context.read_settings(), start, target, limits, two_phase)
+        settings = self.context.read_settings(start)
+        return SlotReading(settings, start.reads_from, target, limits, two_phase)
 
 
 def stage_changes(
-    context: CaptureContext, rows: RowSource, start: Lsn, copied: Sequence[PublishedTable] = ()
+    context: CaptureContext, rows: RowSource, start: Start, copied: Sequence[PublishedTable] = ()
 ) -> tuple[Manifest, str]:
     """Read, decode, cast and write the changes from ``start`` up to the target.
 
     :param copied: tables that are copied first, at a point of their own in the batch.
     """
     request, target = context.request, _target(context)
-    limits = Limits(request.max_changes, request.max_bytes, request.max_seconds)
-    if context.loaded_lsn == start:
-        # What a load from outside holds already lies in one batch with all that came by now: then the
-        # last state of a row wins, whatever the load found of it.
-        limits = Limits()
-    if context.lake_lsn is not None:
-        # It goes past the lake, and past every batch that it stands for.
-        limits = Limits()
+    limits = Limits()
+    if start.has_limits and not copied:
+        # A batch with copies has to reach them: they hold already what comes between.
+        limits = Limits(request.max_changes, request.max_bytes, request.max_seconds)
     reach("stage.before_read")
-    with context.batch(start) as batch, context.two_phase(start) as two_phase:
+    with context.batch(start.lsn) as batch, context.two_phase(start.reads_from) as two_phase:
         if copied:
-            # The batch has to reach the copies: what comes between is in them already.
             target = max(target, rows.copy(batch, start, copied))
-            limits = Limits()
         # A target that was taken late may lie past a table's publication: its copy is the next run's.
         batch.left_out = context.published_since_begin()
         batch.only = context.only_known()
         read = _read(context, rows, batch, start, target, limits, two_phase)
-        return _seal(context, batch, read, two_phase)
+        return _seal(context, batch, start, read, two_phase)
 
 
 def stage_copies(
     context: CaptureContext,
     rows: RowSource,
-    start: Lsn,
+    start: Start,
     tables: Sequence[PublishedTable],
     snapshot: ExportedSnapshot | None = None,
-    reads_from: Lsn | None = None,
 ) -> tuple[Manifest, str]:
     """Stage a batch of copies: tables, up to the last point at which one of them was read.
 
     Changes of other tables are left out: the lake has nothing that they could change, or they are lost.
 
     :param snapshot: that of the slot's position; None: it is gone.
-    :param reads_from: the slot's position, when that is past ``start``; what a table's copy lacks is read
-        from there on, so no older copy of it may be taken over.
     """
-    reads_from = reads_from or start
-    with context.batch(start) as batch, context.two_phase(reads_from) as two_phase:
+    with context.batch(start.lsn) as batch, context.two_phase(start.reads_from) as two_phase:
         batch.only_copied = True
-        end = rows.copy(batch, reads_from, tables, snapshot)
-        if reads_from == end:
-            return _seal(context, batch, Found(end), two_phase)
+        end = rows.copy(batch, start, tables, snapshot)
+        if start.reads_from == end:
+            return _seal(context, batch, start, Found(end), two_phase)
         if any(point < end for point in batch.copied_at.values()):
-            read = _read(context, rows, batch, reads_from, end, Limits(), two_phase)
-            return _seal(context, batch, read, two_phase)
-        skipped = _read_beside_copy(context, rows, batch, reads_from, end, two_phase)
-        return _seal(context, batch, Found(end, skipped=skipped), two_phase)
+            read = _read(context, rows, batch, start, end, Limits(), two_phase)
+            return _seal(context, batch, start, read, two_phase)
+        skipped = _read_beside_copy(context, rows, batch, start, end, two_phase)
+        return _seal(context, batch, start, Found(end, skipped=skipped), two_phase)
 
 
 def _read(
     context: CaptureContext,
     rows: RowSource,
     batch: BatchInProgress,
-    start: Lsn,
+    start: Start,
     target: Lsn,
     limits: Limits,
     two_phase: TwoPhase | None,
 ) -> Found:
-    """Read the slot from ``start`` until the batch is complete."""
+    """Read the slot until the batch is complete."""
     with rows.open_slot(start, target, limits, two_phase) as reading:
-        _refuse_moved(context, start)
+        _refuse_moved(context, start.reads_from)
         found = reading.into(batch)
-    _refuse_moved(context, start)
+    _refuse_moved(context, start.reads_from)
     return found
 
 
@@ -153,7 +146,7 @@ def _read_beside_copy(
     context: CaptureContext,
     rows: RowSource,
     batch: BatchInProgress,
-    start: Lsn,
+    start: Start,
     end: Lsn,
     two_phase: TwoPhase | None,
 ) -> tuple[SkippedTransaction, ...]:
@@ -161,40 +154,44 @@ def _read_beside_copy(
     if two_phase is None and not context.options.messages:
         return ()
     with rows.open_slot(start, end, Limits(), two_phase) as reading:
-        _refuse_moved(context, start)
+        _refuse_moved(context, start.reads_from)
         skipped = reading.beside_copy(batch)
-    _refuse_moved(context, start)
+    _refuse_moved(context, start.reads_from)
     return skipped
 
 
 def _seal(
-    context: CaptureContext, batch: BatchInProgress, read: Found, two_phase: TwoPhase | None
+    context: CaptureContext,
+    batch: BatchInProgress,
+    start: Start,
+    read: Found,
+    two_phase: TwoPhase | None,
 ) -> tuple[Manifest, str]:
     """Complete the batch: files, the publications once more, manifest."""
     batch.finish_files()
     context.check_publications()
-    context.check_partitions(batch)
+    context.check_partitions(batch, start)
     request = context.request
     if read.changes and context.server.major >= 18 and read.transport == SQL:
         check_publications_throughout(
             context.session, request.slot_name, context.publication_names, read.end
         )
-    return batch.seal(
-        context.server_now,
-        context.publication_names,
-        read.end,
+    facts = BatchFacts(
+        publication_names=context.publication_names,
+        end=read.end,
         names=context.names(batch),
         history=context.history(batch.relation_oids),
         transactions=read.transactions,
         last_commit_time=read.last_commit_time,
         prepared=() if two_phase is None else two_phase.write(batch, read.end),
-        loaded_lsn=context.loaded_lsn,
+        loaded_lsn=start.loaded_lsn,
         published=context.marks,
         skipped=read.skipped,
-        skip_lsns=context.skip_lsns,
-        lake_lsn=context.lake_lsn,
+        skip_lsns=start.skip_lsns,
+        lake_lsn=start.lake_lsn,
         unpublished=context.unpublished(batch),
     )
+    return batch.seal(context.server_now, facts)
 
 
 def _target(context: CaptureContext) -> Lsn:

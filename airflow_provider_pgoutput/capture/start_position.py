@@ -20,6 +20,7 @@ from airflow_provider_pgoutput.capture.source.timelines import (
 )
 from airflow_provider_pgoutput.capture.staging.archive import find_overlaps, newest_readable
 from airflow_provider_pgoutput.capture.staging.manifests import find_ending
+from airflow_provider_pgoutput.capture.start import again
 from airflow_provider_pgoutput.errors import (
     BatchRefused,
     ConfigurationError,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.run import CaptureContext
     from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
+    from airflow_provider_pgoutput.capture.start import Start
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
@@ -119,8 +121,8 @@ def begin_again(
     confirmed: Lsn | None,
     checkpoint: Checkpoint,
     last: Manifest | None,
-) -> Lsn:
-    """Have a run begin at ``start_lsn``, which the lake may be past; that position.
+) -> Start:
+    """Begin at ``start_lsn``, which the lake may be past.
 
     What earlier batches left out on request is left out again. Refused is a position that the slot does not
     hold, and one from which not everything would be read as it was then.
@@ -144,13 +146,10 @@ def begin_again(
     )
     _check_copies(start, checkpoint, overlaps.copied_until, name)
     left_out = _left_out(checkpoint, name) | overlaps.left_out
-    context.left_out = frozenset(lsn for lsn in left_out if lsn >= start)
-    context.lake_lsn = checkpoint.end_lsn
-    # Tables of the load may still wait for their first change.
-    known = last is not None and last.loaded_lsn is not None
-    context.loaded_lsn = Lsn.parse(str(last.loaded_lsn)) if last is not None and known else None
-    log.info("Slot %s is read again from %s on; the lake is at %s.", name, start, context.lake_lsn)
-    return start
+    log.info(
+        "Slot %s is read again from %s on; the lake is at %s.", name, start, checkpoint.end_lsn
+    )
+    return again(context.request, start, checkpoint, last, left_out)
 
 
 def _check_position(

@@ -23,6 +23,7 @@ from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot, create_slot
 from airflow_provider_pgoutput.capture.stage import ServerRows, stage_copies
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
+from airflow_provider_pgoutput.capture.start import first
 from airflow_provider_pgoutput.errors import SnapshotLost
 from quickstart.servers import find_or_fetch_installation
 from tests.capture.pipeline_support import checkpoint_of
@@ -211,7 +212,7 @@ def copied_in(source: Source, snapshot: ExportedSnapshot, **options: Any) -> Man
             session,
             read_server(session, source.reader),
         )
-        start, tables = snapshot.consistent_point, context.published()
+        start, tables = first(context.request, snapshot.consistent_point), context.published()
         return stage_copies(context, ServerRows(context), start, tables, snapshot)[0]
 
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from airflow_provider_pgoutput.capture.request import CaptureRequest
+    from airflow_provider_pgoutput.capture.staging.batch import BatchFacts
+    from airflow_provider_pgoutput.capture.start import Start
     from airflow_provider_pgoutput.capture.stream.cut import Limits
     from tests.simulation.world import World
 
@@ -314,27 +316,21 @@ class StagedBatch:
         digest = hashlib.sha256(content).hexdigest()
         return StagedFile(kind, path, len(rows), len(content), digest, ("id", "value"))
 
-    def seal(
-        self,
-        server_now: Callable[[], Server],
-        publication_names: tuple[str, ...],
-        end: Lsn,
-        **found: Any,
-    ) -> tuple[Manifest, str]:
+    def seal(self, server_now: Callable[[], Server], facts: BatchFacts) -> tuple[Manifest, str]:
         """Write the manifest."""
         server = server_now()
-        for nothing in ("names", "history", "skip_lsns", "lake_lsn", "unpublished"):
-            found.pop(nothing)
         manifest = Manifest(
             slot_name=SLOT,
             system_identifier=server.system_identifier,
             timeline=server.timeline,
             database=server.database,
-            publication_names=publication_names,
+            publication_names=facts.publication_names,
             start_lsn=self._start,
-            end_lsn=end,
+            end_lsn=facts.end,
             tables=tuple(self._table(oid) for oid in self.relation_oids),
-            **found,
+            transactions=facts.transactions,
+            last_commit_time=facts.last_commit_time,
+            published=facts.published,
         )
         return self._attempt.seal(manifest, server_now)
 
@@ -367,8 +363,7 @@ class Context(CaptureContext):
         self.request, self.area, self.server = request, world.area, server
         self.publication_names = tuple(request.publication_names)
         self.options = request.options.for_server(server, self.publication_names)
-        self.marks = self.loaded_lsn = self.lake_lsn = None
-        self.left_out = frozenset()
+        self.marks = None
         self.session: Any = None
 
     def server_now(self) -> Server:
@@ -384,7 +379,7 @@ class Context(CaptureContext):
             for oid in self._source.published
         )
 
-    def check_partitions(self, batch: Any) -> None:
+    def check_partitions(self, batch: Any, start: Start) -> None:
         """See ``CaptureContext``: no table is partitioned here."""
 
     def check_publications(self) -> None:
@@ -452,11 +447,11 @@ class Rows:
         self._world, self._source = world, world.source
 
     def copy(
-        self, batch: Any, start: Lsn, tables: Sequence[PublishedTable], snapshot: Any = None
+        self, batch: Any, start: Start, tables: Sequence[PublishedTable], snapshot: Any = None
     ) -> Lsn:
         """See ``RowSource``: all tables at one point."""
         if not tables:
-            return start
+            return start.reads_from
         if snapshot is None:
             self._world.step("take a snapshot")
             self._source.lsn += 0x38
@@ -469,6 +464,6 @@ class Rows:
             batch.copies[table.relation_oid] = [list(each) for each in pairs]
         return snapshot.consistent_point
 
-    def open_slot(self, start: Lsn, target: Lsn, limits: Limits, two_phase: Any) -> Any:
+    def open_slot(self, start: Start, target: Lsn, limits: Limits, two_phase: Any) -> Any:
         """See ``RowSource``."""
-        return Reading(self._source, start, target, limits)
+        return Reading(self._source, start.reads_from, target, limits)

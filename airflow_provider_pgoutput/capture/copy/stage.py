@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.run import CaptureContext
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
+    from airflow_provider_pgoutput.capture.start import Start
 
 log = logging.getLogger(__name__)
 
@@ -60,21 +61,20 @@ _MOST_SNAPSHOTS = 5
 def copy_published(
     context: CaptureContext,
     batch: BatchInProgress,
-    start: Lsn,
+    start: Start,
     tables: Sequence[PublishedTable],
     snapshot: ExportedSnapshot | None = None,
 ) -> Lsn:
     """Stage tables, each as it was at a point of its own.
 
-    :param start: what commits from here on can be read; where the batch starts, or past it.
     :param snapshot: is read first; None: one is taken when a table has to be read.
-    :returns: the greatest of the points, at least ``start``.
+    :returns: the greatest of the points, at least where the slot is read from.
     :raises SnapshotLost: when tables were disturbed in each of several snapshots.
     """
     waiting = _adopt(context, batch, start, tables)
     for _ in range(_MOST_SNAPSHOTS):
         if not waiting:
-            return max(batch.copied_at.values(), default=start)
+            return max(batch.copied_at.values(), default=start.reads_from)
         with snapshot or _new_snapshot(context, waiting) as taken:
             waiting = _Round(context, batch, taken).copy(_as_of_now(context, waiting))
         snapshot = None
@@ -117,7 +117,7 @@ def _as_of_now(context: CaptureContext, tables: Sequence[PublishedTable]) -> lis
 def _adopt(
     context: CaptureContext,
     batch: BatchInProgress,
-    start: Lsn,
+    start: Start,
     tables: Sequence[PublishedTable],
 ) -> list[PublishedTable]:
     """Take over what earlier attempts sealed and nothing has changed for since; return the other tables."""
@@ -125,7 +125,7 @@ def _adopt(
         each.relation_oid: each
         for each in sorted(batch.sealed_copies(), key=lambda each: each.copy_lsn)
         # What the lake has of a table since is not in an older copy.
-        if max(start, context.lake_lsn or start) <= each.copy_lsn <= context.server.flush_lsn
+        if start.held_until <= each.copy_lsn <= context.server.flush_lsn
     }
     if not seals:
         return list(tables)

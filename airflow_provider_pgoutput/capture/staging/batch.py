@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -65,6 +66,34 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.types.cast import ValuePolicy
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFacts:
+    """What is known of a batch when all was read, beside the rows in its files."""
+
+    publication_names: tuple[str, ...]
+    end: Lsn
+    #: What tells the columns of the tables apart.
+    history: SchemaHistory
+    #: Schema and name of tables by OID, where the catalog knows better than the stream.
+    names: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    #: The tables that are not published any more, or gone, by OID: what the lake calls them, if it has them.
+    unpublished: Mapping[int, str | None] = field(default_factory=dict)
+    transactions: int = 0
+    last_commit_time: str | None = None
+    #: Transactions that were prepared in the batch and wait for their commit.
+    prepared: Sequence[PreparedTransaction] = ()
+    #: Where tables were loaded from outside; None: they were not.
+    loaded_lsn: Lsn | None = None
+    #: By what each table was published when the run began.
+    published: PublishedSet | None = None
+    #: Transactions that were left out.
+    skipped: tuple[SkippedTransaction, ...] = ()
+    #: What the user wanted to be left out: a batch of the same range that has it is another one.
+    skip_lsns: Collection[Lsn] = ()
+    #: See ``seal`` of ``staging/manifests.py``.
+    lake_lsn: Lsn | None = None
 
 
 class BatchInProgress:
@@ -339,62 +368,43 @@ class BatchInProgress:
         for folder in sorted({each.folder for each in self._pool.writers if each.files}):
             self._area.sync(folder)
 
-    def seal(
-        self,
-        server_now: Callable[[], Server],
-        publication_names: tuple[str, ...],
-        end: Lsn,
-        *,
-        names: Mapping[int, tuple[str, str]],
-        history: SchemaHistory,
-        transactions: int = 0,
-        last_commit_time: str | None = None,
-        prepared: Sequence[PreparedTransaction] = (),
-        loaded_lsn: Lsn | None = None,
-        published: PublishedSet | None = None,
-        skipped: tuple[SkippedTransaction, ...] = (),
-        skip_lsns: Collection[Lsn] = (),
-        lake_lsn: Lsn | None = None,
-        unpublished: Mapping[int, str | None] | None = None,
-    ) -> tuple[Manifest, str]:
+    def seal(self, server_now: Callable[[], Server], facts: BatchFacts) -> tuple[Manifest, str]:
         """Write the manifest; the files are complete.
 
         :param server_now: the source as it is when this is called.
-        :param names: schema and name of tables by OID, where the catalog knows better than the stream.
-        :param skip_lsns: what was asked to be left out; a batch of the same range that has it is another one.
-        :param lake_lsn: see ``seal`` of ``staging/seal.py``.
-        :param unpublished: the tables that are not published any more, or gone, by OID: what the lake calls
-            them, if it knows them.
         :raises CopyNeeded: a table changed so that it has to be copied; nothing was sealed.
         """
         server = server_now()
         finished = finished_tables(
-            Finished(self._area, self._tables, self.passing), names, history, unpublished or {}
+            Finished(self._area, self._tables, self.passing),
+            facts.names,
+            facts.history,
+            facts.unpublished,
         )
         manifest = Manifest(
             slot_name=self._slot_name,
             system_identifier=server.system_identifier,
             timeline=server.timeline,
             database=server.database,
-            publication_names=publication_names,
+            publication_names=facts.publication_names,
             start_lsn=self._start,
-            end_lsn=end,
+            end_lsn=facts.end,
             tables=finished,
-            transactions=transactions,
-            last_commit_time=last_commit_time,
+            transactions=facts.transactions,
+            last_commit_time=facts.last_commit_time,
             rejected_files=(
                 *self._copy_rejected_files,
                 *(self._rejected.files if self._rejected else ()),
             ),
             message_files=tuple(self._messages.files) if self._messages else (),
-            prepared=tuple(prepared),
-            loaded_lsn=None if loaded_lsn is None else str(loaded_lsn),
-            published=published,
-            skipped=skipped,
+            prepared=tuple(facts.prepared),
+            loaded_lsn=None if facts.loaded_lsn is None else str(facts.loaded_lsn),
+            published=facts.published,
+            skipped=facts.skipped,
             passed_over=self.passing.report(self.copied_at),
             created_by=f"airflow-provider-pgoutput {__version__}",
         )
-        sealed = self._attempt.seal(manifest, server_now, skip_lsns, lake_lsn)
+        sealed = self._attempt.seal(manifest, server_now, facts.skip_lsns, facts.lake_lsn)
         if self.copied_at:
             delete_seals(self._area, self._slot_name, self._start)
         return sealed

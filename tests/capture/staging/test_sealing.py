@@ -15,7 +15,7 @@ from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.table_version import Column, TableVersion
 from airflow_provider_pgoutput.capture.source.catalog import Server
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
-from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
+from airflow_provider_pgoutput.capture.staging.batch import BatchFacts, BatchInProgress
 from airflow_provider_pgoutput.capture.staging.manifests import (
     find_bridge,
     find_ending,
@@ -51,8 +51,12 @@ def staged(area: StagingArea, count: int = 2) -> BatchInProgress:
     return batch
 
 
+def facts_of(end: Lsn) -> BatchFacts:
+    return BatchFacts(publication_names=("p",), end=end, history=history_of())
+
+
 def seal(batch: BatchInProgress, end: Lsn = END) -> Manifest:
-    return batch.seal(lambda: SERVER, ("p",), end, names={}, history=history_of())[0]
+    return batch.seal(lambda: SERVER, facts_of(end))[0]
 
 
 def files(root: Path, manifest: Manifest) -> list[Path]:
@@ -182,7 +186,7 @@ def test_a_batch_of_a_past_that_was_undone_does_not_stand_for_a_new_one(tmp_path
     undone = seal(staged(area))
     now = dataclasses.replace(SERVER, timeline=2)
     batch = staged(area, 3)
-    manifest, _ = batch.seal(lambda: now, ("p",), END, names={}, history=history_of())
+    manifest, _ = batch.seal(lambda: now, facts_of(END))
     assert (manifest.timeline, manifest.batch_id) != (undone.timeline, undone.batch_id)
     again = find_sealed(area, "s", "73", START, server=now)
     assert again is not None
@@ -195,10 +199,10 @@ def test_a_batch_of_a_past_that_was_undone_is_given_up(tmp_path: Path) -> None:
     undone = seal(staged(area))
     now = dataclasses.replace(SERVER, timeline=2)
     middle = Lsn(START + 1)
-    shorter, _ = staged(area, 3).seal(lambda: now, ("p",), middle, names={}, history=history_of())
+    shorter, _ = staged(area, 3).seal(lambda: now, facts_of(middle))
     assert undone.end_lsn > shorter.end_lsn
     assert find_ending(area, "s", "73", END) is None
     # A run that was stopped before the promotion, and goes on now, takes nothing away.
-    late = staged(area, 4).seal(lambda: SERVER, ("p",), END, names={}, history=history_of())[0]
+    late = staged(area, 4).seal(lambda: SERVER, facts_of(END))[0]
     assert late.timeline == 1
     assert find_ending(area, "s", "73", middle) is not None
