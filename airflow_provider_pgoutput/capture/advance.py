@@ -1,4 +1,4 @@
-"""The last step of a run: let the server forget what the lake holds, or what is sealed. Never more than that.
+"""The last step of a run: lets the server forget what the lake has, or what is sealed. Never more than that.
 
 Source: https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-REPLICATION
 """
@@ -40,12 +40,12 @@ _WAIT_SECONDS = 0.1
 
 
 class MovableSlot(Protocol):
-    """What moving a slot asks of the server."""
+    """What the server is asked when a slot is moved."""
 
     slot_name: str
 
     def server(self) -> Server:
-        """The system, and how far it has written."""
+        """The system's identity, and how far the server has written."""
         ...
 
     def facts(self) -> SlotFacts | None:
@@ -53,12 +53,12 @@ class MovableSlot(Protocol):
         ...
 
     def move(self, lsn: Lsn) -> Lsn:
-        """Confirm everything before ``lsn``; where the slot is then."""
+        """Confirm everything before ``lsn``; return where the slot is then."""
         ...
 
 
 class SlotOnServer:
-    """A slot behind a session."""
+    """A slot of a real server."""
 
     def __init__(self, session: Session, conninfo: str | Mapping[str, Any], slot_name: str) -> None:
         self._session, self._conninfo = session, conninfo
@@ -73,7 +73,10 @@ class SlotOnServer:
         return read_slot(self._session, self.slot_name)
 
     def wait_for_its_reader(self) -> None:
-        """Wait a few seconds for a session that read the slot: the server ends it after its client does."""
+        """Wait a few seconds for a session that read the slot.
+
+        The server ends it a little after its client.
+        """
         for _ in range(_WAITS):
             facts = self.facts()
             if facts is None or facts.active_pid is None:
@@ -100,19 +103,20 @@ def advance_slot(
 ) -> Lsn:
     """Move the slot's ``confirmed_flush_lsn`` to the checkpoint.
 
-    A slot that is there already, or past it, is left alone: a later run was faster. What the server
-    answers is checked, since it silently stops early when asked for a position it has not reached.
+    A slot that is there already, or past it, is not moved: a later run was faster. The server's answer is
+    checked, because the server stops early, without an error, if it is asked for an LSN that it has not
+    reached.
 
-    :param checkpoint_lsn: how far the lake is, from the checkpoint table and nowhere else.
-    :param system_identifier: the system that the checkpoint is of; None: not checked.
+    :param checkpoint_lsn: how far the lake is. It must come from the checkpoint table.
+    :param system_identifier: the system of the checkpoint; None: not checked.
     :param timeline: the one on which the lake's last batch was staged; None: not checked.
     :returns: where the slot is now.
-    :raises SlotNotFound: when there is no such slot.
-    :raises SlotLost: when the server removed WAL that the slot needed.
-    :raises SlotBusy: when another session reads it.
-    :raises SourceChanged: when the source has not written that far, or its history left the lake's before the
-        checkpoint: it is another one, or went back.
-    :raises SourceUnavailable: when it does not answer, or moves the slot less far than asked.
+    :raises SlotNotFound: there is no such slot.
+    :raises SlotLost: the server removed WAL that the slot needed.
+    :raises SlotBusy: another session reads it.
+    :raises SourceChanged: the source has not written that far, or its history left the lake's history before
+        the checkpoint. It is another source, or it went back.
+    :raises SourceUnavailable: it does not answer, or moves the slot less far than asked.
     """
     check_slot_name(slot_name)
     if checkpoint_lsn <= 0:
@@ -126,7 +130,7 @@ def advance_slot(
 
 
 def move_slot(slot: MovableSlot, checkpoint_lsn: Lsn, system_identifier: str | None) -> Lsn:
-    """Decide whether the slot may and need be moved, and move it; see ``advance_slot``."""
+    """Decide whether the slot may and must be moved, and move it; see ``advance_slot``."""
     slot_name, server = slot.slot_name, slot.server()
     _refuse_other_system(server, system_identifier, slot_name, checkpoint_lsn)
     facts = slot.facts()
@@ -147,7 +151,7 @@ def move_slot(slot: MovableSlot, checkpoint_lsn: Lsn, system_identifier: str | N
     try:
         reached = slot.move(checkpoint_lsn)
     except SourceError:
-        # The server refuses to move a slot back: a later run was faster just now.
+        # The server refuses to move a slot back. A later run was faster just now.
         facts = slot.facts()
         if facts is None:
             raise
@@ -158,8 +162,8 @@ def move_slot(slot: MovableSlot, checkpoint_lsn: Lsn, system_identifier: str | N
         return confirmed
     reach("advance.after_move")
     if reached < checkpoint_lsn:
-        # It told of a later position a moment ago, so it was started again, or another one answers now. The
-        # next attempt is told the new position, and refuses a source that went back.
+        # A moment ago it reported a later LSN. So it was restarted, or another server answers now. The next
+        # attempt reads the new LSN, and refuses a source that went back.
         raise SourceUnavailable(
             f"The server moved the slot to {reached} only.",
             slot=slot_name,
@@ -173,7 +177,7 @@ def move_slot(slot: MovableSlot, checkpoint_lsn: Lsn, system_identifier: str | N
 def _refuse_other_system(
     server: Server, system_identifier: str | None, slot_name: str, checkpoint_lsn: Lsn
 ) -> None:
-    """A slot of the same name on another server: moving it would lose that pipeline's changes."""
+    """Refuse a slot of the same name on another server. Moving it would lose that pipeline's changes."""
     if system_identifier not in (None, server.system_identifier):
         raise SourceChanged(
             f"The source is system {server.system_identifier}, the lake was filled from"

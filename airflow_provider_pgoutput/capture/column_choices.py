@@ -1,6 +1,6 @@
-"""The check, before and after a read, that what was chosen for columns can be had of them.
+"""Checks, before and after a read, that the columns' types have the choices that the user made for them.
 
-What is not here: whether the choices are words at all (``types/options.py``, before a connection).
+``types/options.py`` checks the words of the choices before anything is connected.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def check_column_types(
     """Refuse a choice that a column's type does not have.
 
     :param types: users' types by OID.
-    :param is_first: whether nothing of the slot is in the lake yet. Then a name that is no published
-        column is an error, as a typing mistake would fix the column's type for good; later it is a
-        warning, as the column may have been dropped.
-    :raises ConfigurationError: names the column.
+    :param is_first: whether the lake has nothing of the slot yet. Then a name that is no published column is
+        an error, because a typing mistake would fix the column's type for good. Later it is a warning,
+        because the column may have been dropped.
+    :raises ConfigurationError: it names the column.
     """
     names = {f"{table.name}.{column.name}" for table in tables for column in table.columns}
     if unknown := sorted(set(options.by_column) - names):
@@ -52,10 +52,10 @@ def check_column_types(
 def check_key_columns(
     tables: Sequence[PublishedTable], configured: Mapping[str, Sequence[str]], *, is_first: bool
 ) -> None:
-    """Refuse a key of a table that is not published; its columns are looked at with the table.
+    """Refuse a key of a table that is not published. Its columns are checked with the table.
 
     :param is_first: see ``check_column_types``.
-    :raises ConfigurationError: names the table.
+    :raises ConfigurationError: it names the table.
     """
     if unknown := sorted(configured.keys() - {table.name for table in tables}):
         _say(

@@ -1,8 +1,8 @@
-"""What another engine is asked to copy, and what it answers: the contract between capture and that engine.
+"""What another engine is asked to copy, and what it answers: the contract between capture and the engine.
 
-A job names tables with their ranges of blocks, the exported snapshot to read them in, and the folders to
-write to. It holds the source's connection parameters, so its text is a secret. An answer names the files of
-one table, all of whose ranges were read. What is not here: who carries them.
+A job names tables with their ranges of blocks, the exported snapshot, and the folders to write to. It
+contains the source's connection parameters, so its text is a secret. An answer names the files of one table,
+after all of its ranges were read.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BlockRange:
-    """Blocks of a table, or of each of its leaves; the last range of a table has no end."""
+    """Blocks of a table, or of each of its leaves. The last range of a table has no end."""
 
     first: int
     end: int | None
 
 
-#: Where both sides have a folder in common: the job, why it failed, and a file for each table.
+#: Files in the folder that both sides share: the job, why it failed, and one file for each table.
 JOB_FILE = "job.json"
 
 
@@ -41,7 +41,7 @@ FAILURE_FILE = "failure.json"
 
 
 def copied_file(relation_oid: int) -> str:
-    """Name of the file that says that a table is copied."""
+    """Name of the file that says that a table was copied."""
     return f"copied-{relation_oid}.json"
 
 
@@ -51,10 +51,10 @@ class TableJob:
 
     table: PublishedTable
     version: TableVersion
-    #: Relative to the staging root; nobody else writes below it.
+    #: Relative to the staging root. Nobody else writes below it.
     folder: str
     ranges: tuple[BlockRange, ...]
-    #: What it takes on the server's disk, TOAST included: what "done" is measured by.
+    #: Bytes on the server's disk, with TOAST, by which progress is measured.
     size_bytes: int
 
 
@@ -65,18 +65,18 @@ class CopyJob:
     snapshot_name: str
     staging_uri: str
     policy: ValuePolicy
-    #: The users' types by OID, those of the tables' columns among them.
+    #: Users' types by OID, those in the tables' columns included.
     types: Mapping[int, TypeInfo]
-    #: Memory for rows that wait to be written, for each range that is read, in MiB.
+    #: Memory in MiB for rows that wait to be written, for each range that is read.
     memory_mib: int
     tables: tuple[TableJob, ...]
     #: A libpq connection string or URI, or its parameters.
     conninfo: str | Mapping[str, Any] = field(repr=False, default="")
 
     def to_json(self) -> str:
-        """The job as text, which holds the source's password."""
+        """The job as text. It contains the source's password."""
         conninfo = self.conninfo if isinstance(self.conninfo, str) else dict(self.conninfo)
-        # Which partition sends what matters to the stream alone.
+        # Only the stream needs to know which partition sends what.
         tables = tuple(
             dataclasses.replace(each, table=dataclasses.replace(each.table, leaves=()))
             for each in self.tables
@@ -88,7 +88,7 @@ class CopyJob:
 
     @classmethod
     def from_json(cls, text: str) -> CopyJob:
-        """The job out of its text; both sides are of one version of the package."""
+        """Read the job's text. Both sides have the same version of the package."""
         body = json.loads(text)
         types = [
             TypeInfo(
@@ -107,23 +107,24 @@ class CopyJob:
 
 
 class CopyEngine(Protocol):
-    """Copies tables by other processes than this one, in a snapshot that this one holds."""
+    """Copies tables in other processes, in a snapshot that this process holds."""
 
     @property
     def least_bytes(self) -> int:
-        """Tables that take less on the server's disk are not worth it."""
+        """Size on the server's disk below which it is not worth while to give a table to the engine."""
         ...
 
     def started(self, job: CopyJob) -> AbstractContextManager[Iterator[CopiedTable]]:
-        """Begin a job; its tables follow, each when it is done, and the end when all are.
+        """Begin a job. The iterator yields each table when it is done, and ends when all are.
 
-        The iterator raises what ended the job, ``SnapshotLost`` among that. Leaving the context ends it.
+        The iterator raises the error that ended the job, for instance ``SnapshotLost``. Leaving the context
+        ends the job.
         """
         ...
 
 
 def _as_list(value: object) -> list[str]:
-    """A set of names in JSON.
+    """The JSON form of a set of names.
 
     :raises TypeError: ``value`` is something else.
     """

@@ -1,7 +1,7 @@
-"""What a server that could not give a batch as it was asked can be asked for instead.
+"""Other ways to ask for a batch, when the server could not give it as it was asked.
 
-A batch is the same whichever way it is read, so another way costs time and nothing else. Each is tried once
-in a run. What leaves something out is never tried: ``skip_lsns`` is for a person to decide.
+A batch is the same whichever way it is read, so another way costs time only. Each way is tried once in a run.
+A way that leaves something out is never tried: only a person decides about ``skip_lsns``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Errors after which one way is closed, now or for good, and the next may be open.
+#: After one of these errors a way is closed, for now or for good, but the next one may be open.
 _CLOSED: Final = (
     ConfigurationError,
     MissingPrivilege,
@@ -42,7 +42,7 @@ _CLOSED: Final = (
 class _Way(NamedTuple):
     """Another way to read a batch that broke the protocol."""
 
-    #: As in "Reading again ...".
+    #: As it stands after "Reading again ...".
     name: str
     #: The argument that takes this way from the beginning.
     argument: str
@@ -50,12 +50,12 @@ class _Way(NamedTuple):
 
 
 class Tries:
-    """How a run asks for its batch, and how it asked before."""
+    """How a run asks for its batch now, and how it asked before."""
 
     def __init__(self, request: CaptureRequest) -> None:
         #: What to ask for now.
         self.request = request
-        #: The protocol error that the request as it was made ended with.
+        #: The protocol error with which the original request ended.
         self._broken: ProtocolError | None = None
         self._ways: list[_Way] = []
         self._tried: list[_Way] = []
@@ -63,7 +63,7 @@ class Tries:
     def again(self, error: PgoutputError) -> None:
         """Choose what to ask for after an error.
 
-        :raises PgoutputError: when nothing is left; the error itself, or one that says what was tried.
+        :raises PgoutputError: no way is left. It is the error itself, or one that names what was tried.
         """
         following = _easier(self.request, error)
         if following is not None:
@@ -71,7 +71,7 @@ class Tries:
             return
         if self._broken is None:
             if not isinstance(error, ProtocolError) or error.column is not None:
-                # A value that its type's output does not make is the same whichever way it comes.
+                # The value is not what its type's output makes, whichever way it comes.
                 raise error
             self._broken = error
             self._ways = _other_ways(self.request)
@@ -93,7 +93,7 @@ class Tries:
         self.request = way.request
 
     def succeeded(self) -> None:
-        """Say it when the batch could not be read as it was asked for."""
+        """Log it if the batch could not be read in the way that was asked for."""
         if self._broken is None:
             return
         way = self._tried[-1]
@@ -120,17 +120,17 @@ class Tries:
 
 
 def _easier(request: CaptureRequest, error: PgoutputError) -> CaptureRequest | None:
-    """The request to try next after an error that asks for a certain one; None: there is none."""
+    """The next request after an error that calls for a certain one; None: there is none."""
     if isinstance(error, DecodedTooEarly):
         if request.options.streaming == STREAMING_OFF:
             return None
         log.warning("%s Reading again without streaming.", error)
-        # A transaction that has ended every server can decode.
+        # Every server can decode a transaction that has ended.
         return _without_streaming(request)
     if isinstance(error, NoBinaryForm):
         if not request.options.binary:
             return None
-        # What the attempt that failed began is gone with it, and values are the same in both forms.
+        # The failed attempt staged nothing that counts, and values are the same in both forms.
         log.warning("%s The slot is read as text.", error)
         return replace(request, options=replace(request.options, binary=False))
     if isinstance(error, TemporaryFilesFull) and request.transport == AUTO:
@@ -140,9 +140,10 @@ def _easier(request: CaptureRequest, error: PgoutputError) -> CaptureRequest | N
 
 
 def _other_ways(request: CaptureRequest) -> list[_Way]:
-    """What can be tried after a protocol error, the way that changes less first."""
+    """The ways to try after a protocol error. The one that changes least comes first."""
     if request.transport == WALSENDER:
-        # Somebody may have chosen it because the server has no room for SQL: that is asked first.
+        # The walsender may have been chosen because the server has no room for SQL. ``auto`` asks for the
+        # room first.
         name, argument, transport = "over SQL", "transport='auto'", AUTO
     else:
         name, argument, transport = "over the walsender", "transport='walsender'", WALSENDER

@@ -1,9 +1,9 @@
-"""Tables that come and go: which are copied in a run, and which were not published all the time.
+"""Tables that come and go: which tables a run copies, and which were not published all the time.
 
-What was written to a table while no publication held it is not in the stream and cannot be known from
-it. So each run compares by what the tables are published with what the last applied batch recorded. Where
-that record is gone, the transactions that wrote the catalog's rows are compared with the oldest one that
-the slot holds back, and what may have changed is named. What is not here: the copy.
+The stream does not have what was written to a table while no publication had it. So each run compares the
+tables' memberships in publications with what the last applied batch recorded. If that record is gone, the
+transactions that wrote the catalog's rows are compared with the oldest transaction that the slot still needs,
+and everything that may have changed is named in a warning.
 
 Source: https://www.postgresql.org/docs/current/catalog-pg-publication-rel.html
 """
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: As ``TableMark.leaves_out`` has them: insert, update, delete, truncate.
+#: Letters of ``TableMark.leaves_out``: insert, update, delete, truncate.
 _OPERATIONS = frozenset("iudt")
 
-# age() is greater for older transactions; it survives the wrap-around of transaction ids.
+# age() is greater for older transactions. It works across the wrap-around of transaction IDs.
 _CHANGED_QUERY = """
 SELECT p.pubname::pg_catalog.text, m.member
   FROM pg_catalog.pg_replication_slots s
@@ -61,12 +61,12 @@ SELECT p.pubname::pg_catalog.text, m.member
 def warn_of_membership_changes(
     session: Session, slot_name: str, publication_names: Sequence[str]
 ) -> tuple[str, ...]:
-    """Name, in warnings, what was altered or added since the slot's position.
+    """Name in warnings what was altered or added since the slot's position.
 
-    The slot may hold its position's transactions back for longer, so a change can be named again by
-    a later run; it is not named for ever, and none is left out.
+    The slot may need transactions from before its position, so a later run may name a change again. It is not
+    named for ever, and none is left out.
 
-    :returns: the publications altered and the tables added, as they are named in the warnings.
+    :returns: the altered publications and the added tables, as the warnings name them.
     """
     with translated():
         rows = session.execute(_CHANGED_QUERY, (slot_name, list(publication_names))).fetchall()
@@ -90,11 +90,11 @@ def warn_of_membership_changes(
 def without_ignored(
     published: Sequence[PublishedTable], checkpoint: Checkpoint | None, request: CaptureRequest
 ) -> tuple[PublishedTable, ...]:
-    """The published tables but those that are new to the lake, when ``on_new_table`` does not copy these.
+    """The published tables, without those that are new to the lake if ``on_new_table`` does not copy these.
 
-    One that was made again under a name that the lake knows is not new: ``on_recreated_table`` is for it.
+    A table that was made again under a known name is not new. ``on_recreated_table`` decides about it.
 
-    :raises TableRefused: when there is a new one, and the policy is to fail.
+    :raises TableRefused: there is a new table, and the policy is to fail.
     """
     seen = None if checkpoint is None else checkpoint.tables
     if request.on_new_table == COPY or seen is None:
@@ -125,16 +125,16 @@ def tables_to_copy(
     request: CaptureRequest,
     gaps: frozenset[int] = frozenset(),
 ) -> tuple[PublishedTable, ...]:
-    """The published tables that this run copies: those asked for, and those that the lake never saw.
+    """The published tables that this run copies: those that are asked for, and those that the lake never saw.
 
-    Without a checkpoint the lake is empty or was loaded from outside: those asked for.
+    Without a checkpoint the lake is empty or was loaded from outside. Then it is those that are asked for.
 
-    A table that was dropped and made again has a name that the lake knows under another OID. The copy would
-    replace what the lake holds of the table before, so it is made only when the request says so.
+    A table that was dropped and made again has a name that the lake knows with another OID. The copy would
+    replace the rows of the earlier table, so it is made only if the request says so.
 
     :param gaps: OIDs of tables that were not published all the time.
-    :raises ConfigurationError: when a table that was asked for is not published.
-    :raises TableRefused: when a table was dropped and made again, or is new, and the policy is to fail.
+    :raises ConfigurationError: a table that is asked for is not published.
+    :raises TableRefused: a table was dropped and made again, or is new, and the policy is to fail.
     """
     names = {each.name for each in published}
     if missing := sorted(set(request.copy_tables) - names):
@@ -168,7 +168,7 @@ def tables_to_copy(
             "so whenever it happens.",
         )
     wanted = {*request.copy_tables, *(each.name for each in recreated)}
-    # The copy takes the place of what the lake has of a table that is called otherwise now.
+    # The copy replaces the rows that the lake has of a table which has another name now.
     wanted |= {now for name, now in renamed.items() if name in wanted}
     copied = tuple(
         each
@@ -191,18 +191,18 @@ def tables_to_copy(
 def changes_of_membership(
     session: Session, before: PublishedSet, now: PublishedSet, *, slot_name: str
 ) -> frozenset[int]:
-    """Compare two states of the publications; say in warnings what the stream cannot carry.
+    """Compare two states of the publications. Warn of what the stream cannot carry.
 
     :returns: OIDs of the tables that were not published all the time in between, or not with all rows that
-        are now.
-    :raises PublicationChanged: when partitions are published under other names than before.
+        are published now.
+    :raises PublicationChanged: partitions are published under other names than before.
     """
     refuse_other_root(before, now, slot_name=slot_name)
     earlier = {each.oid: each for each in before.publications}
     gaps = set(_newly_generated(session, before, now))
     for publication in now.publications:
         was = earlier.get(publication.oid)
-        # One that was made again has all of its tables copied, so it needs no warning.
+        # If it was made again, all of its tables are copied, so it needs no warning.
         if was is not None and was.written_by != publication.written_by:
             log.warning(
                 "Publication %s was altered: operations that it did not publish for a while are not in the"
@@ -220,7 +220,7 @@ def changes_of_membership(
 
 
 def _newly_generated(session: Session, before: PublishedSet, now: PublishedSet) -> frozenset[int]:
-    """Tables of which stored generated columns are published since: no older row was sent with them."""
+    """Tables with stored generated columns that are published since. Older rows were sent without them."""
     earlier = {each.oid: each.generated_columns for each in before.publications}
     if not any(
         each.generated_columns and earlier.get(each.oid) is False for each in now.publications
@@ -237,14 +237,14 @@ def refuse_other_names(
     copied: Collection[int],
     slot_name: str,
 ) -> None:
-    """Refuse rows of partitions that came under another table's name than they are published by.
+    """Refuse rows of partitions that came under another table's name than the one they are published by.
 
-    ``publish_via_partition_root`` may have been another for a while, though it is the same before and after.
+    ``publish_via_partition_root`` may have been different for a while, and be the same before and after.
 
-    :param marks: what was published when the batch before was begun, and now.
-    :param sent: OIDs of the tables that sent rows, whether these are in the batch or were left out.
-    :param copied: OIDs of the tables that are copied in it: they lack nothing.
-    :raises PublicationChanged: names the table whose rows they are.
+    :param marks: what was published when the batch before began, and now.
+    :param sent: OIDs of the tables that sent rows, in the batch or left out.
+    :param copied: OIDs of the tables that the batch copies. These lack nothing.
+    :raises PublicationChanged: it names the table of the rows.
     """
     before, now = marks
     published = {each.relation_oid: each.name for each in now.tables}
@@ -272,12 +272,12 @@ def refuse_other_names(
 
 
 def _has_gap(before: TableMark, now: TableMark) -> bool:
-    """Whether something that is published now was not, or not for all rows, at some time since."""
+    """Whether rows that are published now were not published at some time since."""
     kept = set(before.memberships) & set(now.memberships)
     if not kept:
         return True
     out_before, out_now = dict(before.leaves_out), dict(now.leaves_out)
-    # Those that stay and have no filter carry all of their operations, whatever comes or goes beside.
+    # Memberships that stay and have no filter carry all of their operations, whatever else comes or goes.
     carried = {
         operation
         for each in kept
@@ -291,12 +291,12 @@ def _has_gap(before: TableMark, now: TableMark) -> bool:
 def refuse_other_root(before: PublishedSet, now: PublishedSet, *, slot_name: str) -> None:
     """Refuse partitions that are published under other names than before.
 
-    :raises PublicationChanged: names the publication.
+    :raises PublicationChanged: it names the publication.
     """
     by_oid = {each.oid: each for each in before.publications}
     by_name = {each.name: each for each in before.publications}
     for publication in now.publications:
-        # One that was dropped and made again is the same one to whoever reads it, with another OID.
+        # A publication that was dropped and made again is the same to its reader, but has another OID.
         was = by_oid.get(publication.oid) or by_name.get(publication.name)
         if was is not None and was.via_partition_root != publication.via_partition_root:
             value = str(publication.via_partition_root).lower()
@@ -311,7 +311,7 @@ def refuse_other_root(before: PublishedSet, now: PublishedSet, *, slot_name: str
 
 
 def _replaced(published: Sequence[PublishedTable], seen: Mapping[int, str]) -> dict[str, str]:
-    """Tables that were renamed while another took their name: the name in the lake, and that of now."""
+    """Tables that were renamed while another took their name: the name in the lake, and the current name."""
     names = {each.name: each.relation_oid for each in published}
     return {
         seen[each.relation_oid]: each.name
@@ -341,10 +341,10 @@ def _warn_of_partitions(session: Session, before: TableMark, now: TableMark) -> 
 
 
 def begins_a_lake(sealed: Manifest, request: CaptureRequest) -> bool:
-    """Whether a batch that waits may be the first of a lake, which has nothing to change yet.
+    """Whether a sealed batch that waits may be the first batch of a lake, which has no rows to change yet.
 
-    One that was staged for another lake, or for this one before it was emptied, has changes of tables of
-    which it holds no copy.
+    A batch that was staged for another lake, or for this one before it was emptied, changes tables without a
+    copy of them.
     """
     lacking = sorted(table.name for table in sealed.tables if table.copy_lsn is None)
     if lacking and request.initial_copy == ALWAYS:
@@ -358,9 +358,9 @@ def begins_a_lake(sealed: Manifest, request: CaptureRequest) -> bool:
 
 
 def holds_copies(sealed: Manifest, copy_tables: Sequence[str]) -> bool:
-    """Whether a batch that waits to be applied holds the copies that are asked for.
+    """Whether a batch that waits to be applied has the copies that are asked for.
 
-    One without them may be the very batch that cannot be applied before a table is copied again.
+    If it has not, it may be the very batch that cannot be applied before a table is copied again.
     """
     copied = {table.name for table in sealed.tables if table.copy_lsn is not None}
     if missing := sorted(set(copy_tables) - copied):

@@ -1,6 +1,6 @@
-"""The end of a pipeline at its source: the slot is dropped, and the server keeps no WAL for it any more.
+"""The end of a pipeline at its source: drops the slot, so that the server keeps no more WAL for it.
 
-What is not here: dropping a slot that is replaced by another (``pipeline.py``), and the lake, which stays.
+The lake stays as it is. ``pipeline.py`` drops slots that are replaced by new ones.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ log = logging.getLogger(__name__)
 def retire_slot(
     conninfo: str | Mapping[str, Any], slot_name: str, confirmation: str | None
 ) -> Lsn | None:
-    """Drop a slot for good, once somebody typed its name.
+    """Drop a slot for good, after somebody typed its name as confirmation.
 
     :param confirmation: the slot's name once more.
-    :returns: where it was confirmed up to; None: it was not there, or had no position.
-    :raises ConfigurationError: the confirmation is missing or another text; nothing was dropped.
-    :raises WrongSlot: physical, of another plugin or database, or temporary.
-    :raises SlotBusy: when somebody reads it.
+    :returns: the slot's confirmed LSN; None: the slot did not exist, or had none.
+    :raises ConfigurationError: the confirmation is missing or wrong. Nothing was dropped.
+    :raises WrongSlot: the slot is physical, temporary, or of another plugin or database.
+    :raises SlotBusy: somebody reads it.
     """
     check_slot_name(slot_name)
     if confirmation != slot_name:

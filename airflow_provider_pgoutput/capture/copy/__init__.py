@@ -1,1 +1,1 @@
-"""Copies whole tables from a snapshot: planned, read in ranges, sealed each on its own."""
+"""Copies whole tables from a snapshot: planned, read in ranges of blocks, each table sealed by itself."""

@@ -1,8 +1,8 @@
-"""Large tables of a copy, read by another engine in the snapshot that this process holds.
+"""Large tables of a copy, which another engine reads in the snapshot that this process holds.
 
-The engine writes files below a table's folder, in folders that no two of its tasks share, and says in the end
-which of them count. What is not here: the engine (``copy_job.py`` says what it is asked), sealing, and tables
-that this process reads itself (``copying.py``).
+The engine writes files below a table's folder. No two of its tasks share a folder. At the end it says which
+files count. ``copy_job.py`` says what the engine is asked to do. ``stage.py`` seals the tables, and copies
+smaller ones in this process.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.run import CaptureContext
     from airflow_provider_pgoutput.capture.staging.copied_table import CopiedTable
 
-#: A table is read in parts of about this size on the server's disk, each a file or more. Larger than those
-#: that this process reads, as each part costs the engine a task and a session at the source.
+#: A table is read in parts of about this size on the server's disk. Each part becomes a file or more. The
+#: parts are larger than those that this process reads, because each costs the engine a task and a session at
+#: the source.
 PART_BYTES = 256 << 20
 
 
@@ -37,13 +38,13 @@ class TableElsewhere(NamedTuple):
 
 
 def is_elsewhere(request: CaptureRequest, storage: TableStorage) -> bool:
-    """Whether a table is for the other engine."""
+    """Whether the other engine shall copy a table."""
     engine = request.copy_engine
     return engine is not None and storage.size_bytes >= engine.least_bytes
 
 
 def ranges(request: CaptureRequest, storage: TableStorage) -> list[BlockRange]:
-    """Cut a table as whoever reads it likes it."""
+    """Cut a table into ranges that suit its reader."""
     return block_ranges(storage, PART_BYTES if is_elsewhere(request, storage) else None)
 
 
@@ -54,11 +55,13 @@ def copied_elsewhere(
     orders: Sequence[CopyOrder],
     storage: Mapping[int, TableStorage],
 ) -> Iterator[Generator[TableElsewhere, None, None]]:
-    """Begin to copy tables elsewhere; they follow, each when the engine says that it is copied.
+    """Start to copy tables with the other engine.
 
-    :param orders: one at least.
+    Each table is yielded when the engine says that it is copied.
+
+    :param orders: at least one.
     :param storage: how large the tables are, by OID.
-    :raises SnapshotLost: when the snapshot does not exist any more.
+    :raises SnapshotLost: the snapshot does not exist any more.
     """
     engine, request = context.request.copy_engine, context.request
     assert engine is not None, "a table is elsewhere only where there is an engine"
@@ -92,9 +95,9 @@ def _folder(order: CopyOrder) -> str:
 
 
 def check(context: CaptureContext, order: CopyOrder, copied: CopiedTable) -> None:
-    """Find the files of a table, and delete what tasks left that died or were made twice.
+    """Check a table's files, and delete files of tasks that died or ran twice.
 
-    :raises ConfigurationError: when the files that the engine wrote are not in this process's staging area.
+    :raises ConfigurationError: the engine's files are not in the staging area as this process sees it.
     """
     files, folder = (*copied.files, *copied.rejected_files), _folder(order)
     sizes = context.area.sizes([each.path for each in files])

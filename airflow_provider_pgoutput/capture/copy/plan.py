@@ -1,9 +1,9 @@
-"""What a copy has to know of its tables: where they are stored, how they are split, what publishes them.
+"""What a copy has to know about its tables: where they are stored, how to split them, what publishes them.
 
-Asked inside the snapshot, so as of its point; asked again later, the difference tells what happened since.
-A rewritten table (TRUNCATE, VACUUM FULL, some forms of ALTER TABLE) has other files. What was read of it
-before and after does not go together, an older snapshot sees no row of it without any error, and values that
-ALTER TABLE computed are no row events. What is not here: reading rows (``copy.py``).
+It is read inside of the snapshot, so as of the copy's point. When it is read again later, the difference
+shows what happened since. A rewritten table (TRUNCATE, VACUUM FULL, some forms of ALTER TABLE) has other
+files. Rows that were read before and after do not fit together; an older snapshot sees no row of the table,
+without any error; and values that ALTER TABLE computed are no row events. ``read.py`` reads the rows.
 
 Sources: https://www.postgresql.org/docs/current/mvcc-caveats.html,
 https://www.postgresql.org/docs/current/ddl-system-columns.html (ctid)
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 PART_BYTES = 64 << 20
 
 
-# A partitioned table is stored in its leaves, a parent of inheritance in itself alone. Only a heap has blocks
-# that ctid ranges can be cut from, and ctid is for a role that may read the whole table, not some columns.
-# Asked while other sessions of a copy hold locks that a migration waits for, so it must not wait behind that.
+# A partitioned table is stored in its leaves, a parent of inheritance only in itself. Only a heap can be read
+# by ctid, and only a role that may read the whole table, and not some columns, can use ctid. Other sessions
+# of the copy may hold locks that a migration waits for, so this query must not wait behind the migration.
 _LEAF_QUERY = """
 WITH RECURSIVE tree AS (
     SELECT c.oid AS root, c.oid, c.relkind, c.relfilenode, c.relam
@@ -79,17 +79,18 @@ class TableStorage:
 
     #: Blocks of the table, or of each of its leaves.
     blocks: tuple[int, ...]
-    #: Bytes with TOAST on the server's disk.
+    #: Bytes on the server's disk, with TOAST.
     size_bytes: int
-    #: Whether ranges of blocks can be read.
+    #: Whether it can be read in ranges of blocks.
     has_blocks: bool
 
 
 @dataclass(frozen=True, slots=True)
 class TablePlace:
-    """Where the rows of a table lie, in a form that is good for comparing only.
+    """The files that hold a table's rows, in a form that is only good for comparing.
 
-    Rows that change it brings or takes are in no stream, and a snapshot from before misses them too.
+    No stream has the rows that a change of it brings or takes. A snapshot from before does not have them
+    either.
     """
 
     #: OID and file node of the table, or of each of its leaves.
@@ -100,16 +101,19 @@ class TablePlace:
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """All of a table but its rows that a copy depends on and the catalog knows, for comparing only."""
+    """Everything that the catalog knows and a table's copy depends on, except for the rows.
+
+    Only for comparing.
+    """
 
     place: TablePlace
-    #: Every publication that is read: its operations may have been others for a while.
+    #: Every publication that is read. It may have published other operations for a while.
     publications: tuple[PublicationMark, ...]
     #: See ``TableMark``.
     memberships: tuple[str, ...]
-    #: ``pg_attribute.attnum`` by name: a column that was dropped and made again is another one.
+    #: ``pg_attribute.attnum`` by name. A column that was dropped and made again has another one.
     numbers: Mapping[str, int]
-    #: The users' types that its columns are made of: what ALTER TYPE makes of values is in no stream.
+    #: The users' types in its columns. No stream has what ALTER TYPE does to values.
     types: tuple[TypeDefinition, ...]
 
 
@@ -127,9 +131,9 @@ def read_plan(
     publication_names: Sequence[str],
     tables: Sequence[PublishedTable],
 ) -> CopyPlan:
-    """Look at the tables as of an exported snapshot, when all that it sees has ended.
+    """Read the plan as of an exported snapshot, when every transaction that the snapshot sees has ended.
 
-    :raises SnapshotLost: when the snapshot does not exist any more.
+    :raises SnapshotLost: the snapshot does not exist any more.
     """
     with sessions.connect(conninfo) as session, translated():
         session.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
@@ -143,7 +147,7 @@ def read_plan(
 
 
 def read_storage(session: Session, relation_oids: Sequence[int]) -> dict[int, TableStorage]:
-    """How large tables are now, by OID; waits for their locks. A table that is gone has no blocks."""
+    """How large tables are now, by OID. It waits for their locks. A table that is gone has no blocks."""
     leaves = _leaves(session, relation_oids)
     oids = [leaf.oid for found in leaves.values() for leaf in found]
     with translated():
@@ -161,7 +165,7 @@ def read_storage(session: Session, relation_oids: Sequence[int]) -> dict[int, Ta
 
 
 def read_places(session: Session, tables: Sequence[PublishedTable]) -> dict[int, TablePlace]:
-    """Where rows lie as the session's snapshot sees it, by OID; waits for no lock of a table."""
+    """Where rows are, as the session's snapshot sees it, by OID. It waits for no table's lock."""
     leaves = _leaves(session, [each.relation_oid for each in tables])
     partitions = read_partitions(session, tables)
     return {
@@ -173,12 +177,12 @@ def read_places(session: Session, tables: Sequence[PublishedTable]) -> dict[int,
 class _Leaf(NamedTuple):
     oid: int
     file: int
-    #: Whether ranges of its blocks can be read.
+    #: Whether it can be read in ranges of blocks.
     has_blocks: bool
 
 
 def _leaves(session: Session, relation_oids: Sequence[int]) -> dict[int, list[_Leaf]]:
-    """What holds the rows of each table, in the order of their OIDs."""
+    """The tables or leaves that hold the rows of each table, in the order of their OIDs."""
     found: dict[int, list[_Leaf]] = {oid: [] for oid in relation_oids}
     with translated():
         rows = session.execute(_LEAF_QUERY, (list(relation_oids),)).fetchall()
@@ -190,7 +194,7 @@ def _leaves(session: Session, relation_oids: Sequence[int]) -> dict[int, list[_L
 def read_states(
     session: Session, publication_names: Sequence[str], tables: Sequence[PublishedTable]
 ) -> dict[int, TableState]:
-    """The state of tables as the session's snapshot sees it, by OID; waits for no lock of a table."""
+    """The state of tables as the session's snapshot sees it, by OID. It waits for no table's lock."""
     marks = read_marks(session, publication_names, tables)
     places = read_places(session, tables)
     numbers = read_numbers(session, tables)
@@ -208,7 +212,7 @@ def read_states(
 
 
 def read_numbers(session: Session, tables: Sequence[PublishedTable]) -> dict[int, dict[str, int]]:
-    """The ``attnum`` of the columns that have the names of those published, by OID; waits for no lock."""
+    """By OID: ``attnum`` of columns that have the names of published ones. It waits for no table's lock."""
     published = {each.relation_oid: {column.name for column in each.columns} for each in tables}
     numbers: dict[int, dict[str, int]] = {oid: {} for oid in published}
     with translated():
@@ -220,9 +224,9 @@ def read_numbers(session: Session, tables: Sequence[PublishedTable]) -> dict[int
 
 
 def block_ranges(storage: TableStorage, part_bytes: int | None = None) -> list[BlockRange]:
-    """Cut a table in ranges of about the same number of blocks; together they are the whole table.
+    """Cut a table into ranges with about the same number of blocks. Together they are the whole table.
 
-    The same range holds for every leaf, so that a partitioned table can be read through its root.
+    Each range holds for every leaf, so a partitioned table can be read through its root.
 
     :param part_bytes: None: ``PART_BYTES``.
     """

@@ -1,11 +1,10 @@
-"""The initial copy: all rows of published tables as they were in one exported snapshot.
+"""The initial copy: reads all rows of published tables as they were in one exported snapshot.
 
-Several connections read in threads, large tables in ranges of blocks, so that one table keeps all of them
-busy as many do. Each part is a stream of Arrow batches, so memory stays bounded. Only published columns
-are selected, and only rows that the publications' filters let through. Values go through the casters of
-the stream.
-What is not here: how tables are split (``copy_plan.py``), the form in which a column is fetched
-(``fetched_form.py``), and where the rows go.
+Several connections read in threads. Large tables are read in ranges of blocks, so that one table keeps all
+connections busy. Each part is a stream of Arrow batches, so memory is bounded. Only published columns are
+selected, and only rows that the publications' filters let through. Values go through the same casters as
+those of the stream. ``plan.py`` splits the tables, and ``source/copy_form.py`` knows the form in which a
+column is fetched.
 
 Source: https://www.postgresql.org/docs/current/logical-replication-row-filter.html (initial data)
 """
@@ -50,7 +49,7 @@ _STOP_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class CopyOrder:
-    """One table to copy: what the publications say of it, how it is split, and where its rows go."""
+    """One table to copy: its publications' columns and filters, its ranges, and where its rows go."""
 
     table: PublishedTable
     staged: StagedTable
@@ -68,7 +67,7 @@ class CopiedRows:
 
 @dataclass(frozen=True, slots=True)
 class CopiedPart:
-    """All rows of one of a table's ranges were handed over."""
+    """Says that all rows of one range of a table were handed over."""
 
     order: CopyOrder
 
@@ -84,11 +83,11 @@ def copy_tables(
     orders: Sequence[CopyOrder],
     connections: int,
 ) -> Generator[CopiedRows | CopiedPart, None, None]:
-    """Read all tables, in this order; batches of several tables and parts interleave.
+    """Read all tables, in this order. Batches of several tables and ranges come mixed.
 
-    :param snapshot_name: an exported snapshot whose session stays open until the last row.
-    :raises SnapshotLost: when it does not exist any more, or a column has another type by now.
-    :raises MissingPrivilege: when the role may not SELECT a table.
+    :param snapshot_name: an exported snapshot. Its session stays open until the last row.
+    :raises SnapshotLost: the snapshot does not exist any more, or a column has another type now.
+    :raises MissingPrivilege: the role may not SELECT a table.
     """
     parts = [_Part(order, blocks) for order in orders for blocks in order.ranges]
     waiting: queue.SimpleQueue[_Part] = queue.SimpleQueue()
@@ -110,7 +109,7 @@ def copy_tables(
         yield from ready
     finally:
         ready.stop()
-        # On a network that is silent they end with this process.
+        # On a silent network the threads end with this process.
         for thread in threads:
             thread.join(_STOP_SECONDS)
 
@@ -118,7 +117,7 @@ def copy_tables(
 def _copy_waiting(
     conninfo: str | Mapping[str, Any], snapshot_name: str, waiting: queue.SimpleQueue[_Part]
 ) -> Generator[CopiedRows | CopiedPart, None, None]:
-    """Copy one waiting part after the other over one connection, until none waits."""
+    """Copy one waiting part after the other over one connection, until no part waits."""
     with contextlib.closing(sessions.connect_adbc(conninfo)) as connection:
         while True:
             try:
@@ -127,7 +126,7 @@ def _copy_waiting(
                 return
             _enter_snapshot(connection, snapshot_name)
             yield from _copy_part(connection, part)
-            # Who wants to alter or truncate the table need not wait for all others to be copied.
+            # Whoever wants to alter or truncate this table need not wait until all others are copied.
             with translated():
                 connection.adbc_connection.set_autocommit(True)
             yield CopiedPart(part.order)
@@ -138,8 +137,8 @@ def select_statement(
 ) -> sql.Composable:
     """The query that reads a table, or a range of its blocks, as the stream would have sent it.
 
-    A parent of inheritance is read alone, as its children are tables of their own; a partitioned
-    table, published via its root, with all partitions: a range is that of each of them.
+    A parent of inheritance is read alone, because its children are tables of their own. A partitioned table
+    that is published via its root is read with all partitions. A range then holds for each of them.
     """
     key = set(table.key_columns)
     chosen = [expression(each, is_key=each.name in key) for each in columns]
@@ -149,7 +148,7 @@ def select_statement(
     statement = sql.SQL("SELECT {} FROM {}{}").format(listed, only, source)
     conditions = _block_conditions(blocks)
     if table.row_filters:
-        # The server printed these conditions from its own catalog, names qualified.
+        # The server itself printed these conditions from its catalog, with qualified names.
         filters = [sql.SQL("({})").format(sql.SQL(each)) for each in table.row_filters]
         conditions.append(sql.SQL("({})").format(sql.SQL(" OR ").join(filters)))
     if not conditions:
@@ -158,7 +157,7 @@ def select_statement(
 
 
 def _block_conditions(blocks: BlockRange | None) -> list[sql.Composable]:
-    """What a TID range scan makes of a range; rows are numbered from 1 in a block."""
+    """Conditions that become a TID range scan. Rows in a block are numbered from 1."""
     bounds = [] if blocks is None else [(">=", blocks.first), ("<", blocks.end)]
     return [
         sql.SQL("ctid {} {}::pg_catalog.tid").format(sql.SQL(sign), sql.Literal(f"({block},0)"))
@@ -193,13 +192,13 @@ def _copy_part(connection: AdbcConnection, part: _Part) -> Iterator[CopiedRows]:
 
 
 def _cast(order: CopyOrder, version: StagedVersion, fetched: pa.RecordBatch) -> CopiedRows:
-    """Fetched columns as staged ones, by the casters of the stream where they came as text."""
+    """Turn fetched columns into staged ones, by the casters of the stream if they came as text."""
     key = set(order.table.key_columns)
     columns, rejected = [], []
     for place, text_caster in enumerate(version.casters):
         column, values, caster = text_caster.column, fetched.column(place), text_caster
         if not is_binary(column, is_key=column.name in key):
-            # Its text, or what its send function makes.
+            # Either its text, or what its send function makes.
             values = values.view(pa.binary())
         elif column.type_oid in MOMENT_OIDS:
             if values.type != text_caster.arrow_type:
@@ -230,12 +229,12 @@ def _exact(values: pa.Array, wanted: pa.DataType, order: CopyOrder, column: Colu
     try:
         return values.cast(wanted)
     except pa.ArrowException:
-        # Not from it: its text quotes the value.
+        # Without a cause: its text quotes the value.
         raise _other_type(order, column) from None
 
 
 def _other_type(order: CopyOrder, column: Column) -> SnapshotLost:
-    """A type that ALTER TABLE changed without a new file since the table was described."""
+    """The error for a type that ALTER TABLE changed since the table was described, without a new file."""
     return SnapshotLost(
         "The column has another type than when the copy began.",
         table=order.table.name,
@@ -270,7 +269,7 @@ def _rejected(
 
 
 def _printed(caster: ColumnCaster, values: pa.Array) -> pa.Array:
-    """Fetched values of a key as PostgreSQL prints them."""
+    """Fetched values of a key column, as PostgreSQL prints them."""
     if is_sent(caster.column):
         return caster.texts(values.view(pa.binary()))
     return values.cast(pa.string()).cast(pa.binary())

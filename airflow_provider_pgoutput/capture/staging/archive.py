@@ -1,7 +1,7 @@
-"""Finds the staged batches that cover a range of LSNs, for a replay. It opens no staged file, and no lake.
+"""Finds the staged batches that cover a range of LSNs, for a replay. It opens no staged file and no lake.
 
-Batches are taken whole: the first one holds ``from_lsn``, or starts there, and the last one does not go past
-``to_lsn``. The batch that a pipeline begins with may hold copies only; it ends where it starts then.
+Batches are taken whole. The first one contains ``from_lsn``, or starts there. The last one does not end after
+``to_lsn``. The first batch of a pipeline may have only copies. Then it ends where it starts.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ log = logging.getLogger(__name__)
 
 
 class Overlaps(NamedTuple):
-    """Of the batches that end past a position."""
+    """Facts about the batches that end past an LSN."""
 
-    #: Commits that they left out on request.
+    #: LSNs of commits that they left out on request.
     left_out: frozenset[Lsn]
-    #: The last end of those that the lake is not before and that hold copies; None: there is none.
+    #: The last end of an applied batch with copies; None: there is none.
     copied_until: Lsn | None
 
 
 def newest_readable(
     area: StagingArea, slot_name: str, system_identifier: str, lake_lsn: Lsn
 ) -> Manifest | None:
-    """The newest batch that the lake is not before, and whose manifest can be read; None: there is none."""
+    """The newest applied batch whose manifest can be read; None: there is none."""
     folder = layout.manifest_folder(slot_name)
     for name in reversed(area.names(folder)):
         ends = layout.parse_manifest_name(name)
@@ -52,7 +52,7 @@ def newest_readable(
 def find_overlaps(
     area: StagingArea, slot_name: str, system_identifier: str, start: Lsn, lake_lsn: Lsn
 ) -> Overlaps:
-    """Look through the batches that end past ``start``; those of other PostgreSQL systems do not count."""
+    """Look through the batches that end past ``start``. Batches of other systems do not count."""
     left_out: set[Lsn] = set()
     copied: list[Lsn] = []
     folder = layout.manifest_folder(slot_name)
@@ -74,7 +74,7 @@ def find_overlaps(
 
 
 class ArchivedBatch(NamedTuple):
-    """A sealed batch and where its manifest lies."""
+    """A sealed batch, and where its manifest is."""
 
     start_lsn: Lsn
     end_lsn: Lsn
@@ -82,7 +82,7 @@ class ArchivedBatch(NamedTuple):
     batch_id: str
     system_identifier: str
     timeline: int
-    #: Row changes, copied rows not counted.
+    #: Number of row changes, without copied rows.
     changes: int
 
     @property
@@ -98,13 +98,13 @@ def batches_between(
     to_lsn: Lsn | None = None,
     system_identifier: str | None = None,
 ) -> list[ArchivedBatch]:
-    """The batches of a slot from one position to another, in order and without a gap; they may overlap.
+    """The batches of a slot from one LSN to another, in order and without a gap. They may overlap.
 
     :param to_lsn: the last batch ends there or before; None: the newest batch is the last.
-    :param system_identifier: batches of other PostgreSQL systems are left out; None: of others than the
+    :param system_identifier: other systems' batches are left out; None: those of other systems than the
         newest batch's.
-    :raises BatchGap: the archive begins past ``from_lsn``, or lacks something in between.
-    :raises BatchRefused: a manifest is damaged, no batch ends in the range, or none gets to ``to_lsn``.
+    :raises BatchGap: the archive begins after ``from_lsn``, or a batch in between is missing.
+    :raises BatchRefused: a manifest is damaged, no batch ends in the range, or none reaches ``to_lsn``.
     """
     found = _past(area, slot_name, from_lsn)
     system = system_identifier or (found[-1].system_identifier if found else None)
@@ -120,7 +120,7 @@ def batches_between(
         ]
         if not following:
             break
-        # Of several attempts at one batch the one that reaches farthest.
+        # If there were several attempts at one batch, take the one that ends last.
         chain.append(max(following, key=lambda each: each.end_lsn))
         position = chain[-1].end_lsn
         chain += _points(found, position)
@@ -138,7 +138,7 @@ def batches_between(
 
 
 def _happened(found: Sequence[ArchivedBatch]) -> list[ArchivedBatch]:
-    """Leave out what was sealed before the source was promoted and then staged anew, or never happened."""
+    """Leave out batches from before a promotion that were staged again, or whose changes never happened."""
     return [
         each
         for each in found
@@ -149,16 +149,16 @@ def _happened(found: Sequence[ArchivedBatch]) -> list[ArchivedBatch]:
 
 
 def _points(found: Sequence[ArchivedBatch], position: Lsn) -> list[ArchivedBatch]:
-    """The batches that start and end at a position."""
+    """The batches that start and end at an LSN."""
     return [each for each in found if each.is_point and each.start_lsn == position]
 
 
 def _past(area: StagingArea, slot_name: str, lsn: Lsn) -> list[ArchivedBatch]:
-    """All batches that end past a position, or lie in it, in the order of their ends."""
+    """All batches that end past an LSN, or start and end at it, in the order of their ends."""
     found = []
     for entry in area.entries(layout.manifest_folder(slot_name)):
         ends = layout.parse_manifest_name(entry.name)
-        # An empty one is being written, or its writer died.
+        # An empty file is being written, or its writer died.
         if entry.size_bytes and ends is not None and (ends[1] > lsn or ends == (lsn, lsn)):
             manifest = Manifest.from_json(area.read(entry.path))
             found.append(
@@ -178,10 +178,10 @@ def _past(area: StagingArea, slot_name: str, lsn: Lsn) -> list[ArchivedBatch]:
 def _refuse_hole(
     found: Sequence[ArchivedBatch], slot_name: str, position: Lsn, to_lsn: Lsn | None
 ) -> None:
-    """Refuse a chain that ends at ``position`` when it should not."""
+    """Refuse a chain of batches that ends at ``position`` although it should go on."""
     later = [each.start_lsn for each in found if each.start_lsn > position]
     if to_lsn is not None:
-        # A batch that holds to_lsn is left out on purpose.
+        # A batch that contains to_lsn was left out on purpose.
         if position >= to_lsn or any(
             each.start_lsn <= position and each.end_lsn > to_lsn for each in found
         ):

@@ -1,9 +1,8 @@
-"""The staging area: a folder on a disk or in an object store, reached through pyarrow's file systems.
+"""The staging area: a folder on a disk or in an object store, used through pyarrow's file systems.
 
-Local files are written through to the disk, and a file that must appear whole is renamed into place;
-an object store makes an object visible whole by itself, or, as Azure's, first an empty one: no file of ours
-is empty, so empty ones are not there yet. Names are made in ``batch/layout.py`` only. What is not here: what
-the files hold.
+Local files are synced to the disk. A file that must appear whole is renamed into place. An object store shows
+only whole objects, except that Azure's may first show an empty one. None of our files is empty, so an empty
+file counts as not there yet. ``batch/layout.py`` makes all names.
 
 Source: https://arrow.apache.org/docs/python/filesystems.html
 """
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import datetime
 
-#: No access for any other user: the files hold rows.
+#: No access for other users, because the files contain rows.
 _FOLDER_MODE = 0o700
 _FILE_MODE = 0o600
 
@@ -56,9 +55,9 @@ class Entry(NamedTuple):
 
 
 class StagedOutput:
-    """A file being written; it counts and hashes what passes. Closed, it is durable.
+    """A file that is being written. It counts and hashes the bytes. After ``finish`` it is durable.
 
-    It has the methods that ``pyarrow.PythonFile`` wants of a file to write to.
+    It has the methods that ``pyarrow.PythonFile`` needs in a file to write to.
     """
 
     def __init__(self, sink: IO[bytes] | pa.NativeFile, *, local: bool) -> None:
@@ -81,10 +80,10 @@ class StagedOutput:
         return self.size_bytes
 
     def flush(self) -> None:
-        """Leave flushing to ``finish``."""
+        """Does nothing. ``finish`` flushes."""
 
     def close(self) -> None:
-        """Called by pyarrow at the end; ``finish`` is what makes the file durable."""
+        """Pyarrow calls it at the end. ``finish`` makes the file durable."""
         self.closed = True
 
     def finish(self) -> Written:
@@ -98,7 +97,7 @@ class StagedOutput:
 
 #: Schemes of ``scheme://container@account/folder``.
 _CONTAINER_FIRST = frozenset({"abfs", "abfss"})
-#: Variables that name the region of AWS, the first that is set goes.
+#: Variables that name the AWS region. The first one that is set counts.
 #: https://docs.aws.amazon.com/sdkref/latest/guide/feature-region.html
 _REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 
@@ -106,10 +105,10 @@ _REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 class StagingArea:
     """The folder below which everything of the pipeline is staged.
 
-    :param staging_uri: an absolute path, or a URI that pyarrow knows (``s3://``, ``gs://``,
-        ``abfss://``, ``file://``).
-    :raises ConfigurationError: when it is neither, or one that Spark would take for something else.
-    :raises LakeUnavailable: when the store of the bucket does not say which region it is in.
+    :param staging_uri: an absolute path, or a URI that pyarrow knows (``s3://``, ``gs://``, ``abfss://``,
+        ``file://``).
+    :raises ConfigurationError: it is neither, or Spark would read it differently.
+    :raises LakeUnavailable: the object store does not say in which region the bucket is.
     """
 
     def __init__(self, staging_uri: str) -> None:
@@ -123,7 +122,7 @@ class StagingArea:
         return join(self.staging_uri, relative)
 
     def create(self, relative: str) -> StagedOutput:
-        """Open a new file for writing; its folder is made when needed."""
+        """Open a new file for writing. Its folder is made if needed."""
         path = join(self._root, relative)
         with storage_errors("write"):
             if not self._local:
@@ -133,7 +132,7 @@ class StagingArea:
             return StagedOutput(os.fdopen(number, "wb"), local=True)
 
     def write_whole(self, relative: str, content: bytes) -> None:
-        """Write a file that other processes see whole or not at all, and that survives a power loss."""
+        """Write a file that other processes see whole or not at all, and that survives a power failure."""
         if not self._local:
             output = self.create(relative)
             with storage_errors("write"):
@@ -169,9 +168,9 @@ class StagingArea:
             return self._filesystem.open_input_stream(join(self._root, relative))
 
     def names(self, folder: str) -> list[str]:
-        """Names of the files in a folder, sorted; none when there is no such folder.
+        """Names of the files in a folder, sorted; none if there is no such folder.
 
-        Empty ones are left out: their writer is at work, or died.
+        Empty files are left out: their writer is still at work, or died.
         """
         selector = fs.FileSelector(join(self._root, folder), allow_not_found=True)
         with storage_errors("list"):
@@ -181,7 +180,7 @@ class StagingArea:
         )
 
     def entries(self, folder: str, *, recursive: bool = False) -> list[Entry]:
-        """The files in a folder, sorted by path; none when there is no such folder."""
+        """The files in a folder, sorted by path; none if there is no such folder."""
         selector = fs.FileSelector(
             join(self._root, folder), allow_not_found=True, recursive=recursive
         )
@@ -201,27 +200,27 @@ class StagingArea:
         return [each.size if each.type == fs.FileType.File else None for each in found]
 
     def delete_folder(self, relative: str) -> None:
-        """Delete a folder with all that is in it; nothing happens when it does not exist."""
+        """Delete a folder with everything in it. It need not exist."""
         with storage_errors("delete"), contextlib.suppress(FileNotFoundError):
             self._filesystem.delete_dir(join(self._root, relative))
 
     def delete_file(self, relative: str) -> None:
-        """Delete a file; nothing happens when it does not exist."""
+        """Delete a file. It need not exist."""
         with storage_errors("delete"), contextlib.suppress(FileNotFoundError):
             self._filesystem.delete_file(join(self._root, relative))
 
     def delete_empty_folders(self, relative: str) -> None:
-        """Delete the folders below one that hold nothing; an object store has none."""
+        """Delete the empty folders below a folder. An object store has none."""
         if not self._local:
             return
         for folder, _, _ in os.walk(join(self._root, relative), topdown=False):
             if folder != join(self._root, relative):
-                # Another process may have put a file there just now.
+                # Another process may have written a file there just now.
                 with contextlib.suppress(OSError):
                     Path(folder).rmdir()
 
     def _sync_folders(self, folder: Path) -> None:
-        """Sync a folder and those above it up to the root, any of which may be new."""
+        """Sync a folder and its parents up to the root, because any of them may be new."""
         root = Path(self._root)
         for each in (folder, *folder.parents):
             number = os.open(each, os.O_RDONLY | os.O_DIRECTORY)
@@ -234,10 +233,10 @@ class StagingArea:
 
 
 def _check_uri(staging_uri: str) -> None:
-    """Refuse what must not be shown, and what Arrow and Hadoop do not read alike."""
+    """Refuse a URI with secrets, or one that Arrow and Hadoop read differently."""
     parts = urlsplit(staging_uri)
     login, _, _ = parts.netloc.rpartition("@")
-    # Azure's file system has the container there.
+    # In Azure's URIs the container stands there.
     if login and (parts.scheme not in _CONTAINER_FIRST or ":" in login):
         raise ConfigurationError(
             "staging_uri has a user or a password in it, and it is shown in logs and in XCom.",
@@ -270,8 +269,8 @@ def _opened(staging_uri: str) -> tuple[fs.FileSystem, str]:
     except (pa.ArrowInvalid, ValueError, TypeError):
         raise _no_uri() from None
     except OSError as error:
-        # Arrow asks AWS for the region of a bucket, whatever the environment says, unless the URI does. AWS
-        # knows better, as a bucket may be anywhere; but not every network leads there.
+        # Arrow asks AWS for the region of a bucket, unless the URI names it. It ignores the environment. AWS
+        # knows best, because a bucket may be anywhere. But not every network reaches AWS.
         # https://arrow.apache.org/docs/python/filesystems.html#s3
         region = next(filter(None, map(os.environ.get, _REGIONS)), None)
         if not region or not staging_uri.startswith("s3:"):

@@ -1,7 +1,7 @@
-"""Refuses changes of which the server left out what nothing else tells: an old row, a value.
+"""Refuses changes from which the server left out something that nothing else tells: an old row, a value.
 
-The decoder takes them, because servers send them; a table they belong to can be copied again. What is not
-here: values that do not fit their columns (``cast.py``).
+The decoder accepts such changes, because servers send them. The refused table can be copied again. Values
+that do not fit their columns are handled in ``types/cast.py``.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def refuse_incomplete(
 
 
 def old_kinds(partitions: frozenset[PartitionIdentity], block: ChangeBlock) -> NDArray[np.uint8]:
-    """What each old tuple is: whole, or the identity alone.
+    """Whether each old tuple is the whole row, or only the identity.
 
-    Of a root the server says what the root has, and not what the partition sent.
+    For a root, the message says what the root has, and not what the partition sent.
     """
     if not partitions:
         return block.old_kind
@@ -51,10 +51,10 @@ def old_kinds(partitions: frozenset[PartitionIdentity], block: ChangeBlock) -> N
 def _refuse_unnamed_rows(
     version: TableVersion, partitions: frozenset[PartitionIdentity], block: ChangeBlock
 ) -> None:
-    """Refuse an update or a delete that may be of a partition whose old tuples do not hold the key.
+    """Refuse an update or a delete that may come from a partition whose old tuples lack the key.
 
-    An update without an old tuple says that the identity of its partition did not change; another key may
-    have. Without a key rows are compared whole.
+    An update without an old tuple says that the identity of its partition did not change. Another key may
+    have changed. Without a key whole rows are compared.
     """
     key = version.key_columns
     if partitions:
@@ -119,9 +119,11 @@ def _not_named(
 
 
 def _refuse_partial_inserts(version: TableVersion, block: ChangeBlock) -> None:
-    """An update that brings its row into the row filter is sent as an insert, without unchanged TOAST.
+    """Refuse an insert without a large value: an update brought its row into the row filter.
 
-    What the table has of an earlier stay of the row is no substitute: it could change outside unseen.
+    The target may have the row from an earlier time inside of the filter. Its value cannot be used, because
+    it may have changed while the row was outside.
+
     Source: https://www.postgresql.org/docs/current/logical-replication-row-filter.html (UPDATE
     Transformations).
     """

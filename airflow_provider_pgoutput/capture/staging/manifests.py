@@ -1,6 +1,6 @@
-"""Manifests: finding sealed batches, and sealing one. The manifest is written last and makes the batch.
+"""Manifests: finds sealed batches, and seals a batch. The manifest is written last and makes the batch exist.
 
-What is not here: the data files, which are complete and durable before.
+The data files are complete and durable before that.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def find_sealed(
 ) -> tuple[Manifest, str] | None:
     """The sealed batch with the greatest end among those that start at ``start``.
 
-    Manifests of another system, which may use the same positions, are passed over; so are, with a
-    warning, those whose files are gone: such a batch is staged anew.
+    Manifests of another system do not count, because it may use the same LSNs. Nor do batches with missing
+    files, with a warning: such a batch is staged again.
 
     :param past: only batches that end past it count.
-    :param server: nor those of another timeline, or that end past what the server has: the source may have
-        been restored to an earlier time since.  None: they count.
-    :param skip_lsns: nor do those that hold a transaction that commits at one of these.
+    :param server: batches of another timeline do not count, and none that end past what the server has. The
+        source may have been restored to an earlier time. None: they count.
+    :param skip_lsns: batches with a transaction that commits at one of these do not count.
     :returns: the manifest and its URI.
-    :raises BatchRefused: when a manifest is damaged.
+    :raises BatchRefused: a manifest is damaged.
     """
 
     def counts(from_lsn: Lsn, end: Lsn) -> bool:
@@ -63,15 +63,15 @@ def find_sealed(
 def find_bridge(
     area: StagingArea, slot_name: str, server: Server, checkpoint: Lsn, confirmed: Lsn
 ) -> tuple[Manifest, str] | None:
-    """A sealed batch with what lies between the checkpoint and a slot that is past it; the first of several.
+    """The first sealed batch that bridges the gap between the checkpoint and a slot that is past it.
 
-    It may begin before the checkpoint: of two runs at once each may have sealed one, and the shorter was
-    applied. What was sealed before the source was restored to an earlier time is passed over: it may hold
-    what never happened. There are several where the lake went back, as with a backup of it: each is the next
-    one in its turn.
+    It may begin before the checkpoint: two runs at once may each have sealed one, and the shorter was
+    applied. Batches from before a restore of the source do not count, because they may contain what never
+    happened. There are several batches to go if the lake went back, for instance to a backup. Then each is
+    the next one in its turn.
 
     :returns: the manifest and its URI.
-    :raises BatchRefused: when a manifest is damaged.
+    :raises BatchRefused: a manifest is damaged.
     """
 
     def counts(start: Lsn, end: Lsn) -> bool:
@@ -81,7 +81,7 @@ def find_bridge(
         return counts(start, end) and confirmed <= end
 
     def accepts(manifest: Manifest) -> bool:
-        # After a promotion the slot that was synchronised goes on where the batch ends.
+        # After a promotion, a synchronised slot goes on where the batch ends.
         followed = manifest.timeline == server.timeline or manifest.end_lsn == confirmed
         return manifest.system_identifier == server.system_identifier and followed
 
@@ -97,7 +97,7 @@ def find_bridge(
 
 
 def make_sure(area: StagingArea, manifest: Manifest, uri: str) -> None:
-    """Look whether a sealed batch is there in full and durable, before nobody else has its changes.
+    """Check that a sealed batch is complete and durable, before it becomes the only copy of its changes.
 
     :raises LakeUnavailable: a file is missing.
     """
@@ -118,9 +118,9 @@ def _longest(
     counts: Callable[[Lsn, Lsn], bool],
     accepts: Callable[[Manifest], bool],
 ) -> tuple[Manifest, str] | None:
-    """Of the complete batches whose start and end count, and that are accepted, the one that ends last.
+    """The complete batch with the greatest end, among those whose start and end count and that are accepted.
 
-    Of those that end there, the one that leaves out most: that was asked for after the others were sealed.
+    If several end there, it is the one that leaves out most: that was asked for after the others were sealed.
     """
     folder = layout.manifest_folder(slot_name)
     found = []
@@ -150,10 +150,10 @@ def find_ending(
     end: Lsn,
     batch_id: str | None = None,
 ) -> Manifest | None:
-    """A sealed batch that ends at ``end``: all of them know the same prepared transactions there.
+    """A sealed batch that ends at ``end``. All batches that do know the same prepared transactions.
 
-    :param batch_id: only this one, because no other can stand for it; None: any.
-    :raises BatchRefused: when a manifest that ends there is damaged, and none of the others will do.
+    :param batch_id: only this batch, because no other can replace it; None: any.
+    :raises BatchRefused: a manifest that ends there is damaged, and no other one can be used.
     """
     folder = layout.manifest_folder(slot_name)
     damaged: BatchRefused | None = None
@@ -175,7 +175,7 @@ def find_ending(
 
 
 def _read(area: StagingArea, path: str, slot_name: str, end: Lsn) -> Manifest:
-    """A manifest; one that is damaged is named in the error."""
+    """Read a manifest. If it is damaged, the error names it."""
     try:
         return Manifest.from_json(area.read(path))
     except BatchRefused as error:
@@ -189,7 +189,7 @@ def _read(area: StagingArea, path: str, slot_name: str, end: Lsn) -> Manifest:
 
 
 def _has_files(area: StagingArea, manifest: Manifest, path: str) -> bool:
-    """Whether every file of a manifest is there with its size; what is in it, apply checks."""
+    """Whether every file of a manifest exists with its size. Apply checks the content."""
     sizes = area.sizes(list(manifest.paths))
     wanted = zip(manifest.paths, manifest.sizes, sizes, strict=True)
     lost = [path for path, size, found in wanted if found != size]
@@ -212,13 +212,13 @@ def seal(
     skip_lsns: Collection[Lsn] = (),
     lake_lsn: Lsn | None = None,
 ) -> tuple[Manifest, str]:
-    """Make the batch exist, unless one that covers it exists already; return the one that counts.
+    """Make the batch exist, unless one that covers it exists already. Return the one that counts.
 
-    :param server_now: the source as it is when this is called. A batch that was there before and ends past
-        what the source has written then is of a time before it was restored.
+    :param server_now: reads the source's state when it is called. An older batch that ends past what the
+        source has written by then is from before a restore.
     :param skip_lsns: see ``find_sealed``.
-    :param lake_lsn: the slot was read again, with the lake at this checkpoint: no other batch stands for this
-        one, and it stands for those that wait and that nobody can read. None: it starts at the checkpoint.
+    :param lake_lsn: the slot was read again, with the lake at this checkpoint. Then no other batch can
+        replace this one, and it replaces those that wait or are damaged. None: it starts at the checkpoint.
     """
     reach("stage.after_files")
     if (
@@ -230,7 +230,7 @@ def seal(
         manifest.slot_name, manifest.start_lsn, manifest.end_lsn, manifest.batch_id
     )
     if manifest.skipped:
-        # Before: who dies in between leaves no batch, and not the one that was given up.
+        # Before the new manifest: a kill in between leaves no batch, but never the one that was given up.
         _remove_those_that_hold(area, manifest, lake_lsn or manifest.start_lsn)
     _remove_undone(area, manifest, server_now, lake_lsn or manifest.start_lsn)
     reach("stage.before_manifest")
@@ -244,16 +244,16 @@ def seal(
 def _covering(
     area: StagingArea, manifest: Manifest, server: Server, skip_lsns: Collection[Lsn]
 ) -> tuple[Manifest, str] | None:
-    """A sealed batch with all that a new one holds.
+    """A sealed batch that has everything that a new one has.
 
-    :raises SlotBusy: it has all but the copies.
+    :raises SlotBusy: it has everything except for the copies.
     """
     other = find_sealed(
         area,
         manifest.slot_name,
         manifest.system_identifier,
         manifest.start_lsn,
-        # One of a past that was undone is why this was staged at all.
+        # A batch from before a restore is the reason why this one was staged.
         server=server,
         skip_lsns=skip_lsns,
     )
@@ -281,7 +281,7 @@ def _copied(manifest: Manifest) -> set[str]:
 
 
 def warn_of_skipped(manifest: Manifest) -> None:
-    """Whoever takes over a batch has to know what it was told to leave out."""
+    """Warn of transactions that a batch leaves out: whoever takes it over has to know."""
     for each in manifest.skipped:
         log.warning(
             "It leaves out the transaction that committed at %s, on request: %s row changes.",
@@ -291,9 +291,9 @@ def warn_of_skipped(manifest: Manifest) -> None:
 
 
 def _remove_those_that_hold(area: StagingArea, skipping: Manifest, lake_lsn: Lsn) -> None:
-    """Remove the manifests of batches that hold a transaction which this one was asked to leave out.
+    """Remove the manifests of batches with a transaction that the new batch shall leave out.
 
-    None that ends past the checkpoint was applied as a whole; a late task or a replay would bring the
+    No batch that ends past the checkpoint was applied as a whole. A late task or a replay would bring the
     transaction back.
     """
     left_out = [Lsn.parse(each.commit_lsn) for each in skipping.skipped]
@@ -307,15 +307,15 @@ def _remove_those_that_hold(area: StagingArea, skipping: Manifest, lake_lsn: Lsn
 def _remove_undone(
     area: StagingArea, later: Manifest, server_now: Callable[[], Server], lake_lsn: Lsn
 ) -> None:
-    """Remove the manifests of batches past the checkpoint that hold a past which the source has left.
+    """Remove the manifests of batches past the checkpoint whose history the source has left.
 
-    It was promoted since, or restored to a time before their end. What they end with may never have
-    happened; a late task or a replay would bring it back. What did happen is staged anew.
+    The source was promoted, or restored to a time before their end. Their last transactions may never have
+    happened. A late task or a replay would bring these back. What did happen is staged again.
     """
     found = list(_past(area, later, lake_lsn))
-    # Asked after they were listed: a run beside this one seals what was written before it does.
+    # Asked after the list was read: a run at the same time seals only what was written before that.
     server = server_now()
-    # A standby that was started again has yet to replay what it had.
+    # A standby that was restarted may first have to replay what it had.
     written = None if server.is_standby else server.flush_lsn
     for path, other in found:
         if other.timeline < later.timeline:
@@ -329,9 +329,9 @@ def _remove_undone(
 
 
 def _past(area: StagingArea, ours: Manifest, lsn: Lsn) -> Iterator[tuple[str, Manifest]]:
-    """Manifests of the same slot and system that end past a position, with their paths.
+    """Manifests of the same slot and system that end past an LSN, with their paths.
 
-    Damaged ones are passed over: nobody can apply them as they are.
+    Damaged ones are left out, because nobody can apply them.
     """
     folder = layout.manifest_folder(ours.slot_name)
     for name in area.names(folder):
@@ -348,10 +348,10 @@ def _past(area: StagingArea, ours: Manifest, lsn: Lsn) -> Iterator[tuple[str, Ma
 
 
 def _remove_covered(area: StagingArea, again: Manifest, lake_lsn: Lsn) -> None:
-    """Remove the manifests of batches within one that was read again, but for what is applied or has copies.
+    """Remove the manifests of batches inside of one that was read again, except for applied ones and copies.
 
-    That one is there already. Of batches that wait no run shall find any but the new one, and a manifest that
-    is damaged would end each replay and each prune.
+    The new batch exists already. The next run must find no other batch than the new one. A damaged manifest
+    would also end each replay and each prune.
     """
     folder = layout.manifest_folder(again.slot_name)
     for name in area.names(folder):

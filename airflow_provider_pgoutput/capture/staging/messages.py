@@ -1,7 +1,6 @@
-"""Logical messages as rows of a messages file, see ``batch/changes.py``, and which of them are wanted.
+"""Logical messages as rows of a messages file, see ``batch/changes.py``. It also filters them by prefix.
 
-Built column by column, like everything on this path. What is not here: which messages belong to the
-batch (``pgoutput/logical_messages.py``).
+Rows are built column by column. ``pgoutput/logical_messages.py`` decides which messages belong to the batch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Tables of which a batch passes changes over while the stream is read, see ``batch/passed_over.py``.
+"""Tables whose changes a batch passes over while the stream is read, see ``batch/passed_over.py``.
 
-What is not here: changes of the columns that cannot be followed, which are found when all was read
-(``schema/gone.py``).
+Changes of columns that cannot be followed are found after everything was read (``schema/gone.py``).
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ def _is_published(_relation_oid: int) -> bool:
 class Passing:
     """The tables of one batch whose changes are passed over."""
 
-    #: Since which LSN earlier batches pass changes over, by OID.
+    #: By OID: from which LSN on earlier batches pass changes over.
     before: Mapping[int, str] = field(default_factory=dict)
-    #: Whether the publications have a table now; asked when a change of it is refused.
+    #: Whether the publications have a table now. Asked when a change of it is refused.
     is_published: Callable[[int], bool] = _is_published
-    #: The tables that the lake has, by OID, as it calls them.
+    #: By OID: the tables in the lake, by the names that they have there.
     lake_names: Mapping[int, str] = field(default_factory=dict)
     found: dict[int, PassedOver] = field(default_factory=dict)
 
     def takes(self, block: ChangeBlock, *, is_copied: bool) -> bool:
         """Whether the changes of a block are passed over.
 
-        :param is_copied: whether the batch copies the table, which ends what earlier batches decided.
+        :param is_copied: whether the batch copies the table. That ends what earlier batches decided.
         """
         oid = block.relation.oid
         if oid in self.before and not is_copied and oid not in self.found:
@@ -58,13 +57,13 @@ class Passing:
         return True
 
     def begin(self, relation_oid: int, name: str, lsn: Lsn, reason: str) -> None:
-        """Pass over what committed at ``lsn`` or later; where it is earlier than before, from there on."""
+        """Pass over what commits at ``lsn`` or later. The earliest such LSN of a table counts."""
         known = self.found.get(relation_oid)
         changes = 0 if known is None else known.changes
         self.found[relation_oid] = PassedOver(relation_oid, name, str(lsn), changes, reason)
 
     def report(self, copied: Collection[int]) -> tuple[PassedOver, ...]:
-        """What the manifest says, and the log in warnings.
+        """The entries for the manifest. Each is also logged as a warning.
 
         :param copied: OIDs of the tables that the batch copies.
         """

@@ -1,7 +1,7 @@
-"""Values that their column could not hold, as rows of a rejected file. See ``batch/changes.py``.
+"""Values that do not fit their column, as rows of a rejected file, see ``batch/changes.py``.
 
-The raw text is kept with the key of its row and the position in the stream, so nothing that
-PostgreSQL sent is lost. Built column by column, like everything on this path.
+The value's text is kept with the key of its row and its position in the stream. So nothing that PostgreSQL
+sent is lost. Rows are built column by column.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OLD_TUPLE = "old"
 
 SCHEMA = pa.schema([pa.field(name, arrow_type(lake_type)) for name, lake_type in REJECTED])
 
-#: What JSON wants escaped, besides what ``_escaped`` does for other control characters.
+#: Escapes of JSON, in addition to those of other control characters in ``_escaped``.
 _ESCAPES = (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
 _OTHER_CONTROL = "[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f]"
 
@@ -51,9 +51,9 @@ class Rejection:
 
 
 def rejected_rows(version: TableVersion, relation_oid: int, rejection: Rejection) -> pa.RecordBatch:
-    """The rejections of one column as rows of a rejected file.
+    """The rejected values of one column as rows of a rejected file.
 
-    :raises ValueRefused: when a value is not UTF-8.
+    :raises ValueRefused: a value is not UTF-8.
     """
     count = len(rejection.raw)
 

@@ -1,9 +1,9 @@
-"""What of the staging area is no longer needed, and its removal.
+"""Finds out what the staging area no longer needs, and removes it.
 
-A batch may go when it was applied, when it is older than the retention, and when no batch before it
-stays: what is left is one range without gaps, from which the lake can be replayed. The batch that ends at
-the checkpoint always stays, as it names the prepared transactions that wait there. Manifests go before
-files, so that no manifest ever lacks a file. What is not here: how far the lake is.
+A batch may go if it was applied, is older than the retention, and no batch before it stays. So the rest is
+one range without gaps, from which the lake can be rebuilt. The batch that ends at the checkpoint always
+stays, because it names the prepared transactions that wait there. Manifests are removed before files, so a
+manifest never lacks a file.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What was removed, and from where on batches are left."""
+    """What was removed, and where the remaining batches begin."""
 
     batches: int
     files: int
     size_bytes: int
-    #: Where the oldest batch starts that is left; None: none is.
+    #: Where the oldest remaining batch starts; None: none remains.
     first_lsn: Lsn | None
 
 
@@ -51,11 +51,11 @@ def prune(
     older_than: datetime,
     keep_from: Lsn | None = None,
 ) -> Pruned:
-    """Remove applied batches, and what attempts that died left behind.
+    """Remove applied batches, and the rest of attempts that died.
 
-    :param older_than: what was written at or after this time stays; with a time zone.
-    :param keep_from: batches that end past it stay, however old they are.
-    :raises BatchRefused: when a manifest is damaged; nothing was removed then.
+    :param older_than: files that were written at or after this time stay; with a time zone.
+    :param keep_from: batches that end past this LSN stay, however old they are.
+    :raises BatchRefused: a manifest is damaged. Nothing was removed then.
     """
     sealed = _sealed(area, slot_name)
     going = _going(sealed, checkpoint, older_than, keep_from)
@@ -64,7 +64,7 @@ def prune(
     for each in going:
         area.delete_file(each.entry.path)
     unneeded = [
-        # Seals before the files that they name.
+        # First seals, then the files that they name.
         *_unneeded_seals(area, slot_name, checkpoint, older_than),
         *_unneeded_data(area, slot_name, checkpoint, older_than, going, needed),
         *_unneeded_plans(area, slot_name, older_than, staying),
@@ -88,7 +88,7 @@ def _sealed(area: StagingArea, slot_name: str) -> list[_Sealed]:
     found = [
         _Sealed(Manifest.from_json(area.read(entry.path)), entry)
         for entry in area.entries(layout.manifest_folder(slot_name))
-        # An empty one is being written, or its writer died.
+        # An empty file is being written, or its writer died.
         if entry.size_bytes and layout.parse_manifest_name(entry.name) is not None
     ]
     return sorted(found, key=lambda each: (each.manifest.end_lsn, each.manifest.start_lsn))
@@ -105,13 +105,13 @@ def _going(
         )
 
     staying = [each for each in sealed if _is_of(each, checkpoint) and not may_go(each)]
-    # Nothing goes from the middle of what stays.
+    # Nothing is removed from the middle.
     first = min((each.manifest.start_lsn for each in staying), default=checkpoint.end_lsn)
     return [each for each in sealed if may_go(each) and each.manifest.end_lsn <= first]
 
 
 def _is_of(sealed: _Sealed, checkpoint: Checkpoint) -> bool:
-    """Whether a batch is of the system whose checkpoint this is; positions of another mean nothing."""
+    """Whether a batch is of the checkpoint's system. LSNs of another system mean nothing here."""
     return sealed.manifest.system_identifier == checkpoint.system_identifier
 
 
@@ -123,10 +123,10 @@ def _unneeded_data(
     going: Sequence[_Sealed],
     needed: set[str],
 ) -> Iterator[Entry]:
-    """Files of the batches that go, and old ones of attempts that never became a batch.
+    """Files of the batches that go, and old files of attempts that never became a batch.
 
-    An attempt that is running starts at the checkpoint; its files are not looked at. Where it reads the slot
-    again, from before that, they are too young.
+    An attempt that is running starts at the checkpoint, and its files are not looked at. If it reads the slot
+    again from before the checkpoint, its files are too young.
     """
     gone = {path for each in going for path in each.manifest.paths}
     folder = layout.data_folder(slot_name)
@@ -142,7 +142,7 @@ def _unneeded_data(
 def _unneeded_seals(
     area: StagingArea, slot_name: str, checkpoint: Checkpoint, older_than: datetime
 ) -> Iterator[Entry]:
-    """Seals of copied tables that no batch took: the lake is past the point where their batch starts."""
+    """Seals of copied tables that no batch used. The lake is past the LSN at which their batch starts."""
     for entry in area.entries(layout.copies_folder(slot_name), recursive=True):
         start = layout.parse_copy_seal_start(entry.path)
         if start is not None and start < checkpoint.end_lsn and entry.modified < older_than:

@@ -1,8 +1,8 @@
-"""Copied tables that are sealed each on its own, so that an attempt that follows need not copy them again.
+"""Seals of copied tables: each table is sealed by itself, so that a later attempt need not copy it again.
 
-A seal is a small file beside the manifests. It names the files of one table and the point at which they were
-read, and what they depend on: a later attempt takes the table over only when all of that is the same. With
-the batch's manifest the seals have served and are deleted. What is not here: what a copy depends on.
+A seal is a small file next to the manifests. It names the files of one table, the LSN at which they were
+read, and what they depend on. A later attempt takes the table over only if all of that is the same. When the
+batch's manifest exists, the seals are deleted.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class SealedCopy:
-    """One table that was copied whole."""
+    """One table that was copied completely."""
 
     relation_oid: int
-    #: Where its rows were read.
+    #: The LSN at which its rows were read.
     copy_lsn: Lsn
-    #: Stands for all that the rows depend on; good for comparing only.
+    #: A digest of everything that the rows depend on. Only for comparing.
     fingerprint: str
     files: tuple[StagedFile, ...]
     rejected_files: tuple[StagedFile, ...]
@@ -42,7 +42,7 @@ class SealedCopy:
 
 
 def write_seal(area: StagingArea, slot_name: str, start: Lsn, copy: SealedCopy) -> None:
-    """Seal a table; its files are complete and durable.
+    """Seal a table. Its files are complete and durable.
 
     :param start: where the batch starts.
     """
@@ -58,9 +58,9 @@ def write_seal(area: StagingArea, slot_name: str, start: Lsn, copy: SealedCopy) 
 
 
 def find_seals(area: StagingArea, slot_name: str, start: Lsn) -> list[SealedCopy]:
-    """The tables that earlier attempts at the same batch sealed and whose files are there.
+    """The tables that earlier attempts at the same batch sealed, and whose files exist.
 
-    What is damaged or of another format is passed over: the table is copied again.
+    A damaged seal, or one of another format, is ignored: the table is copied again.
     """
     folder = layout.copy_seal_folder(slot_name, start)
     found = []
@@ -78,12 +78,12 @@ def find_seals(area: StagingArea, slot_name: str, start: Lsn) -> list[SealedCopy
 
 
 def delete_seals(area: StagingArea, slot_name: str, start: Lsn) -> None:
-    """Forget the seals of a batch."""
+    """Delete the seals of a batch."""
     area.delete_folder(layout.copy_seal_folder(slot_name, start))
 
 
 def delete_seal(area: StagingArea, slot_name: str, start: Lsn, relation_oid: int) -> None:
-    """Forget the seals of one table, so that no attempt takes its copy over."""
+    """Delete the seals of one table, so that no attempt takes over its copy."""
     folder = layout.copy_seal_folder(slot_name, start)
     for name in area.names(folder):
         if name.startswith(f"{relation_oid}-"):

@@ -1,9 +1,8 @@
 """Casts the values of a column that the stream sent, each in the form in which it came.
 
-With the option ``binary`` most values come in binary form; those of a type without a send function come as
-text, and what was prepared in an earlier batch as it was asked for then. The caster of the binary form is
-made when the first such value comes, as not every type has one. What is not here: the casters themselves
-(``types/cast.py``, ``types/binary.py``).
+With the option ``binary`` most values come in binary form. Values of a type without a send function come as
+text. Content that was prepared in an earlier batch comes in the form of that batch. The caster of the binary
+form is made when the first such value comes, because not every type has one.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ _of_builtin_types: MakeCaster = functools.partial(binary_caster, types={})
 
 @dataclass(frozen=True, slots=True)
 class Casters:
-    """Who chooses the casters of a batch."""
+    """The functions that choose the casters of a batch."""
 
-    #: Of copied values, in the form in which each is fetched.
+    #: For copied values, in the form in which each one is fetched.
     copied: MakeCaster = column_caster
-    #: Of changed values that come as text.
+    #: For changed values that come as text.
     text: MakeCaster = column_caster
-    #: Of changed values that come in binary form.
+    #: For changed values that come in binary form.
     binary: MakeCaster = _of_builtin_types
 
 
@@ -69,9 +68,9 @@ class SentCaster:
         return self._make_binary()
 
     def cast(self, raw: pa.Array, forms: Forms) -> CastResult:
-        """Cast a raw column; see ``ColumnCaster.cast``.
+        """Cast a column; see ``ColumnCaster.cast``.
 
-        :raises NoBinaryForm: when a value is in the binary form of a type that is not read in it.
+        :raises NoBinaryForm: a value is in the binary form of a type that is only read as text.
         """
         if isinstance(forms, bool):
             return (self._binary if forms else self._text).cast(raw)
@@ -80,7 +79,7 @@ class SentCaster:
         return CastResult(_merged(text.values, binary.values, forms), rejected)
 
     def texts(self, raw: pa.Array, forms: Forms) -> pa.Array:
-        """The text that PostgreSQL prints for raw values; see ``ColumnCaster.texts``."""
+        """The text that PostgreSQL prints for the values; see ``ColumnCaster.texts``."""
         if isinstance(forms, bool):
             return (self._binary if forms else self._text).texts(raw)
         binary = self._binary.texts(_where(raw, forms))
@@ -88,13 +87,13 @@ class SentCaster:
 
 
 def _where(raw: pa.Array, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> pa.Array:
-    """The chosen values, null for the others."""
+    """The chosen values; null for the others."""
     return raw.take(pa.array(np.arange(len(raw)), mask=~chosen))
 
 
 def _merged(
     text: pa.Array, binary: pa.Array, forms: np.ndarray[tuple[int], np.dtype[np.bool_]]
 ) -> pa.Array:
-    """Row by row the value of the form in which it came."""
+    """For each row the value of the form in which it came."""
     rows = np.arange(len(forms)) + np.where(forms, len(forms), 0)
     return pa.concat_arrays([text, binary]).take(pa.array(rows))

@@ -1,8 +1,7 @@
 """The tables of a batch: their versions, and blocks of changes as rows of staged files.
 
-A table is known by its OID. Its version changes when the stream announces another shape; the same shape
-again is the same version. What is not here: writing files (``writers.py``) and asking the source; a
-``Describe`` function does that.
+A table is known by its OID. Its version changes when the stream announces other columns. The same columns
+again are the same version. ``writers.py`` writes the files. A ``Describe`` function asks the source.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _TIMESTAMP = pa.timestamp("us", tz="UTC")
 
 
 def _codes(letters: str) -> NDArray[np.int8]:
-    """Position of each letter, by its byte."""
+    """The number of each letter, by its byte."""
     codes = np.full(256, -1, dtype=np.int8)
     for code, letter in enumerate(letters):
         codes[ord(letter)] = code
@@ -75,10 +74,10 @@ _ORIGIN_FIELDS = tuple(pa.field(name, arrow_type(kind)) for name, kind in change
 
 
 class Describe(Protocol):
-    """Turns an announced relation into a table version without files, version number 1."""
+    """Turns an announced relation into a table version, number 1 and without files."""
 
     def __call__(self, relation: Relation) -> Described:
-        """Ask the catalog for what the announcement lacks: keys, type names, missing values."""
+        """Ask the catalog for what the announcement lacks: keys, type names, values of older rows."""
         ...
 
 
@@ -88,15 +87,15 @@ class StagedVersion:
 
     relation_oid: int
     version: TableVersion
-    #: Of copied values, in the form in which each is fetched.
+    #: For copied values, in the form in which each one is fetched.
     casters: tuple[ColumnCaster, ...]
-    #: Of changed values.
+    #: For changed values.
     change_casters: tuple[SentCaster, ...]
     changes_writer: TableWriter | None = None
     copy_writer: TableWriter | None = None
-    #: Of a copy that an earlier attempt sealed.
+    #: Files of a copy that an earlier attempt sealed.
     adopted_files: tuple[StagedFile, ...] = ()
-    #: What the partitions of the table send of their old rows, up to here in the stream.
+    #: What the table's partitions send in old tuples, up to here in the stream.
     partitions: frozenset[PartitionIdentity] = frozenset()
 
     @classmethod
@@ -152,24 +151,24 @@ class StagedTable:
     versions: list[StagedVersion] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
     copy_lsn: str | None = None
-    #: How the users' types in its columns were defined when it was copied; None: it was not.
+    #: The users' types in its columns when it was copied; None: it was not copied.
     copied_types: tuple[TypeDefinition, ...] | None = None
-    #: As last announced; None: the copy came first.
+    #: The last announcement; None: the copy came first.
     relation: Relation | None = None
-    #: The oldest transaction that changed it in this batch; None: none did.
+    #: The oldest transaction that changed it in this batch; None: there is none.
     oldest_xid: int | None = None
 
     def note_xids(self, xids: NDArray[np.int64]) -> None:
-        """Take note of the transactions of its changes: IDs of 32 bits, which go round."""
+        """Note the transactions of the table's changes. Their IDs have 32 bits and wrap around."""
         first = int(xids[0]) if self.oldest_xid is None else self.oldest_xid
-        # As the server compares them: what is less than half of all IDs away.
+        # Compared as the server does: an ID less than half of all IDs away is older.
         distance = (xids - first).astype(np.int32)
         self.oldest_xid = (first + min(int(distance.min()), 0)) % (1 << 32)
 
     def finished(self, name: tuple[str, str] | None) -> Table:
         """The table as the manifest describes it.
 
-        :param name: schema and name when they are known better than from the last version.
+        :param name: schema and name, if they are known better than from the last version.
         """
         last = self.versions[-1].version
         schema_name, table_name = name or (last.schema_name, last.table_name)
@@ -197,7 +196,7 @@ class StagedTables:
         self.by_oid: dict[int, StagedTable] = {}
 
     def version_of(self, relation: Relation) -> tuple[StagedTable, StagedVersion]:
-        """The table and version that a block belongs to; new ones are described and numbered."""
+        """The table and version to which a block belongs. A new one is described and gets a number."""
         table = self.by_oid.get(relation.oid) or StagedTable(relation.oid)
         if table.relation is relation:
             return table, table.versions[-1]
@@ -205,7 +204,7 @@ class StagedTables:
             described = self._describe(relation)
             self._append(table, described.version)
             table.versions[-1].partitions = described.partitions
-        # After that: a relation that is refused leaves no table without versions.
+        # Only now: a relation that is refused must not leave a table without versions.
         self.by_oid[relation.oid] = table
         table.relation = relation
         return table, table.versions[-1]
@@ -217,7 +216,7 @@ class StagedTables:
         copy_lsn: str,
         types: tuple[TypeDefinition, ...],
     ) -> StagedTable:
-        """Take a table that is copied in this batch."""
+        """Add a table that is copied in this batch."""
         table = self.by_oid.setdefault(relation_oid, StagedTable(relation_oid))
         table.copy_lsn, table.copied_types = copy_lsn, types
         self._append(table, version)
@@ -226,7 +225,7 @@ class StagedTables:
     def _append(self, table: StagedTable, version: TableVersion) -> None:
         numbered = dataclasses.replace(version, version=len(table.versions))
         if table.versions and table.versions[-1].version == numbered:
-            # Another partition of it was announced, and nothing else is new.
+            # Another partition was announced, and nothing else is new.
             return
         numbered = dataclasses.replace(version, version=len(table.versions) + 1)
         table.versions.append(
@@ -247,9 +246,9 @@ class StagedRows:
 def stage_block(version: StagedVersion, block: ChangeBlock) -> StagedRows:
     """Cast a block into the rows of a changes file.
 
-    :raises ValueRefused: when a value does not fit its column and the policy says ``fail``.
-    :raises TableRefused: when the server left out what nothing else tells: an old row that says which row
-        is meant, or a value of a row that comes into the row filter.
+    :raises ValueRefused: a value does not fit its column, and the policy says ``fail``.
+    :raises TableRefused: the server left out something that nothing else tells: the old row that says which
+        row is meant, or a value of a row that comes into the row filter.
     :raises TooMuchText: see ``in_parts``.
     """
     refuse_incomplete(version.version, version.partitions, block)
@@ -296,7 +295,7 @@ def stage_block(version: StagedVersion, block: ChangeBlock) -> StagedRows:
 
 
 def _cast(caster: SentCaster, raw: pa.Array, forms: Forms, block: ChangeBlock) -> CastResult:
-    """Cast a column of a block; an error says which transaction cannot be staged."""
+    """Cast a column of a block. An error names the transaction that cannot be staged."""
     try:
         return caster.cast(raw, forms)
     except (ValueRefused, ProtocolError) as error:
@@ -311,7 +310,7 @@ def _cast(caster: SentCaster, raw: pa.Array, forms: Forms, block: ChangeBlock) -
 
 
 def _first_refused(caster: SentCaster, raw: pa.Array, forms: Forms) -> int:
-    """The first value that cannot be cast: that of the shortest beginning that cannot."""
+    """Number of the first value that cannot be cast. It ends the shortest beginning that cannot be cast."""
     good, bad = 0, len(raw)
     while bad - good > 1:
         middle = (good + bad) // 2
@@ -366,7 +365,7 @@ def _rejected(
 
 
 def _values(block: ChangeBlock, tuple_kind: str, place: int) -> tuple[pa.Array | None, Forms]:
-    """A column of the new or of the old tuples, and in which form its values are."""
+    """A column of the new or of the old tuples, and the form of its values."""
     if tuple_kind == NEW_TUPLE:
         return block.new[place], block.new_binary[place]
     return block.old[place], block.old_binary[place]
@@ -379,7 +378,7 @@ def _at(forms: Forms, positions: NDArray[np.int64]) -> Forms:
 def _keys(
     version: StagedVersion, block: ChangeBlock, tuple_kind: str, positions: NDArray[np.int64]
 ) -> Iterator[tuple[str, pa.Array]]:
-    """Text of the key columns: of the tuple itself, else of the other one (unchanged TOAST)."""
+    """Text of the key columns: from the tuple itself, or from the other tuple if it is unchanged TOAST."""
     other = OLD_TUPLE if tuple_kind == NEW_TUPLE else NEW_TUPLE
     for place, column in enumerate(version.version.columns):
         if column.name not in version.version.key_columns:

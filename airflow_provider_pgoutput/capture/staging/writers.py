@@ -1,8 +1,7 @@
-"""Typed Parquet files: rows gathered in memory within a budget and written as row groups.
+"""Writes typed Parquet files. Rows are gathered in memory within a budget, and written as row groups.
 
-All files of a batch share one budget; when it is full, the largest buffers are written first. A thread
-of its own encodes, since Arrow does so without Python's lock, and several complete the files at the end.
-What is not here: what the rows mean.
+All files of a batch share one budget. When it is used up, the largest buffers are written first. One thread
+encodes, because Arrow does that without Python's lock. At the end several threads complete the files.
 
 Source: https://arrow.apache.org/docs/python/parquet.html
 """
@@ -35,19 +34,19 @@ FILE_BYTES = 192 << 20
 
 #: Rows that keep so many times their own bytes in memory are copied.
 _MOST_HELD = 2
-#: What a column of a block takes in memory beside its values; measured.
+#: Memory of a block's column in addition to its values; measured.
 _COLUMN_BYTES = 1000
-#: Blocks smaller than that are joined, so many at a time.
+#: Blocks smaller than this are joined, many at a time.
 _SMALL_BYTES = 32 << 10
 _JOINED_BLOCKS = 16
-#: So many files may be open; each takes a descriptor, of which a process often has 1024.
+#: Most files that are open. Each takes a file descriptor, and a process often has only 1024.
 _OPEN_FILES = 100
-#: So many files are completed at the same time, at the end of a batch: more would take more memory.
+#: How many files are completed at the same time at the end of a batch. More would take more memory.
 _COMPLETED_AT_ONCE = 2
-#: So many, where there are fewer bytes left than that to encode: these wait for the disk or the store.
+#: The same, if there is little left to encode: then they wait for the disk or the object store.
 _SMALL_COMPLETED_AT_ONCE = 8
 _LARGE_BYTES = 2 << 20
-#: The encoder may hold at most so many row groups that wait for it.
+#: How many row groups may wait for the encoder.
 _WAITING_GROUPS = 2
 
 _LEADING_NAMES = frozenset(name for name, _ in LEADING)
@@ -59,8 +58,8 @@ _DICTIONARY_NAMES = (_LEADING_NAMES - {SEQ}) | {ORIGIN, PREFIX}
 class TableWriter:
     """Writes the files of one kind in one folder.
 
-    Rows may lack columns that are null throughout: a file gets those columns that its rows need, and
-    one that turns out to need more is followed by another.
+    Rows may lack columns that are null in all of them. A file gets the columns that its rows need. Rows that
+    need more columns begin a new file.
     """
 
     area: StagingArea
@@ -72,17 +71,17 @@ class TableWriter:
     #: Columns that every file has.
     required: frozenset[str]
     files: list[StagedFile] = field(default_factory=list)
-    #: What the buffered rows take in memory.
+    #: Memory of the buffered rows.
     buffered_bytes: int = 0
     _buffer: list[pa.RecordBatch] = field(default_factory=list)
-    #: How many blocks at the end of the buffer are small, and what they take.
+    #: Number and memory of the small blocks at the end of the buffer.
     _small_blocks: int = 0
     _small_bytes: int = 0
     _open: _OpenFile | None = None
     _columns: frozenset[str] = frozenset()
 
     def append(self, rows: pa.RecordBatch) -> None:
-        """Keep rows for the next row group; they may lack columns that are not required."""
+        """Keep rows for the next row group. They may lack columns that are not required."""
         size = rows.nbytes
         if rows.get_total_buffer_size() > _MOST_HELD * size:
             rows = _owning(rows, _MOST_HELD * size)
@@ -91,7 +90,7 @@ class TableWriter:
             self.join_small_blocks()
 
     def join_small_blocks(self) -> None:
-        """Make one block of the small ones at the end, which take far more than their values.
+        """Join the small blocks at the end into one. A small block takes far more memory than its values.
 
         Columns that only some of them have are null in the others, as they would be in the file.
         """
@@ -117,7 +116,7 @@ class TableWriter:
             self._small_blocks = self._small_bytes = 0
 
     def take(self) -> Callable[[], None]:
-        """Give the buffered rows away, as a call that writes them."""
+        """Give the buffered rows away: return a function that writes them."""
         buffer, self._buffer, self.buffered_bytes = self._buffer, [], 0
         self._small_blocks = self._small_bytes = 0
 
@@ -127,7 +126,7 @@ class TableWriter:
         return write
 
     def close(self) -> None:
-        """Complete the last file; nothing may be buffered any more."""
+        """Complete the last file. Nothing may be buffered any more."""
         assert not self._buffer, "rows are written before their file is closed"
         self.close_file()
 
@@ -158,11 +157,11 @@ class TableWriter:
 
     @property
     def has_open_file(self) -> bool:
-        """Whether a file takes more rows."""
+        """Whether a file is open for more rows."""
         return self._open is not None
 
     def close_file(self) -> None:
-        """Complete the file that is open, if one is; rows that follow go into another."""
+        """Complete the open file, if there is one. Later rows go into another file."""
         if self._open is not None:
             self.files.append(self._open.close())
             self._open = None
@@ -184,7 +183,7 @@ class _OpenFile:
             version="2.6",
             compression="zstd",
             compression_level=1,
-            # Few values repeat in a column of a table, but all do in the leading ones.
+            # In a column of a table few values repeat. In the leading columns they all do.
             use_dictionary=[name for name in schema.names if name in _DICTIONARY_NAMES],
             write_statistics=[name for name in schema.names if name in _LEADING_NAMES],
             store_schema=False,
@@ -202,7 +201,7 @@ class _OpenFile:
             self._writer.write_table(rows, row_group_size=max(rows.num_rows, 1))
         self._rows += rows.num_rows
         if COMMIT_LSN in self._schema.names and self._kind == "changes":
-            # Rows are in stream order, so in the order of their commits.
+            # Rows are in the order of the stream, so in the order of their commits.
             lsns = rows.column(COMMIT_LSN)
             first, last = lsns[0].as_py(), lsns[-1].as_py()
             self._lsns = (self._lsns[0] if self._lsns else first, last)
@@ -225,16 +224,16 @@ class _OpenFile:
         )
 
     def abandon(self) -> None:
-        """Close what is open; the folder is deleted by the owner of the batch."""
+        """Close the open file. The owner of the batch deletes the folder."""
         with contextlib.suppress(OSError, pa.ArrowException):
             self._writer.close()
             self._output.finish()
 
 
 class WriterPool:
-    """All writers of a batch, with one budget and one encoding thread until the end.
+    """All writers of a batch. They share one budget, and one encoding thread until the end.
 
-    :param memory_bytes: rows buffered and waiting to be encoded stay below it.
+    :param memory_bytes: limit for rows that are buffered or wait to be encoded.
     """
 
     def __init__(self, memory_bytes: int) -> None:
@@ -243,18 +242,18 @@ class WriterPool:
         self.writers: list[TableWriter] = []
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parquet")
         self._waiting: list[tuple[Future[None], int]] = []
-        #: The sum of what the writers have buffered: summing up anew takes long with many of them.
+        #: The sum of what the writers have buffered. With many writers it takes long to add it up again.
         self._buffered = 0
-        #: Writers with an open file, those that were written last at the end. For the encoder.
+        #: Writers with an open file, the last used one at the end. Only the encoder uses it.
         self._open: dict[TableWriter, None] = {}
 
     def add(self, writer: TableWriter) -> TableWriter:
-        """Take a writer into the budget."""
+        """Let a writer share the budget."""
         self.writers.append(writer)
         return writer
 
     def append(self, writer: TableWriter, rows: pa.RecordBatch) -> None:
-        """Buffer rows; write what is due."""
+        """Buffer rows, and write if it is time."""
         before = writer.buffered_bytes
         writer.append(rows)
         self._buffered += writer.buffered_bytes - before
@@ -264,9 +263,9 @@ class WriterPool:
             self._make_room()
 
     def _make_room(self) -> None:
-        """Join small blocks, then write the largest buffers, until there is room for a while.
+        """Join small blocks, then write the largest buffers, until there is some room again.
 
-        Each step looks at all writers, so there are few of them.
+        Each call looks at all writers, so it must not run often.
         """
         enough = self._budget * 7 // 8
         for step in (self._join, self._submit):
@@ -283,15 +282,15 @@ class WriterPool:
         self._buffered += writer.buffered_bytes - before
 
     def finish_some(self, writers: Sequence[TableWriter]) -> None:
-        """Write what these have buffered, complete their files and let go of them."""
+        """Write what these writers have buffered, complete their files, and release the writers."""
         for writer in writers:
-            # Closed at once, so that not all of them are open.
+            # Closed at once, so that not all of them are open at the same time.
             self._submit(writer, last=True)
         self._wait(0)
         self.writers = [each for each in self.writers if each not in writers]
 
     def drop(self, writers: Sequence[TableWriter]) -> None:
-        """Forget what these were given; their files are not completed."""
+        """Forget the rows of these writers. Their files are not completed."""
         for writer in writers:
             self._buffered -= writer.buffered_bytes
             writer.take()
@@ -300,7 +299,7 @@ class WriterPool:
         self.writers = [each for each in self.writers if each not in writers]
 
     def finish(self) -> None:
-        """Write all that is buffered and complete all files, several at the same time."""
+        """Write everything that is buffered and complete all files, several at the same time."""
         self._wait(0)
         self._executor.shutdown()
         large = [each for each in self.writers if each.buffered_bytes >= _LARGE_BYTES]
@@ -320,7 +319,7 @@ class WriterPool:
         return sum(size for future, size in self._waiting if not future.done())
 
     def _submit(self, writer: TableWriter, *, last: bool = False) -> None:
-        """Let the encoder write what a writer has buffered, and complete its file when it is the last."""
+        """Let the encoder write what a writer has buffered. If it is the last, complete its file, too."""
         size = writer.buffered_bytes
         self._buffered -= size
         self._wait(_WAITING_GROUPS - 1)
@@ -328,7 +327,7 @@ class WriterPool:
         self._waiting.append((self._executor.submit(self._encode, writer, write, last), size))
 
     def _encode(self, writer: TableWriter, write: Callable[[], None] | None, last: bool) -> None:
-        """Runs in the encoder, which alone opens and closes files."""
+        """Runs in the encoder's thread. Only that thread opens and closes files."""
         self._open.pop(writer, None)
         if len(self._open) >= _OPEN_FILES:
             oldest = next(iter(self._open))
@@ -347,23 +346,23 @@ class WriterPool:
             writer.abandon()
 
     def _wait(self, most: int) -> None:
-        """Wait until at most so many row groups are in the encoder's hands; raise its error."""
+        """Wait until the encoder has at most so many row groups. Raise its error."""
         while self._waiting and (len(self._waiting) > most or self._waiting[0][0].done()):
             future, _ = self._waiting.pop(0)
             future.result()
 
 
 def _complete(writers: Sequence[TableWriter], at_once: int) -> None:
-    """Write what the writers have buffered and complete their files; raise the first error."""
+    """Write what the writers have buffered and complete their files. Raise the first error."""
     with ThreadPoolExecutor(at_once, thread_name_prefix="parquet") as executor:
         for future in [executor.submit(each.complete) for each in writers]:
             future.result()
 
 
 def _owning(rows: pa.RecordBatch, most: int) -> pa.RecordBatch:
-    """``rows``, which keep no more than ``most`` bytes of what they are slices of in memory.
+    """``rows`` that keep no more than ``most`` bytes of the memory of which they are slices.
 
-    The columns of a block are slices of those of all tables of a chunk.
+    The columns of a block are slices of columns with all tables of a chunk.
     """
     share = most // rows.num_columns
     columns = [
@@ -374,7 +373,7 @@ def _owning(rows: pa.RecordBatch, most: int) -> pa.RecordBatch:
 
 
 def _completed(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """``rows`` with the columns of ``schema``: what is absent is null, or false for a boolean flag."""
+    """``rows`` with the columns of ``schema``. A missing column is null, or false if it is a flag."""
     if rows.schema.names == schema.names:
         return pa.RecordBatch.from_arrays(rows.columns, schema=schema)
     present = dict(zip(rows.schema.names, rows.columns, strict=True))
