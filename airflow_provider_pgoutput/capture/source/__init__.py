@@ -1,1 +1,1 @@
-"""The only place that talks to PostgreSQL: session, catalog, slot, stream, copy."""
+"""Facts that SQL tells about the source: session, catalogs, slot, rights, storage, errors."""

@@ -1,6 +1,6 @@
-"""The columns of tables as ``pg_attribute`` has them now, dropped ones among them, and their defaults.
+"""The columns of tables as ``pg_attribute`` has them now, also dropped ones, and their defaults.
 
-What is not here: which of them a Relation message meant (``capture/schema/attribution.py``).
+``capture/schema/attribution.py`` finds out which of them a Relation message means.
 
 Source: https://www.postgresql.org/docs/current/catalog-pg-attribute.html and catalog-pg-attrdef.html
 """
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.capture.source.session import Session
 
-# The default that ADD COLUMN fills in is kept by each leaf of a partitioned table, under numbers of its own,
-# and not by the table itself. All leaves have the same, but for those that were attached with another past.
+# The default that ADD COLUMN fills in is kept by each leaf of a partitioned table, under the leaf's own
+# numbers, and not by the table itself. All leaves have the same one, except for leaves that were attached
+# later.
 _ATTRIBUTE_QUERY = """
 WITH RECURSIVE tree AS (
     SELECT c.oid AS root, c.oid, c.relkind
@@ -70,13 +71,13 @@ SELECT d.adbin::pg_catalog.text, pg_catalog.pg_get_expr(d.adbin, d.adrelid),
  WHERE d.adrelid = %s::pg_catalog.oid AND d.adnum = %s AND a.attgenerated = ''
 """
 
-# A function of the system's own that gives the same for the same arguments, for ever.
+# The server's own functions that always return the same for the same arguments.
 _FUNCTION_QUERY = """
 SELECT pg_catalog.count(*) FROM pg_catalog.pg_proc
  WHERE oid = ANY (%s::pg_catalog.oid[]) AND provolatile = 'i' AND oid < 16384
 """
 
-#: Parts of an expression that depend on nothing but the functions they name.
+#: Parts of an expression that depend on nothing but the functions that they name.
 _CONSTANT_NODES = frozenset({"CONST", "FUNCEXPR", "OPEXPR", "RELABELTYPE", "ARRAYEXPR"})
 _NODE = re.compile(r"\{([A-Z_]+)")
 _FUNCTION = re.compile(r":(?:op)?funcid (\d+)")
@@ -91,21 +92,21 @@ class Attribute:
     is_dropped: bool
     type_oid: int
     type_modifier: int
-    #: See ``batch/manifest.py``.
+    #: See ``Column.missing_value`` in ``batch/table_version.py``.
     missing_value: str | None
-    #: Whether its definition of now may have filled rows that are older than the column.
+    #: Whether its current definition may have filled rows that are older than the column.
     may_have_filled: bool
-    #: Whether the partitions of the table show several values in rows that are older than the column.
+    #: Whether the table's partitions show different values in rows that are older than the column.
     has_several_values: bool = False
     #: OIDs of the partitions that keep no value while others do: they were made later, or show NULL.
     bare_leaves: Sequence[int] = ()
-    #: What stands for the expression of a generated column, for comparing only; None: it is none.
+    #: A number that stands for the expression of a generated column, for comparing only; None: not generated.
     expression: int | None = None
 
     def seen_from(self, known_leaves: Collection[int]) -> Attribute:
-        """The column, where it is known which partitions had rows before it was added.
+        """The column, if it is known which partitions had rows before the column was added.
 
-        A partition that was attached with another past shows another value than those.
+        A partition that was attached later may show another value than those.
         """
         if self.missing_value is None or not set(self.bare_leaves) & set(known_leaves):
             return self
@@ -115,7 +116,7 @@ class Attribute:
 def read_attributes(
     session: Session, relation_oids: Iterable[int]
 ) -> dict[int, tuple[Attribute, ...]]:
-    """All columns that tables have and had, by OID, in order; a table that is gone has none."""
+    """By OID: all columns that tables have and had, in order. A table that is gone has none."""
     with translated():
         oids = sorted(relation_oids)
         rows = session.execute(_ATTRIBUTE_QUERY, (oids, oids)).fetchall()
@@ -126,9 +127,9 @@ def read_attributes(
 
 
 def read_constant_default(session: Session, relation_oid: int, number: int) -> str | None:
-    """The text of a column's default when it is a constant; None when it is not, or there is none.
+    """The text of a column's default if it is a constant; None: it is not, or there is none.
 
-    Nothing is evaluated but constants and immutable functions of the system's own: no sequence moves.
+    Only constants and immutable functions of the server itself are evaluated, so no sequence moves.
     """
     with translated():
         row = session.execute(_DEFAULT_QUERY, (relation_oid, number)).fetchone()
@@ -141,12 +142,12 @@ def read_constant_default(session: Session, relation_oid: int, number: int) -> s
         counted = session.execute(_FUNCTION_QUERY, (sorted(functions),)).fetchone()
         if counted is None or counted[0] != len(functions):
             return None
-        # Both are the server's own spelling, as it would print them in a dump.
+        # The server itself spelled both, as it would in a dump.
         query = sql.SQL("SELECT (({})::{})::pg_catalog.text").format(
             sql.SQL(expression), sql.SQL(type_name)
         )
         try:
             value = session.execute(query).fetchone()
         except psycopg.DataError:
-            return None  # The default is itself an error, so no row ever got it.
+            return None  # The default itself is an error, so no row ever got it.
     return None if value is None or value[0] is None else str(value[0])

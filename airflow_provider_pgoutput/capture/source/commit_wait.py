@@ -1,13 +1,13 @@
-"""Waits until all that an exported snapshot sees has ended on the server.
+"""Waits until every transaction that an exported snapshot sees has ended on the server.
 
-The snapshot of a new slot is made from the WAL: it takes a transaction for committed whose commit record is
-in there. The record is written before the commit log, and a row whose transaction is not in the commit log
-yet is invisible, and marked so for good. A copy that reads in this instant lacks the row, and the stream,
-which begins behind the commit, lacks it too. Servers of September 2026 and later wait for it themselves.
-What is not here: the slot (``slot.py``).
+The snapshot of a new slot is made from the WAL: if a transaction's commit record is there, the snapshot takes
+it for committed. But the server writes the record before the commit log. Until the commit log has the
+transaction, its rows are invisible, and a read at that moment marks them as invisible for good. So the copy
+lacks the row, and the stream, which begins after the commit, lacks it too. Servers from September 2026 on
+wait by themselves.
 
 Source: https://www.postgresql.org/docs/current/functions-info.html#FUNCTIONS-PG-SNAPSHOT-PARTS and
-https://www.postgresql.org/docs/current/view-pg-locks.html (a transaction holds its own id until it has ended)
+https://www.postgresql.org/docs/current/view-pg-locks.html (a transaction locks its own ID until it has ended)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 _SHORTEST_PAUSE_SECONDS: Final = 0.01
 _LONGEST_PAUSE_SECONDS: Final = 1.0
-#: Until the log tells of the wait, and until it tells again.
+#: Seconds until the log mentions the wait, and until it does so again.
 _LONG_SECONDS: Final = 1.0
 _TELL_SECONDS: Final = 60.0
 _EPOCH: Final = 1 << 32
@@ -37,14 +37,15 @@ SELECT transactionid::pg_catalog.text, pid FROM pg_catalog.pg_locks
 def wait_for_commits(session: Session) -> None:
     """Return when every transaction that the session's snapshot takes for committed has ended.
 
-    Nearly always at once: a commit takes moments, and only those count that began while the slot was made.
+    Nearly always that is at once: a commit takes moments, and only those count that began while the slot was
+    made.
 
-    :param session: in a transaction that took an exported snapshot over, and read nothing in it yet.
+    :param session: its transaction has taken over an exported snapshot, and has read nothing yet.
     """
     row = session.execute("SELECT pg_catalog.pg_current_snapshot()::pg_catalog.text").fetchone()
     assert row is not None, "a query without a table has a row"
     pause, tell_at = _SHORTEST_PAUSE_SECONDS, time.monotonic() + _LONG_SECONDS
-    # Whoever comes later is not in the snapshot.
+    # Later transactions are not in the snapshot.
     while committing := _committing(session, row[0]):
         if time.monotonic() >= tell_at:
             _tell_of(committing)
@@ -63,16 +64,16 @@ def _tell_of(committing: set[int | None]) -> None:
 
 
 def _committing(session: Session, snapshot: str) -> set[int | None]:
-    """Processes of transactions that a snapshot sees and that have not ended; a prepared one has none."""
+    """Processes of transactions that a snapshot sees and that have not ended. A prepared one has none."""
     held = session.execute(_LOCKS_QUERY).fetchall()
     return {pid for xid, pid in held if is_seen(int(xid), snapshot)}
 
 
 def is_seen(xid: int, snapshot: str) -> bool:
-    """Whether a snapshot takes a transaction for committed, if it is one that did not abort.
+    """Whether a snapshot takes a transaction for committed, unless it aborted.
 
-    :param xid: without its epoch, and no further than half of all such numbers from the snapshot.
-    :param snapshot: ``xmin:xmax:xip,xip`` as ``pg_snapshot`` is printed, with epochs.
+    :param xid: without its epoch, and less than half of all IDs away from the snapshot.
+    :param snapshot: the text of a ``pg_snapshot``, ``xmin:xmax:xip,xip``, with epochs.
     """
     _, xmax_text, running = snapshot.split(":")
     xmax = int(xmax_text)

@@ -1,7 +1,7 @@
-"""What a refusal of the server means to the owner of the DAG: SQLSTATE to error class, in one table.
+"""What a refusal of the server means to the owner of the DAG: one table from SQLSTATE to error class.
 
-A message keeps the server's own words only where they name objects, never where they can quote a
-value (class 22) or a connection string. What is not here: deciding what to do next; the class says it.
+A message keeps the server's own words if they name objects, but not if they could quote a value (class 22) or
+a connection string. The error's class says what to do next.
 
 Source: https://www.postgresql.org/docs/current/errcodes-appendix.html
 """
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class _Meaning(NamedTuple):
-    #: Start of the SQLSTATE, and a pattern of the server's message or nothing. Messages quote names, which
-    #: may hold any word: a pattern of few words says where they stand.
+    #: The beginning of the SQLSTATE, and a pattern of the server's message, or nothing. Messages quote names,
+    #: and a name may be any word. So a short pattern says where its words stand.
     sqlstate: str
     pattern: str
     error: type[errors.PgoutputError]
@@ -37,7 +37,7 @@ _REPLICATION = (
     "ALTER ROLE <role> REPLICATION; on a managed service the role that it has for that, such as "
     "GRANT rds_replication TO <role>."
 )
-#: Of a change in the stream: the catalog of now was looked at before, and has the publication.
+#: For a change in the stream. The current catalog was looked at before, and it has the publication.
 _MADE_LATE = (
     "create the publication if it was dropped just now. If it was made, or made again, after that change,"
     " no run can decode it: drop the slot and run once with on_slot_lost='copy', which makes a new one and"
@@ -50,7 +50,7 @@ _VERIFY = (
     "lower sslmode has to be given there by name."
 )
 _LATER = "nothing; the next attempt connects again."
-#: Servers fail so when a transaction changed the catalog and its rows are decoded before it ended.
+#: A server fails so if a transaction changed the catalog and its rows are decoded before it ended.
 _BEFORE_ITS_END = "set streaming to off; with two_phase, use a new slot without it."
 
 _AS_TEXT = "use text mode (binary=False)."
@@ -60,12 +60,12 @@ _NO_ROOM = (
     "(temp_file_limit, temp_tablespaces)."
 )
 
-#: How the server calls an exported snapshot, in whatever language it speaks.
+#: How the server names an exported snapshot, in any language.
 _SNAPSHOT_NAME = "[0-9A-F]{8}-[0-9A-F]{8}-[0-9]+"
-#: Of an exported snapshot, in the words of several versions.
+#: About an exported snapshot, in the words of several versions.
 _NEW_SNAPSHOT = "nothing; the tables that were not copied yet are copied in a new snapshot."
 
-#: The first line that fits is taken.
+#: The first line that matches counts.
 _MEANINGS = (
     _Meaning(
         "55006",
@@ -79,7 +79,7 @@ _MEANINGS = (
         errors.SlotBusy,
         "nothing; another run made the slot just now, and the next attempt goes on from it.",
     ),
-    # A published table was dropped while the server listed them.
+    # Somebody dropped a published table while the server listed them.
     _Meaning("XX000", "^could not open relation with OID", errors.SourceUnavailable, _LATER),
     _Meaning("55P03", "", errors.SourceLocked, "see pg_locks and pg_prepared_xacts."),
     _Meaning("55000", "can no longer", errors.SlotLost, _COPY_AGAIN),
@@ -137,7 +137,7 @@ _MEANINGS = (
         errors.MissingPrivilege,
         "GRANT EXECUTE ON FUNCTION <it>.",
     ),
-    # A list of the server's, the same for every role: the SQLSTATE is that of a right, and no GRANT helps.
+    # A list of the server for all roles. The SQLSTATE is that of a missing right, but no GRANT helps.
     _Meaning(
         "42501",
         "may not be used as an output plugin$",
@@ -157,7 +157,7 @@ _MEANINGS = (
     _Meaning("28", "", errors.ConfigurationError, "check user, password, TLS and pg_hba.conf."),
     _Meaning("3D000", "", errors.ConfigurationError, "check the database of the connection."),
     _Meaning("53400", "temp_file_limit", errors.TemporaryFilesFull, _NO_ROOM),
-    # The next attempt would fill the disk of the source again.
+    # The next attempt would fill the source's disk again.
     _Meaning("53100", "pgsql_tmp", errors.TemporaryFilesFull, _NO_ROOM),
     _Meaning(
         "53400", "", errors.ConfigurationError, "raise max_replication_slots or max_wal_senders."
@@ -174,15 +174,15 @@ _MEANINGS = (
     _Meaning("40", "", errors.SourceUnavailable, _LATER),
     _Meaning("25P", "", errors.SourceUnavailable, _LATER),
 )
-#: Of a statement that reads a user's table: a schema, the table or a column is gone, or called otherwise.
+#: For a statement that reads a user's table: its schema, the table or a column is gone or renamed.
 _GONE = tuple(
     _Meaning(each, "", errors.SnapshotLost, _NEW_SNAPSHOT) for each in ("3F000", "42P01", "42703")
 )
 
 _REPLICATION_NEEDED = ("permission denied to start WAL sender", "replication role")
 
-#: Words of what passes: an encrypted connection breaks, or a server has no room or is not there yet. With
-#: ``sslmode=prefer`` libpq tries again without TLS after these, and what that gets stands behind them.
+#: Words for what passes: an encrypted connection breaks, or a server has no room or is not there yet. With
+#: ``sslmode=prefer`` libpq then tries again without TLS, and the result of that follows these words.
 _PASSING = (
     "too many clients",
     "remaining connection slots",
@@ -196,7 +196,7 @@ _PASSING = (
     "bad record mac",
 )
 
-#: Words of libpq, which gives no SQLSTATE when a connection fails, that waiting cannot mend.
+#: Words of libpq for what waiting cannot mend. libpq gives no SQLSTATE when a connection fails.
 _REFUSED = (
     "authentication failed",
     "no pg_hba.conf entry",
@@ -207,7 +207,7 @@ _REFUSED = (
 )
 
 
-#: What a message quotes: hosts, databases and roles, whose names may hold any word.
+#: Quoted names of hosts, databases and roles in a message. They may be any word.
 _QUOTED = re.compile(r"\"[^\"]*\"|'[^' ]*'")
 
 
@@ -218,12 +218,12 @@ def meaning(
     slot: str | None = None,
     table: str | None = None,
 ) -> errors.PgoutputError:
-    """Make our error out of what the server said.
+    """Make our error for what the server said.
 
-    :param sqlstate: five characters, or None when libpq gave none.
+    :param sqlstate: five characters; None: libpq gave none.
     :param message: the primary message of the server, or what libpq printed.
     """
-    # What libpq prints has several lines; a log's line holds one.
+    # What libpq prints has several lines. A line of a log has one.
     message = " ".join(message.split())
     if not sqlstate:
         if any(words in message for words in _REPLICATION_NEEDED):
@@ -269,7 +269,7 @@ def of_psycopg(
 ) -> errors.PgoutputError:
     """Our error for one of psycopg's."""
     if error.sqlstate is None and isinstance(error, psycopg.ProgrammingError):
-        # A connection string that cannot be parsed; its text may hold the password.
+        # A connection string that cannot be parsed. Its text may contain the password.
         return errors.ConfigurationError(
             "The connection parameters cannot be understood.",
             slot=slot,
@@ -281,10 +281,10 @@ def of_psycopg(
 def of_adbc(
     error: adbc_driver_manager.Error, *, slot: str | None = None, table: str | None = None
 ) -> errors.PgoutputError:
-    """Our error for one of ADBC's, whose text also holds the statement; that part is left out."""
+    """Our error for one of ADBC's. ADBC's text also has the statement, which is left out."""
     text = str(error).split("\n\nQuery was:", maxsplit=1)[0]
     for name, value in error.details or ():
-        # Names arrive as bytes too, whatever the annotation says.
+        # Names come as bytes, too, whatever the annotation says.
         if "PG_DIAG_MESSAGE_PRIMARY" in str(name):
             text = value.decode("utf-8", "replace")
     return meaning(error.sqlstate or None, text, slot=slot, table=table)
@@ -293,9 +293,9 @@ def of_adbc(
 def skipped_publication(
     notice: psycopg.errors.Diagnostic, *, slot: str | None = None
 ) -> errors.PublicationMissing | None:
-    """What version 18 on says when it leaves out the changes of a publication that it does not find.
+    """The error for the notice of version 18 and later that changes of a missing publication are left out.
 
-    Before, that was an error. The words are the server's language's (``lc_messages``), the SQLSTATE is not.
+    Before, that was an error. The words are in the server's language (``lc_messages``), but not the SQLSTATE.
     """
     if (notice.severity_nonlocalized, notice.sqlstate) != ("WARNING", "55000"):
         return None
@@ -308,7 +308,7 @@ def skipped_publication(
 
 @contextmanager
 def translated(slot: str | None = None, table: str | None = None) -> Iterator[None]:
-    """Turn what psycopg or ADBC raises inside into our errors, without the original's details.
+    """Turn errors of psycopg or ADBC inside into our errors, without the original's details.
 
     The original is suppressed on purpose: its DETAIL and CONTEXT lines may quote rows.
     """
@@ -322,9 +322,9 @@ def translated(slot: str | None = None, table: str | None = None) -> Iterator[No
 
 @contextmanager
 def of_slot(slot: str) -> Iterator[None]:
-    """Let a connection that fails inside say for which slot it was used.
+    """Add the slot to the error of a connection that fails inside.
 
-    :raises SourceUnavailable: the same, with the slot.
+    :raises SourceUnavailable: the same error, with the slot.
     """
     try:
         yield

@@ -1,11 +1,11 @@
-"""Where a batch with logical messages may end: at the end of a WAL record, never inside one.
+"""Where a batch with logical messages may end: at the end of a WAL record, and never inside of one.
 
-A transaction belongs to the batch that holds its commit LSN, wherever the batch ends. A message that is
-not transactional has no such LSN: the server chooses by where its record starts, and says where it ends.
-With a batch's end inside the record, one batch would leave the message to the next and the server to the
-one before. The flush LSN is the end of a record unless it is the end of a page.
+A transaction belongs to the batch that holds its commit LSN, wherever the batch ends. A message that is not
+transactional has no commit LSN. The server selects it by the start of its record, and reports the end of its
+record. If a batch ended inside of the record, one batch would leave the message to the next one, and the
+server would think that it was in the one before. The flush LSN is the end of a record, unless it is the end
+of a page.
 
-What is not here: reading the WAL.
 Source: https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-ADMIN-BACKUP
 """
 
@@ -21,8 +21,8 @@ from airflow_provider_pgoutput.errors import SourceUnavailable
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.session import Session
 
-#: What a standby has replayed is whole records. Of a primary the flush LSN is asked first, so that what
-#: was begun before it is in the insert LSN.
+#: A standby has replayed whole records. On a primary the flush LSN is read first, so the insert LSN is past
+#: everything that began before it.
 _QUERY = """
 SELECT CASE WHEN pg_catalog.pg_is_in_recovery()
             THEN pg_catalog.pg_last_wal_replay_lsn()
@@ -35,23 +35,23 @@ SELECT CASE WHEN pg_catalog.pg_is_in_recovery()
        pg_catalog.pg_size_bytes(pg_catalog.current_setting('wal_segment_size'))
 """
 
-#: Headers of a page and of the first page of a segment; no record starts before their end.
+#: Sizes of the headers of a page, and of the first page of a segment. No record starts inside of a header.
 _PAGE_HEADER_BYTES: Final = 24
 _SEGMENT_HEADER_BYTES: Final = 40
 _ASK_SECONDS: Final = 0.05
-#: An idle server writes the rest of a record when its background writer next logs a snapshot: 15 s.
+#: An idle server writes the rest of a record when its background writer next logs a snapshot, every 15 s.
 _PATIENCE_SECONDS: Final = 40.0
 
 
 def read_flush_lsn(session: Session) -> Lsn:
-    """The LSN before which all WAL is on the server's disk; on a standby: is replayed."""
+    """The LSN before which all WAL is on the server's disk; on a standby: before which it is replayed."""
     return _positions(session)[0]
 
 
 def read_record_end(session: Session) -> Lsn:
-    """Take the target of a batch: an LSN up to which all WAL is on the disk, at the end of a record.
+    """Read the target of a batch: an LSN up to which all WAL is on disk, at the end of a record.
 
-    :raises SourceUnavailable: when the server does not finish writing a record.
+    :raises SourceUnavailable: the server does not finish writing a record.
     """
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
@@ -67,7 +67,7 @@ def read_record_end(session: Session) -> Lsn:
 
 
 def _positions(session: Session) -> tuple[Lsn, Lsn | None, int, int]:
-    """Flush LSN, insert LSN, bytes of a page and of a segment; a standby has no insert LSN."""
+    """Flush LSN, insert LSN, and the size of a page and of a segment. A standby has no insert LSN."""
     with translated():
         row = session.execute(_QUERY).fetchone()
     assert row is not None, "a SELECT of scalars gives a row"

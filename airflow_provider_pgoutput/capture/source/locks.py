@@ -1,7 +1,7 @@
-"""Who holds the tables that a run waited for in vain.
+"""Names who holds the tables for which a run waited in vain.
 
-The catalog's functions on publications open the published tables, so DDL that is not committed holds them
-up; in a prepared transaction it may do so for ever. What is not here: the wait itself, see ``session.py``.
+The catalog's functions about publications open the published tables. So DDL that is not committed makes them
+wait. In a prepared transaction it may do so for ever. ``session.py`` limits the wait.
 
 Source: https://www.postgresql.org/docs/current/view-pg-locks.html
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.capture.source.session import Session
 
-# A prepared transaction has no process; which one it is, its lock on its own id says.
+# A prepared transaction has no process. The lock on its own ID shows which one it is.
 _HOLDERS_QUERY = """
 SELECT DISTINCT pg_catalog.format('%I.%I', n.nspname, c.relname),
        CASE WHEN p.gid IS NULL THEN pg_catalog.format('PID %s', l.pid)
@@ -40,9 +40,9 @@ SELECT DISTINCT pg_catalog.format('%I.%I', n.nspname, c.relname),
 
 @contextmanager
 def holders_named(session: Session, *, slot: str) -> Iterator[None]:
-    """Let a ``SourceLocked`` that is raised inside say which transactions hold which tables.
+    """Add to a ``SourceLocked`` that is raised inside which transactions hold which tables.
 
-    :raises SourceLocked: the same, with names.
+    :raises SourceLocked: the same error, with names.
     """
     try:
         yield

@@ -1,7 +1,7 @@
-"""Warns of amounts of money that look smaller, or larger, in the lake than in the source's own sessions.
+"""Warns if amounts of money look smaller or larger in the lake than in other sessions of the source.
 
-The server stores the smallest units alone; ``lc_monetary`` says where the point stands. It is pinned to C,
-which has two decimals, so that no setting changes what is staged. What is not here: pinning (``pinned.py``).
+The server stores the number of smallest units (cents). ``lc_monetary`` says how many make one whole unit. Our
+sessions pin it to C, which has two decimals, so that no setting changes what is staged (``pinned.py``).
 
 Source: https://www.postgresql.org/docs/current/datatype-money.html
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MONEY_OID = 790
-#: The smallest units of one whole unit as the locale of the session has it, after its name.
+#: The name of the session's locale, and how many smallest units it has in one whole unit.
 _UNITS_QUERY = """
 SELECT pg_catalog.current_setting('lc_monetary'),
        pg_catalog.encode(pg_catalog.cash_send('1'::pg_catalog.money), 'hex')
@@ -41,7 +41,7 @@ def warn_of_other_decimals(
     *,
     slot_name: str,
 ) -> None:
-    """Name, in a warning, the columns of money when other sessions of this role show them otherwise.
+    """Name in a warning the columns of money that other sessions of this role show differently.
 
     :param types: users' types by OID.
     """
@@ -76,7 +76,7 @@ def _is_made_of_money(type_oid: int, types: Mapping[int, TypeInfo]) -> bool:
 
 
 def _read_units(conninfo: str | Mapping[str, Any], slot_name: str) -> tuple[str, int]:
-    """Ask a session that has the server's own ``lc_monetary``: what is pinned cannot be unpinned again."""
+    """Ask a session that has the server's own ``lc_monetary``. A pinned setting cannot be unpinned."""
     given = sessions.parameters(conninfo, changed={"lc_monetary": None})
     with translated(slot=slot_name), psycopg.connect(**given, autocommit=True) as session:
         row = session.execute(_UNITS_QUERY).fetchone()

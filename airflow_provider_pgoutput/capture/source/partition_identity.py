@@ -1,9 +1,10 @@
-"""By what the rows of a root are told apart, when its partitions are published under its name.
+"""How the rows of a root are told apart, when its partitions are published under its name.
 
-A row names the root, but its old tuple is made by the replica identity of its partition. PostgreSQL hands
-neither USING INDEX nor a later ALTER TABLE ... REPLICA IDENTITY down from the root. So a key of the root can
-be followed only where the old tuples of every partition hold it. What is not here: which keys a root has
-(``keys.py``), and what a partition sends at a moment of the stream (``pgoutput/partitions.py``).
+A row names the root, but the replica identity of its partition decides what its old tuple contains.
+PostgreSQL does not pass USING INDEX, or a later ALTER TABLE ... REPLICA IDENTITY, from the root to its
+partitions. So a key of the root can be followed only if the old tuples of every partition have it.
+``keys.py`` knows the keys of a root, and ``pgoutput/partitions.py`` what a partition sends at a moment of the
+stream.
 
 Source: https://www.postgresql.org/docs/current/sql-altertable.html (REPLICA IDENTITY)
 """
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.capture.source.session import Session
 
-# One row for all partitions of a root that have the same identity: there may be thousands.
+# One row for all partitions of a root with the same identity. There may be thousands of partitions.
 _LEAF_QUERY = """
 SELECT r.oid::pg_catalog.int8, c.relreplident::pg_catalog.text, k.columns,
        pg_catalog.count(*)::pg_catalog.int4,
@@ -46,12 +47,12 @@ SELECT r.oid::pg_catalog.int8, c.relreplident::pg_catalog.text, k.columns,
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """The partitions of a root that have one replica identity now."""
+    """The partitions of a root that have the same replica identity now."""
 
-    #: None: none, so the source refuses to update and to delete their rows.
+    #: None: they have none, so the source refuses updates and deletes of their rows.
     identity: PartitionIdentity | None
     count: int
-    #: ``schema.table`` of the first of them.
+    #: ``schema.table`` of the first ones.
     names: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -64,21 +65,21 @@ class Candidate:
     """A key of a root."""
 
     columns: tuple[str, ...]
-    #: It is unique at every moment, and not only at a commit.
+    #: Whether it is unique at every moment, and not only at a commit.
     is_immediate: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The key by which the rows of a root are told apart; without columns it has none."""
+    """The key by which the rows of a root are told apart; without columns: it has none."""
 
     key: Candidate
-    #: Every partition sends whole old rows.
+    #: Whether every partition sends whole old rows.
     is_full: bool
 
 
 def read_leaves(session: Session, relation_oids: Sequence[int]) -> dict[int, tuple[Leaves, ...]]:
-    """The partitions of roots by OID; a table that is no root has none."""
+    """The partitions of roots by OID. A table that is no root has none."""
     with translated():
         rows = session.execute(_LEAF_QUERY, (list(relation_oids),)).fetchall()
     found: dict[int, tuple[Leaves, ...]] = {}
@@ -95,10 +96,10 @@ def choose(
     announced: Collection[PartitionIdentity],
     now: Collection[PartitionIdentity],
 ) -> Choice:
-    """Choose the first key that the old tuples of all partitions hold.
+    """Choose the first key that the old tuples of all partitions have.
 
-    Where the partitions that exist now leave none, those count that the stream announced, for no other sent
-    rows. Where these leave none, too, it is the first key: inserts need no old tuple.
+    If the current partitions leave none, only those count that the stream announced, because no others sent
+    rows. If these leave none either, it is the first key, because inserts need no old tuple.
 
     :param announced: what partitions sent up to here in the stream; empty: nothing was read.
     """

@@ -1,6 +1,6 @@
-"""Which settings every session of ours has, whatever role, database, environment and connection say.
+"""Settings that every session of ours has, whatever role, database, environment and connection say.
 
-What is not here: opening sessions (``session.py``; the trigger opens its own, which must not block).
+``session.py`` opens the sessions. The trigger opens its own, because it must not block.
 
 Source: https://www.postgresql.org/docs/current/runtime-config-client.html
 """
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-#: Parameters of libpq; those of the connection win.
+#: Parameters of libpq. Those of the connection win.
 DEFAULTS: Final = {
     #: Seconds for each address of the host.
     "connect_timeout": "30",
@@ -21,18 +21,18 @@ DEFAULTS: Final = {
     "keepalives_idle": "30",
     "keepalives_interval": "10",
     "keepalives_count": "6",
-    #: Milliseconds for which what we sent may stay unacknowledged.  Probes are not sent meanwhile, and the
-    #: kernel alone would send again for a quarter of an hour.
+    #: How many milliseconds our data may stay unacknowledged. No probes are sent meanwhile, and the kernel
+    #: alone would try for a quarter of an hour.
     "tcp_user_timeout": "90000",
 }
 
 
-#: How often the server looks whether its client is still there while it works on an answer.  It would
-#: else finish the answer of a reader that was killed before it noticed, and the slot is busy until then.
+#: How often the server checks whether its client is still there while it works on an answer. Otherwise it
+#: would finish the answer for a reader that was killed, and keep the slot busy until then.
 CLIENT_CHECK_INTERVAL: Final = "2s"
 
 
-#: Settings that alter the text of values or how our statements are read, or could end or filter a read.
+#: Settings that change the text of values or the meaning of our statements, or could end or filter a read.
 PINNED = {
     "client_encoding": "UTF8",
     "DateStyle": "ISO,YMD",
@@ -43,16 +43,16 @@ PINNED = {
     "lc_monetary": "C",
     "xmloption": "content",
     "search_path": "pg_catalog",
-    # It quotes names in the text of values (regclass), and ADBC looks for functions by such a text.
+    # It quotes names in the text of values (regclass), and ADBC looks up functions by such a text.
     "quote_all_identifiers": "off",
-    # How literals are read: ours, and those of row filters that the server printed.
+    # How literals are read: ours, and those in row filters that the server printed.
     "standard_conforming_strings": "on",
     "array_nulls": "on",
     "transform_null_equals": "off",
     "row_security": "off",
-    # The one warning that we wait for: version 18 leaves out a publication that it does not find.
+    # We need one warning: version 18 leaves out a publication that it does not find.
     "client_min_messages": "warning",
-    # A standby refuses serializable transactions, and a deferrable one waits for all others.
+    # A standby refuses serializable transactions. A deferrable one waits for all others.
     "default_transaction_isolation": "read committed",
     "default_transaction_deferrable": "off",
     "exit_on_error": "off",
@@ -64,10 +64,10 @@ PINNED = {
 
 
 def startup_options(own: str | None, changed: Mapping[str, str | None] | None = None) -> str:
-    """The parameter ``options`` of libpq that pins the settings; of two values the server takes the last.
+    """The parameter ``options`` of libpq that pins the settings. Of two values the server takes the last.
 
-    :param own: the connection's own ``options``; what they say of a pinned setting does not count.
-    :param changed: settings that this session has in another value; None: as the server has it.
+    :param own: the connection's own ``options``. Their values for pinned settings do not count.
+    :param changed: settings with another value in this session; None: the server's own value.
 
     Source: https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNECT-OPTIONS
     """

@@ -1,4 +1,4 @@
-"""A line of progress every few seconds, of a read or of a copy. Counts and positions, never a row."""
+"""Logs the progress of a read or a copy every few seconds: counts and LSNs, never a row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SECONDS_BETWEEN = 5.0
 
 
 class Progress:
-    """Reports how far a read is.
+    """Logs how far a read is.
 
     :param start: where the read starts.
     :param target: where it ends.
@@ -30,11 +30,11 @@ class Progress:
         self._bytes = 0
 
     def report(self, rows: int, more_bytes: int, reached: Lsn) -> None:
-        """Take note, and log when it is time.
+        """Count, and log if it is time.
 
         :param rows: rows staged so far.
         :param more_bytes: bytes read since the last call.
-        :param reached: LSN of the last transaction begun.
+        :param reached: LSN of the transaction that began last.
         """
         self._bytes += more_bytes
         now = time.monotonic()
@@ -53,9 +53,9 @@ class Progress:
 
 
 class CopyProgress:
-    """Reports how far a copy is.
+    """Logs how far a copy is.
 
-    :param table_bytes: what each table takes on the server's disk, by name: what "done" is measured by.
+    :param table_bytes: bytes of each table on the server's disk, by name. Progress is measured by them.
     """
 
     def __init__(self, table_bytes: Mapping[str, int]) -> None:
@@ -66,18 +66,18 @@ class CopyProgress:
         self._read_bytes = 0
 
     def rows(self, rows: int, read_bytes: int) -> None:
-        """Take note of rows, and log when it is time."""
+        """Count rows, and log if it is time."""
         self._rows += rows
         self._read_bytes += read_bytes
         if time.monotonic() - self._reported >= _SECONDS_BETWEEN:
             self._report()
 
     def part(self, table: str, share: float) -> None:
-        """Take note that so much of a table is done; 1 is all of it."""
+        """Count that so much of a table is done; 1 is the whole table."""
         self._shares[table] += share
 
     def done(self) -> None:
-        """Log how the copy went."""
+        """Log the result of the copy."""
         self._report()
 
     def _report(self) -> None:

@@ -1,17 +1,17 @@
 """Reads by which rows of the catalog each table is published, so that a break between two runs is seen.
 
-The catalog keeps no times, but a row that was removed and made again has another OID, and one that was
+The catalog keeps no times. But a row that was removed and made again has another OID, and a row that was
 written again names another transaction:
 
-- FOR TABLE: a row of ``pg_publication_rel``, which ALTER PUBLICATION ... DROP and ADD TABLE make anew, and so
-  does SET TABLE where row filter or column list are others;
+- FOR TABLE: a row of ``pg_publication_rel``. ALTER PUBLICATION ... DROP and ADD TABLE make it anew. So does
+  SET TABLE if row filter or column list change.
 - TABLES IN SCHEMA: a row of ``pg_publication_namespace``, and the table's dependency on its schema, which
-  only ALTER TABLE ... SET SCHEMA writes again;
-- a partition through its parents: their rows, and a row of ``pg_inherits`` for each step, which DETACH
+  only ALTER TABLE ... SET SCHEMA writes again.
+- A partition through its parents: their rows, and for each step a row of ``pg_inherits``, which DETACH
   removes.
 
-What is not here: comparing them (``membership.py``). SET UNLOGGED and back, which only FOR ALL
-TABLES permits, leaves no trace in any of these.
+SET UNLOGGED and back leaves no trace in these. Only FOR ALL TABLES permits it. ``capture/membership.py``
+compares what is read here.
 
 Source: https://www.postgresql.org/docs/current/catalogs.html
 """

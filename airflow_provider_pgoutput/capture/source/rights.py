@@ -1,7 +1,7 @@
-"""Whether the role may read what is to be copied, asked before a slot is made for the copy.
+"""Checks whether the role may read the tables to be copied, before a slot is made for the copy.
 
-A refusal in the middle of a copy would leave a slot that holds back WAL. What is not here: the right to
-replicate, which managed services grant in ways of their own; the server refuses, see ``errors.py``.
+A refusal in the middle of a copy would leave a slot that holds back WAL. The right to replicate is not
+checked here, because managed services have their own ways to grant it. The server refuses, see ``errors.py``.
 
 Source: https://www.postgresql.org/docs/current/logical-replication-security.html
 """
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.capture.source.session import Session
 
-#: Statements in one message; more are summed up.
+#: At most so many statements in one message; the rest are counted.
 _SHOWN = 10
 
-# A table without the right may still be readable column by column, those of its row filters included: they
-# are what the catalog says that the table's rows in the publications depend on.
+# Without the right on a table, a role may still read it column by column. It then needs the columns of the
+# row filters, too: the catalog records on which columns a filter depends.
 _RIGHTS_QUERY = """
 WITH wanted AS (
     SELECT w.oid, pg_catalog.array_agg(w.name::pg_catalog.text) AS names
@@ -62,10 +62,10 @@ def check_may_copy(
     *,
     slot_name: str,
 ) -> None:
-    """Refuse to begin a copy of tables that the role may not read, or not wholly.
+    """Refuse to begin a copy if the role may not read a table, or not all of it.
 
-    :param publication_names: those that are read, for their row filters.
-    :raises MissingPrivilege: with the statements that give what is missing.
+    :param publication_names: the publications that are read, because of their row filters.
+    :raises MissingPrivilege: with the statements that grant what is missing.
     """
     columns = [(each.relation_oid, column.name) for each in tables for column in each.columns]
     oids, names = [oid for oid, _ in columns], [name for _, name in columns]
@@ -85,7 +85,7 @@ def check_may_copy(
     if more > 0:
         statements.append(f"and {more} more; or GRANT pg_read_all_data TO {role}")
     if filtered:
-        # Without it the copy would leave rows out, which row_security = off turns into an error.
+        # Without it the copy would leave rows out. With row_security = off it is an error instead.
         statements.append(f"ALTER ROLE {role} BYPASSRLS, for row security on {filtered[0]}")
     affected = [table for _, schema, table, *_ in rows if schema in schemas]
     first = next(iter([*affected, *unreadable, *filtered]))

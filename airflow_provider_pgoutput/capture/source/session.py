@@ -1,8 +1,7 @@
-"""Connections to the source, with every setting that changes bytes pinned and then checked.
+"""Opens connections to the source. Every setting that changes bytes is pinned, and then checked.
 
-A role's or database's own default, a ``PG...`` variable of the environment or the connection's own
-``options`` must not win, so the settings are given at start, set again and read back. What is not
-here: what is asked over the connection.
+A default of the role or the database, a ``PG...`` variable of the environment, or the connection's own
+``options`` must not win. So the settings are given at the start, set again and read back.
 
 Source: https://www.postgresql.org/docs/current/runtime-config-client.html
 """
@@ -34,11 +33,12 @@ if TYPE_CHECKING:
 APPLICATION_NAME = "airflow-provider-pgoutput"
 
 
-#: How long the catalog is waited for. Longer than DDL that is quick, shorter than a prepared transaction.
+#: How long to wait for locks in the catalog: longer than quick DDL takes, but not as long as a prepared
+#: transaction.
 LOCK_TIMEOUT_SECONDS = 60
 
 
-#: Pinned where the server knows it (17 and later).
+#: Pinned if the server knows it (17 and later).
 _PINNED_IF_KNOWN = {"transaction_timeout": "0"}
 
 
@@ -48,12 +48,12 @@ def parameters(
     changed: Mapping[str, str | None] | None = None,
     **more: str | None,
 ) -> dict[str, Any]:
-    """Connection parameters of libpq with the pinned settings among them.
+    """Connection parameters of libpq, with the pinned settings among them.
 
     :param conninfo: a libpq connection string or URI, or its parameters.
-    :param changed: pinned settings that this session has in another value; None: as the server has it.
+    :param changed: pinned settings with another value in this session; None: the server's own value.
     :param more: parameters that win over those of ``conninfo``.
-    :raises ConfigurationError: when ``conninfo`` cannot be parsed.
+    :raises ConfigurationError: ``conninfo`` cannot be parsed.
     """
     with translated():
         given: dict[str, Any] = (
@@ -78,15 +78,15 @@ def connect(
     """Open a pinned session through psycopg, in autocommit.
 
     :param replication: open a walsender session for logical replication instead of a plain one.
-    :param slot: for the message of an error.
-    :raises SourceUnavailable: when the source does not answer.
-    :raises ConfigurationError: when it refuses us, or a setting cannot be pinned.
+    :param slot: for the text of an error.
+    :raises SourceUnavailable: the source does not answer.
+    :raises ConfigurationError: the source refuses us, or a setting cannot be pinned.
     """
     given = parameters(conninfo, replication="database" if replication else None)
     with translated(slot=slot):
         connection = psycopg.connect(**given, autocommit=True)
         try:
-            # Without parameters psycopg uses the simple protocol, the only one of a walsender.
+            # Without parameters psycopg uses the simple protocol, the only one that a walsender has.
             connection.execute(_set_statement())
             _check(dict(connection.execute(_show_statement()).fetchall()))
         except BaseException:
@@ -98,7 +98,7 @@ def connect(
 def limit_lock_waits(connection: psycopg.Connection[tuple[Any, ...]]) -> None:
     """Let statements of this session fail with ``SourceLocked`` instead of waiting for a lock for ever.
 
-    Only for reading the catalog: creating a slot waits for the transactions that are open, as it must.
+    Only for reading the catalog. Creating a slot has to wait for open transactions.
     """
     with translated():
         connection.execute(
@@ -109,10 +109,10 @@ def limit_lock_waits(connection: psycopg.Connection[tuple[Any, ...]]) -> None:
 
 
 def connect_adbc(conninfo: str | Mapping[str, Any], *, slot: str | None = None) -> AdbcConnection:
-    """Open a pinned session through ADBC, in autocommit: rows arrive as Arrow.
+    """Open a pinned session through ADBC, in autocommit. Rows come as Arrow.
 
-    :raises SourceUnavailable: when the source does not answer.
-    :raises ConfigurationError: when it refuses us, or a setting cannot be pinned.
+    :raises SourceUnavailable: the source does not answer.
+    :raises ConfigurationError: the source refuses us, or a setting cannot be pinned.
     """
     with translated(slot=slot):
         connection = adbc_driver_postgresql.dbapi.connect(
@@ -133,13 +133,13 @@ def connect_adbc(conninfo: str | Mapping[str, Any], *, slot: str | None = None) 
 def record_batches(
     cursor: AdbcCursor, statement: str, *, slot: str | None = None, table: str | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Run a query through ADBC and give its rows batch by batch.
+    """Run a query through ADBC, and yield its rows in batches.
 
-    :raises PgoutputError: what the server refuses, also in the middle of the answer.
+    :raises PgoutputError: the server refused something, perhaps in the middle of the answer.
     """
     with translated(slot=slot, table=table):
         cursor.execute(statement)
-        # Not fetch_record_batch(): its reader raises the bare text of an error, without SQLSTATE.
+        # Not fetch_record_batch(): its reader raises only the text of an error, without the SQLSTATE.
         reader = cursor._results.reader  # type: ignore[union-attr]
     while True:
         with translated(slot=slot, table=table):
@@ -165,14 +165,14 @@ def _set_statement() -> sql.Composed:
         ).format(sql.Literal(value), sql.Literal(name))
         for name, value in _PINNED_IF_KNOWN.items()
     ]
-    # Not one of those that are read back: no value depends on it, and Windows servers cannot do it.
+    # This setting is not read back: no value depends on it, and servers on Windows do not have it.
     calls.append(
         sql.SQL(
             "(SELECT pg_catalog.set_config('client_connection_check_interval', {}, false)"
             " WHERE pg_catalog.version() !~* 'visual c|msvc|mingw')"
         ).format(sql.Literal(pinned.CLIENT_CHECK_INTERVAL))
     )
-    # Superusers set it, and roles to which it was granted. Refusals are told apart by English words, too.
+    # Superusers may set it, and roles with a grant. Some refusals are recognised by English words.
     calls.append(
         sql.SQL(
             "(SELECT pg_catalog.set_config('lc_messages', {}, false)"

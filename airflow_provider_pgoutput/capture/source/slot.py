@@ -1,6 +1,6 @@
-"""The replication slot: its facts, the checks before a read, and creation with an exported snapshot.
+"""The replication slot: the checks before a read, and creation with an exported snapshot.
 
-What is not here: reading changes (``stream.py``) and moving the pipeline's slot (``advance.py``).
+``slot_facts.py`` reads the slot, ``capture/stream`` its changes. ``advance.py`` moves the pipeline's slot.
 
 Source: https://www.postgresql.org/docs/current/view-pg-replication-slots.html
 """
@@ -39,9 +39,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ExportedSnapshot:
-    """A slot just made, and the snapshot of the database at exactly its first position.
+    """A new slot, and the snapshot of the database at exactly the slot's first position.
 
-    The snapshot can be taken over while this object's session stays open and idle.
+    Other sessions can take the snapshot over while this object's session stays open and idle.
     """
 
     consistent_point: Lsn
@@ -49,7 +49,7 @@ class ExportedSnapshot:
     _session: Session
 
     def close(self) -> None:
-        """Give the snapshot up, and with it a temporary slot."""
+        """Give up the snapshot, and with it a temporary slot."""
         self._session.close()
 
     def __enter__(self) -> ExportedSnapshot:
@@ -60,9 +60,9 @@ class ExportedSnapshot:
 
 
 def check_kind(slot: SlotFacts, server: Server) -> None:
-    """Refuse a slot that cannot be one of a pipeline.
+    """Refuse a slot that no pipeline can use.
 
-    :raises WrongSlot: physical, of another plugin or database, or temporary.
+    :raises WrongSlot: it is physical, temporary, or of another plugin or database.
     """
     if slot.slot_type != "logical":
         raise WrongSlot("The slot is physical.", slot=slot.name, advice="name a logical slot.")
@@ -92,9 +92,10 @@ def check_slot(slot: SlotFacts, server: Server, *, two_phase: bool = False) -> L
 
     :param two_phase: whether prepared transactions are read at PREPARE TRANSACTION.
 
-    :raises WrongSlot: see ``check_kind``; or synchronised, or two-phase unasked.
-    :raises SlotLost: when the server removed WAL that the slot needed.
-    :raises SlotBusy: when another session reads it, or it is still being made.
+    :raises WrongSlot: see ``check_kind``; or it is synchronised, or two-phase although that was not asked
+        for.
+    :raises SlotLost: the server removed WAL that the slot needed.
+    :raises SlotBusy: another session reads it, or it is still being made.
     """
     check_kind(slot, server)
     if slot.is_lost:
@@ -131,12 +132,12 @@ def check_slot(slot: SlotFacts, server: Server, *, two_phase: bool = False) -> L
 
 
 def check_not_ahead(confirmed_flush_lsn: Lsn, checkpoint: Lsn, slot_name: str) -> None:
-    """Refuse a slot that moved past the checkpoint.
+    """Refuse a slot that is past the checkpoint.
 
-    The server silently starts at the slot's own position when asked for an older one, so nothing but
-    this comparison notices that changes are missing.
+    If the server is asked for an older position, it silently starts at the slot's own one. So only this
+    comparison shows that changes are missing.
 
-    :raises SlotAheadOfCheckpoint: when it did.
+    :raises SlotAheadOfCheckpoint: it is.
     """
     if confirmed_flush_lsn > checkpoint:
         raise SlotAheadOfCheckpoint(
@@ -149,11 +150,11 @@ def check_not_ahead(confirmed_flush_lsn: Lsn, checkpoint: Lsn, slot_name: str) -
 
 
 def check_start(slot: SlotFacts, start: Lsn, server: Server) -> None:
-    """Refuse a first position that was given and that the slot does not cover.
+    """Refuse a given ``start_lsn`` that the slot does not cover.
 
-    :raises SlotAheadOfCheckpoint: the server may have recycled changes past it.
+    :raises SlotAheadOfCheckpoint: the server may have recycled changes after it.
     :raises SourceChanged: the server has not written that far.
-    :raises ConfigurationError: the slot decodes prepared transactions and is not there.
+    :raises ConfigurationError: the slot decodes prepared transactions, and is not at this position.
     """
     confirmed = slot.confirmed_flush_lsn
     assert confirmed is not None, "check_slot refuses a slot without a position"
@@ -187,8 +188,8 @@ def check_start(slot: SlotFacts, start: Lsn, server: Server) -> None:
 def check_two_phase_start(slot: SlotFacts, checkpoint: Lsn) -> None:
     """Refuse to switch a slot to two_phase while it is behind the lake.
 
-    From its position on the server sends prepared transactions at PREPARE, so one that was prepared
-    between the position and the checkpoint has to be staged before the slot passes it.
+    From its position on the server sends prepared transactions at PREPARE. One that was prepared between that
+    position and the checkpoint would have to be staged before the slot passes it.
 
     :raises SlotBusy: until the slot is at the checkpoint.
     """
@@ -209,17 +210,17 @@ def create_slot(
     two_phase: bool = False,
     failover: bool = False,
 ) -> ExportedSnapshot:
-    """Make a logical slot and export the snapshot of its first position.
+    """Make a logical slot, and export the snapshot of its first position.
 
-    The server waits for the transactions that are open, so none can lie across that position. Prepared
-    ones are open too; somebody has to end them, so a warning says that they are waited for. Who reads in the
-    snapshot has to wait for what is in it, see ``unfinished_commits.py``.
+    The server waits until all open transactions have ended, so none can lie across that position. Prepared
+    transactions are open, too, and somebody has to end them. A warning says that they are waited for. Whoever
+    reads in the snapshot has to wait for the transactions in it, see ``commit_wait.py``.
 
     Source: https://www.postgresql.org/docs/current/protocol-replication.html
 
     :param failover: let standbys synchronise the slot; version 17 and later.
-    :raises MissingPrivilege: when the role lacks REPLICATION.
-    :raises ConfigurationError: when ``wal_level`` or the number of slots does not allow it.
+    :raises MissingPrivilege: the role lacks REPLICATION.
+    :raises ConfigurationError: ``wal_level`` or the number of slots does not allow it.
     """
     session = sessions.connect(conninfo, replication=True, slot=slot_name)
     try:
@@ -244,16 +245,16 @@ def create_slot(
 
 
 def drop_slot(session: Session, slot: SlotFacts) -> None:
-    """Drop a slot of ours: the server keeps nothing for it any more.
+    """Drop a slot of ours. The server keeps nothing for it any more.
 
-    :raises SlotBusy: when somebody reads it.
+    :raises SlotBusy: somebody reads it.
     """
     with translated(slot=slot.name):
         session.execute("SELECT pg_catalog.pg_drop_replication_slot(%s)", (slot.name,))
 
 
 def check_failover(server: Server, *, failover: bool) -> None:
-    """Refuse to make a slot for standbys on a server that has no such slots.
+    """Refuse a slot for standbys on a server that does not have such slots.
 
     :raises ConfigurationError: before version 17.
     """
@@ -267,7 +268,7 @@ def check_failover(server: Server, *, failover: bool) -> None:
 def check_wal_level(server: Server) -> None:
     """Refuse a source that writes too little into its WAL.
 
-    :raises ConfigurationError: when ``wal_level`` is not ``logical``.
+    :raises ConfigurationError: ``wal_level`` is not ``logical``.
     """
     if server.wal_level != "logical" and server.major < 19:
         raise ConfigurationError(
@@ -292,7 +293,7 @@ def _warn_of_prepared(session: Session, slot_name: str) -> None:
 
 
 def _name_writers(session: Session, slot_name: str) -> None:
-    """Say for whom the server waits before it makes a slot, for as long as they take."""
+    """Log for whom the server waits before it makes a slot, as long as it waits."""
     row = session.execute(
         "SELECT pg_catalog.count(*), pg_catalog.string_agg(pid::pg_catalog.text, ', ' ORDER BY pid)"
         "  FROM pg_catalog.pg_locks"

@@ -1,8 +1,8 @@
-"""What threatens a slot that waits for its next run, said in the log before it is too late.
+"""Warns of what may end a slot while it waits for its next run.
 
-Between two runs nobody reads the slot. The server may then remove WAL that it needs
-(``max_slot_wal_keep_size``) or give it up for being idle (``idle_replication_slot_timeout``). What is not
-here: refusing a slot, see ``slot.py``.
+Between two runs nobody reads the slot. Then the server may remove WAL that the slot needs
+(``max_slot_wal_keep_size``), or give the slot up because it is idle (``idle_replication_slot_timeout``).
+``slot.py`` refuses slots that are lost already.
 
 Source: https://www.postgresql.org/docs/current/runtime-config-replication.html
 """
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Less room than this share of ``max_slot_wal_keep_size`` is worth a warning.
+#: If less than this share of ``max_slot_wal_keep_size`` is left, a warning is due.
 _LOW_SHARE = 0.5
-#: A slot that waited for more than this share of its timeout may not survive a run that is late.
+#: If a slot waited longer than this share of its timeout, it may not survive a late run.
 _IDLE_SHARE = 0.5
 
 
 def warn_of_dangers(
     slot: SlotFacts, *, seconds_between_runs: int | None, failover: bool
 ) -> tuple[str, ...]:
-    """Say what may end the slot before its next run, or leaves it behind in a failover.
+    """Warn of what may end the slot before its next run, or of what leaves it behind in a failover.
 
     :param seconds_between_runs: the longest wait by the schedule; None: not known.
     :param failover: whether standbys are meant to synchronise the slot.

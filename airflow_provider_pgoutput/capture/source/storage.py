@@ -1,7 +1,9 @@
-"""Where the rows of tables lie, as ``pg_class`` has it now: for comparing with another moment only.
+"""The files that hold the rows of tables, as ``pg_class`` has them now.
 
-What is not here: where a copy reads rows (``copy_plan.py``), and what a difference means
-(``capture/schema/older_rows.py``).
+Only for comparing with another moment.
+
+``capture/copy/plan.py`` finds out where a copy reads rows. ``capture/schema/older_rows.py`` knows what a
+difference means.
 
 Source: https://www.postgresql.org/docs/current/catalog-pg-class.html
 """
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.capture.source.session import Session
 
-# One statement, so that the number of columns and the files are of one moment.
+# One statement, so that the number of columns and the files are from one moment.
 _STORAGE_QUERY = """
 WITH RECURSIVE tree AS (
     SELECT c.oid AS root, c.relnatts, c.oid, c.relkind, c.relfilenode
@@ -36,7 +38,7 @@ SELECT t.root::pg_catalog.int8, t.relnatts::pg_catalog.int4, t.oid::pg_catalog.i
 
 
 def read_storage(session: Session, relation_oids: Iterable[int]) -> dict[int, Storage]:
-    """Where tables lie, by OID; one that is gone, or has no partition, has no place."""
+    """The files of tables, by OID. A table that is gone, or a root without partitions, has none."""
     with translated():
         rows = session.execute(_STORAGE_QUERY, (sorted(relation_oids),)).fetchall()
     columns: dict[int, int] = {}

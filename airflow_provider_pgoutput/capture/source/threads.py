@@ -1,8 +1,8 @@
-"""Items that threads make, handed to the one that takes them, a few at a time.
+"""Hands items that threads make to the one that takes them, a few at a time.
 
-The taker sees the items in order, then the end, or the error that making them raised. Either side may
-stop the whole: whoever waits then leaves soon. What is not here: the threads, which their owner joins, but
-for those that ``interleaved`` starts.
+The taker gets the items in order, and then the end, or the error that making them raised. Either side may
+stop everything; whoever waits then leaves soon. The owner joins its threads. ``interleaved`` joins those that
+it starts.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-#: How long a wait lasts before it looks whether somebody stopped.
+#: How long a wait lasts before it checks whether somebody stopped.
 _PATIENCE_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """What a maker hands over last: why it ended, or None when it made everything."""
+    """What a maker hands over last: its error, or None if it made everything."""
 
     error: BaseException | None
 
@@ -32,9 +32,9 @@ class _End:
 class HandOver(Generic[Item]):
     """A bounded queue with an end, errors and a stop.
 
-    :param capacity: items that wait at most; 0: any number.
+    :param capacity: at most so many items wait; 0: any number.
     :param makers: how many threads must end before the items end.
-    :param stopping: one event for several queues that stop together.
+    :param stopping: an event, for several queues that stop together.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class HandOver(Generic[Item]):
         self._stopping = stopping or threading.Event()
 
     def feed(self, items: Generator[Item, None, None]) -> bool:
-        """Hand over all items and then the end, or the error that making them raises.
+        """Hand over all items, and then the end, or the error that making them raises.
 
-        :param items: a generator, so that nothing runs, or fails, before it is here; it is closed.
-        :returns: whether all of it arrived; False: somebody stopped, or there was an error.
+        :param items: a generator, so that nothing runs or fails before this call. It is closed.
+        :returns: whether everything arrived; False: somebody stopped, or there was an error.
         """
         try:
             with contextlib.closing(items):
@@ -61,7 +61,7 @@ class HandOver(Generic[Item]):
         return self.end()
 
     def put(self, item: Item) -> bool:
-        """Hand over one item, waiting for room; False: somebody stopped."""
+        """Hand over one item, and wait for room; False: somebody stopped."""
         return self._put(item)
 
     def end(self) -> bool:
@@ -77,7 +77,7 @@ class HandOver(Generic[Item]):
         self._stopping.set()
 
     def __iter__(self) -> Iterator[Item]:
-        """The items, until all makers have ended or somebody stopped; for one taker."""
+        """The items, until all makers have ended or somebody stopped. For one taker."""
         while self._makers and not self._stopping.is_set():
             try:
                 item = self._items.get(timeout=_PATIENCE_SECONDS)
@@ -103,8 +103,8 @@ class HandOver(Generic[Item]):
 def interleaved(sources: Sequence[Generator[Item, None, None]]) -> Iterator[Item]:
     """The items of several generators, each as it comes, until all have ended or one failed.
 
-    :param sources: a thread runs each; one alone runs here. When the taker leaves before the end, each is
-        closed after its next item.
+    :param sources: each runs in a thread; a single one runs here. If the taker leaves early, each is closed
+        after its next item.
     """
     if len(sources) == 1:
         yield from sources[0]

@@ -1,7 +1,7 @@
-"""Where the history of the source left the one that the lake was filled from: after a promotion or a restore.
+"""Where the source's history left the history from which the lake was filled: at a promotion or a restore.
 
-Positions of two timelines can be compared only up to there. What is not here: whether the source is the same
-system at all (``capture/start_position.py``).
+LSNs of two timelines can be compared only up to that point. ``capture/start_position.py`` checks whether the
+source is the same system at all.
 
 Source: https://www.postgresql.org/docs/current/protocol-replication.html (TIMELINE_HISTORY)
 """
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: The way on from a source that is another one, or went back, for good. Copies with the same slot are none: a
-#: run is refused before it looks at what it may copy, and apply refuses tables that another slot filled.
+#: The way on if the source is another one, or went back for good. Copies with the same slot do not help: a
+#: run is refused before it looks at what to copy, and apply refuses tables that another slot filled.
 BEGIN_ANEW = (
     "Begin anew with another slot_name and another namespace (or this one, after the pipeline's tables in it"
     " were dropped): the first run copies the tables."
@@ -37,9 +37,9 @@ def check_written(server: Server, end_lsn: Lsn, slot: str) -> None:
     """Refuse a source that has not written as far as the lake is.
 
     :param end_lsn: the checkpoint.
-    :raises SourceChanged: when it went back, or is another one.
-    :raises SourceUnavailable: when it is a standby, which may be behind the one that was read before, or was
-        started again and has yet to replay what it has.
+    :raises SourceChanged: the source went back, or is another one.
+    :raises SourceUnavailable: it is a standby. It may be behind the one that was read before, or was
+        restarted and first has to replay what it has.
     """
     if server.flush_lsn >= end_lsn:
         return
@@ -69,16 +69,16 @@ def check_timeline(
 ) -> None:
     """Refuse a source whose history left the lake's before the checkpoint, however far it has written since.
 
-    :param then: the timeline that the source had when the lake's last batch was staged; None: not known.
+    :param then: the source's timeline when the lake's last batch was staged; None: not known.
     :param end_lsn: the checkpoint.
-    :raises SourceChanged: when it did.
-    :raises SourceUnavailable: when the source does not answer.
+    :raises SourceChanged: it did.
+    :raises SourceUnavailable: the source does not answer.
     """
     now = server.timeline
     if then is None or then == now:
         return
     if now < then and server.is_standby:
-        return  # It learns of a new timeline later.
+        return  # A standby learns of a new timeline later.
     ended = end_of_timeline(conninfo, then, now=now, slot=slot) if now > then else None
     if ended is not None and ended >= end_lsn:
         log.info(
@@ -98,9 +98,9 @@ def check_timeline(
 def end_of_timeline(
     conninfo: str | Mapping[str, object], timeline: int, *, now: int, slot: str
 ) -> Lsn | None:
-    """Where a timeline ended from which the server's own, ``now``, descends; None: it does not.
+    """Where a timeline ended, if the server's own timeline ``now`` descends from it; None: it does not.
 
-    :raises SourceUnavailable: when the source does not answer.
+    :raises SourceUnavailable: the source does not answer.
     """
     with sessions.connect(conninfo, replication=True, slot=slot) as session, translated(slot=slot):
         statement = sql.SQL("TIMELINE_HISTORY {}").format(sql.Literal(now))
@@ -111,7 +111,7 @@ def end_of_timeline(
 
 
 def parse_history(content: str) -> dict[int, Lsn]:
-    """The timelines before one, and where each ended, from the text of its history file."""
+    """The earlier timelines of one, and where each ended, from the text of its history file."""
     ends: dict[int, Lsn] = {}
     for line in content.splitlines():
         words = line.split()

@@ -1,7 +1,7 @@
-"""Reads how the users' types are defined that the columns of tables are made of.
+"""Reads the definitions of users' types in the columns of tables.
 
-What is not here: what a difference means (``batch/type_definition.py``), and how values of a type are cast
-(``capture/types/type_info.py``).
+``batch/type_definition.py`` knows what a difference means. ``capture/types/type_info.py`` has what casting
+needs.
 
 Sources: https://www.postgresql.org/docs/current/catalog-pg-type.html and
 https://www.postgresql.org/docs/current/functions-info.html (age of a transaction ID)
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.capture.source.session import Session
 
-# Of the types of the columns, and of all that they are made of; those of the server itself never change.
-# age() counts back from the transaction ID that is given out next, which nothing else tells on a standby.
+# The types of the columns, and all types of which they are made. The server's own types never change. age()
+# counts back from the next transaction ID. On a standby nothing else shows it.
 _DEFINITION_QUERY = """
 WITH RECURSIVE used(root, oid) AS (
     SELECT a.attrelid, a.atttypid FROM pg_catalog.pg_attribute a
@@ -70,31 +70,31 @@ SELECT u.root::pg_catalog.int8, t.oid::pg_catalog.int8, n.nspname::pg_catalog.te
   LEFT JOIN pg_catalog.pg_range m ON m.rngmultitypid = t.oid
  ORDER BY 1, 2
 """
-#: The transaction ID whose age is asked for.
+#: The transaction ID whose age is asked.
 _FIRST_NORMAL_XID = 3
 _XIDS_OF_AN_EPOCH = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
 class TypesOfTables:
-    """The users' types of tables' columns at one moment."""
+    """Users' types in tables' columns at one moment."""
 
-    #: By the table's OID, then by that of the type.
+    #: By the table's OID, then by the type's OID.
     by_table: Mapping[int, Mapping[int, TypeDefinition]] = field(default_factory=dict)
-    #: The transaction ID, with its epoch, that was to be given out next; 0: there are no types.
+    #: The next transaction ID, with its epoch; 0: there are no types.
     next_xid: int = 0
 
     def of(self, relation_oid: int) -> Mapping[int, TypeDefinition]:
-        """Those of one table, by OID."""
+        """The types of one table, by OID."""
         return self.by_table.get(relation_oid, {})
 
     def with_epoch(self, xid: int) -> int:
-        """A transaction ID of the stream, which has 32 bits, as one that is comparable with ``next_xid``."""
+        """Make a 32-bit transaction ID of the stream comparable with ``next_xid``."""
         return self.next_xid - (self.next_xid - xid) % _XIDS_OF_AN_EPOCH
 
 
 def read_type_definitions(session: Session, relation_oids: Iterable[int]) -> TypesOfTables:
-    """The types of tables' columns as the session's snapshot sees them; waits for no lock of a table."""
+    """The types of tables' columns as the session's snapshot sees them. It waits for no table's lock."""
     with translated():
         rows = session.execute(_DEFINITION_QUERY, (sorted(relation_oids),)).fetchall()
     by_table: dict[int, dict[int, TypeDefinition]] = {}
