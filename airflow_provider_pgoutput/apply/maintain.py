@@ -331,7 +331,7 @@ class _TableMaintenance:
         table_location = location(self._table)
         if self._shares_folders:
             logger.warning(
-                "%s: another table lies in the same folders, or cannot be loaded: no orphan is looked for.",
+                "%s: no orphans are removed: another table lies in the same folders, or cannot be loaded.",
                 self._table.name.target,
             )
             return

@@ -159,9 +159,9 @@ def tables_to_copy(
     if recreated and request.on_recreated_table == FAIL:
         former = next((new for old, new in renamed.items() if old == recreated[0].name), None)
         raise TableRefused(
-            "The table was dropped and created again, and the lake holds the rows of the former one."
+            "The table was dropped and created again, and the lake has the rows of the earlier table."
             if former is None
-            else f"The table was renamed to {former}, and another made under its name that the lake has not.",
+            else f"The table was renamed to {former}, and another made under its name, new to the lake.",
             slot=request.slot_name,
             table=recreated[0].name,
             advice="name it in copy_tables, which replaces them in this run; on_recreated_table='copy' does "

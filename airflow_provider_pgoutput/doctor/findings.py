@@ -125,7 +125,7 @@ def without_work(findings: Sequence[Finding], observed: Observed) -> list[Findin
         NOTE,
         "run",
         f"Airflow has tasks under way: {tasks} ({runs}).",
-        "ask again when they have ended: what they leave for a while is not told, and the rest may change.",
+        "ask again when they have ended. What is normal while they run is left out, and the rest may change.",
     )
     return [under_way, *left]
 

@@ -94,7 +94,7 @@ def test_a_copy_leaves_each_row_what_users_put_beside_it(
         (3, "x", 1, "n3"),
         (4, "new", 0, None),
     ]
-    assert not [each for each in caplog.records if "the copy replaces" in each.getMessage()]
+    assert not [each for each in caplog.records if "the copy replaced" in each.getMessage()]
 
 
 def test_a_copy_gives_a_row_that_came_back_nothing_of_the_deleted_one(
@@ -134,7 +134,7 @@ def test_a_copy_that_cannot_tell_the_rows_says_what_goes(
     (warning,) = [
         each
         for each in caplog.records
-        if each.levelno == logging.WARNING and "the copy replaces" in each.getMessage()
+        if each.levelno == logging.WARNING and "the copy replaced" in each.getMessage()
     ]
     assert f"{source.slot_name}.t" in warning.getMessage()
     assert " note," in warning.getMessage()

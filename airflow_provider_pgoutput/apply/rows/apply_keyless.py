@@ -34,8 +34,8 @@ def apply(preparation: TableState, segment: Segment, changes: DataFrame, is_last
     """
     if preparation.start.overlaps and not preparation.empty and not changes.isEmpty():
         raise TableRefused(
-            "The table was loaded from outside and has no key, so changes that the load holds already "
-            "cannot be told from others.",
+            "The table was loaded from outside and has no key, so it is not known which changes the load "
+            "has already.",
             table=segment.table,
             advice="name the table in copy_tables; to give it a key with key_columns, remove the manifest of "
             "this batch too, so that it is staged again.",

@@ -78,8 +78,8 @@ def _refuse_unconverted(rows: DataFrame, segment: Segment, i: int) -> None:
     """
     if not rows.where(f"{LIVE} AND {lacks(i)} AND {_held(i)} IS NULL").isEmpty():
         raise TableRefused(
-            "An update leaves out an unchanged value that the target holds only in a column of the type of"
-            " before.",
+            "An update leaves out an unchanged value, and the target has it only in the column from before a"
+            " change of its type.",
             table=segment.table,
             column=segment.columns[i].name,
             advice=f"copy the table again (copy_tables=[{segment.table!r}]).",

@@ -83,7 +83,7 @@ def open_batch(spark: SparkSession, plan: Plan) -> StagedBatch:
     )
     if plan.manifest_uri != layout.join(plan.staging_uri, name):
         raise BatchRefused(
-            "The manifest lies under a name that does not follow from its content.",
+            "The name of the manifest's file does not fit its content.",
             slot=manifest.slot_name,
             advice="do not apply this batch; find out who moved or wrote the manifest.",
         )

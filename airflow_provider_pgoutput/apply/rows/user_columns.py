@@ -77,9 +77,9 @@ def _warn(preparation: TableState, held: DataFrame, lost: Collection[str]) -> No
 
 def _say_lost(preparation: TableState, lost: Collection[str]) -> None:
     logger.warning(
-        "%s: the copy replaces all rows, and nothing tells which of them is which of those before: what"
-        " they had in %s, which the source does not have, is NULL now. An earlier snapshot of the table"
-        " still has it.",
+        "%s: the copy replaced all rows, and no key tells which new row is which old one. So the values in"
+        " %s, which the source does not have, are NULL now. An earlier snapshot of the table still has"
+        " them.",
         preparation.target.name.target,
         ", ".join(lost),
     )

@@ -197,7 +197,7 @@ class Places:
         :raises TableRefused: always.
         """
         raise TableRefused(
-            f"A column was {change} a name that a column added to the target has.",
+            f"A column was {change} the name of a column that a user added to the target.",
             table=self.table,
             column=name,
             advice="rename that column of the target; the batch waits.",
@@ -414,8 +414,8 @@ def _warn_of_no_numbers(places: Places, metadata: Mapping[str, str]) -> None:
     if not new or not left:
         return
     log.warning(
-        "%s: the target does not say yet which of its columns is which of the source's, so %s is new in it."
-        " If it is %s that was renamed, older rows lack its values until copy_tables=[%r] brings them in.",
+        "%s: the target does not record yet which column is which column of the source, so %s counts as new."
+        " If it is %s, renamed, then older rows lack its values until copy_tables=[%r] brings them in.",
         places.table,
         ", ".join(new),
         " or ".join(left),

@@ -86,8 +86,8 @@ def _not_named(
     table: str, key: tuple[str, ...], partition: PartitionIdentity | None, lsn: Lsn
 ) -> TableRefused:
     copy = (
-        f"then copy the table again (copy_tables=[{table!r}]), for what came before does not say which row it"
-        " means; on_unknown_default='copy' in the stage task does so by itself."
+        f"then copy the table again (copy_tables=[{table!r}]), because earlier changes do not say which row"
+        " they mean; on_unknown_default='copy' in the stage task does so by itself."
     )
     if partition is None:
         return TableRefused(

@@ -284,8 +284,8 @@ class SlotReading:
     def _log_unstreamed(self) -> None:
         if count := len(self._unstreamed):
             log.info(
-                "Slot %s: the server told of %s rolled back transactions of which it had sent nothing; they"
-                " change nothing.",
+                "Slot %s: the server reported %s rolled back transactions, but it had sent nothing of them;"
+                " they change nothing.",
                 self._settings.slot_name,
                 f"{count:,}",
             )
