@@ -1,8 +1,8 @@
-"""Named points between two durable steps, at which a test can kill the process as ``kill -9`` would.
+"""Named points between two durable steps. A test can kill the process there, as ``kill -9`` would.
 
-Both halves call ``reach`` with a name; in production that compares one environment variable and
-returns.  A simulation of many processes in one watches the points instead.  What is not here: any
-clean-up, which a killed process would not do either.
+Capture and apply call ``reach`` with a name. In production that compares one environment variable and
+returns. A simulation of many processes in one watches the points instead. There is no clean-up, because a
+killed process would not clean up either.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: Environment variable that names the point, optionally with the occurrence that counts, from 1:
-#: ``stage.after_files`` or ``publish.after_table:2``, and after that another signal than SIGKILL,
-#: ``apply.after_prepare:1:SIGSTOP``.
+#: Environment variable that names the point. After it may stand the occurrence that counts, from 1
+#: (``publish.after_table:2``), and then another signal than SIGKILL (``apply.after_prepare:1:SIGSTOP``).
 VARIABLE = "PGOUTPUT_CRASH_AT"
 
 _reached: Counter[str] = Counter()
@@ -27,7 +26,7 @@ _watchers: list[Callable[[str], None]] = []
 
 @contextlib.contextmanager
 def watched(watcher: Callable[[str], None]) -> Iterator[None]:
-    """Call ``watcher`` with the name of each point that is reached; what it raises ends the work there."""
+    """Call ``watcher`` with the name of each point that is reached. If it raises, the work ends there."""
     _watchers.append(watcher)
     try:
         yield
@@ -36,7 +35,7 @@ def watched(watcher: Callable[[str], None]) -> Iterator[None]:
 
 
 def reach(name: str) -> None:
-    """Send this process the signal when the environment names this point; else do nothing."""
+    """Send this process the signal if the environment names this point; otherwise do nothing."""
     for watcher in _watchers:
         watcher(name)
     wanted = os.environ.get(VARIABLE)

@@ -1,6 +1,6 @@
-"""Ends a Spark driver when the process that started it is gone. Used by both Spark applications.
+"""Ends a Spark driver when the process that started it is gone. Both Spark applications use it.
 
-What is not here: killing a driver on request, which its operator does (``spark_submit/job.py``).
+``spark_submit/job.py`` kills a driver on request.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _PARENT_CHECK_SECONDS = 1.0
 def die_with_parent(exit_status: int) -> None:
     """End this process with ``exit_status`` when the one that started it is gone.
 
-    A killed Airflow worker leaves spark-submit running, and a killed JVM its Python driver. Neither could
-    do harm - what they write counts only when the worker, or a fence, says so - but they hold memory and
-    cores.
+    A killed Airflow worker leaves spark-submit running, and a killed JVM leaves its Python driver. They could
+    do no harm, because what they write counts only when the worker or a fence says so. But they use memory
+    and cores.
     """
     watched = _ancestors()
 
@@ -33,14 +33,14 @@ def die_with_parent(exit_status: int) -> None:
 
 
 def _ancestors() -> list[int]:
-    """The JVM that started this driver, and who started that; empty where it cannot be seen.
+    """The JVM that started this driver, and its parent; empty if that cannot be seen.
 
-    Process 1 is not watched: on a cluster the driver has no Airflow above it.
+    Process 1 is not watched: on a cluster no Airflow is above the driver.
     """
     parent = os.getppid()
     found = [parent] if parent > 1 else []
     try:
-        # The fields after the command name, which may hold spaces and parentheses.
+        # The fields after the command's name, which may contain blanks and parentheses.
         grandparent = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
     except (OSError, ValueError, IndexError):
         return found

@@ -1,7 +1,7 @@
-"""Private folders on the worker's own disk that outlive no process for long.
+"""Private folders on the worker's own disk, which are removed soon after their process ends.
 
-A process that is killed cannot remove its folder. Each folder is therefore locked while its process lives,
-and whoever makes a new one removes those that nobody locks. What is not here: what the folders hold.
+A process that is killed cannot remove its folder. So each folder is locked while its process lives, and
+whoever makes a new folder removes those that are not locked.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _PREFIX: Final = "pgoutput-"
 class ScratchFolder:
     """A new folder in the system's temporary directory (``TMPDIR``), for this user only.
 
-    :param use: what it is for, a part of its name; only folders of the same use are swept.
-    :raises OSError: when the directory does not take it.
+    :param use: what it is for, as a part of its name. Only folders of the same use are removed.
+    :raises OSError: the directory cannot be written.
     """
 
     def __init__(self, use: str) -> None:
@@ -31,20 +31,20 @@ class ScratchFolder:
             # mkdtemp makes it 0700.
             self.path = Path(tempfile.mkdtemp(prefix=prefix))
             self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-            # Another process may have taken it for abandoned before it was locked.
+            # Another process may have removed it as abandoned before it was locked.
             if _lock_own(self._lock) and self.path.exists():
                 return
             os.close(self._lock)
 
     def remove(self) -> None:
-        """Remove the folder with all that is in it."""
+        """Remove the folder with everything in it."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 
 def _remove_abandoned(prefix: str) -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        # Those of other users cannot be opened, and others may remove the same one just now.
+        # Folders of other users cannot be opened, and another process may remove the same one just now.
         with contextlib.suppress(OSError):
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
@@ -55,7 +55,7 @@ def _remove_abandoned(prefix: str) -> None:
 
 
 def _lock_own(folder: int) -> bool:
-    """Lock a folder that was just made; where the file system locks none, nobody takes it for abandoned."""
+    """Lock a folder that was just made. If the file system has no locks, no folder counts as abandoned."""
     try:
         return _locked(folder)
     except OSError:
@@ -63,7 +63,7 @@ def _lock_own(folder: int) -> bool:
 
 
 def _locked(folder: int) -> bool:
-    """Take the lock of an open folder, unless somebody holds it; it goes with the process."""
+    """Take the lock of an open folder, unless somebody has it. It is released with the process."""
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

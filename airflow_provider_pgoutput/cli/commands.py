@@ -1,4 +1,4 @@
-"""Runs the commands: opens connections, asks, prints. What is not here: deciding anything."""
+"""Runs the commands: opens connections, asks, prints. ``doctor/`` and ``lake/`` do the work."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def lsn_at(args: Namespace) -> None:
 
 @providers_configuration_loaded
 def doctor(args: Namespace) -> None:
-    """Print what does not agree; the exit code is 1 when a problem is among it."""
+    """Print what does not agree. The exit code is 1 if one of it is a problem."""
     with _server_side(), _clean_exit():
         catalog = _catalog(args)
         observed, findings = _examined(args, catalog)
@@ -114,7 +114,8 @@ def _examined(
             args.namespace,
             StagingArea(args.staging_uri) if args.staging_uri else None,
             two_phase=args.two_phase,
-            # Arguments are evaluated first: what a run that ends meanwhile leaves is then as it should be.
+            # This argument is evaluated first. Whatever a run leaves that ends after this is then as it
+            # should be.
             running=running_tasks(),
         )
 
@@ -144,7 +145,7 @@ def _catalog(args: Namespace) -> Catalog:
 
 @contextmanager
 def _server_side() -> Iterator[None]:
-    """Find connections where Airflow's own commands do: without it the metadata database is left out.
+    """Let connections be found as Airflow's own commands do. Otherwise the metadata database is not asked.
 
     ``airflow connections get`` sets the same.
     """
@@ -161,7 +162,7 @@ def _server_side() -> Iterator[None]:
 
 @contextmanager
 def _clean_exit() -> Iterator[None]:
-    """End the program with the message of one of our errors, without a traceback."""
+    """End the program with the message of one of our errors, and without a traceback."""
     try:
         yield
     except PgoutputError as error:

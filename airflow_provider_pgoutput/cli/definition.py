@@ -1,6 +1,6 @@
-"""The commands' names and arguments. Airflow imports this at every start of its command line.
+"""Names and arguments of the commands. Airflow imports this at every start of its command line.
 
-What is not here: doing anything (``commands.py``), which is imported when a command runs.
+``commands.py``, which does the work, is imported when a command runs.
 """
 
 from __future__ import annotations

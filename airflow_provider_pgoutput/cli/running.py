@@ -1,6 +1,6 @@
-"""Which tasks of pipelines Airflow has under way now. It reads Airflow's database and changes nothing.
+"""Which tasks of pipelines Airflow is running. It reads Airflow's database and changes nothing.
 
-What is not here: what a task that runs explains (``doctor/findings.py``).
+``doctor/findings.py`` knows what a running task explains.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from airflow_provider_pgoutput.doctor.findings import RunningTask
 
 log = logging.getLogger(__name__)
 
-#: Also what Airflow is about to begin, or to try again.
+#: Including tasks that Airflow is about to start, or to try again.
 _UNDER_WAY = (
     TaskInstanceState.SCHEDULED,
     TaskInstanceState.QUEUED,
@@ -30,7 +30,7 @@ _UNDER_WAY = (
 
 
 def running_tasks() -> tuple[RunningTask, ...] | None:
-    """The tasks that are under way, of all DAGs; None: Airflow's database did not answer."""
+    """The tasks that are running, of all DAGs; None: Airflow's database did not answer."""
     wanted = select(
         TaskInstance.dag_id, TaskInstance.task_id, TaskInstance.run_id, TaskInstance.operator
     ).where(TaskInstance.state.in_(_UNDER_WAY))

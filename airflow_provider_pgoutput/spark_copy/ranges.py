@@ -1,9 +1,9 @@
-"""One task of the copy: a range of a table, read in the exported snapshot and written as staged files.
+"""One task of the copy: reads a range of a table in the exported snapshot and writes staged files.
 
-Runs on an executor, with the reader, the casters and the writers of capture, so values and files are those
-that capture makes itself. A task writes below a folder of its own, so one that is repeated, or runs twice,
-meets nobody's files; only the files of the run that Spark counts are named in the end. What is not here: the
-driver (``main.py``).
+It runs on an executor with capture's reader, casters and writers, so values and files are the same as
+capture's own. Each task writes below a folder of its own. So a task that is repeated, or runs twice, meets no
+other task's files. At the end only the files of the run that Spark counts are named. ``main.py`` is the
+driver.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ _FAILURE = re.compile("(.*?)".join(_MARKS), re.DOTALL)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CopiedRange:
-    """A range whose every row is in files that are complete and durable."""
+    """A range whose rows are all in complete and durable files."""
 
     files: tuple[StagedFile, ...]
     rejected_files: tuple[StagedFile, ...]
     counts: Counts
     read_bytes: int
-    #: Host, and process that starts an executor's Python workers: one for each executor.
+    #: Host, and the process that starts an executor's Python workers. It stands for one executor.
     executor: str
 
 
 class DoneSoFar(NamedTuple):
-    """What the tasks of a table have done that Spark counted."""
+    """What the tasks of a table have done, as far as Spark counted it."""
 
     ranges: int = 0
     rows: int = 0
@@ -64,7 +64,7 @@ class DoneSoFar(NamedTuple):
 
 
 class AddUp(AccumulatorParam[DoneSoFar]):
-    """Lets the driver see what is done while tasks are running: each task adds its own, once."""
+    """Shows the driver what is done while tasks run. Each task adds its own part, once."""
 
     def zero(self, value: DoneSoFar) -> DoneSoFar:
         """Where a task begins."""
@@ -76,7 +76,7 @@ class AddUp(AccumulatorParam[DoneSoFar]):
 
 
 class TaskFailed(Exception):
-    """An error of ours on its way to the driver, which sees no more of it than a text."""
+    """One of our errors on its way to the driver, which gets only its text."""
 
 
 def copy_range(
@@ -90,7 +90,7 @@ def copy_range(
 
     :param shared: the job without the source's connection parameters.
     :param conninfo: the parameters. They travel in the task itself, as Spark may write a broadcast to disk.
-    :param done: is told of the range when it is copied.
+    :param done: counts the range when it is copied.
     :raises TaskFailed: for any ``PgoutputError``; ``failure_of`` finds it again in Spark's message.
     """
     job = shared.value
@@ -99,15 +99,15 @@ def copy_range(
         copied = _Range(job, table).copy(conninfo, table.ranges[range_number])
     except PgoutputError as error:
         text = json.dumps({"error": type(error).__name__, "message": str(error)}).join(_MARKS)
-        # The traceback that Spark prints quotes this line, so the marks are not in it. Of what came before
-        # nothing is said: what the server's words are besides may quote rows.
+        # The traceback that Spark prints quotes this line, so the line must not contain the marks. The
+        # error's cause is left out, because the server's words may quote rows.
         raise TaskFailed(text) from None
     done += DoneSoFar(1, copied.counts.copied, copied.read_bytes)
     return copied
 
 
 def failure_of(message: str) -> PgoutputError | None:
-    """Return the error that ended a task, in its own class, out of what Spark says; None: not one of ours."""
+    """The error that ended a task, in its own class, from Spark's message; None: it is not one of ours."""
     found = _FAILURE.search(message)
     return None if found is None else error_named(**json.loads(found[1]))
 
@@ -154,7 +154,7 @@ class _Range:
         )
 
     def _keep(self, part: CopiedRows) -> Counts:
-        """Write rows, and what their columns could not hold."""
+        """Write rows, and the values that do not fit their columns."""
         self._pool.append(self._rows, part.rows)
         for each in part.rejected:
             self._pool.append(self._rejected, each)

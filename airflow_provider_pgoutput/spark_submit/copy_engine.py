@@ -1,9 +1,9 @@
-"""Copies of large tables by a Spark job, while the task that started it holds the snapshot.
+"""Copies large tables with a Spark job, while the task that started it holds the snapshot.
 
-The job's driver runs on this worker (deploy mode ``client``), so all that passes between the two are files in
-a private folder: the job with the source's password, which the driver deletes as soon as it has read it, and
-what became of each table. What is not here: the Spark application (``spark_copy/``), and which tables are
-large (``capture/copy/on_spark.py``).
+The job's driver runs on this worker (deploy mode ``client``). So both sides talk through files in a private
+folder: the job with the source's password, which the driver deletes as soon as it has read it, and the result
+of each table. The Spark application is in ``spark_copy/``. ``capture/copy/on_spark.py`` decides which tables
+are large.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 WORKER = "worker"
 SPARK = "spark"
 
-#: On the server's disk, TOAST included.
+#: Size on the server's disk, with TOAST.
 FROM_BYTES = 64 << 30
 
 _SECONDS_BETWEEN_LOOKS = 0.5
-#: A driver that has told all it did needs only to disconnect.
+#: A driver that has reported everything only has to disconnect.
 _SECONDS_TO_END = 30.0
 
 
@@ -76,9 +76,9 @@ class CopyingOperator(BaseOperator):
         self._spark_copy: SparkCopy | None = None
 
     def _copy_engine(self, postgres_conn_id: str) -> SparkCopy | None:
-        """Who copies the large tables; None: this task.
+        """The engine that copies the large tables; None: this task copies them.
 
-        :raises ConfigurationError: when the arguments, or the connections, do not go together.
+        :raises ConfigurationError: the arguments or the connections do not fit together.
         """
         engine = arguments.required_text(self.copy_engine, "copy_engine")
         if engine == WORKER:
@@ -100,7 +100,7 @@ class CopyingOperator(BaseOperator):
             arguments.mapping(self.spark_copy_conf, "spark_copy_conf"),
             f"airflow-{self.dag_id}-{self.task_id}-copy",
         )
-        # An unknown connection would silently become the master "yarn".
+        # Without this check an unknown connection would silently become the master "yarn".
         get_connection(self._spark_copy.conn_id)
         return self._spark_copy
 
@@ -135,14 +135,14 @@ class SparkCopy:
                 yield _tables(files.folder, job, submission)
                 submission.join(_SECONDS_TO_END)
             finally:
-                # Its process may not be there yet when it is stopped for the first time.
+                # At the first attempt to stop it, its process may not be there yet.
                 while submission.is_alive():
                     self.stop()
                     submission.join(1)
                 self._hook = None
 
     def stop(self) -> None:
-        """End the job's driver, its Python part included; its executors end with it."""
+        """End the job's driver with its Python part. Its executors end with it."""
         from airflow_provider_pgoutput.spark_submit.job import kill_descendants, submit_process
 
         if self._hook is not None:
@@ -157,7 +157,7 @@ class SparkCopy:
         spark = SparkJob.prepare(get_connection(self.conn_id), "client", None)
         conf = dict(self.conf)
         if spark.uses_own_spark and "spark.pyspark.python" in conf:
-            # That is the executors' Python; the driver is here.
+            # This is the executors' Python. The driver runs here.
             conf.setdefault("spark.pyspark.driver.python", sys.executable)
         return SparkSubmitHook(
             conf=conf,
@@ -178,11 +178,11 @@ class _Submission(threading.Thread):
         super().__init__(name="spark-copy", daemon=True)
         self._hook = hook
         self._application = application
-        #: What the hook made of an exit status; None: it was 0, or there is none yet.
+        #: The error that the hook made of an exit status; None: the status was 0, or there is none yet.
         self.error: Exception | None = None
 
     def run(self) -> None:
-        """Wait for the end, logging what the driver prints."""
+        """Wait for the end, and log what the driver prints."""
         try:
             self._hook.submit(self._application)
         except Exception as error:  # Raised by the thread that waits for tables.
@@ -190,7 +190,7 @@ class _Submission(threading.Thread):
 
 
 def _tables(folder: Path, job: CopyJob, submission: _Submission) -> Iterator[CopiedTable]:
-    """The tables of a job, each when the driver says that it is done."""
+    """The tables of a job. Each is yielded when the driver says that it is done."""
     from airflow_provider_pgoutput.capture.copy_job import copied_file
     from airflow_provider_pgoutput.capture.staging.copied_table import CopiedTable
 
@@ -208,7 +208,7 @@ def _tables(folder: Path, job: CopyJob, submission: _Submission) -> Iterator[Cop
 
 
 def _failure(folder: Path, submission: _Submission) -> Exception:
-    """Why the job ended too early: what its driver said of itself goes before its exit status."""
+    """Why the job ended too early. What the driver itself reported counts more than its exit status."""
     import json
 
     from airflow_provider_pgoutput.capture.copy_job import FAILURE_FILE

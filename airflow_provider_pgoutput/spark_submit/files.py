@@ -1,10 +1,10 @@
-"""The files that one spark-submit needs, made for it in a private folder and removed after it.
+"""The files that one spark-submit needs. They are made in a private folder, and removed after it.
 
-A task that was killed leaves them to the next one on its machine (``scratch.py``).
+If the task is killed, the next one on the machine removes them (``scratch.py``).
 
-The application and the part of this package that it imports travel with the job, so Spark's side need
-not have the package installed. Secrets travel in a properties file that only this user can read, because
-a command line can be read by everyone on the machine and is logged by Airflow.
+The application travels with the job, and so does the part of this package that it imports. So Spark's side
+need not have the package installed. Secrets travel in a properties file that only this user can read, because
+everyone on the machine can read a command line, and Airflow logs it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 _PACKAGE = "airflow_provider_pgoutput"
-#: Not a module of the package itself: Python puts the folder of a script first in its search path, and every
-#: module there (``types.py``) would hide the one of Python's own that has its name.
+#: The application is a file outside of the package. Python puts the folder of a script first in its search
+#: path, so modules in that folder would hide Python's own modules of the same name.
 _SCRIPT = """\
 import runpy
 
@@ -36,15 +36,15 @@ runpy.run_module("{package}.{room}.main", run_name="__main__", alter_sys=True)
 """
 
 REDACTION_KEY = "spark.redaction.regex"
-#: What Spark hides of its configuration in its event log and web page, by key or by value. Its default lacks
-#: ``credential``, the key of REST catalogs, and the like; the last part is a login in a URI.
+#: What Spark hides of its configuration in its event log and web page, by key or by value. Spark's default
+#: lacks ``credential``, the key of REST catalogs, and others. The last part is a login in a URI.
 #: https://spark.apache.org/docs/latest/configuration.html#runtime-environment
 _REDACTION = (
     "(?i)secret|password|passwd|token|access.?key|credential|sas|private.?key|account.?key|authorization|"
     "connection.?string|//[^/@]*:[^/@]*@"
 )
-#: Of a job of seconds the driver's Java spends more on its optimising compiler than on the job: what a batch
-#: of a few thousand changes costs is mostly that. Spark puts these before the user's own options for Java.
+#: In a job of a few seconds, Java's optimising compiler costs more than the job. Spark puts these options
+#: before the user's own options for Java.
 #: https://spark.apache.org/docs/latest/configuration.html#runtime-environment
 _SHORT_JOB = (
     "spark.driver.defaultJavaOptions=-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
@@ -55,9 +55,9 @@ _SHORT_JOB = (
 class Application:
     """One of our Spark applications."""
 
-    #: The part of the package whose ``main`` it is.
+    #: The room of the package whose ``main`` it is.
     room: str
-    #: What it imports: itself, the contract, the errors. Nothing of Airflow's side is shipped.
+    #: What it imports: itself, ``batch`` and the errors. Nothing of Airflow's side is shipped.
     shipped: tuple[str, ...]
 
 
@@ -68,7 +68,7 @@ COPY = Application("spark_copy", (*_EVERY_JOB, "scratch.py", "lake", "capture", 
 
 @dataclass(frozen=True, slots=True)
 class SparkFiles:
-    """Paths of what was written for one job."""
+    """Paths of the files of one job."""
 
     #: Only this user may enter it.
     folder: Path
@@ -87,13 +87,13 @@ def spark_files(
     *,
     is_short: bool = False,
 ) -> Iterator[SparkFiles]:
-    """Write the files of one job and remove them when it is over.
+    """Write the files of one job, and remove them when it is over.
 
     :param secrets: Spark configuration that must not be seen.
-    :param properties_file: a file whose properties the new one starts with, if any.
-    :param redaction: the user's ``spark.redaction.regex``; None: that of the properties file, if any.
-    :param is_short: the job has little to do, so that Java need not compile for speed.
-    :raises ConfigurationError: when ``properties_file`` cannot be read.
+    :param properties_file: a file with which the new one begins, if there is any.
+    :param redaction: the user's ``spark.redaction.regex``; None: the one in the properties file, if any.
+    :param is_short: the job has so little to do that Java need not compile for speed.
+    :raises ConfigurationError: ``properties_file`` cannot be read.
     """
     scratch = ScratchFolder("spark")
     folder = scratch.path
@@ -106,7 +106,7 @@ def spark_files(
         application.write_text(script, encoding="utf-8")
         _zip_package(root, package_zip, started.shipped)
         text = _properties_text(secrets, properties_file, redaction)
-        # First, because of two lines with one key the last counts: the user's own.
+        # At the beginning, because the last of two lines with one key counts, and that is the user's own.
         write_private(properties, f"{_SHORT_JOB}\n{text}" if is_short else text)
         yield SparkFiles(folder, str(application), str(package_zip), str(properties))
     finally:
@@ -142,9 +142,9 @@ def _properties_text(
 
 
 def property_of(properties_file: str, key: str) -> str | None:
-    """What a properties file says of one key, for values that need no escapes; None: nothing.
+    """The value of one key in a properties file, for values without escapes; None: there is none.
 
-    :raises ConfigurationError: when the file cannot be read.
+    :raises ConfigurationError: the file cannot be read.
     """
     found = _spelled(_read(properties_file), key)
     return found and found.strip()
@@ -160,7 +160,7 @@ def _read(properties_file: str) -> str:
 
 
 def _spelled(properties: str, key: str) -> str | None:
-    """The value of a key as the file spells it. Of two lines with one key the last counts."""
+    """The value of a key as the file spells it. If two lines have the key, the last counts."""
     found = re.findall(rf"^\s*{re.escape(key)}\s*[\s=:]\s*(.+)$", properties, re.MULTILINE)
     return found[-1] if found else None
 
@@ -190,10 +190,10 @@ def _utf16(character: str) -> list[int]:
 
 
 def spark_defaults(spark_binary: str, env_vars: Mapping[str, Any]) -> str | None:
-    """Path of the ``spark-defaults.conf`` that this spark-submit reads, until it is given a properties file.
+    """Path of the ``spark-defaults.conf`` that this spark-submit would read without a properties file.
 
     :param spark_binary: the spark-submit, by its path or as ``PATH`` finds it. It knows its home.
-    :param env_vars: its environment, beyond that of this process.
+    :param env_vars: environment variables, in addition to those of this process.
     """
     environment = {**os.environ, **{name: str(value) for name, value in env_vars.items()}}
     found = shutil.which(spark_binary, path=environment.get("PATH"))
@@ -204,7 +204,7 @@ def spark_defaults(spark_binary: str, env_vars: Mapping[str, Any]) -> str | None
 
 
 def _home_of(program: Path) -> Path:
-    """Home of a spark-submit; the one that pip puts into an environment looks for it in the package."""
+    """Home of a spark-submit. One that pip installed finds it in its package."""
     root = program.parent.parent
     if (program.parent / "find_spark_home.py").is_file():
         for package in sorted(root.glob("lib/python*/site-packages/pyspark")):
@@ -213,9 +213,9 @@ def _home_of(program: Path) -> Path:
 
 
 def own_spark_submit() -> str | None:
-    """Path of the spark-submit in Airflow's own environment, or None when there is none.
+    """Path of the spark-submit in Airflow's own environment; None: there is none.
 
-    A worker started by an absolute path does not have its environment's ``bin`` in ``PATH``.
+    A worker that was started by an absolute path does not have its environment's ``bin`` in ``PATH``.
     """
     if os.environ.get("SPARK_HOME"):
         return None

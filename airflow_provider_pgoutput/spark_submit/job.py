@@ -1,6 +1,6 @@
-"""What one spark-submit is started with: where, with which binary, configuration and environment.
+"""How one spark-submit is started: where, with which binary, configuration and environment.
 
-Building the command line and following the job stays with ``SparkSubmitHook``.
+``SparkSubmitHook`` builds the command line and follows the job.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _PYTHON = "PYSPARK_PYTHON"
 
 @dataclass(frozen=True, slots=True)
 class SparkJob:
-    """Where a job runs, as far as it decides what may be handed to it."""
+    """Where a job runs. That decides what may be handed to it."""
 
     #: None: what ``SparkSubmitHook`` chooses.
     spark_binary: str | None
-    #: It, or what that chooses.
+    #: The same, or what the hook chooses.
     submit: str
-    #: There ``env_vars`` are the driver's, and not spark-submit's.
+    #: Then ``env_vars`` are the driver's, and not spark-submit's.
     on_kubernetes: bool
-    #: The driver gets its configuration, secrets included, by a ConfigMap of the cluster.
+    #: The driver gets its configuration, with secrets, through a ConfigMap of the cluster.
     has_config_map: bool
-    #: The driver is a child of this process, so the environment is not written on a command line.
+    #: The driver is a child of this process, so the environment does not go on a command line.
     driver_is_here: bool
     #: The spark-submit of Airflow's own environment is used.
     uses_own_spark: bool
@@ -60,21 +60,21 @@ class SparkJob:
         properties_file: str | None = None,
         env_vars: Mapping[str, Any] | None = None,
     ) -> SparkJob:
-        """Look at the connection as ``SparkSubmitHook`` will, and at the configuration as spark-submit will.
+        """Read the connection as ``SparkSubmitHook`` will, and the configuration as spark-submit will.
 
         :param connection: the connection of type ``spark``.
-        :param deploy_mode: the operator's argument, which goes before the connection's.
-        :param spark_binary: the operator's argument, which goes before the connection's.
-        :param conf: the user's configuration; it may hold the deploy mode where nothing else says it.
-        :param properties_file: the user's, which may hold it, too; None: see ``files``.
-        :param env_vars: the user's environment.
+        :param deploy_mode: the operator's argument, which wins over the connection's.
+        :param spark_binary: the operator's argument, which wins over the connection's.
+        :param conf: the user's configuration. It may have the deploy mode, if nothing else says it.
+        :param properties_file: the user's, which may have it, too; None: see ``files``.
+        :param env_vars: the user's environment variables.
         """
         extra = connection.extra_dejson
         own = None if spark_binary or extra.get("spark-binary") else own_spark_submit()
         master = (
             (connection.host or "") if connection.conn_type == "spark" else connection.conn_type
         )
-        # As SparkSubmitHook looks for them: where it finds one, the environment goes on the command line.
+        # As SparkSubmitHook does: if the master contains "k8s", the environment goes on the command line.
         on_kubernetes = "k8s" in str(master)
         remote = on_kubernetes or "yarn" in str(master)
         submit = spark_binary or own or extra.get("spark-binary") or "spark-submit"
@@ -104,9 +104,9 @@ class SparkJob:
     ) -> AbstractContextManager[SparkFiles]:
         """Write the files of the job, see ``spark_files``.
 
-        :param properties_file: the user's; None: the ``spark-defaults.conf`` that it would be without.
+        :param properties_file: the user's; None: the ``spark-defaults.conf`` that Spark would read otherwise.
         :param given: the user's configuration.
-        :param env_vars: the user's environment.
+        :param env_vars: the user's environment variables.
         :param is_short: the job has little to do.
         """
         redaction = given.get(REDACTION_KEY)
@@ -119,35 +119,35 @@ class SparkJob:
         )
 
     def merged_conf(self, catalog: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
-        """Lay the user's configuration over the catalog's; extensions of both are kept."""
+        """Put the user's configuration over the catalog's. Extensions of both are kept."""
         merged = {**catalog, **given}
         extensions = [
             each for conf in (catalog, given) for each in str(conf.get(_EXTENSIONS, "")).split(",")
         ]
         merged[_EXTENSIONS] = ",".join(dict.fromkeys(filter(None, extensions)))
-        # It is part of the one in the properties file, over which it would win here.
+        # It is already part of the one in the properties file, over which it would win here.
         merged.pop(REDACTION_KEY, None)
         return merged
 
     def environment(
         self, secrets: Mapping[str, str], given: Mapping[str, Any] | None
     ) -> dict[str, Any] | None:
-        """Environment for spark-submit, beyond its own.
+        """Environment variables for spark-submit, in addition to its own.
 
-        On YARN and Kubernetes the environment travels on the command line, so secrets are left out and
-        the cluster's own identity must do.
+        On YARN and Kubernetes they go on the command line. So secrets are left out there, and the cluster's
+        own identity has to be enough.
         """
         environment = dict(given or {})
         if self.driver_is_here:
             environment = {**secrets, **environment}
             if self.uses_own_spark and _PYTHON not in environment and _PYTHON not in os.environ:
-                # Without it spark-submit looks for a python3 in PATH, which may lack pyspark.
+                # Otherwise spark-submit would take the first python3 in PATH, which may lack pyspark.
                 environment[_PYTHON] = sys.executable
         return environment or None
 
 
 def submit_process(hook: Any) -> psutil.Process | None:
-    """Return the running spark-submit of ``hook``, or None."""
+    """The running spark-submit of ``hook``; None: there is none."""
     import psutil
 
     started = getattr(hook, "_submit_sp", None)
@@ -161,7 +161,7 @@ def submit_process(hook: Any) -> psutil.Process | None:
 
 @contextmanager
 def kill_descendants(process: psutil.Process | None) -> Iterator[None]:
-    """Remember the processes below ``process`` and kill what is left of them after the block."""
+    """Remember the processes below ``process``, and after the block kill those that are left."""
     import psutil
 
     try:

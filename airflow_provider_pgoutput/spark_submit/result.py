@@ -1,7 +1,7 @@
-"""What the Spark application left beside its plan: what it did, or why it failed.
+"""Reads what the Spark application left beside its plan: its result, or why it failed.
 
-Spark's exit status says too little and its log too much, and on a cluster the worker has neither. What
-is not here: writing that file (``apply/main.py``).
+Spark's exit status says too little, and on a cluster the worker does not have Spark's log. ``apply/main.py``
+writes the file.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def job_result(area: StagingArea, plan_path: str) -> dict[str, Any] | None:
-    """Return the result of the job that was given the plan, or None when it left none.
+    """The result of the job with this plan; None: it left none.
 
-    :raises LakeUnavailable: when the staging area does not answer, or the file is not what it should be.
+    :raises LakeUnavailable: the staging area does not answer, or the file is damaged.
     """
     path = plan_path.removesuffix(".json") + ".result.json"
     folder, _, name = path.rpartition("/")
@@ -36,9 +36,9 @@ def job_result(area: StagingArea, plan_path: str) -> dict[str, Any] | None:
 
 
 def demanded(result: dict[str, Any] | None) -> dict[str, Any]:
-    """Return what a job says that it did, where nothing but the job can say so.
+    """The result of a job. Only the job itself knows it.
 
-    :raises LakeUnavailable: it left no result: it may still run, or may never have begun.
+    :raises LakeUnavailable: there is no result. The job may still run, or may never have begun.
     """
     if result is None:
         raise LakeUnavailable(
@@ -50,7 +50,7 @@ def demanded(result: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def job_failure(area: StagingArea, plan_path: str) -> PgoutputError | None:
-    """Return the error that ended the job, in its own class, or None when it did not say."""
+    """The error that ended the job, in its own class; None: the job did not say."""
     found = job_result(area, plan_path)
     if found is None or found.get("status") != "failed":
         return None
@@ -58,9 +58,9 @@ def job_failure(area: StagingArea, plan_path: str) -> PgoutputError | None:
 
 
 def failure_of_status(status: int | None) -> PgoutputError | None:
-    """What the exit status of spark-submit says of a job that could not leave its result; None: nothing.
+    """The error for a job that could not leave its result, from its exit status; None: it says nothing.
 
-    :param status: the job's own, as spark-submit gives it on where the driver is its child.
+    :param status: the job's own. spark-submit passes it on if the driver is its child.
     """
     if status == RETRYABLE:
         return LakeUnavailable(

@@ -30,7 +30,7 @@ READY = "ready"
 MISSING = "missing"
 
 _LONGEST_BACKOFF_SECONDS = 300.0
-#: For a connection and one look at a view; a source that needs longer counts as one that does not answer.
+#: Enough for a connection and one look at a view. A source that needs longer counts as silent.
 _LOOK_SECONDS = 60.0
 
 
@@ -103,7 +103,7 @@ class PgoutputChangesTrigger(BaseEventTrigger):
                             connection = await self._connect()
                         facts = await self._look(connection)
                     pause = self.poll_interval_seconds
-                # A cloud's client, asked for a token, has errors of its own, which share no class.
+                # A cloud's client that is asked for a token has errors of its own, without a common class.
                 except Exception as error:
                     if isinstance(error, FatalError) and self.task_instance is not None:
                         raise
@@ -144,7 +144,7 @@ class PgoutputChangesTrigger(BaseEventTrigger):
         extra = await airflow_connection.aextra_dejson()
         parameters = libpq_parameters(airflow_connection, extra)
         if extra.get("iam"):
-            # The cloud's SDK blocks, so it gets a thread.
+            # The cloud's client library blocks, so it gets a thread.
             hook = PostgresHook(connection=airflow_connection)
             login, token, port = await asyncio.to_thread(hook.get_iam_token, airflow_connection)
             parameters |= {"user": login, "password": token, "port": str(port)}
@@ -167,7 +167,7 @@ class PgoutputChangesTrigger(BaseEventTrigger):
 
 
 def _said(error: Exception) -> str:
-    """What may be logged of an error: ours, whose text names no secret, or the class alone."""
+    """What may be logged about an error: our own text, which has no secret, or only the class."""
     import psycopg
 
     from airflow_provider_pgoutput.capture.source.errors import of_psycopg
