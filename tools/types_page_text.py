@@ -74,10 +74,10 @@ The text that PostgreSQL sends depends on settings of the session. They are pinn
 ## Text and binary
 
 With `binary=True` PostgreSQL sends changes in the binary form of their types. The column `binary` says which
-types are read in it: those whose send function makes the same of a value in every version, and domains,
-arrays, ranges and composites of them. Where a published column is of a type that is `text only`, or one turns
-up among the changes, the whole slot is read as text instead, and the log names the columns. Of a type that
-has no send function the server sends the text in both modes. The values in the lake are the same in both.
+types are read in it: the common ones, and domains and arrays of them. A table with a column of a type that is
+`text only` lets the whole slot be read as text instead; the log names the column. So does a value of such a
+type among the changes. The server has no binary form of a type that is `sent as text`: it sends the text in
+both modes. The values in the lake are the same in both modes.
 
 ## Built-in types
 
@@ -150,7 +150,6 @@ TAIL = """
 - A NULL list of structs (`public.pair[]` or `interval[]` by choice) is NULL in the files and in Spark.
   pyiceberg 0.12.0 reads it as an empty list ([iceberg-python 3833](https://github.com/apache/iceberg-python/issues/3833)).
 - The interval whose months, days and microseconds are all the greatest number, or all the least, is
-  printed in figures by PostgreSQL 15 and 16, and is `infinity` or `-infinity` from 17 on; in binary mode it
-  is read as the latter on all of them.
+  printed in figures by PostgreSQL 15 and 16, and is `infinity` or `-infinity` from 17 on.
 - How keys are compared is on the page about [apply](apply.md#equal-keys).
 """

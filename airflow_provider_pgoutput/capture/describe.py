@@ -63,13 +63,11 @@ class Describer:
         type_options: TypeOptions | None = None,
         policy: ValuePolicy | None = None,
         *,
-        attributes: bool = False,
         known_types: Mapping[int, TypeDefinition] | None = None,
     ) -> None:
         self._session = session
         self._keys = keys
         self._type_options = type_options or TypeOptions()
-        self._wants_attributes = attributes or self._type_options.wants_attributes
         self._policy = policy
         self._known_types = known_types or {}
         self._types: dict[int, TypeInfo] = {}
@@ -192,7 +190,7 @@ class Describer:
         wanted = [oid for oid in type_oids if oid >= FIRST_USER_OID]
         if wanted and (self._is_stale or any(oid not in self._types for oid in wanted)):
             # Rows that were written under a type which is gone by now still need it.
-            self._types |= read_types(self._session, attributes=self._wants_attributes)
+            self._types |= read_types(self._session, attributes=self._type_options.wants_attributes)
             self._is_stale = False
             for oid in wanted:
                 if oid not in self._types:

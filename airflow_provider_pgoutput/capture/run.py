@@ -96,8 +96,6 @@ class CaptureContext:
             self.keys,
             request.types,
             request.policy,
-            # Prepared transactions of an earlier batch may be in binary form.
-            attributes=self.options.binary or self.options.two_phase,
             known_types=None if request.checkpoint is None else request.checkpoint.types,
         )
         #: By what each table was published when the run began; see ``take_marks``.

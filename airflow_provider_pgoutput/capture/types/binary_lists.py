@@ -202,22 +202,6 @@ class _Walk:
         self._lengths[target : target + len(starts)] = lengths
 
 
-def counted_elements(
-    runs: ByteRuns, first: NDArray[np.int64], counts: NDArray[np.int64]
-) -> pa.Array:
-    """So many elements of each value from ``first`` up to its end, each with its length before it.
-
-    :raises MalformedText: when they do not end there.
-    """
-    if (counts < 0).any() or (counts * _LENGTH_BYTES > runs.ends - first).any():
-        raise MalformedText
-    starts, lengths = _Walk(runs, overlapping(runs.data, _WORD), first, counts).elements(None)
-    is_null = lengths < 0
-    return cut(
-        runs.data, starts, starts + np.maximum(lengths, 0), is_null if is_null.any() else None
-    )
-
-
 def array_caster(target: pa.DataType, form: ElementForm, element_caster: Caster) -> Caster:
     """A caster of arrays to a list."""
 

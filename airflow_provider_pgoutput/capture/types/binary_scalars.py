@@ -143,8 +143,8 @@ def same_texts(raw: pa.Array) -> pa.Array:
     return raw
 
 
-def versioned_texts(raw: pa.Array) -> pa.Array:
-    """What follows the version byte of jsonb, jsonpath and ltree."""
+def jsonb_texts(raw: pa.Array) -> pa.Array:
+    """The text of jsonb, which follows a byte with the version of its form."""
     runs, rows = ByteRuns.of(raw), valid_rows(raw)
     starts, ends = runs.starts.copy(), runs.ends
     if (ends[rows] == starts[rows]).any() or (runs.data[starts[rows]] != _TEXT_VERSION).any():
@@ -164,22 +164,6 @@ def uuid_texts(raw: pa.Array) -> pa.Array:
     offsets = np.arange(len(found) + 1, dtype=np.int32) * _UUID_TEXT_BYTES
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(texts)]
     return at_rows_of(raw, pa.Array.from_buffers(pa.binary(), len(found), buffers))
-
-
-#: Text of ``"char"`` by its byte: none for 0, octal past ASCII.
-_CHARACTERS = pa.array(
-    [
-        b"",
-        *(bytes([code]) for code in range(1, 128)),
-        *(b"\\%o" % code for code in range(128, 256)),
-    ],
-    pa.binary(),
-)
-
-
-def char_texts(raw: pa.Array) -> pa.Array:
-    """The one byte of ``"char"``."""
-    return _CHARACTERS.take(number_array(raw, fixed_bytes(raw, 1).reshape(-1)))
 
 
 def text_caster(texts: Printer) -> Caster:

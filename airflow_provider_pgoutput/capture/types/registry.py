@@ -1,8 +1,7 @@
 """Columns in PostgreSQL's binary form cast to the same values, by the same rules, as their text is.
 
-Start here: ``binary_caster``, beside ``column_caster`` of ``cast.py``. A type is read here only when its
-send function makes the same of a value in every version of PostgreSQL; others need text mode. Domains
-are read as their base type and enums as text. What is not here: how each type is read.
+Start here: ``binary_caster``, beside ``column_caster`` of ``cast.py``. The common types have a binary form;
+a table with a column of another type is read as text. A domain is read as its base type, and an enum as text.
 
 Source: https://www.postgresql.org/docs/current/protocol-logical-replication.html (option ``binary``)
 """
@@ -17,17 +16,8 @@ import pyarrow as pa
 
 from airflow_provider_pgoutput.batch.lake_types import list_element
 from airflow_provider_pgoutput.capture.types import binary_dates as dates
-from airflow_provider_pgoutput.capture.types import binary_geometry as geometry
-from airflow_provider_pgoutput.capture.types import binary_intervals as intervals
-from airflow_provider_pgoutput.capture.types import binary_network as network
-from airflow_provider_pgoutput.capture.types import binary_numbers as numbers
 from airflow_provider_pgoutput.capture.types import binary_scalars as scalars
 from airflow_provider_pgoutput.capture.types.arrow import arrow_type
-from airflow_provider_pgoutput.capture.types.binary_extensions import (
-    hstore_texts,
-    sparsevec_texts,
-    vector_caster,
-)
 from airflow_provider_pgoutput.capture.types.binary_floats import float_printer
 from airflow_provider_pgoutput.capture.types.binary_lists import (
     ElementForm,
@@ -38,8 +28,6 @@ from airflow_provider_pgoutput.capture.types.binary_numeric import (
     decimal_wire_caster,
     numeric_texts,
 )
-from airflow_provider_pgoutput.capture.types.binary_ranges import multirange_printer, range_printer
-from airflow_provider_pgoutput.capture.types.binary_records import record_printer
 from airflow_provider_pgoutput.capture.types.cast import ColumnCaster, ValuePolicy, caster_of
 from airflow_provider_pgoutput.capture.types.options import STRING
 from airflow_provider_pgoutput.capture.types.type_info import (
@@ -91,11 +79,6 @@ def _printed(texts: Printer, width: int | None = None) -> BinaryForm:
     return BinaryForm(texts, width=width)
 
 
-def _vector(wire: str) -> BinaryForm:
-    caster_to, texts = vector_caster(np.dtype(wire))
-    return BinaryForm(texts, caster_to)
-
-
 def _numeric(target: pa.DataType) -> Caster:
     if pa.types.is_decimal(target):
         return decimal_wire_caster(target)
@@ -109,80 +92,30 @@ def _time(target: pa.DataType) -> Caster:
 
 
 _TEXT = _printed(scalars.same_texts)
-_VERSIONED = _printed(scalars.versioned_texts)
 
 #: By OID, as a user's type may have the name of one of these.
 _FORMS: Mapping[int, BinaryForm] = {
     16: BinaryForm(scalars.boolean_texts, lambda _: scalars.cast_wire_boolean, 1),
     17: BinaryForm(scalars.bytea_texts, lambda _: scalars.cast_bytes),
-    18: _printed(scalars.char_texts, 1),
     19: _TEXT,  # name
     20: _integer(">i8"),
     21: _integer(">i2"),
-    22: _printed(
-        numbers.vector_printer(ElementForm(21, 2), scalars.integer_printer(np.dtype(">i2")))
-    ),
     23: _integer(">i4"),
     25: _TEXT,
     26: _integer(">u4"),  # oid
-    27: _printed(numbers.tid_texts, 6),
-    28: _integer(">u4"),  # xid
-    29: _integer(">u4"),  # cid
-    30: _printed(
-        numbers.vector_printer(ElementForm(26, 4), scalars.integer_printer(np.dtype(">u4")))
-    ),
     114: _TEXT,  # json
-    142: _TEXT,  # xml
-    600: _printed(geometry.shape_printer("(#,#)"), 16),  # point
-    601: _printed(geometry.shape_printer("[(#,#),(#,#)]"), 32),  # lseg
-    602: _printed(geometry.path_texts),
-    603: _printed(geometry.shape_printer("(#,#),(#,#)"), 32),  # box
-    604: _printed(geometry.polygon_texts),
-    628: _printed(geometry.shape_printer("{#,#,#}"), 24),  # line
-    650: _printed(network.address_printer(is_cidr=True)),
     700: _float(np.dtype(">f4")),
     701: _float(np.dtype(">f8")),
-    718: _printed(geometry.shape_printer("<(#,#),#>"), 24),  # circle
-    774: _printed(network.mac_printer(8), 8),
-    790: _printed(numbers.money_texts, 8),
-    829: _printed(network.mac_printer(6), 6),
-    869: _printed(network.address_printer(is_cidr=False)),
     1042: _TEXT,  # bpchar
     1043: _TEXT,  # varchar
     1082: BinaryForm(dates.date_texts, dates.moment_caster, 4),
     1083: BinaryForm(dates.time_texts, _time, 8),
     1114: BinaryForm(dates.timestamp_printer(b""), dates.moment_caster, 8),
     1184: BinaryForm(dates.timestamp_printer(b"+00"), dates.moment_caster, 8),
-    1186: _printed(intervals.interval_texts, 16),
-    1266: _printed(intervals.timetz_texts, 12),
-    1560: _printed(numbers.bit_texts),
-    1562: _printed(numbers.bit_texts),  # varbit
     1700: BinaryForm(numeric_texts, _numeric),
-    1790: _TEXT,  # refcursor
     2950: _printed(scalars.uuid_texts, 16),
-    2970: _printed(numbers.snapshot_texts),  # txid_snapshot
-    3220: _printed(network.lsn_texts, 8),
-    3802: _VERSIONED,  # jsonb
-    4072: _VERSIONED,  # jsonpath
-    5038: _printed(numbers.snapshot_texts),
-    5069: _printed(scalars.integer_printer(np.dtype(">u8")), 8),  # xid8
+    3802: _printed(scalars.jsonb_texts),
 }
-#: Types of extensions by their send function: their names and schemas are anybody's choice.
-_FORMS_OF_SEND: Mapping[str, BinaryForm] = {
-    "textsend": _TEXT,  # citext
-    "hstore:hstore_send": _printed(hstore_texts),
-    "ltree:lquery_send": _VERSIONED,
-    "ltree:ltree_send": _VERSIONED,
-    "ltree:ltxtq_send": _VERSIONED,
-    "vector:halfvec_send": _vector(">f2"),
-    "vector:sparsevec_send": _printed(sparsevec_texts),
-    "vector:vector_send": _vector(">f4"),
-}
-#: What the bounds of built-in ranges are, and the ranges of multiranges.
-_PARTS: Mapping[int, int] = {
-    3904: 23, 3906: 1700, 3908: 1114, 3910: 1184, 3912: 1082, 3926: 20,
-    4451: 3904, 4532: 3906, 4533: 3908, 4534: 3910, 4535: 3912, 4536: 3926,
-}  # fmt: skip
 #: The built-in type without a send function, aclitem.
 _WITHOUT_SEND = 1033
 
@@ -190,7 +123,7 @@ _WITHOUT_SEND = 1033
 def has_binary_form(type_oid: int, types: Mapping[int, TypeInfo]) -> bool:
     """Whether values of this type are read in binary form.
 
-    :param types: users' types by OID, with attributes; a type that is nowhere has no binary form.
+    :param types: users' types by OID; a type that is nowhere has no binary form.
     """
     return _form(type_oid, types) is not None
 
@@ -208,7 +141,7 @@ def _has_no_send(info: TypeInfo | None) -> bool:
         return False
     if info.oid < FIRST_USER_OID:
         return info.oid == _WITHOUT_SEND
-    return info.typtype == "b" and not info.send
+    return info.typtype == "b" and not info.has_send
 
 
 def binary_caster(
@@ -260,13 +193,7 @@ def _form(type_oid: int, types: Mapping[int, TypeInfo]) -> BinaryForm | None:
         return None if element is None else _printed(array_printer(shape, element.texts))
     if info.typtype == "e":
         return _TEXT
-    if info.typtype == "c":
-        return _record(info, types)
-    if info.typtype in {"r", "m"}:
-        part = _form(info.part_oid or _PARTS.get(info.oid, 0), types)
-        make = range_printer if info.typtype == "r" else multirange_printer
-        return None if part is None else _printed(make(part.texts))
-    return _FORMS.get(info.oid) or _FORMS_OF_SEND.get(info.send)
+    return _FORMS.get(info.oid)
 
 
 def _element(
@@ -277,20 +204,3 @@ def _element(
     delimiter = b"," if element is None else element.delimiter.encode()
     width = None if form is None else form.width
     return form, ElementForm(info.element_oid, width, delimiter)
-
-
-def _record(info: TypeInfo, types: Mapping[int, TypeInfo]) -> BinaryForm | None:
-    """A composite; when nothing is known of its attributes, or one has no form, it has none."""
-    if not info.attributes or any(_form(each.type_oid, types) is None for each in info.attributes):
-        return None
-
-    def printer_of(type_oid: int) -> Printer:
-        form = _form(type_oid, types)
-        if form is None:
-            raise NoBinaryForm(
-                f"An attribute of type {info.schema_name}.{info.name} cannot be read in binary mode.",
-                advice=TEXT_MODE_ADVICE,
-            )
-        return form.texts
-
-    return _printed(record_printer(printer_of))

@@ -29,15 +29,12 @@ SELECT t.oid::pg_catalog.int8, n.nspname::pg_catalog.text, t.typname::pg_catalog
        t.typtype::pg_catalog.text, COALESCE(e.oid, 0)::pg_catalog.int8,
        t.typbasetype::pg_catalog.int8, t.typtypmod, t.typdelim::pg_catalog.text,
        COALESCE(r.rngsubtype, m.rngtypid, 0)::pg_catalog.int8,
-       pg_catalog.concat_ws(':', pg_catalog.replace(s.probin, '$libdir/', ''), s.prosrc)
-       || CASE WHEN s.prosrc = 'textsend' AND o.prosrc <> 'textout' THEN ' beside ' || o.prosrc ELSE '' END
+       t.typsend::pg_catalog.oid <> 0
   FROM pg_catalog.pg_type t
   JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
   LEFT JOIN pg_catalog.pg_type e ON e.typarray = t.oid
   LEFT JOIN pg_catalog.pg_range r ON r.rngtypid = t.oid
   LEFT JOIN pg_catalog.pg_range m ON m.rngmultitypid = t.oid
-  LEFT JOIN pg_catalog.pg_proc s ON s.oid = t.typsend
-  JOIN pg_catalog.pg_proc o ON o.oid = t.typoutput
  WHERE t.oid >= 10000
 """
 
@@ -86,9 +83,8 @@ class TypeInfo:
     delimiter: str = ","
     #: OID of the type of a range's bounds, or of a multirange's ranges; 0: neither, or built in.
     part_oid: int = 0
-    #: The function that makes the binary form, ``library:symbol`` or the name of the server's own; empty:
-    #: there is none, or the type is built in. ``textsend`` alone also says that the text is that of ``text``.
-    send: str = ""
+    #: Whether there is a function that makes the binary form; False of a type that is built in.
+    has_send: bool = False
     #: Of a composite type, when they were asked for.
     attributes: tuple[Attribute, ...] = ()
 
@@ -101,7 +97,7 @@ BUILTIN_TYPES: Mapping[int, TypeInfo] = {
 
 
 def type_catalog(
-    rows: Iterable[tuple[int, str, str, str, int, int, int, str, int, str]],
+    rows: Iterable[tuple[int, str, str, str, int, int, int, str, int, bool]],
 ) -> dict[int, TypeInfo]:
     """Turn the rows of ``CATALOG_QUERY`` into the catalog that ``lake_type`` and ``type_name`` take."""
     return {row[0]: TypeInfo(*row) for row in rows}
