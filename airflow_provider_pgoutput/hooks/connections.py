@@ -1,7 +1,7 @@
-"""Airflow connections in the form that the rooms behind the doors understand.
+"""Airflow connections in the form that capture understands. It opens nothing.
 
-One connection gives the same libpq parameters to the hook, which may block, and to the trigger, which
-may not. It is also decided here that a remote server is verified. What is not here: opening anything.
+One connection gives the same libpq parameters to the hook, which may block, and to the trigger, which may
+not. It is also decided here that a server on another machine is verified.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _SECRETS = (
 def get_connection(conn_id: str) -> Connection:
     """Return the Airflow connection ``conn_id``.
 
-    :raises ConnectionNotFound: when nobody defined it, or a secrets backend or the API server did not answer;
-        Airflow does not tell these apart.
+    :raises ConnectionNotFound: nobody defined it, or a secrets backend or the API server did not answer.
+        Airflow does not say which.
     """
     try:
         return BaseHook.get_connection(conn_id)
@@ -54,13 +54,13 @@ def get_connection(conn_id: str) -> Connection:
 def libpq_parameters(connection: Connection, extra: dict[str, Any]) -> dict[str, str]:
     """Parameters of libpq as ``PostgresHook`` would pass them, without an IAM token.
 
-    A server on another machine is verified unless the connection names a lower ``sslmode``, which is
-    warned about: libpq's own default would neither verify it nor insist on encryption.
+    A server on another machine is verified, unless the connection names a lower ``sslmode``. Then a warning
+    is given. libpq's own default would neither verify the server nor insist on encryption.
 
     :param connection: a connection of type ``postgres``.
-    :param extra: its extras, already parsed: every one that ``PostgresHook`` does not keep for itself is
-        a libpq parameter (``sslmode``, ``sslrootcert``, ``application_name``...).
-    :raises ConfigurationError: when the connection is of another type.
+    :param extra: its extras, already parsed. Each of them is a libpq parameter (``sslmode``, ``sslrootcert``,
+        ``application_name``...), unless ``PostgresHook`` uses it itself.
+    :raises ConfigurationError: the connection is of another type.
 
     Source: https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
     """
@@ -90,9 +90,9 @@ def libpq_parameters(connection: Connection, extra: dict[str, Any]) -> dict[str,
 
 
 def libpq_string(parameters: Mapping[str, str], conn_id: str) -> str:
-    """The parameters as one string for libpq; it is a secret.
+    """The parameters as one string for libpq. It is a secret.
 
-    :raises ConfigurationError: when libpq does not know one of them, which came from the extras.
+    :raises ConfigurationError: libpq does not know one of them. It came from the extras.
     """
     from psycopg import pq
     from psycopg.conninfo import make_conninfo
@@ -108,18 +108,18 @@ def libpq_string(parameters: Mapping[str, str], conn_id: str) -> str:
 
 
 def secret_values(parameters: Mapping[str, str]) -> list[str]:
-    """What must not be seen of parameters of libpq."""
+    """The values of libpq's parameters that must not be seen."""
     return [parameters[name] for name in _SECRETS if parameters.get(name)]
 
 
 def _with_tls(parameters: dict[str, str], conn_id: str) -> dict[str, str]:
-    """Decide about ``sslmode`` where nobody did, and warn of one that verifies nothing.
+    """Choose ``sslmode`` if nobody did, and warn of a mode that does not verify the server.
 
     Source: https://www.postgresql.org/docs/current/libpq-ssl.html#LIBPQ-SSL-PROTECTION
     """
     if not _is_remote(parameters):
         return parameters
-    # A service file may name the mode, and this would win over it.
+    # A service file may name the mode, and the value here would win over it.
     chosen = parameters.get("sslmode") or os.environ.get("PGSSLMODE")
     if not chosen and "service" not in parameters:
         return {**parameters, "sslmode": "verify-full"}
@@ -130,16 +130,16 @@ def _with_tls(parameters: dict[str, str], conn_id: str) -> dict[str, str]:
             conn_id,
             chosen,
         )
-    # Executors of a copy on Spark do not have this process's environment.
+    # The executors of a copy on Spark do not have this process's environment.
     return {**parameters, "sslmode": chosen} if chosen else parameters
 
 
 def _is_remote(parameters: Mapping[str, str]) -> bool:
-    """Whether any of the hosts that libpq may connect to is another machine."""
+    """Whether one of the hosts that libpq may connect to is another machine."""
     named = (
         parameters.get("hostaddr") or parameters.get("host") or os.environ.get("PGHOST") or "/run"
     )
-    # Sockets of this machine: a folder, or an abstract name.
+    # Sockets of this machine are a folder, or an abstract name.
     return any(
         host not in _LOCAL_HOSTS and not host.startswith(("/", "@")) for host in named.split(",")
     )

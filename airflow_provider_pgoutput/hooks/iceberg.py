@@ -1,7 +1,6 @@
-"""Airflow's door to the lake's catalog: resolves the connection and hides its secrets from logs.
+"""Airflow's door to the lake's catalog: resolves the connection, and hides its secrets from logs.
 
-Opening tables is left to pyiceberg and Spark; what a connection means to them is in
-``lake_catalog.py``.
+pyiceberg and Spark open the tables. ``lake_catalog.py`` knows what a connection means to them.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from airflow_provider_pgoutput.hooks.lake_catalog import LakeCatalog, lake_catal
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Keys whose values are hidden from logs. Others that travel as secrets may be plain words (a user
-#: called ``airflow``), which must not be starred out everywhere.
+#: Keys whose values are hidden from logs. Other values that travel as secrets may be plain words (a user
+#: called ``airflow``), which must not be replaced by stars everywhere.
 _SECRET_KEY = re.compile(
     r"secret|password|passwd|token|access.?key|credential|\bsas\b|private.?key|account.?key|header\.|"
     r"connection.?string|authorization",
@@ -30,10 +29,10 @@ _URI_PASSWORD = re.compile(r"//[^/?#@:]*:([^/?#]+)@")
 
 
 def resolve_lake_catalog(iceberg_conn_id: str, catalog_name: str | None = None) -> LakeCatalog:
-    """Return the catalog of the connection ``iceberg_conn_id``, its secrets masked in logs from now on.
+    """The catalog of the connection ``iceberg_conn_id``. From now on logs hide its secrets.
 
-    :raises ConnectionNotFound: when Airflow does not give the connection.
-    :raises ConfigurationError: when Spark could not use it.
+    :raises ConnectionNotFound: Airflow does not give the connection.
+    :raises ConfigurationError: Spark could not use it.
     """
     connection = get_connection(iceberg_conn_id)
     catalog = lake_catalog(connection, connection.extra_dejson, catalog_name)
@@ -45,7 +44,7 @@ def resolve_lake_catalog(iceberg_conn_id: str, catalog_name: str | None = None) 
 
 
 def _secrets_of(key: str, value: object) -> Iterator[str]:
-    """What must not be seen of a property: all of it, or the password in its URI."""
+    """The parts of a property that must not be seen: all of it, or the password in its URI."""
     if isinstance(value, dict):
         for name, part in value.items():
             yield from _secrets_of(f"{key}.{name}", part)
@@ -56,5 +55,5 @@ def _secrets_of(key: str, value: object) -> Iterator[str]:
         yield value
     for password in _URI_PASSWORD.findall(value):
         yield password
-        # As whoever uses the URI reads it.
+        # Decoded, because that is how the URI is read.
         yield unquote(password)

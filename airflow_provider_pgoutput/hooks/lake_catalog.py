@@ -1,10 +1,9 @@
-"""One Airflow connection of type ``iceberg``, as pyiceberg and as Spark want to have it.
+"""One Airflow connection of type ``iceberg``, as pyiceberg and Spark need it.
 
-The properties of pyiceberg are taken as ``IcebergHook`` takes them, so the same connection works with
-the whole apache-iceberg provider. For Spark they become ``spark.sql.catalog.<name>.*``; whatever is not
-known to be harmless goes into ``spark_secrets``, which must reach Spark by a file, never by a command
-line. What is not here: opening a catalog, writing that file, and credentials of object stores
-(``lake_storage.py``).
+pyiceberg's properties are read as ``IcebergHook`` reads them, so the same connection works with the whole
+apache-iceberg provider. For Spark they become ``spark.sql.catalog.<name>.*``. Every property that is not
+known to be harmless goes into ``spark_secrets``, which must reach Spark in a file, and never on a command
+line. ``lake_storage.py`` translates credentials of object stores.
 
 Sources: https://py.iceberg.apache.org/configuration/ and
 https://iceberg.apache.org/docs/latest/spark-configuration/#catalog-configuration
@@ -27,14 +26,14 @@ _SPARK_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 _SPARK_EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 _RESOLVING_FILE_IO = "org.apache.iceberg.io.ResolvingFileIO"
 
-#: pyiceberg's catalog types that Iceberg's own Java catalogs share, with Java's name for them.
+#: pyiceberg's catalog types that Iceberg's Java has, too, and Java's names for them.
 _JAVA_TYPES = {"sql": "jdbc", "rest": "rest", "glue": "glue", "hive": "hive"}
 
-#: Extra of the connection that names the catalog when it is not named like the connection.
+#: Extra of the connection with the catalog's name, if that is not the connection's name.
 CATALOG_NAME_EXTRA = "catalog-name"
 
-#: What may be seen on a command line and in a log.  Anything else may hold a secret under any name
-#: (``header.Authorization``), so it is treated as one.
+#: Properties that may be seen on a command line and in a log. All others are treated as secrets, because a
+#: secret may have any name (``header.Authorization``).
 _HARMLESS = frozenset(
     {
         "type",
@@ -55,14 +54,14 @@ _HARMLESS = frozenset(
     }
 )
 
-#: pyiceberg's names for what Java reads under another one.
+#: pyiceberg's names of properties that have another name in Java.
 _RENAMED = {
     "s3.region": ("s3.region", "client.region"),
     "glue.region": ("client.region",),
     "client.region": ("client.region",),
 }
 
-#: Static AWS keys: Java's Glue client has no property for them, the AWS SDK takes them from here.
+#: Static AWS keys. Java's Glue client has no property for them. The AWS SDK takes them from these variables.
 _AWS_ENVIRONMENT = {
     "access-key-id": "AWS_ACCESS_KEY_ID",
     "secret-access-key": "AWS_SECRET_ACCESS_KEY",
@@ -75,20 +74,20 @@ _SQL_SCHEME = re.compile(r"(sqlite|postgresql|postgres|mysql)(\+[a-z0-9_]+)?")
 
 @dataclass(frozen=True, slots=True)
 class LakeCatalog:
-    """A catalog of Iceberg tables, as each engine names its properties."""
+    """A catalog of Iceberg tables, with its properties as each engine names them."""
 
-    #: The same for both engines: a SQL catalog keeps it in every row.
+    #: The same name for both engines, because a SQL catalog stores it in every row.
     name: str
-    #: For ``pyiceberg.catalog.load_catalog(name, **properties)``; holds secrets. Texts, but for what an
-    #: extra nests (``auth``).
+    #: For ``pyiceberg.catalog.load_catalog(name, **properties)``. It has secrets. Values are texts, except
+    #: for nested extras (``auth``).
     pyiceberg_properties: dict[str, Any] = field(repr=False)
     #: Spark configuration without secrets.
     spark_conf: dict[str, str]
     #: Spark configuration with secrets.
     spark_secrets: dict[str, str] = field(repr=False)
-    #: Environment of the Spark driver, with secrets.
+    #: Environment variables for the Spark driver, with secrets.
     environment: dict[str, str] = field(repr=False)
-    #: Names of the properties with which pyiceberg logs in to an object store and Spark cannot.
+    #: Names of the properties with which pyiceberg logs in to an object store, but Spark cannot.
     not_for_spark: tuple[str, ...] = ()
 
 
@@ -98,9 +97,9 @@ def lake_catalog(
     """Read a connection of type ``iceberg``.
 
     :param extra: its extras, already parsed.
-    :param catalog_name: name of the catalog; default: the extra ``catalog-name``, then the connection's
-        id, which is the name ``IcebergHook`` uses.
-    :raises ConfigurationError: when Spark could not use this catalog, or the name is not one.
+    :param catalog_name: name of the catalog; None: the extra ``catalog-name``, or else the connection's ID,
+        which is the name that ``IcebergHook`` uses.
+    :raises ConfigurationError: Spark could not use this catalog, or the name is not allowed.
     """
     properties = _pyiceberg_properties(connection, extra)
     name = catalog_name or extra.get(CATALOG_NAME_EXTRA) or connection.conn_id
@@ -170,22 +169,23 @@ def _java_properties(properties: dict[str, str]) -> dict[str, str]:
     java["type"] = _JAVA_TYPES[kind]
     if kind == "sql":
         java = {**_jdbc(properties["uri"]), **java}
-        # pyiceberg's tables have the column that Iceberg's Java calls V1; V0 would not see the type.
+        # pyiceberg's tables have the column that Java calls schema version V1. With V0 Java would not see the
+        # type.
         java.setdefault("jdbc.schema-version", "V1")
     elif "uri" in properties:
         java["uri"] = properties["uri"]
     if "s3.endpoint" in properties or "s3.force-virtual-addressing" in properties:
-        # pyiceberg addresses buckets by path unless told otherwise, Java by host name.
+        # By default pyiceberg addresses buckets by path, Java by host name.
         virtual = properties.get("s3.force-virtual-addressing", "false").lower() == "true"
         java.setdefault("s3.path-style-access", "false" if virtual else "true")
     if kind in ("sql", "hive") and not properties.get("warehouse", "").startswith(("file:", "/")):
-        # Java's default for these two reads through Hadoop, which knows no s3:// or gs://.
+        # Java's default for these two reads through Hadoop, which has no s3:// and no gs://.
         java.setdefault("io-impl", _RESOLVING_FILE_IO)
     return java
 
 
 def _java_login(auth: object) -> dict[str, str]:
-    """Translate pyiceberg's ``auth`` of a REST catalog, as far as it is known to both: a user and a password.
+    """Translate pyiceberg's ``auth`` of a REST catalog, if it is a user and a password. Java has no other.
 
     Source: https://py.iceberg.apache.org/configuration/#authentication-in-restcatalog
     """
@@ -198,7 +198,7 @@ def _java_login(auth: object) -> dict[str, str]:
 
 
 def _jdbc(uri: str) -> dict[str, str]:
-    """Translate SQLAlchemy's URL of a database to JDBC's, user and password apart.
+    """Translate SQLAlchemy's URL of a database to JDBC's, with user and password apart.
 
     Source: https://docs.sqlalchemy.org/en/20/core/engines.html#database-urls
     """
@@ -213,7 +213,7 @@ def _jdbc(uri: str) -> dict[str, str]:
         # sqlite:////absolute/path and sqlite:///relative/path: everything after the third slash.
         return {
             "uri": f"jdbc:sqlite:{unquote(parts.path[1:])}",
-            # Writers of several tables wait for the one lock in place of failing at once.
+            # Writers of several tables wait for the one lock instead of failing at once.
             "jdbc.busy_timeout": "60000",
         }
     query = dict(parse_qsl(parts.query))
@@ -250,7 +250,7 @@ def _may_hold_secret(uri: str) -> bool:
 
 
 def _text(value: object) -> object:
-    """A property as pyiceberg wants it: text, unless it is made of more than one value."""
+    """A property as pyiceberg wants it: a text, unless it is nested."""
     if isinstance(value, (dict, list)):
         return value
     return str(value).lower() if isinstance(value, bool) else str(value)

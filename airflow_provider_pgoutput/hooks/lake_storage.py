@@ -1,7 +1,7 @@
-"""pyiceberg's credentials of object stores, under the names that Iceberg's Java has for them.
+"""Translates pyiceberg's credentials of object stores to the names that Iceberg's Java has for them.
 
-What both spell alike (``s3.access-key-id``, ``gcs.oauth2.token``) passes as it is. What is not here: the
-other properties of a catalog (``lake_catalog.py``).
+Properties with the same name in both (``s3.access-key-id``, ``gcs.oauth2.token``) stay as they are.
+``lake_catalog.py`` translates the other properties of a catalog.
 
 Sources: https://py.iceberg.apache.org/configuration/#fileio,
 https://iceberg.apache.org/docs/latest/aws/#s3-fileio and, for Azure, ``AzureProperties`` of iceberg-azure.
@@ -15,13 +15,13 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: pyiceberg takes these for any service of AWS that has no keys of its own; Java has them for S3 alone.
+#: pyiceberg uses these for every AWS service without keys of its own. Java has them for S3 only.
 _OF_S3 = {
     "client.access-key-id": "s3.access-key-id",
     "client.secret-access-key": "s3.secret-access-key",
     "client.session-token": "s3.session-token",
 }
-#: Java takes both or none.
+#: Java takes both or neither.
 _SHARED_KEY = {
     "adls.account-name": "adls.auth.shared-key.account.name",
     "adls.account-key": "adls.auth.shared-key.account.key",
@@ -30,8 +30,8 @@ _SAS_TOKEN = "adls.sas-token"  # noqa: S105 - the name of a property
 _AZURE_SCHEMES = ("abfs", "abfss", "wasb", "wasbs")
 _AZURE_DOMAIN = ".dfs.core.windows.net"
 
-#: How pyiceberg may log in, and Java only by other ways: a profile and a principal of Azure come from the
-#: environment, a role needs a client factory, and its connection string of Azure is no more than an endpoint.
+#: Logins of pyiceberg that Java has only in other ways: it takes a profile and a principal of Azure from the
+#: environment, needs a client factory for a role, and its connection string of Azure is only an endpoint.
 _PYICEBERG_ONLY = frozenset(
     {
         "adls.account-key",
@@ -51,9 +51,9 @@ _PYICEBERG_ONLY = frozenset(
 
 
 def java_storage(given: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Translate what is sure, and name the credentials that are left, which Java does not read.
+    """Translate what can be translated, and name the other credentials, which Java does not read.
 
-    What the user gave under Java's own name stays.
+    A property that the user gave under Java's own name stays.
     """
     java = dict(given)
     for name, theirs in _names(given).items():
@@ -63,18 +63,18 @@ def java_storage(given: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, .
 
 
 def _names(given: Mapping[str, str]) -> dict[str, str]:
-    """Java's names of what was given under another one."""
+    """Java's names for properties that were given under other names."""
     names = dict(_OF_S3)
     if _SHARED_KEY.keys() <= given.keys():
         names |= _SHARED_KEY
     if host := _azure_host(given):
-        # Java looks for one by the host in a file's URI.
+        # Java looks for the token by the host in a file's URI.
         names[_SAS_TOKEN] = f"{_SAS_TOKEN}.{host}"
     return {name: theirs for name, theirs in names.items() if name in given}
 
 
 def _azure_host(given: Mapping[str, str]) -> str | None:
-    """The host of the storage account: that of the warehouse, or what the account's name stands for."""
+    """The storage account's host: from the warehouse, or made of the account's name."""
     warehouse = urlsplit(given.get("warehouse", ""))
     if warehouse.scheme in _AZURE_SCHEMES:
         return warehouse.netloc.rpartition("@")[2]

@@ -1,8 +1,8 @@
-"""In which form each column is fetched by a copy: so that its values are exactly those of the stream.
+"""In which form a copy fetches each column, so that its values are exactly those of the stream.
 
-Three forms, by type: as ADBC reads it, where its Arrow value is the lake's; what the type's send function
-makes, where the casters of binary mode are faster than those of text; else what the output function prints.
-What is not here: the query around the columns (``copy.py``), and the casters.
+There are three forms, by type. ADBC's own, if its Arrow value is the lake's value. What the type's send
+function makes, if the casters of binary mode are faster than those of text. Otherwise the text that the
+output function prints. ``copy/read.py`` has the query.
 
 Source: https://www.postgresql.org/docs/current/protocol-overview.html (formats and format codes)
 """
@@ -37,9 +37,9 @@ _ARRAY_OIDS = frozenset(
 
 
 def is_binary(column: Column, *, is_key: bool) -> bool:
-    """Whether a column is fetched as ADBC reads it; keys must also print as PostgreSQL prints them.
+    """Whether a column is fetched as ADBC reads it. Values of keys must also print like PostgreSQL's.
 
-    So must what is text in the lake by choice.
+    So must columns that are text in the lake by the user's choice.
     """
     if column.lake_type == "string" and column.type_oid not in _TEXT_OIDS:
         return False
@@ -49,7 +49,7 @@ def is_binary(column: Column, *, is_key: bool) -> bool:
 def is_sent(column: Column) -> bool:
     """Whether a column is fetched as its type's send function makes it.
 
-    Decimals and lists are. What is text in the lake is printed by the server at less cost than here.
+    Decimals and lists are. Types that are text in the lake are not: the server prints them at less cost.
     """
     if column.type_oid == _NUMERIC_OID:
         return column.lake_type.startswith("decimal")
@@ -57,7 +57,7 @@ def is_sent(column: Column) -> bool:
 
 
 def expression(column: Column, *, is_key: bool) -> sql.Composable:
-    """What a query selects of a column."""
+    """The expression that a query selects for a column."""
     name = sql.Identifier(column.name)
     if is_binary(column, is_key=is_key):
         return name
@@ -66,8 +66,8 @@ def expression(column: Column, *, is_key: bool) -> sql.Composable:
         return sql.SQL("pg_catalog.{}({})").format(sql.SQL(function), name)
     if column.type_oid in _CASTABLE_OIDS:
         return sql.SQL("{}::pg_catalog.text").format(name)
-    # Casting to text is not printing: bool, inet, name and users' types have casts of their own.
-    # num_nulls tells NULL from a row of NULLs, which IS NULL does not.
+    # A cast to text is not always the printed text: bool, inet, name and users' types have casts of their
+    # own. num_nulls tells NULL from a row of NULLs. IS NULL does not.
     return sql.SQL(
         "pg_catalog.format(CASE pg_catalog.num_nulls({0}) WHEN 0 THEN '%s' END, {0})"
     ).format(name)

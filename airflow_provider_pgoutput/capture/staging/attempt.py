@@ -1,7 +1,7 @@
-"""What one attempt at a batch leaves in the staging area: its files when it seals, nothing when it fails.
+"""What one attempt at a batch leaves in the staging area: its files if it seals the batch, otherwise nothing.
 
-An attempt writes below a folder of its own, so two attempts never meet, and a killed one leaves files
-that no manifest names. What is not here: writing the files (``writers.py``).
+An attempt writes below a folder of its own, so two attempts never meet. A killed attempt leaves files that no
+manifest names.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 class Attempt:
     """One attempt at a batch.
 
-    :param name: of the try; the same one may run twice (a cleared task), and their files must not meet.
-    :param written: the folders that were written to so far.
+    :param name: of the task's try. The same try may run twice (a cleared task), and their files must not
+        meet.
+    :param written: returns the folders that were written to so far.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Attempt:
     ) -> None:
         unique = f"{_UNSAFE.sub('-', name).strip('-')[:80] or 'attempt'}-{uuid.uuid4().hex[:8]}"
         self.root = layout.attempt_folder(slot_name, start, unique)
-        #: Folders of this attempt that the seal of a copied table names: another attempt may take them over.
+        #: Folders of this attempt that the seal of a copied table names. Another attempt may use them.
         self.sealed_folders: set[str] = set()
         self._area = area
         self._written = written
@@ -54,11 +55,11 @@ class Attempt:
         skip_lsns: Collection[Lsn] = (),
         lake_lsn: Lsn | None = None,
     ) -> tuple[Manifest, str]:
-        """Make the batch exist, or take the one that exists already; its manifest and URI.
+        """Make the batch exist, or take the one that exists already; return its manifest and URI.
 
-        :param server_now: the source as it is when this is called.
+        :param server_now: reads the source's state when it is called.
         """
-        # From here on the manifest may be in its place whatever is raised, even if its write failed.
+        # From here on the manifest may exist whatever is raised, even if writing it failed.
         self._sealing = True
         sealed = seal(self._area, manifest, server_now, skip_lsns, lake_lsn)
         if sealed[0] is not manifest:
@@ -66,7 +67,7 @@ class Attempt:
         return sealed
 
     def abandon(self) -> None:
-        """Give the batch up: what remains are tables that are sealed, or the batch if it may be."""
+        """Give up the batch. Only sealed tables remain, and the batch itself if it may be sealed."""
         if not self._sealing:
             self._delete_files()
 

@@ -1,4 +1,4 @@
-"""What a finished copy of one table is: its position and its files, as the file beside them says."""
+"""What a finished copy of one table says about itself: its files and counts."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from airflow_provider_pgoutput.batch.table_version import Counts, StagedFile
 
 @dataclass(frozen=True, slots=True)
 class CopiedTable:
-    """A table whose every row is in files that are complete and durable."""
+    """A table whose rows are all in complete and durable files."""
 
     relation_oid: int
     files: tuple[StagedFile, ...]
     rejected_files: tuple[StagedFile, ...]
     counts: Counts
-    #: Of all rows, in memory.
+    #: Bytes of all rows in memory.
     read_bytes: int
 
     def to_json(self) -> str:
-        """The answer as text; no value of a row is in it."""
+        """The answer as text. It has no value of a row."""
         return json.dumps(dataclasses.asdict(self), ensure_ascii=True)
 
     @classmethod
     def from_json(cls, text: str) -> CopiedTable:
-        """The answer out of its text."""
+        """Read the text of an answer."""
         body = json.loads(text)
         return cls(
             relation_oid=body["relation_oid"],

@@ -1,7 +1,7 @@
-"""The tables of a batch as its manifest has them, made when all was read.
+"""The tables of a batch as its manifest lists them. They are made when everything was read.
 
-Of a table that is gone at the source only what can be followed is there, see ``schema/gone.py``.
-What is not here: writing the files (``writers.py``), and what changed of the columns (``schema/history.py``).
+Of a table that is gone at the source, only the changes that can be followed are in it, see
+``schema/gone.py``. ``schema/history.py`` knows what happened to the columns.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SAME_NAME = "Another table has its name in the lake."
 
 
 class Finished(NamedTuple):
-    """Of the batch: where its files are, its tables, and what is passed over of them."""
+    """Parts of the batch: its staging area, its tables, and the changes that are passed over."""
 
     area: StagingArea
     tables: StagedTables
@@ -52,12 +52,13 @@ def finished_tables(
 ) -> tuple[Table, ...]:
     """The tables of the manifest, each with a name of its own.
 
-    Tables of one batch can have one name: ``DROP TABLE t; CREATE TABLE t``, and that again. A table that is
-    copied keeps its name, since the copy replaces all that the lake holds under it. After that comes a table
-    that is published now, then one that the lake has, then the newest. The others are left out.
+    Several tables of one batch can have one name: ``DROP TABLE t; CREATE TABLE t``, and that again. A table
+    that is copied keeps its name, because the copy replaces everything that the lake has under it. The next
+    choice is a table that is published now, then one that the lake has, then the newest one. The others are
+    left out.
 
-    :param names: schema and name of tables by OID, where the catalog knows better than the stream.
-    :param unpublished: the tables that are gone, by OID: what the lake calls them, if it knows them.
+    :param names: schema and name of tables by OID, if the catalog knows them better than the stream.
+    :param unpublished: the tables that are gone, by OID, with their names in the lake if these are known.
     :raises CopyNeeded: a table changed so that it has to be copied.
     """
     history.check_unwritten()
@@ -78,7 +79,7 @@ def finished_tables(
             taken.add(finished.name)
         elif not _is_replaced(finished, unpublished[oid], copied):
             gone.append((oid, table))
-    # False sorts before True: first those that the lake has, then the newest of the others.
+    # False sorts before True: first the tables that the lake has, then the newest of the others.
     gone.sort(key=lambda each: (unpublished[each[0]] is None, -_begins(each[1].finished(None))))
     for oid, table in gone:
         lake_name = unpublished[oid]
@@ -97,7 +98,7 @@ def _begins(table: Table) -> int:
 
 
 def _is_replaced(table: Table, lake_name: str | None, copied: set[str]) -> bool:
-    """Whether a table that is copied here has the name of one that is gone."""
+    """Whether a copied table of this batch has the name of a table that is gone."""
     last = table.versions[-1]
     former = {lake_name, f"{last.schema_name}.{last.table_name}"}
     if table.copy_lsn is not None or copied.isdisjoint(former):
@@ -119,14 +120,14 @@ def _gone(
     name: tuple[str, str] | None,
     is_taken: bool,
 ) -> Table | None:
-    """What can be followed of a table that is gone, under the name that the lake knows; None: nothing.
+    """The part of a gone table that can be followed, under its name in the lake; None: there is none.
 
-    :param is_taken: whether another table of the batch or of the lake has its name. Nothing is kept then.
+    :param is_taken: whether another table of the batch or of the lake has its name. Then nothing is kept.
     """
     table = staged.finished(_name_in_lake(staged, lake_name) or name)
     table = dataclasses.replace(table, is_gone=True)
     if lake_name is None and not any(each.columns for each in table.versions):
-        # One without columns, which the lake never had.
+        # A table without columns, which the lake never had.
         return None
     oid, passing, whole = table.relation_oid, batch.passing, table
     refused = passing.found.get(oid)
@@ -164,9 +165,9 @@ def _gone(
 
 
 def _name_in_lake(staged: StagedTable, lake_name: str | None) -> tuple[str, str] | None:
-    """Schema and name that the lake knows a table by, which nobody can copy under a newer name.
+    """Schema and name of a table in the lake, for a table that nobody can copy under a newer name.
 
-    None: that is not known. The checkpoint has both as one text, and a dot may be of either.
+    None: they are not known. The checkpoint has both as one text, and a dot may belong to either.
     """
     if lake_name is None or staged.copy_lsn is not None:
         return None
@@ -179,7 +180,7 @@ def _name_in_lake(staged: StagedTable, lake_name: str | None) -> tuple[str, str]
 
 
 def _passed(area: StagingArea, whole: Table, kept: Table | None) -> Counts:
-    """The staged row changes of a table that are passed over."""
+    """Counts of a table's staged row changes that are passed over."""
     since = 0 if kept is None else int(Lsn.parse(kept.until_lsn)) if kept.until_lsn else None
     total = Counts()
     for file in (file for version in whole.versions for file in version.files):
