@@ -1,7 +1,7 @@
 """Finds the values of rows that moved to another key while a value was left out as unchanged TOAST.
 
-Example: ``UPDATE t SET id = 2 WHERE id = 1``, then ``UPDATE t SET id = 3 WHERE id = 2``. The large value of
-row 3 is the one that row 1 had.
+Example: ``UPDATE t SET id = 2 WHERE id = 1``, then ``UPDATE t SET id = 3 WHERE id = 2``. Both updates leave
+out a large text, which did not change. So row 3 has the text that row 1 had.
 
 The events of one key are cut into *stays*. A stay is the time that one row has this key: it begins when the
 row gets the key, and ends when the row leaves. A stay that begins without all values continues the stay that

@@ -53,7 +53,7 @@ class Attribution:
     #: Names of columns for which another solution needs as few changes, or one or two more.
     unsure: frozenset[str] = frozenset()
     #: Names of those among them for which another solution needs as few, and that are, or are taken for,
-    #: columns of now.
+    #: current columns.
     tied: frozenset[str] = frozenset()
     #: A number that some column had for sure by the end of the last version. Columns that come later have
     #: higher numbers.
@@ -151,7 +151,7 @@ def _fences(
             now = {
                 name: number
                 for name, number in now.items()
-                # The columns of now were there, and there were never more columns than numbers.
+                # The current columns were there, and there were never more columns than numbers.
                 if bisect.bisect_left(live, number)
                 <= places[name]
                 <= bisect.bisect_left(every, number)

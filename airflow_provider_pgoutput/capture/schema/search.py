@@ -57,7 +57,7 @@ class Found:
     numbers: list[tuple[int | None, ...]]
     #: Names of columns for which another reading costs as little, or hardly more.
     unsure: set[str]
-    #: Names of those among them that may be one column of now in one reading, and another one in an equally
+    #: Names of those among them that may be one current column in one reading, and another one in an equally
     #: cheap reading.
     tied: set[str] = field(default_factory=set)
     #: The highest number that a column had by the end, in the reading in which this number is least.
@@ -111,7 +111,7 @@ def search(gap: Gap) -> Found:
 def _likeliest(gap: Gap, readings: Iterable[_Reading], numbers_before: Iterable[int]) -> _Reading:
     """The reading to take, of several that cost the same.
 
-    Newer columns of now are preferred, and reported as uncertain. Among columns that are gone, one that was
+    Newer current columns are preferred, and reported as uncertain. Among columns that are gone, one that was
     there before is preferred to another of the same name. Then the lowest numbers are preferred, because they
     leave most for what follows.
     """
@@ -205,7 +205,7 @@ def _following(
     gap: Gap, reading: _Reading, state: State, version: Sequence[Named]
 ) -> tuple[list[tuple[_Reading, int]], bool]:
     """The readings of the next version with the cost of each step, and whether these are all readings."""
-    # A published column of now cannot go. One that is gone now may go.
+    # A published current column cannot go. One that is gone now may go.
     stays = [number for number in reading.numbers if number in gap.now]
     may_go = {number: state[number][0] for number in reading.numbers if number not in gap.now}
     names = {name for name, _ in version}
@@ -256,7 +256,7 @@ def _fresh(
     is_all = True
     certain: list[int] = []
     for newest in _unborn(gap, reading.born):
-        # A column of now with a number that was used by then was there.
+        # A current column with a number that was used by then was there.
         missing = count - len(certain) - 1
         if missing < 0:
             break
@@ -271,7 +271,7 @@ def _fresh(
 
 
 def _unborn(gap: Gap, born: int) -> list[int]:
-    """Numbers that a new column may have: all columns of now, and after each a few of those that are gone."""
+    """Numbers that a new column may have: of all current columns, and after each of a few that are gone."""
     found, gone = [], 0
     for number in gap.candidates:
         if number <= born:
