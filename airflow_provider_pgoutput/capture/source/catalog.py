@@ -1,6 +1,6 @@
-"""What the catalogs of the source say: the system, the publications, their tables, keys and types.
+"""Reads the catalogs of the source: the system, the publications, their tables, keys and types.
 
-Read over a pinned session of its own. What is not here: the slot, and any row of a user's table.
+It reads over a pinned session, and never a row of a user's table. ``slot_facts.py`` reads the slot.
 
 Source: https://www.postgresql.org/docs/current/catalogs.html and
 https://www.postgresql.org/docs/current/protocol-replication.html (IDENTIFY_SYSTEM)
@@ -61,9 +61,9 @@ SELECT pubname::pg_catalog.text, pubinsert, pubupdate, pubdelete, pubtruncate, p
 """
 
 
-# A generated column is published from version 18 on, and there ``attnames`` says so; before, the
-# view names it although the stream never carries it. The view also names a partition that one publication
-# publishes as itself although another one publishes it via its root; the stream has it under the root only.
+# From version 18 on generated columns can be published, and ``attnames`` says so. Before, the view names them
+# although the stream never carries them. A partition may be published as itself by one publication, and via
+# its root by another. The view names it then, but the stream has it under the root only.
 _TABLE_QUERY = """
 WITH published AS MATERIALIZED (
     SELECT c.oid, c.relkind, c.relreplident, c.relispartition, p.*, v.pubviaroot
@@ -112,10 +112,10 @@ class Server:
     system_identifier: str
     timeline: int
     database: str
-    #: All WAL before it is on the server's disk (on a standby: is replayed).
+    #: All WAL before it is on the server's disk; on a standby: is replayed.
     flush_lsn: Lsn
     wal_level: str
-    #: Whether it knows other servers whose changes it may replicate.
+    #: Whether it knows other servers (replication origins) whose changes it may replicate.
     has_origins: bool = False
     #: Whether it replays the WAL of another server.
     is_standby: bool = False
@@ -145,7 +145,7 @@ class PublishedColumn:
     name: str
     type_oid: int
     type_modifier: int
-    #: See ``batch/manifest.py``.
+    #: See ``Column.missing_value`` in ``batch/table_version.py``.
     missing_value: str | None
     is_identity: bool
     #: ``pg_attribute.attnum``.
@@ -164,29 +164,29 @@ class PublishedTable:
     replica_identity: str
     columns: tuple[PublishedColumn, ...]
     row_identity: RowIdentity
-    #: SQL conditions of which one must hold, as the server prints them; empty: all rows.
+    #: SQL conditions as the server prints them. A row must pass one of them; empty: all rows pass.
     row_filters: tuple[str, ...]
 
-    #: Of a root that publishes its partitions under its name: these.
+    #: The partitions of a root that publishes them under its name.
     leaves: tuple[Leaves, ...] = ()
 
     @property
     def name(self) -> str:
-        """``schema.table``, for people and as the key of options."""
+        """``schema.table``, for messages and as the key of options."""
         return f"{self.schema_name}.{self.table_name}"
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """The columns that tell its rows apart; without any it has no key."""
+        """The columns of the key; empty: the table has no key."""
         return self.row_identity.key
 
 
 def read_server(session: Session, conninfo: str | Mapping[str, Any]) -> Server:
-    """Describe the system, and take its flush LSN: the target of a run that starts now.
+    """Describe the system, and read its flush LSN: the target of a run that starts now.
 
-    :param conninfo: what the session was opened with. Of a standby only a walsender knows the timeline: the
-        control file has the one of its last restart point, which may be minutes behind a promotion.
-    :raises SourceUnavailable: when the source does not answer.
+    :param conninfo: the session's connection parameters. On a standby only a walsender knows the timeline.
+        The control file has the timeline of the last restart point, minutes behind a promotion perhaps.
+    :raises SourceUnavailable: the source does not answer.
     """
     with translated():
         row = session.execute(_SERVER_QUERY).fetchone()
@@ -204,10 +204,10 @@ def read_server(session: Session, conninfo: str | Mapping[str, Any]) -> Server:
 def read_publications(session: Session, names: Sequence[str]) -> tuple[Publication, ...]:
     """Describe the publications, in the order of ``names``.
 
-    From version 18 on a missing publication is only a warning of the server and its changes are
-    silently left out, so this has to be asked.
+    From version 18 on the server only warns of a missing publication, and leaves its changes out. So this has
+    to be asked.
 
-    :raises PublicationMissing: when one does not exist, on every version.
+    :raises PublicationMissing: one does not exist, on any version.
     """
     with translated():
         rows = session.execute(_PUBLICATION_QUERY, (list(names),)).fetchall()
@@ -227,13 +227,13 @@ def read_published_tables(
 ) -> tuple[PublishedTable, ...]:
     """The tables that the publications publish now, each once, by schema and name.
 
-    Row filters of several publications are alternatives, and one publication without a filter makes
-    them void, as in the server's own initial synchronisation.
+    If a table has row filters in several publications, a row has to pass one of them. A publication without a
+    filter lets every row pass. The server's own initial synchronisation does the same.
 
     Source: https://www.postgresql.org/docs/current/logical-replication-row-filter.html
 
-    :raises ConfigurationError: when publications publish different columns of one table, or two tables are
-        called by one name.
+    :raises ConfigurationError: publications publish different columns of one table, or two tables have the
+        same ``schema.table``.
     """
     with translated():
         rows = session.execute(
@@ -253,7 +253,7 @@ def read_published_tables(
 
 
 def _refuse_one_name_for_two(tables: Sequence[PublishedTable]) -> None:
-    """Options, XCom and log name a table ``schema.table``, as it is: a dot may be of either part."""
+    """Refuse two tables with the same ``schema.table``: ``"a.b"."c"`` and ``"a"."b.c"``."""
     by_name: dict[str, PublishedTable] = {}
     for table in tables:
         other = by_name.setdefault(table.name, table)
@@ -263,7 +263,7 @@ def _refuse_one_name_for_two(tables: Sequence[PublishedTable]) -> None:
                 for each in (other, table)
             ]
             raise ConfigurationError(
-                f"The published tables {quoted[0]} and {quoted[1]} are called by one name here.",
+                f"The published tables {quoted[0]} and {quoted[1]} have the same name as schema.table.",
                 table=table.name,
                 advice="leave one of them out of the publications, or rename it.",
             )
@@ -272,7 +272,7 @@ def _refuse_one_name_for_two(tables: Sequence[PublishedTable]) -> None:
 def _table(
     group: list[tuple[Any, ...]], attributes: list[tuple[Any, ...]], keys: Keys
 ) -> PublishedTable:
-    """Unite what several publications say about one table."""
+    """Make one description of what several publications say about one table."""
     relation_oid, schema_name, table_name, kind, replica_identity, _, names, _ = group[0]
     name = f"{schema_name}.{table_name}"
     if any(row[6] != names for row in group):
@@ -320,7 +320,7 @@ def _table(
 
 
 def warn_of_missing_operations(publications: Sequence[Publication]) -> tuple[str, ...]:
-    """Name, in a warning, the publications that leave operations out: nothing else would say so."""
+    """Warn of publications that leave operations out. Nothing else would show it."""
     named = []
     for each in publications:
         left_out = [
@@ -341,10 +341,10 @@ def warn_of_missing_operations(publications: Sequence[Publication]) -> tuple[str
 def warn_of_missing_identity(
     publications: Sequence[Publication], tables: Sequence[PublishedTable]
 ) -> tuple[str, ...]:
-    """Name, in a warning, the tables whose updates and deletes the server refuses to its own users.
+    """Warn of tables whose updates and deletes the server refuses to its own users.
 
-    Of a root these are partitions. Those with an identity that does not hold the key are named in another
-    warning: what their updates and deletes mean cannot be told.
+    For a root these are partitions. Another warning names the partitions whose identity does not have the
+    key: their updates and deletes do not say which row they mean.
     """
     if not any(each.updates or each.deletes for each in publications):
         return ()

@@ -1,6 +1,6 @@
 """Which columns identify a row of a table, in each version of it.
 
-What is not here: whether a target agrees, and what is done when the key changes; apply does that.
+Apply checks whether a target agrees, and acts on a change of the key.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.pgoutput.messages import Relation
     from airflow_provider_pgoutput.capture.source.session import Session
 
-# Of a root other unique indexes can serve, too: its partitions may send their columns alone.
+# A root may have other unique indexes that can be used: perhaps its partitions send only their columns.
 _KEY_QUERY = """
 SELECT i.indrelid::pg_catalog.int8, i.indisprimary, i.indisreplident, i.indimmediate,
        ARRAY(SELECT a.attname::pg_catalog.text
@@ -51,13 +51,13 @@ SELECT i.indrelid::pg_catalog.int8, i.indisprimary, i.indisreplident, i.indimmed
 
 @dataclass(frozen=True, slots=True)
 class RowIdentity:
-    """What says which row a change means, in one version of a table."""
+    """How a change says which row it means, in one version of a table."""
 
-    #: ``f``: by its whole old row; else by the key.
+    #: ``f``: by the whole old row; otherwise by the key.
     replica_identity: str
     key: tuple[str, ...]
-    #: The columns that the stream itself says are unique; others than the key: only the catalog of now
-    #: says that the key is.
+    #: The columns that are unique according to the stream. If these are not the key, only the current catalog
+    #: says that the key is unique.
     columns: frozenset[str]
 
 
@@ -65,9 +65,9 @@ class RowIdentity:
 class Keys:
     """Which columns identify a row, by table and replica identity.
 
-    A key must be in the old tuples, so it is the replica identity; with FULL, where all columns are,
-    it is the primary key. The user may choose another one within these. The old tuples of a root are those of
-    its partitions, see ``partition_identity.py``.
+    A key must be in the old tuples, so it is the replica identity. With FULL all columns are in them, and the
+    key is the primary key. The user may choose another key inside of these. The old tuples of a root come
+    from its partitions, see ``partition_identity.py``.
 
     Source: https://www.postgresql.org/docs/current/logical-replication-publication.html
     """
@@ -75,17 +75,17 @@ class Keys:
     configured: Mapping[str, Sequence[str]] = field(default_factory=dict)
     _primary: dict[int, tuple[str, ...]] = field(default_factory=dict)
     _identity: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    #: Tables whose primary key is deferrable: it identifies rows, and yet is no replica identity.
+    #: Tables whose primary key is deferrable. Such a key identifies rows, but cannot be the replica identity.
     _deferrable: set[int] = field(default_factory=set)
-    #: All of a root that are unique at every moment, and not NULL.
+    #: By root: the columns of all indexes that are unique at every moment and not NULL.
     _unique: dict[int, list[tuple[str, ...]]] = field(default_factory=dict)
     _leaves: dict[int, tuple[Leaves, ...]] = field(default_factory=dict)
     _asked: set[int] = field(default_factory=set)
-    #: Published columns by table, as far as ``publish`` told them.
+    #: Published columns by table, for tables that were given to ``publish``.
     _published: dict[int, frozenset[str]] = field(default_factory=dict)
 
     def publish(self, relation_oid: int, columns: Iterable[str]) -> None:
-        """Take note of the columns that a table publishes now."""
+        """Record the columns that a table publishes now."""
         self._published[relation_oid] = frozenset(columns)
 
     def forget(self) -> None:
@@ -96,7 +96,7 @@ class Keys:
         self._asked.clear()
 
     def load(self, session: Session, relation_oids: Iterable[int]) -> None:
-        """Ask the catalog about relations not asked about yet."""
+        """Ask the catalog about relations that it was not asked about yet."""
         wanted = sorted(set(relation_oids) - self._asked)
         if not wanted:
             return
@@ -119,7 +119,7 @@ class Keys:
         return self._leaves.get(relation_oid, ())
 
     def completed(self, session: Session, relation: Relation) -> frozenset[PartitionIdentity]:
-        """What the partitions of a root send; the catalog tells what an announcement does not list."""
+        """What the partitions of a root send. The catalog has what an announcement does not list."""
         found = set()
         for each in relation.partitions:
             if each.incomplete is None:
@@ -131,7 +131,7 @@ class Keys:
             if columns and columns >= each.columns:
                 found.add(PartitionIdentity(columns, name=each.name))
             else:
-                # It had another identity then, or is gone.
+                # The partition had another identity then, or is gone.
                 found.add(each)
         return frozenset(found)
 
@@ -151,15 +151,14 @@ class Keys:
         identity: Sequence[str],
         announced: frozenset[PartitionIdentity] = frozenset(),
     ) -> RowIdentity:
-        """What says which row a change means; all columns of the key are among ``columns``.
+        """How a change says which row it means. All columns of the key are among ``columns``.
 
         :param table: ``schema.table``.
         :param replica_identity: ``pg_class.relreplident`` of this version of the table.
-        :param identity: the columns that are part of it; of a version that is history by now only
-            the stream knows them.
+        :param identity: the columns that are part of it. For an older version only the stream knows them.
         :param announced: what partitions of the table sent up to here in the stream.
-        :raises ConfigurationError: when a configured key names a column that is not published, or
-            one that old tuples do not hold.
+        :raises ConfigurationError: a configured key names a column that is not published, or one that old
+            tuples do not have.
         """
         if configured := tuple(self.configured.get(table, ())):
             _check_published(configured, table, columns)
@@ -184,7 +183,7 @@ class Keys:
         primary = self._primary.get(relation_oid, ())
         if replica_identity != FULL and identity:
             return self._ordered(relation_oid, replica_identity, columns, identity)
-        # DEFAULT without identity: no primary key, unless it is deferrable; one of now came later.
+        # DEFAULT without identity: there was no primary key then, unless it was deferrable.
         if replica_identity == "d" and relation_oid not in self._deferrable:
             return ()
         return primary if set(primary) <= set(columns) else ()
@@ -240,7 +239,7 @@ class Keys:
         columns: Sequence[str],
         identity: Sequence[str],
     ) -> tuple[str, ...]:
-        """The identity in the order of its index; empty when a column list leaves out a part of it."""
+        """The identity in the order of its index; empty: a column list leaves out a part of it."""
         now = self.identity(relation_oid, replica_identity)
         if set(now) == set(identity):
             return now
