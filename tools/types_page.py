@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.changes import REJECTED
 from airflow_provider_pgoutput.batch.lake_types import list_element, struct_fields
-from airflow_provider_pgoutput.capture.types.cast import FAMILIES
+from airflow_provider_pgoutput.capture.types.cast import FAMILIES, can_be_sent, has_binary_form
 from airflow_provider_pgoutput.capture.types.mapping import (
     BUILTIN_TYPES,
     TypeInfo,
@@ -20,7 +20,7 @@ from airflow_provider_pgoutput.capture.types.mapping import (
     type_name,
 )
 from airflow_provider_pgoutput.capture.types.options import TypeOptions
-from airflow_provider_pgoutput.capture.types.registry import can_be_sent, has_binary_form
+from airflow_provider_pgoutput.capture.types.registry import row_of
 from airflow_provider_pgoutput.capture.types.type_info import Attribute
 from tools.types_page_text import CHOSEN, HEAD, OPTIONS, SIDE, TAIL, TYPES
 
@@ -69,26 +69,6 @@ _UNFIT = {
     "timestamptz": "±infinity, BC, years after 9999",
     "list": "several dimensions, lower bounds other than 1, elements that do not fit",
 }
-#: What is particular about one type, over its Iceberg type's notes.
-_EXACT_OF_TYPE = {
-    "int2": "all values",
-    "oid": "all values; unsigned, hence `long`",
-    "xid": "all values; unsigned, hence `long`",
-    "cid": "all values; unsigned, hence `long`",
-    "xid8": "all values; unsigned 64 bit is more than `long` holds, and a decimal sorts as a number",
-    "numeric": "all digits; NaN, ±infinity, any scale",
-    "money": "as `$1,234.56`, with `lc_monetary` C: the server keeps the smallest units alone, so of a"
-    " currency without two decimals (yen) the point stands elsewhere, and each run warns of it",
-    "bpchar": "as sent, padding kept",
-    "char": "the character, or `\\ooo` for a byte past 127",
-    "json": "byte by byte: white space, order and duplicate keys kept",
-    "jsonb": "PostgreSQL's normal form; numbers keep their digits",
-    "interval": "all fields; style `postgres`, such as `1 mon -3 days 04:05:06`",
-    "time": "all values, `24:00:00` included",
-    "timetz": "time and offset, such as `12:00:00+02`",
-    "tsvector": "lexemes, positions and weights",
-}
-_UNFIT_OF_TYPE = {"xid8": "", "vector": ""}
 #: Base types that no table can hold.
 _INTERNAL = frozenset(
     {
@@ -152,10 +132,10 @@ def spark_type(lake: str) -> str:
     return _SPARK.get(lake) or lake.upper()
 
 
-def _row(label: str, lake: str, key: str, *, binary: str) -> str:
-    family = re.split(r"[<(]", lake)[0]
-    exact = _EXACT_OF_TYPE.get(key, _EXACT[family])
-    unfit = _UNFIT_OF_TYPE.get(key, _UNFIT.get(family, ""))
+def _row(label: str, lake: str, info: TypeInfo | None, *, binary: str) -> str:
+    family, row = re.split(r"[<(]", lake)[0], row_of(info)
+    exact = _EXACT[family] if row.exact is None else row.exact
+    unfit = _UNFIT.get(family, "") if row.unfit is None else row.unfit
     return f"| {label} | `{lake}` | `{spark_type(lake)}` | {binary} | {exact} | {unfit} |\n"
 
 
@@ -175,13 +155,13 @@ def _builtin_rows() -> Iterator[str]:
         place = order.index(lake) if lake in order else len(order)
         name = f"`{type_name(info.oid, -1, {})}`"
         binary = _binary(info.oid, {})
-        rows.append((place, info.oid, _row(name, lake, info.name, binary=binary)))
+        rows.append((place, info.oid, _row(name, lake, info, binary=binary)))
     for precision, scale in _NUMERICS:
         modifier = (precision << 16 | scale & 0x7FF) + 4
         lake = lake_type(_NUMERIC_OID, modifier, {})
         name = type_name(_NUMERIC_OID, modifier, {})
-        key = "numeric" if lake == "string" else ""
-        row = _row(f"`{name}`", lake, key, binary=_binary(_NUMERIC_OID, {}))
+        numeric = BUILTIN_TYPES[_NUMERIC_OID] if lake == "string" else None
+        row = _row(f"`{name}`", lake, numeric, binary=_binary(_NUMERIC_OID, {}))
         rows.append((order.index("double"), _NUMERIC_OID, row))
     yield from (row for _, _, row in sorted(rows, key=lambda each: each[:2]))
 
@@ -203,7 +183,7 @@ def _user_rows() -> Iterator[str]:
     for info, modifier, label in _SAMPLES:
         lake = lake_type(info.oid, modifier, catalog)
         name = label or f"`{type_name(info.oid, modifier, catalog)}`"
-        yield _row(name, lake, info.name, binary=_binary(info.oid, catalog))
+        yield _row(name, lake, info, binary=_binary(info.oid, catalog))
 
 
 def document_text() -> str:

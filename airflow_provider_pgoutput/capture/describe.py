@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.batch.table_version import Column, TableVersion
 from airflow_provider_pgoutput.capture.source.catalog import read_missing_values, read_types
 from airflow_provider_pgoutput.capture.source.copy_form import is_sent
-from airflow_provider_pgoutput.capture.types.cast import column_caster
+from airflow_provider_pgoutput.capture.types.cast import binary_caster, column_caster
 from airflow_provider_pgoutput.capture.types.gone_types import announced, defined_before
 from airflow_provider_pgoutput.capture.types.mapping import lake_type, type_name
 from airflow_provider_pgoutput.capture.types.missing_value import lake_text
 from airflow_provider_pgoutput.capture.types.options import TypeOptions
-from airflow_provider_pgoutput.capture.types.registry import binary_caster
 from airflow_provider_pgoutput.capture.types.type_info import FIRST_USER_OID, TypeInfo
 
 if TYPE_CHECKING:
@@ -144,7 +143,7 @@ class Describer:
     def binary_caster(
         self, column: Column, policy: ValuePolicy, *, table: str | None = None
     ) -> ColumnCaster:
-        """Choose the caster of a column whose values are in binary form; see ``types/binary.py``."""
+        """Choose the caster of a column whose values are in binary form; see ``types/cast.py``."""
         types = self._types_with([column.type_oid])
         return binary_caster(column, policy, types=types, table=table)
 
@@ -242,7 +241,7 @@ def copy_caster(
     types: Mapping[int, TypeInfo],
     table: str | None = None,
 ) -> ColumnCaster:
-    """Choose the caster of a column whose values are copied; see ``fetched_form.py``.
+    """Choose the caster of a column whose values are copied; see ``copy_form.py``.
 
     :param types: the users' types that it consists of.
     """

@@ -18,8 +18,8 @@ from airflow_provider_pgoutput.batch.changes import new
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
 from airflow_provider_pgoutput.capture.stream.options import StreamOptions
+from airflow_provider_pgoutput.capture.types.cast import can_be_sent
 from airflow_provider_pgoutput.capture.types.mapping import CATALOG_QUERY, type_catalog
-from airflow_provider_pgoutput.capture.types.registry import can_be_sent
 from airflow_provider_pgoutput.capture.types.type_info import ATTRIBUTE_QUERY, with_attributes
 from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 from tests.capture.types.oracle import plain

@@ -29,7 +29,7 @@ from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.source.threads import HandOver
 from airflow_provider_pgoutput.capture.staging.rejected import NEW_TUPLE, Rejection, rejected_rows
 from airflow_provider_pgoutput.capture.types.arrow_bytes import in_parts
-from airflow_provider_pgoutput.capture.types.copied_moments import MOMENT_OIDS, moment_caster
+from airflow_provider_pgoutput.capture.types.copied_moments import moment_caster
 from airflow_provider_pgoutput.errors import SnapshotLost
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def _cast(order: CopyOrder, version: StagedVersion, fetched: pa.RecordBatch) -> 
         if not is_binary(column, is_key=column.name in key):
             # Either its text, or what its send function makes.
             values = values.view(pa.binary())
-        elif column.type_oid in MOMENT_OIDS:
+        elif pa.types.is_temporal(text_caster.arrow_type):
             if values.type != text_caster.arrow_type:
                 raise _other_type(order, column)
             caster = moment_caster(text_caster)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.capture.types.cast import TEXT_MODE_ADVICE, can_be_sent
 from airflow_provider_pgoutput.capture.types.names import type_name
-from airflow_provider_pgoutput.capture.types.registry import TEXT_MODE_ADVICE, can_be_sent
 from airflow_provider_pgoutput.errors import NoBinaryForm
 
 if TYPE_CHECKING:

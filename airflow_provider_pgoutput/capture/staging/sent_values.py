@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_pgoutput.capture.types.cast import CastResult, column_caster
-from airflow_provider_pgoutput.capture.types.registry import binary_caster
+from airflow_provider_pgoutput.capture.types.cast import CastResult, binary_caster, column_caster
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.table_version import Column
@@ -29,7 +28,7 @@ class MakeCaster(Protocol):
     def __call__(
         self, column: Column, policy: ValuePolicy, *, table: str | None = None
     ) -> ColumnCaster:
-        """See ``types/cast.py`` and ``types/binary.py``."""
+        """See ``types/cast.py``."""
         ...
 
 

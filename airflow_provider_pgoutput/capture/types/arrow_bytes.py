@@ -1,9 +1,8 @@
 """What all casters share: what a cast gives, how it fails, and an Arrow column seen as bytes.
 
-A caster is a function from a raw column (Arrow ``binary``: what PostgreSQL sent, in text form or, for
-the casters of ``binary.py``, in binary form) to typed values and the positions of the rows that the
-type cannot hold, whose values are null. It knows neither the column's name nor the policy; ``cast.py``
-does.
+A caster takes a raw column: an Arrow ``binary`` array of what PostgreSQL sent, as text or in binary form.
+It gives typed values, and the positions of the rows that the type cannot hold; their values are null. It
+knows neither the column's name nor the policy: ``cast.py`` does.
 """
 
 from __future__ import annotations
@@ -59,6 +58,8 @@ class CastResult:
 
 
 Caster = Callable[[pa.Array], CastResult]
+#: From values in binary form to PostgreSQL's text, Arrow ``binary`` both; null stays null.
+Printer = Callable[[pa.Array], pa.Array]
 
 
 def in_parts(make: Callable[[_Rows], _Made], rows: _Rows) -> Iterator[_Made]:

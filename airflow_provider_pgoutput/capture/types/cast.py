@@ -1,9 +1,14 @@
 """Raw columns cast to the lake's types, and what is done with values that do not fit.
 
-Start here: ``column_caster``. The session that produced the text must have DateStyle ISO,
-IntervalStyle postgres, TimeZone UTC, extra_float_digits 1 or more, bytea_output hex and
-client_encoding UTF8; under other settings a caster says that the text is malformed.
-What is not here: where rejected values go, and columns in binary form (``binary.py``).
+Start here: ``column_caster`` for text, and ``binary_caster`` for values in PostgreSQL's binary form. Both
+give the same values. The session that produced the text must have DateStyle ISO, IntervalStyle postgres,
+TimeZone UTC, extra_float_digits 1 or more, bytea_output hex and client_encoding UTF8; under other
+settings a caster says that the text is malformed.
+
+The common types have a binary form; a slot with a column of another type is read as text. A domain is
+read as its base type, and an enum as text.
+
+Source: https://www.postgresql.org/docs/current/protocol-logical-replication.html (option ``binary``)
 """
 
 from __future__ import annotations
@@ -24,15 +29,32 @@ from airflow_provider_pgoutput.capture.types.arrow_bytes import (
     TooMuchText,
 )
 from airflow_provider_pgoutput.capture.types.dates import date_caster
-from airflow_provider_pgoutput.capture.types.lists import cast_map, list_caster
+from airflow_provider_pgoutput.capture.types.lists import (
+    ElementForm,
+    array_caster,
+    array_printer,
+    cast_map,
+    list_caster,
+)
 from airflow_provider_pgoutput.capture.types.literals import ARRAY, BOX_ARRAY
 from airflow_provider_pgoutput.capture.types.mapping import BOX_ARRAY_OID
 from airflow_provider_pgoutput.capture.types.numeric import decimal_caster, exact_caster
+from airflow_provider_pgoutput.capture.types.options import STRING
 from airflow_provider_pgoutput.capture.types.records import record_caster
+from airflow_provider_pgoutput.capture.types.registry import TEXT_FORM, BinaryForm, row_of
 from airflow_provider_pgoutput.capture.types.scalars import cast_binary, cast_boolean, cast_string
-from airflow_provider_pgoutput.capture.types.times import cast_interval, cast_time
-from airflow_provider_pgoutput.capture.types.type_info import TypeInfo, base_type
-from airflow_provider_pgoutput.errors import ConfigurationError, ProtocolError, ValueRefused
+from airflow_provider_pgoutput.capture.types.type_info import (
+    FIRST_USER_OID,
+    TypeInfo,
+    base_type,
+    find_type,
+)
+from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
+    NoBinaryForm,
+    ProtocolError,
+    ValueRefused,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -43,10 +65,14 @@ __all__ = [
     "FAIL",
     "FAMILIES",
     "NULL_AND_KEEP",
+    "TEXT_MODE_ADVICE",
     "CastResult",
     "ColumnCaster",
     "ValuePolicy",
+    "binary_caster",
+    "can_be_sent",
     "column_caster",
+    "has_binary_form",
 ]
 
 #: The row gets NULL, and the caller is told so that it keeps the raw text beside the table.
@@ -60,7 +86,11 @@ FAIL = "fail"
 #: (infinite intervals, attributes that do not fit).
 FAMILIES = ("decimal", "date", "timestamp", "list", "struct")
 
-_TIME_OID, _INTERVAL_OID = 1083, 1186
+#: What to do about a type without a binary form.
+TEXT_MODE_ADVICE = "use text mode (binary=False), or leave the column out with a column list."
+
+#: The built-in type without a send function, aclitem.
+_WITHOUT_SEND = 1033
 _NO_TYPES: Mapping[int, TypeInfo] = {}
 _TEXT_ADVICE = (
     "check that the session's DateStyle, TimeZone, bytea_output and client_encoding are the pinned "
@@ -195,7 +225,7 @@ def column_caster(
 
 
 _FIXED: Mapping[str, Caster] = {
-    "string": cast_string,
+    STRING: cast_string,
     "uuid": cast_string,
     "boolean": cast_boolean,
     "binary": cast_binary,
@@ -205,17 +235,19 @@ _FIXED: Mapping[str, Caster] = {
 
 def caster_of(lake_type: str, type_oid: int, types: Mapping[int, TypeInfo]) -> Caster:
     """The caster of text of a type to a lake type."""
+    info = base_type(type_oid, types)
+    own = row_of(info).text_caster
+    if own is not None and lake_type != STRING:
+        return own
     if lake_type in _FIXED:
         return _FIXED[lake_type]
-    target, info = arrow_type(lake_type), base_type(type_oid, types)
+    target = arrow_type(lake_type)
     if (element := list_element(lake_type)) is not None:
         brackets = BOX_ARRAY if info is not None and info.oid == BOX_ARRAY_OID else ARRAY
         element_oid = 0 if info is None else info.element_oid
         return list_caster(target, brackets, caster_of(element, element_oid, types))
     if (fields := struct_fields(lake_type)) is not None:
         return _struct_caster(target, fields, info, types)
-    if info is not None and info.oid == _TIME_OID:
-        return cast_time
     return _number_or_date_caster(target)
 
 
@@ -231,8 +263,6 @@ def _struct_caster(
     info: TypeInfo | None,
     types: Mapping[int, TypeInfo],
 ) -> Caster:
-    if info is not None and info.oid == _INTERVAL_OID:
-        return cast_interval
     attributes = () if info is None else info.attributes
     if tuple(each.name for each in attributes) != tuple(name for name, _ in fields):
         raise ConfigurationError(
@@ -244,3 +274,88 @@ def _struct_caster(
         for (_, kind), attribute in zip(fields, attributes, strict=True)
     ]
     return record_caster(target, casters)
+
+
+def has_binary_form(type_oid: int, types: Mapping[int, TypeInfo]) -> bool:
+    """Whether values of this type are read in binary form.
+
+    :param types: users' types by OID; a type that is nowhere has no binary form.
+    """
+    return _form(type_oid, types) is not None
+
+
+def can_be_sent(type_oid: int, types: Mapping[int, TypeInfo]) -> bool:
+    """Whether a column of this type can be read in binary mode.
+
+    A type with a binary form can. So can a type without a send function, as the server sends its text. An
+    array of such a type cannot: the server refuses to send it.
+    """
+    return has_binary_form(type_oid, types) or _has_no_send(base_type(type_oid, types))
+
+
+def _has_no_send(info: TypeInfo | None) -> bool:
+    if info is None or info.element_oid:
+        return False
+    if info.oid < FIRST_USER_OID:
+        return info.oid == _WITHOUT_SEND
+    return info.typtype == "b" and not info.has_send
+
+
+def binary_caster(
+    column: Column,
+    policy: ValuePolicy,
+    *,
+    types: Mapping[int, TypeInfo],
+    table: str | None = None,
+) -> ColumnCaster:
+    """The caster of a column whose values are in binary form, by its type and its lake type.
+
+    :param types: users' types by OID, as ``lake_type`` takes them: what a domain or an array is of.
+    :param table: ``schema.table``, for errors.
+    :raises NoBinaryForm: when the column's type has no binary form.
+    """
+    form = _form(column.type_oid, types)
+    if form is None:
+        raise NoBinaryForm(
+            f"Type {column.type_name} cannot be read in binary mode.",
+            table=table,
+            column=column.name,
+            advice=TEXT_MODE_ADVICE,
+        )
+    cast = _binary_caster_of(column.lake_type, column.type_oid, types, form)
+    return ColumnCaster(column, policy, table, cast, form.texts)
+
+
+def _binary_caster_of(
+    lake_type: str, type_oid: int, types: Mapping[int, TypeInfo], form: BinaryForm
+) -> Caster:
+    element_type, info = list_element(lake_type), base_type(type_oid, types)
+    if element_type is not None and info is not None and info.element_oid:
+        element, shape = _element(info, types)
+        assert element is not None, "the array has a form"
+        inner = _binary_caster_of(element_type, info.element_oid, types, element)
+        return array_caster(arrow_type(lake_type), shape, inner)
+    if form.caster_to is not None and lake_type != STRING:
+        return form.caster_to(arrow_type(lake_type))
+    cast_text = caster_of(lake_type, type_oid, types)
+    return lambda raw: cast_text(form.texts(raw))
+
+
+def _form(type_oid: int, types: Mapping[int, TypeInfo]) -> BinaryForm | None:
+    info = base_type(type_oid, types)
+    if info is None:
+        return None
+    if info.element_oid:
+        element, shape = _element(info, types)
+        return None if element is None else BinaryForm(array_printer(shape, element.texts))
+    return TEXT_FORM if info.typtype == "e" else row_of(info).binary
+
+
+def _element(
+    info: TypeInfo, types: Mapping[int, TypeInfo]
+) -> tuple[BinaryForm | None, ElementForm]:
+    """How the elements of an array type are read, and what they look like."""
+    element, form = find_type(info.element_oid, types), _form(info.element_oid, types)
+    delimiter = b"," if element is None else element.delimiter.encode()
+    width = None if form is None else form.width
+    return form, ElementForm(info.element_oid, width, delimiter)

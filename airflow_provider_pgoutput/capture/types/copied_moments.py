@@ -16,22 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_pgoutput.capture.types import binary_dates
 from airflow_provider_pgoutput.capture.types.arrow_bytes import CastResult, accepted
+from airflow_provider_pgoutput.capture.types.registry import row_of
+from airflow_provider_pgoutput.capture.types.type_info import BUILTIN_TYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from airflow_provider_pgoutput.capture.types.binary_scalars import Printer
     from airflow_provider_pgoutput.capture.types.cast import ColumnCaster
-
-_PRINTERS: Mapping[int, Printer] = {
-    1082: binary_dates.date_texts,
-    1114: binary_dates.timestamp_printer(b""),
-    1184: binary_dates.timestamp_printer(b"+00"),
-}
-#: Built-in types that are read so: date, timestamp, timestamptz.
-MOMENT_OIDS = frozenset(_PRINTERS)
 
 _DAY_US = 86_400_000_000
 #: 2000-01-01, PostgreSQL's day 0, in days since 1970-01-01.
@@ -41,7 +31,7 @@ _LAKE_DAYS = (-719_162, 2_932_897)
 
 
 def moment_caster(text_caster: ColumnCaster) -> ColumnCaster:
-    """The caster of a column of ``MOMENT_OIDS`` as ADBC fetched it.
+    """The caster of a column of ``date``, ``timestamp`` or ``timestamptz`` as ADBC fetched it.
 
     :param text_caster: the column's caster of values in text form.
     """
@@ -49,7 +39,8 @@ def moment_caster(text_caster: ColumnCaster) -> ColumnCaster:
     unit = 1 if pa.types.is_date32(target) else _DAY_US
     numbers = pa.int32() if pa.types.is_date32(target) else pa.int64()
     first, end = (pa.scalar(days * unit, numbers) for days in _LAKE_DAYS)
-    printer = _PRINTERS[text_caster.column.type_oid]
+    form = row_of(BUILTIN_TYPES[text_caster.column.type_oid]).binary
+    assert form is not None, "dates and timestamps have a binary form"
 
     def cast(fetched: pa.Array) -> CastResult:
         assert fetched.type == target, "ADBC's type of it is the lake's"
@@ -68,6 +59,6 @@ def moment_caster(text_caster: ColumnCaster) -> ColumnCaster:
         wire = np.ascontiguousarray(counted.astype(counted.dtype.newbyteorder(">")))
         width = pa.binary(wire.dtype.itemsize)
         raw = pa.Array.from_buffers(width, len(wire), [None, pa.py_buffer(wire)])
-        return printer(raw.cast(pa.binary()))
+        return form.texts(raw.cast(pa.binary()))
 
     return dataclasses.replace(text_caster, _cast=cast, _texts=texts)

@@ -1,12 +1,21 @@
-"""Casters of arrays, pgvector's vectors and hstore.
+"""Casters of arrays as text and in binary form, and of pgvector's vectors and hstore as text.
 
-``literals.py`` cuts the literals; their parts are cast by the caster of the element's type. A list
-holds arrays of one dimension that start at 1; others are rejected, and so is an array with an element
-that its type cannot hold.
+``literals.py`` cuts the literals. The caster of the element's type casts their parts. A list holds arrays
+of one dimension that start at 1. Other arrays are rejected, and arrays with an element that its type
+cannot hold.
+
+An array in binary form has a header: number of dimensions, whether there are NULLs, the element's type,
+then length and lower bound of each dimension. Each element follows with its length before it. All rows
+are walked together, one element of each at a time.
+
+Sources: https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO and ``array_send`` in
+``src/backend/utils/adt/arrayfuncs.c``
 """
 
 from __future__ import annotations
 
+import struct
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +25,12 @@ from airflow_provider_pgoutput.capture.types.arrow_bytes import (
     ByteRuns,
     Caster,
     CastResult,
+    MalformedText,
     accepted,
+    at_rows_of,
+    cut,
     null_mask,
+    overlapping,
     valid_rows,
     without,
 )
@@ -31,6 +44,8 @@ from airflow_provider_pgoutput.capture.types.scalars import cast_string
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from airflow_provider_pgoutput.capture.types.arrow_bytes import Printer
 
 
 def list_caster(target: pa.DataType, brackets: Brackets, element_caster: Caster) -> Caster:
@@ -99,3 +114,238 @@ def _offsets(raw: pa.Array, counts: NDArray[np.int64]) -> NDArray[np.int32]:
     offsets = np.zeros(len(raw) + 1, dtype=np.int32)
     np.cumsum(sizes, out=offsets[1:])
     return offsets
+
+
+_HEAD_BYTES, _DIMENSION_BYTES, _LENGTH_BYTES = 12, 8, 4
+_MAX_DIMENSIONS = 6
+_INT4 = struct.Struct("!i")
+_WORD = np.dtype(">i4")
+#: More elements than any value can have.
+_TOO_MANY = 1 << 31
+#: From here on Python walks: a step of numpy took 13 us for so few rows, an element in Python 0.36 us.
+_FEW_ROWS = 40
+_QUOTED = frozenset(b'{}"\\ \t\n\r\v\f')
+
+
+@dataclass(frozen=True, slots=True)
+class ElementForm:
+    """What the binary form of an array depends on."""
+
+    type_oid: int
+    #: Bytes of every element; None: they differ.
+    width: int | None
+    #: What separates elements in a literal.
+    delimiter: bytes = b","
+
+
+@dataclass(frozen=True, slots=True)
+class WireArrays:
+    """The arrays of a column that are not null."""
+
+    runs: ByteRuns
+    dimensions: NDArray[np.int64]
+    #: Number of elements of each.
+    counts: NDArray[np.int64]
+    #: Whether it is empty, or has one dimension that begins at 1.
+    flat: NDArray[np.bool_]
+    #: Elements of all arrays in order; null for NULL.
+    elements: pa.Array
+
+    @classmethod
+    def of(cls, raw: pa.Array, form: ElementForm) -> WireArrays:
+        """Take a column apart.
+
+        :raises MalformedText: when a value is not what ``array_send`` makes.
+        """
+        runs = ByteRuns.of(raw.drop_null() if raw.null_count else raw)
+        if (runs.ends - runs.starts < _HEAD_BYTES).any():
+            raise MalformedText
+        words = overlapping(runs.data, _WORD)
+        dimensions = _numbers(words, runs.starts)
+        has_nulls, type_oids = _numbers(words, runs.starts + 4), _numbers(words, runs.starts + 8)
+        first = runs.starts + _HEAD_BYTES + _DIMENSION_BYTES * dimensions
+        if not (
+            ((dimensions >= 0) & (dimensions <= _MAX_DIMENSIONS)).all()
+            and ((has_nulls == 0) | (has_nulls == 1)).all()
+            and (type_oids & 0xFFFFFFFF == form.type_oid).all()
+            and (first <= runs.ends).all()
+        ):
+            raise MalformedText
+        counts = np.minimum(dimensions, 1)
+        flat = dimensions <= 1
+        for number in range(int(dimensions.max(initial=0))):
+            rows = np.flatnonzero(dimensions > number)
+            places = runs.starts[rows] + _HEAD_BYTES + _DIMENSION_BYTES * number
+            lengths, lower = _numbers(words, places), _numbers(words, places + 4)
+            if (lengths < 0).any():
+                raise MalformedText
+            counts[rows] = np.minimum(counts[rows] * lengths, _TOO_MANY)
+            flat[rows] &= lower == 1
+        if (counts * _LENGTH_BYTES > runs.ends - first).any():
+            raise MalformedText
+        starts, lengths = _Walk(runs, words, first, counts).elements(form.width)
+        is_null = lengths < 0
+        ends = starts + np.maximum(lengths, 0)
+        elements = cut(runs.data, starts, ends, is_null if is_null.any() else None)
+        return cls(runs, dimensions, counts, flat | (counts == 0), elements)
+
+
+def _numbers(words: NDArray[np.int32], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    return words[positions].astype(np.int64)
+
+
+class _Walk:
+    """The search for the elements of all arrays: where each begins and how long it is, -1 for NULL.
+
+    :param first: position of each array's first element.
+    """
+
+    def __init__(
+        self,
+        runs: ByteRuns,
+        words: NDArray[np.int32],
+        first: NDArray[np.int64],
+        counts: NDArray[np.int64],
+    ) -> None:
+        self._runs, self._words, self._first, self._counts = runs, words, first, counts
+        self._base = np.cumsum(counts) - counts
+        total = int(counts.sum())
+        self._starts = np.empty(total, dtype=np.int64)
+        self._lengths = np.empty(total, dtype=np.int64)
+
+    def elements(self, width: int | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Start and length of each element.
+
+        :raises MalformedText: when the elements of an array do not end where it ends.
+        """
+        sizes = self._runs.ends - self._first
+        if width is None:
+            regular = np.zeros(len(sizes), dtype=np.bool_)
+        else:
+            regular = sizes == self._counts * (_LENGTH_BYTES + width)
+            self._stride(np.flatnonzero(regular), _LENGTH_BYTES + width)
+        if (sizes[self._counts == 0] != 0).any():
+            raise MalformedText
+        self._walk(np.flatnonzero(~regular & (self._counts > 0)))
+        return self._starts, self._lengths
+
+    def _stride(self, rows: NDArray[np.int64], step: int) -> None:
+        """Arrays of elements of one width without NULLs; how long they are says that they are."""
+        counts = self._counts[rows]
+        number = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        heads = np.repeat(self._first[rows], counts) + number * step
+        lengths = _numbers(self._words, heads)
+        if (lengths != step - _LENGTH_BYTES).any():
+            raise MalformedText
+        targets = np.repeat(self._base[rows], counts) + number
+        self._starts[targets], self._lengths[targets] = heads + _LENGTH_BYTES, lengths
+
+    def _walk(self, rows: NDArray[np.int64]) -> None:
+        """One element of each array at a time; positions only grow, so the last one proves them all."""
+        positions, number = self._first[rows], 0
+        while len(rows) > _FEW_ROWS:
+            if (positions + _LENGTH_BYTES > self._runs.ends[rows]).any():
+                raise MalformedText
+            lengths = _numbers(self._words, positions)
+            if (lengths < -1).any():
+                raise MalformedText
+            targets = self._base[rows] + number
+            positions = positions + _LENGTH_BYTES
+            self._starts[targets], self._lengths[targets] = positions, lengths
+            positions += np.maximum(lengths, 0)
+            number += 1
+            ended = self._counts[rows] == number
+            if (positions[ended] != self._runs.ends[rows[ended]]).any():
+                raise MalformedText
+            rows, positions = rows[~ended], positions[~ended]
+        for row, position in zip(rows.tolist(), positions.tolist(), strict=True):
+            self._walk_one(row, position, number)
+
+    def _walk_one(self, row: int, position: int, number: int) -> None:
+        """The rest of a long array, from element ``number`` on."""
+        data, end = self._runs.data.data, int(self._runs.ends[row])
+        starts, lengths = [], []
+        for _ in range(number, int(self._counts[row])):
+            if position + _LENGTH_BYTES > end:
+                raise MalformedText
+            (length,) = _INT4.unpack_from(data, position)
+            if length < -1:
+                raise MalformedText
+            position += _LENGTH_BYTES
+            starts.append(position)
+            lengths.append(length)
+            position += max(length, 0)
+        if position != end:
+            raise MalformedText
+        target = int(self._base[row]) + number
+        self._starts[target : target + len(starts)] = starts
+        self._lengths[target : target + len(starts)] = lengths
+
+
+def array_caster(target: pa.DataType, form: ElementForm, element_caster: Caster) -> Caster:
+    """A caster of arrays to a list."""
+
+    def cast(raw: pa.Array) -> CastResult:
+        arrays = WireArrays.of(raw, form)
+        result = element_caster(arrays.elements)
+        unheld = ~arrays.flat
+        if len(result.rejected):
+            ends = np.cumsum(arrays.counts)
+            unheld[np.searchsorted(ends, result.rejected, side="right")] = True
+        if unheld.any():
+            rejected = valid_rows(raw)[unheld]
+            return CastResult(cast(without(raw, rejected)).values, rejected)
+        return accepted(list_array(raw, arrays.counts, result.values, target))
+
+    return cast
+
+
+def array_printer(form: ElementForm, element_texts: Printer) -> Printer:
+    """A printer of arrays as literals; row by row, as only what is rejected is printed."""
+
+    def texts(raw: pa.Array) -> pa.Array:
+        arrays = WireArrays.of(raw, form)
+        special = _QUOTED | frozenset(form.delimiter)
+        elements = [_quoted(each, special) for each in element_texts(arrays.elements).to_pylist()]
+        literals, begin = [], 0
+        for row, count in enumerate(arrays.counts.tolist()):
+            head = arrays.runs.data.data[int(arrays.runs.starts[row]) :]
+            bounds = [
+                _INT4.unpack_from(head, _HEAD_BYTES + 4 * place)[0]
+                for place in range(2 * int(arrays.dimensions[row]))
+            ]
+            own = elements[begin : begin + count]
+            literals.append(_literal(own, bounds[::2], bounds[1::2], form.delimiter))
+            begin += count
+        return at_rows_of(raw, pa.array(literals, pa.binary()))
+
+    return texts
+
+
+def _literal(
+    elements: list[bytes], lengths: list[int], lower: list[int], delimiter: bytes
+) -> bytes:
+    """An array literal, with its bounds before it where one is not 1."""
+    if not elements:
+        return b"{}"
+    for length in reversed(lengths):
+        elements = [
+            b"{%b}" % delimiter.join(elements[begin : begin + length])
+            for begin in range(0, len(elements), length)
+        ]
+    if all(each == 1 for each in lower):
+        return elements[0]
+    bounds = zip(lower, lengths, strict=True)
+    return (
+        b"".join(b"[%d:%d]" % (least, least + size - 1) for least, size in bounds)
+        + b"="
+        + elements[0]
+    )
+
+
+def _quoted(element: bytes | None, special: frozenset[int]) -> bytes:
+    if element is None:
+        return b"NULL"
+    if element and element.upper() != b"NULL" and special.isdisjoint(element):
+        return element
+    return b'"%b"' % element.replace(b"\\", b"\\\\").replace(b'"', b'\\"')

@@ -1,8 +1,7 @@
-"""Which type of the lake holds a PostgreSQL type without loss; start here.
+"""Which type of the lake holds a PostgreSQL type without loss, from the rows of ``registry.py``.
 
-Whatever has no counterpart in Iceberg is a ``string`` in PostgreSQL's own text form, so nothing is
-rounded, clamped or dropped. The whole table, with what happens to values that do not fit, is
-``docs/types.md``. What is not here: casting values, see ``cast.py``.
+A type without a counterpart in Iceberg is a ``string`` in PostgreSQL's own text form, so nothing is
+rounded, clamped or dropped. The whole table, with the values that do not fit, is ``docs/types.md``.
 
 Sources: https://www.postgresql.org/docs/current/datatype.html and
 https://iceberg.apache.org/spec/#schemas-and-data-types
@@ -18,22 +17,19 @@ from airflow_provider_pgoutput.batch.lake_types import (
     struct_type,
 )
 from airflow_provider_pgoutput.capture.types.arrow import arrow_type
+from airflow_provider_pgoutput.capture.types.dates import INTERVAL_STRUCT
 from airflow_provider_pgoutput.capture.types.names import numeric_modifier, type_name
 from airflow_provider_pgoutput.capture.types.options import (
     COMPOSITE,
-    INTERVAL,
-    JSON,
     NO_CHOICE,
     NUMERIC,
     STRING,
-    TIME,
-    UUID,
     Choice,
 )
+from airflow_provider_pgoutput.capture.types.registry import row_of
 from airflow_provider_pgoutput.capture.types.type_info import (
     BUILTIN_TYPES,
     CATALOG_QUERY,
-    FIRST_USER_OID,
     TypeInfo,
     find_type,
     type_catalog,
@@ -54,46 +50,8 @@ __all__ = [
     "type_name",
 ]
 
-#: What an interval is as a struct: PostgreSQL's own three parts, none of which the others follow from.
-INTERVAL_STRUCT = struct_type((("months", "int"), ("days", "int"), ("micros", "long")))
 #: ``box[]``, whose elements a semicolon separates.
 BOX_ARRAY_OID = 1020
-
-_SCALARS = {
-    "bool": "boolean",
-    "bytea": "binary",
-    "int2": "int",
-    "int4": "int",
-    "int8": "long",
-    # Unsigned 32 bit.
-    "oid": "long",
-    "xid": "long",
-    "cid": "long",
-    # Unsigned 64 bit: too wide for long, and a decimal still sorts as a number.
-    "xid8": "decimal(20, 0)",
-    "float4": "float",
-    "float8": "double",
-    "date": "date",
-    "timestamp": "timestamp",
-    "timestamptz": "timestamptz",
-}
-#: Built-in types that there is a choice for, and what they are when it is not ``string``.
-_KINDS = {
-    "numeric": NUMERIC,
-    "json": JSON,
-    "jsonb": JSON,
-    "uuid": UUID,
-    "interval": INTERVAL,
-    "time": TIME,
-}
-_CHOSEN = {"uuid": "uuid", "interval": INTERVAL_STRUCT, "time": "long"}
-#: Base types of extensions.  Their schema is the installer's choice; the name of a base type cannot be
-#: taken by chance, because making one needs a superuser and C code.
-_EXTENSION_SCALARS = {
-    "hstore": "map<string, string>",
-    "vector": "list<float>",
-    "halfvec": "list<float>",
-}
 
 
 def lake_type(
@@ -131,19 +89,16 @@ def kinds_in(type_oid: int, catalog: Mapping[int, TypeInfo]) -> frozenset[str]:
         return frozenset()
     inner = (info.base_oid, info.element_oid, *(each.type_oid for each in info.attributes))
     found = frozenset({COMPOSITE}) if info.typtype == "c" else frozenset()
-    if info.oid < FIRST_USER_OID and info.name in _KINDS:
-        found = frozenset({_KINDS[info.name]})
+    if kind := row_of(info).kind:
+        found = frozenset({kind})
     return found.union(*(kinds_in(each, catalog) for each in inner if each))
 
 
 def _base(info: TypeInfo, type_modifier: int, choice: Choice) -> str:
-    if info.oid >= FIRST_USER_OID:
-        return _EXTENSION_SCALARS.get(info.name, STRING)
-    if info.name == "numeric":
+    row = row_of(info)
+    if row.kind == NUMERIC:
         return _numeric(type_modifier, choice)
-    if choice.of(_KINDS.get(info.name, "")) != STRING:
-        return _CHOSEN.get(info.name, STRING)
-    return _SCALARS.get(info.name, STRING)
+    return row.lake_type if choice.of(row.kind) == STRING else row.chosen_lake_type
 
 
 def _array(

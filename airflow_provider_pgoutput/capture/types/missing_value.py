@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from airflow_provider_pgoutput.capture.types.cast import NULL_AND_KEEP, ValuePolicy, column_caster
+from airflow_provider_pgoutput.capture.types.options import NUMERIC, TIME
+from airflow_provider_pgoutput.capture.types.registry import row_of
 from airflow_provider_pgoutput.capture.types.type_info import base_type
 from airflow_provider_pgoutput.errors import ProtocolError, ValueRefused
 
@@ -26,9 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_TIME_OID, _NUMERIC_OID = 1083, 1700
-#: date, timestamp and timestamptz, of which infinity and BC are usual defaults.
-_DATE_OIDS = frozenset({1082, 1114, 1184})
+#: Infinity and years before Christ are usual defaults of these.
+_MOMENTS = frozenset({"date", "timestamp", "timestamptz"})
 #: Lake types that are made of others: apply has no parser of PostgreSQL's text for them.
 _NESTED = ("list<", "map<", "struct<")
 
@@ -52,19 +53,20 @@ def lake_text(
     info, text = base_type(column.type_oid, types), column.missing_value
     if text is None or info is None or column.lake_type == "string":
         return text
+    kind, is_moment = row_of(info).kind, column.lake_type in _MOMENTS
     is_nested = column.lake_type.startswith(_NESTED)
-    if info.oid not in {_TIME_OID, _NUMERIC_OID} | _DATE_OIDS and not is_nested:
+    if kind not in {TIME, NUMERIC} and not is_moment and not is_nested:
         return text
     caster = column_caster(column, ValuePolicy(), types=types, table=table)
     try:
         result = caster.cast(pa.array([text.encode()], pa.binary()))
     except ProtocolError:
-        if info.oid not in _DATE_OIDS:
+        if not is_moment:
             raise
         # A timestamp of an older version whose text has the zone of now; apply reads both.
         return text
     if len(result.rejected):
-        if is_nested or info.oid in _DATE_OIDS:
+        if is_nested or is_moment:
             _leave_out(column, table, policy or ValuePolicy(), is_key=is_key)
             return None
         raise ValueRefused(
@@ -75,7 +77,7 @@ def lake_text(
         )
     if is_nested:
         return json.dumps(_parts(result.values[0].as_py(), result.values.type), ensure_ascii=True)
-    return str(result.values[0].as_py()) if info.oid == _TIME_OID else text
+    return str(result.values[0].as_py()) if kind == TIME else text
 
 
 def _parts(value: Any, kind: pa.DataType) -> Any:

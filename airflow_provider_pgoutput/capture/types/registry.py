@@ -1,9 +1,13 @@
-"""Columns in PostgreSQL's binary form cast to the same values, by the same rules, as their text is.
+"""What is particular about each PostgreSQL type, one row a type; start here to add one.
 
-Start here: ``binary_caster``, beside ``column_caster`` of ``cast.py``. The common types have a binary form;
-a table with a column of another type is read as text. A domain is read as its base type, and an enum as text.
+A type without a row is a ``string`` in PostgreSQL's own text: it needs no row. From the rows follow the
+lake type (``mapping.py``), the casters of text and of binary form (``cast.py``), the form in which a copy
+fetches the type (``copy_form.py``) and ``docs/types.md``. A type of an array has no row: its element's
+row says all. Odd values of every built-in type are in ``tests/capture/types/special_values.py``: a new
+row needs its values there.
 
-Source: https://www.postgresql.org/docs/current/protocol-logical-replication.html (option ``binary``)
+Sources: https://www.postgresql.org/docs/current/datatype.html and
+https://iceberg.apache.org/spec/#schemas-and-data-types
 """
 
 from __future__ import annotations
@@ -14,44 +18,29 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_pgoutput.batch.lake_types import list_element
-from airflow_provider_pgoutput.capture.types import binary_dates as dates
-from airflow_provider_pgoutput.capture.types import binary_scalars as scalars
-from airflow_provider_pgoutput.capture.types.arrow import arrow_type
-from airflow_provider_pgoutput.capture.types.binary_floats import float_printer
-from airflow_provider_pgoutput.capture.types.binary_lists import (
-    ElementForm,
-    array_caster,
-    array_printer,
+from airflow_provider_pgoutput.capture.types import dates, scalars
+from airflow_provider_pgoutput.capture.types.dates import INTERVAL_STRUCT
+from airflow_provider_pgoutput.capture.types.numeric import decimal_wire_caster, numeric_texts
+from airflow_provider_pgoutput.capture.types.options import (
+    INTERVAL,
+    JSON,
+    NUMERIC,
+    STRING,
+    TIME,
+    UUID,
 )
-from airflow_provider_pgoutput.capture.types.binary_numeric import (
-    decimal_wire_caster,
-    numeric_texts,
-)
-from airflow_provider_pgoutput.capture.types.cast import ColumnCaster, ValuePolicy, caster_of
-from airflow_provider_pgoutput.capture.types.options import STRING
-from airflow_provider_pgoutput.capture.types.type_info import (
-    FIRST_USER_OID,
-    base_type,
-    find_type,
-)
-from airflow_provider_pgoutput.errors import NoBinaryForm
+from airflow_provider_pgoutput.capture.types.type_info import FIRST_USER_OID
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from airflow_provider_pgoutput.batch.table_version import Column
-    from airflow_provider_pgoutput.capture.types.arrow_bytes import Caster
-    from airflow_provider_pgoutput.capture.types.binary_scalars import Printer
+    from airflow_provider_pgoutput.capture.types.arrow_bytes import Caster, Printer
     from airflow_provider_pgoutput.capture.types.type_info import TypeInfo
-
-#: What to do about a type without a binary form.
-TEXT_MODE_ADVICE = "use text mode (binary=False), or leave the column out with a column list."
 
 
 @dataclass(frozen=True, slots=True)
 class BinaryForm:
-    """How a type is read."""
+    """How values in a type's binary form are read."""
 
     #: Prints values as the type's output function does.
     texts: Printer
@@ -59,6 +48,44 @@ class BinaryForm:
     caster_to: Callable[[pa.DataType], Caster] | None = None
     #: Bytes of every value; None: they differ.
     width: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CopyForm:
+    """In which form a copy fetches a type. Without any of these: what the output function prints."""
+
+    #: ADBC's value is exactly the value that the text gives.
+    as_adbc_reads: bool = False
+    #: The same, and the Arrow value of a key prints as PostgreSQL prints it.
+    as_adbc_reads_key: bool = False
+    #: The type's send function makes it, where the lake type is no string.
+    sent: bool = False
+    #: ``::text`` gives what the output function prints: the type has no cast to text of its own.
+    castable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TypeRow:
+    """One type."""
+
+    #: In ``pg_type``. A type of an extension is known by it: its schema is the installer's choice, and nobody
+    #: takes the name of a base type by chance, as making one needs a superuser and C code.
+    name: str
+    #: 0: a type of an extension.
+    oid: int
+    lake_type: str = STRING
+    #: The kind of type that a user chooses the lake type of, see ``options.CHOICES``.
+    kind: str = ""
+    #: The lake type when it is chosen to be no string; of ``numeric`` the choice itself says it.
+    chosen_lake_type: str = STRING
+    #: Casts text to a lake type other than ``string``; None: the lake type alone says how.
+    text_caster: Caster | None = None
+    #: None: a publication with such a column is read as text.
+    binary: BinaryForm | None = None
+    copied: CopyForm = CopyForm()
+    #: What is exact, and what does not fit, in ``docs/types.md``; None: what is said of the lake type.
+    exact: str | None = None
+    unfit: str | None = None
 
 
 def _integer(wire: str) -> BinaryForm:
@@ -71,12 +98,8 @@ def _integer(wire: str) -> BinaryForm:
 
 
 def _float(kind: np.dtype[np.float32] | np.dtype[np.float64]) -> BinaryForm:
-    return BinaryForm(float_printer(kind), lambda _: scalars.float_caster(kind), kind.itemsize)
-
-
-def _printed(texts: Printer, width: int | None = None) -> BinaryForm:
-    """A type whose text is cast."""
-    return BinaryForm(texts, width=width)
+    printer = scalars.float_printer(kind)
+    return BinaryForm(printer, lambda _: scalars.float_caster(kind), kind.itemsize)
 
 
 def _numeric(target: pa.DataType) -> Caster:
@@ -91,116 +114,77 @@ def _time(target: pa.DataType) -> Caster:
     return scalars.text_caster(dates.time_texts)
 
 
-_TEXT = _printed(scalars.same_texts)
-
-#: By OID, as a user's type may have the name of one of these.
-_FORMS: Mapping[int, BinaryForm] = {
-    16: BinaryForm(scalars.boolean_texts, lambda _: scalars.cast_wire_boolean, 1),
-    17: BinaryForm(scalars.bytea_texts, lambda _: scalars.cast_bytes),
-    19: _TEXT,  # name
-    20: _integer(">i8"),
-    21: _integer(">i2"),
-    23: _integer(">i4"),
-    25: _TEXT,
-    26: _integer(">u4"),  # oid
-    114: _TEXT,  # json
-    700: _float(np.dtype(">f4")),
-    701: _float(np.dtype(">f8")),
-    1042: _TEXT,  # bpchar
-    1043: _TEXT,  # varchar
-    1082: BinaryForm(dates.date_texts, dates.moment_caster, 4),
-    1083: BinaryForm(dates.time_texts, _time, 8),
-    1114: BinaryForm(dates.timestamp_printer(b""), dates.moment_caster, 8),
-    1184: BinaryForm(dates.timestamp_printer(b"+00"), dates.moment_caster, 8),
-    1700: BinaryForm(numeric_texts, _numeric),
-    2950: _printed(scalars.uuid_texts, 16),
-    3802: _printed(scalars.jsonb_texts),
-}
-#: The built-in type without a send function, aclitem.
-_WITHOUT_SEND = 1033
+def _timestamp(zone: bytes) -> BinaryForm:
+    return BinaryForm(dates.timestamp_printer(zone), dates.moment_caster, 8)
 
 
-def has_binary_form(type_oid: int, types: Mapping[int, TypeInfo]) -> bool:
-    """Whether values of this type are read in binary form.
+#: The binary form of text is the text, also that of an enum.
+TEXT_FORM = BinaryForm(scalars.same_texts)
+_ADBC = CopyForm(as_adbc_reads=True)
+_ADBC_AND_KEY = CopyForm(as_adbc_reads=True, as_adbc_reads_key=True)
+#: A moment in a key is printed.
+_ADBC_OR_CAST = CopyForm(as_adbc_reads=True, castable=True)
+_SENT_OR_CAST = CopyForm(sent=True, castable=True)
+_CAST = CopyForm(castable=True)
+_UNSIGNED = "all values; unsigned, hence `long`"
 
-    :param types: users' types by OID; a type that is nowhere has no binary form.
-    """
-    return _form(type_oid, types) is not None
+ROWS = (
+    TypeRow("bool", 16, "boolean", copied=_ADBC,
+            binary=BinaryForm(scalars.boolean_texts, lambda _: scalars.cast_wire_boolean, 1)),
+    TypeRow("bytea", 17, "binary", copied=_ADBC,
+            binary=BinaryForm(scalars.bytea_texts, lambda _: scalars.cast_bytes)),
+    TypeRow("char", 18, exact="the character, or `\\ooo` for a byte past 127"),
+    TypeRow("name", 19, binary=TEXT_FORM),
+    TypeRow("int8", 20, "long", binary=_integer(">i8"), copied=_ADBC_AND_KEY),
+    TypeRow("int2", 21, "int", binary=_integer(">i2"), copied=_ADBC_AND_KEY),
+    TypeRow("int4", 23, "int", binary=_integer(">i4"), copied=_ADBC_AND_KEY),
+    TypeRow("text", 25, binary=TEXT_FORM, copied=_ADBC_AND_KEY),
+    TypeRow("oid", 26, "long", binary=_integer(">u4"), exact=_UNSIGNED),
+    TypeRow("xid", 28, "long", exact=_UNSIGNED),
+    TypeRow("cid", 29, "long", exact=_UNSIGNED),
+    TypeRow("json", 114, kind=JSON, binary=TEXT_FORM, copied=_CAST,
+            exact="byte by byte: white space, order and duplicate keys kept"),
+    TypeRow("float4", 700, "float", binary=_float(np.dtype(">f4")), copied=_ADBC),
+    TypeRow("float8", 701, "double", binary=_float(np.dtype(">f8")), copied=_ADBC),
+    TypeRow("money", 790,
+            exact="as `$1,234.56`, with `lc_monetary` C: the server keeps the smallest units alone, so of a"
+            " currency without two decimals (yen) the point stands elsewhere, and each run warns of it"),
+    TypeRow("bpchar", 1042, binary=TEXT_FORM, copied=_ADBC_AND_KEY, exact="as sent, padding kept"),
+    TypeRow("varchar", 1043, binary=TEXT_FORM, copied=_ADBC_AND_KEY),
+    TypeRow("date", 1082, "date", copied=_ADBC_OR_CAST,
+            binary=BinaryForm(dates.date_texts, dates.moment_caster, 4)),
+    TypeRow("time", 1083, kind=TIME, chosen_lake_type="long", text_caster=dates.cast_time, copied=_CAST,
+            binary=BinaryForm(dates.time_texts, _time, 8), exact="all values, `24:00:00` included"),
+    TypeRow("timestamp", 1114, "timestamp", binary=_timestamp(b""), copied=_ADBC_OR_CAST),
+    TypeRow("timestamptz", 1184, "timestamptz", binary=_timestamp(b"+00"), copied=_ADBC_OR_CAST),
+    TypeRow("interval", 1186, kind=INTERVAL, chosen_lake_type=INTERVAL_STRUCT,
+            text_caster=dates.cast_interval, copied=_CAST,
+            exact="all fields; style `postgres`, such as `1 mon -3 days 04:05:06`"),
+    TypeRow("timetz", 1266, copied=_CAST, exact="time and offset, such as `12:00:00+02`"),
+    TypeRow("numeric", 1700, kind=NUMERIC, binary=BinaryForm(numeric_texts, _numeric), copied=_SENT_OR_CAST,
+            exact="all digits; NaN, ±infinity, any scale"),
+    TypeRow("uuid", 2950, kind=UUID, chosen_lake_type="uuid", binary=BinaryForm(scalars.uuid_texts, width=16),
+            copied=_CAST),
+    TypeRow("tsvector", 3614, exact="lexemes, positions and weights"),
+    TypeRow("jsonb", 3802, kind=JSON, binary=BinaryForm(scalars.jsonb_texts), copied=_CAST,
+            exact="PostgreSQL's normal form; numbers keep their digits"),
+    # 64 bits without a sign are too many for long, and a decimal still sorts as a number.
+    TypeRow("xid8", 5069, "decimal(20, 0)", unfit="",
+            exact="all values; unsigned 64 bit is more than `long` holds, and a decimal sorts as a number"),
+    TypeRow("hstore", 0, "map<string, string>"),
+    TypeRow("vector", 0, "list<float>", unfit=""),
+    TypeRow("halfvec", 0, "list<float>", unfit=""),
+)  # fmt: skip
+
+_TEXT_ROW = TypeRow("", 0)
+_BUILT_IN: Mapping[int, TypeRow] = {row.oid: row for row in ROWS if row.oid}
+_OF_EXTENSIONS: Mapping[str, TypeRow] = {row.name: row for row in ROWS if not row.oid}
 
 
-def can_be_sent(type_oid: int, types: Mapping[int, TypeInfo]) -> bool:
-    """Whether a column of this type can be read in binary mode: in binary form, or sent as text all the same.
-
-    Of a type without a send function the server sends the text; within others it refuses it.
-    """
-    return has_binary_form(type_oid, types) or _has_no_send(base_type(type_oid, types))
-
-
-def _has_no_send(info: TypeInfo | None) -> bool:
-    if info is None or info.element_oid:
-        return False
+def row_of(info: TypeInfo | None) -> TypeRow:
+    """The row of a type; an unknown type, and one without a row, is text."""
+    if info is None or info.typtype != "b" or info.element_oid:
+        return _TEXT_ROW
     if info.oid < FIRST_USER_OID:
-        return info.oid == _WITHOUT_SEND
-    return info.typtype == "b" and not info.has_send
-
-
-def binary_caster(
-    column: Column,
-    policy: ValuePolicy,
-    *,
-    types: Mapping[int, TypeInfo],
-    table: str | None = None,
-) -> ColumnCaster:
-    """The caster of a column whose values are in binary form, by its type and its lake type.
-
-    :param types: users' types by OID, as ``lake_type`` takes them: what a domain or an array is of.
-    :param table: ``schema.table``, for errors.
-    :raises NoBinaryForm: when the column's type has no binary form.
-    """
-    form = _form(column.type_oid, types)
-    if form is None:
-        raise NoBinaryForm(
-            f"Type {column.type_name} cannot be read in binary mode.",
-            table=table,
-            column=column.name,
-            advice=TEXT_MODE_ADVICE,
-        )
-    cast = _caster(column.lake_type, column.type_oid, types, form)
-    return ColumnCaster(column, policy, table, cast, form.texts)
-
-
-def _caster(
-    lake_type: str, type_oid: int, types: Mapping[int, TypeInfo], form: BinaryForm
-) -> Caster:
-    element_type, info = list_element(lake_type), base_type(type_oid, types)
-    if element_type is not None and info is not None and info.element_oid:
-        element, shape = _element(info, types)
-        assert element is not None, "the array has a form"
-        inner = _caster(element_type, info.element_oid, types, element)
-        return array_caster(arrow_type(lake_type), shape, inner)
-    if form.caster_to is not None and lake_type != STRING:
-        return form.caster_to(arrow_type(lake_type))
-    cast_text = caster_of(lake_type, type_oid, types)
-    return lambda raw: cast_text(form.texts(raw))
-
-
-def _form(type_oid: int, types: Mapping[int, TypeInfo]) -> BinaryForm | None:
-    info = base_type(type_oid, types)
-    if info is None:
-        return None
-    if info.element_oid:
-        element, shape = _element(info, types)
-        return None if element is None else _printed(array_printer(shape, element.texts))
-    if info.typtype == "e":
-        return _TEXT
-    return _FORMS.get(info.oid)
-
-
-def _element(
-    info: TypeInfo, types: Mapping[int, TypeInfo]
-) -> tuple[BinaryForm | None, ElementForm]:
-    """How the elements of an array type are read, and what they look like."""
-    element, form = find_type(info.element_oid, types), _form(info.element_oid, types)
-    delimiter = b"," if element is None else element.delimiter.encode()
-    width = None if form is None else form.width
-    return form, ElementForm(info.element_oid, width, delimiter)
+        return _BUILT_IN.get(info.oid, _TEXT_ROW)
+    return _OF_EXTENSIONS.get(info.name, _TEXT_ROW)

@@ -21,10 +21,9 @@ from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.sent_values import Casters
 from airflow_provider_pgoutput.capture.staging.tables import StagedVersion, stage_block
 from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
-from airflow_provider_pgoutput.capture.types import binary_numeric
+from airflow_provider_pgoutput.capture.types import numeric
 from airflow_provider_pgoutput.capture.types.arrow_bytes import in_parts
-from airflow_provider_pgoutput.capture.types.cast import ValuePolicy
-from airflow_provider_pgoutput.capture.types.registry import binary_caster
+from airflow_provider_pgoutput.capture.types.cast import ValuePolicy, binary_caster
 from airflow_provider_pgoutput.errors import ValueRefused
 from tests.capture.pgoutput import encode
 
@@ -213,7 +212,7 @@ def numerics(count: int) -> ChangeBlock:
 def test_numbers_that_are_long_as_text_are_staged_in_parts(
     monkeypatch: pytest.MonkeyPatch, lake_type: str
 ) -> None:
-    monkeypatch.setattr(binary_numeric, "_MAX_TEXT_BYTES", 20_000)
+    monkeypatch.setattr(numeric, "_MAX_TEXT_BYTES", 20_000)
     column = Column("a", 1700, -1, "numeric", lake_type)
     table = TableVersion(1, "public", "t", "d", (column,), ())
     casters = Casters(binary=functools.partial(binary_caster, types={}))
@@ -234,6 +233,6 @@ def test_numbers_that_are_long_as_text_are_staged_in_parts(
         ]
         assert sum(part.counts.rejected for part in parts) == 100
     assert found == [wanted] * 100
-    monkeypatch.setattr(binary_numeric, "_MAX_TEXT_BYTES", 1000)
+    monkeypatch.setattr(numeric, "_MAX_TEXT_BYTES", 1000)
     with pytest.raises(ValueRefused, match="longer than 1 GiB"):
         list(in_parts(functools.partial(stage_block, staged), numerics(2)))

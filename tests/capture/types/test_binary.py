@@ -23,13 +23,15 @@ from airflow_provider_pgoutput.batch.table_version import Column
 from airflow_provider_pgoutput.capture.source.binary_forms import check_binary_forms
 from airflow_provider_pgoutput.capture.source.catalog import PublishedColumn, PublishedTable
 from airflow_provider_pgoutput.capture.source.keys import RowIdentity
-from airflow_provider_pgoutput.capture.types.cast import ColumnCaster, ValuePolicy, column_caster
-from airflow_provider_pgoutput.capture.types.mapping import CATALOG_QUERY, lake_type, type_catalog
-from airflow_provider_pgoutput.capture.types.registry import (
+from airflow_provider_pgoutput.capture.types.cast import (
+    ColumnCaster,
+    ValuePolicy,
     binary_caster,
     can_be_sent,
+    column_caster,
     has_binary_form,
 )
+from airflow_provider_pgoutput.capture.types.mapping import CATALOG_QUERY, lake_type, type_catalog
 from airflow_provider_pgoutput.capture.types.type_info import (
     ATTRIBUTE_QUERY,
     BUILTIN_TYPES,

@@ -11,9 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_pgoutput.batch.table_version import Column
-from airflow_provider_pgoutput.capture.types.cast import FAIL, ValuePolicy, column_caster
+from airflow_provider_pgoutput.capture.types.cast import (
+    FAIL,
+    ValuePolicy,
+    binary_caster,
+    column_caster,
+)
 from airflow_provider_pgoutput.capture.types.mapping import lake_type
-from airflow_provider_pgoutput.capture.types.registry import binary_caster
 from airflow_provider_pgoutput.errors import NoBinaryForm, ProtocolError, ValueRefused
 from tests.capture.types.oracle import assert_same
 from tests.capture.types.test_types_oracle import exactly
