@@ -278,7 +278,7 @@ class _TableMaintenance:
         asked = self._maintenance
         if self._table.head is None:
             return
-        if self._table.was_rolled_back(asked.slot_name):
+        if self._table.applied(asked.slot_name).was_rolled_back:
             # A compaction and an expiry would hide the rollback from the next apply.
             raise TableRolledBack(
                 "Its history does not end with what was published last.",

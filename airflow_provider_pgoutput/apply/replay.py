@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from airflow_provider_pgoutput.apply.iceberg.table import Marker
+    from airflow_provider_pgoutput.batch.applied import Marker
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.batch.plan import Plan, Replay
 

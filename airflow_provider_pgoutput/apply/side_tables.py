@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_provider_pgoutput.apply.iceberg.table import Marker
     from airflow_provider_pgoutput.apply.rows.staged_files import StagedBatch
+    from airflow_provider_pgoutput.batch.applied import Marker
     from airflow_provider_pgoutput.batch.manifest import Manifest
 
 logger = logging.getLogger(__name__)

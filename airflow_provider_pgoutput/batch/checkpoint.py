@@ -22,6 +22,13 @@ SUMMARY_SYSTEM_IDENTIFIER = "pgoutput.system-identifier"
 SUMMARY_BATCH_ID = "pgoutput.batch-id"
 SUMMARY_START_LSN = "pgoutput.start-lsn"
 SUMMARY_END_LSN = "pgoutput.end-lsn"
+SUMMARY_KEYS = (
+    SUMMARY_SLOT,
+    SUMMARY_SYSTEM_IDENTIFIER,
+    SUMMARY_BATCH_ID,
+    SUMMARY_START_LSN,
+    SUMMARY_END_LSN,
+)
 
 #: Properties of every table that apply makes. They say where its rows come from.
 PROPERTY_SOURCE_TABLE = "pgoutput.source-table"

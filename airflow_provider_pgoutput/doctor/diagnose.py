@@ -196,7 +196,7 @@ def _tables(observed: Observed) -> Iterator[Finding]:
                 in_replays=True,
             )
     for table in observed.lake.tables:
-        if table.went_back and table.target not in newest:
+        if table.was_rolled_back and table.target not in newest:
             yield Finding(
                 PROBLEM,
                 table.target,

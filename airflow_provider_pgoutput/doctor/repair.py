@@ -19,8 +19,9 @@ from airflow_provider_pgoutput.lake.state import lake_errors
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
+    from airflow_provider_pgoutput.batch.applied import Marker
     from airflow_provider_pgoutput.doctor.findings import Observed
-    from airflow_provider_pgoutput.lake.state import AppliedMarker, LakeTable
+    from airflow_provider_pgoutput.lake.state import LakeTable
 
 log = logging.getLogger(__name__)
 
@@ -67,11 +68,11 @@ def rebuild_checkpoint(catalog: Catalog, namespace: str, observed: Observed) -> 
             slot=observed.slot_name,
             advice="make a namespace that a pipeline goes on from by a replay of all tables.",
         )
-    went_back = [each.target for each in observed.lake.tables if each.went_back]
-    if went_back:
+    rolled_back = [each.target for each in observed.lake.tables if each.was_rolled_back]
+    if rolled_back:
         raise TableRefused(
             "Tables were rolled back. A checkpoint would say that they have changes which they lack: "
-            + ", ".join(went_back),
+            + ", ".join(rolled_back),
             slot=observed.slot_name,
             advice="set main of each to its newest snapshot again, or drop it and copy it again.",
         )
@@ -106,7 +107,7 @@ def _passed_over(observed: Observed, position: Lsn) -> str | None:
     return to_text(entry for each in ours if each.end_lsn <= position for entry in each.passed_over)
 
 
-def _position(observed: Observed, markers: list[AppliedMarker]) -> Lsn:
+def _position(observed: Observed, markers: list[Marker]) -> Lsn:
     newest = max(markers, key=lambda each: each.end_lsn)
     slot = observed.slot
     if slot is None or slot.confirmed_flush_lsn is None:
@@ -150,7 +151,7 @@ def _position(observed: Observed, markers: list[AppliedMarker]) -> Lsn:
     return _passed_by_empty_batches(observed, newest, confirmed)
 
 
-def _all_have(observed: Observed, newest: AppliedMarker) -> bool:
+def _all_have(observed: Observed, newest: Marker) -> bool:
     """Whether the whole newest batch was applied: a later one was staged, or all of its tables have it."""
     ours = [each for each in observed.manifests if is_ours(each, observed)]
     if any(each.start_lsn >= newest.end_lsn for each in ours):
@@ -166,7 +167,7 @@ def _all_have(observed: Observed, newest: AppliedMarker) -> bool:
     )
 
 
-def _passed_by_empty_batches(observed: Observed, newest: AppliedMarker, confirmed: Lsn) -> Lsn:
+def _passed_by_empty_batches(observed: Observed, newest: Marker, confirmed: Lsn) -> Lsn:
     """The LSN up to which the tables have everything, because the batches up to it are empty.
 
     Later batches that are not applied are still in the staging area.
@@ -189,7 +190,7 @@ def _passed_by_empty_batches(observed: Observed, newest: AppliedMarker, confirme
     return confirmed
 
 
-def _table_row(observed: Observed, table: LakeTable, marker: AppliedMarker) -> dict[str, Any]:
+def _table_row(observed: Observed, table: LakeTable, marker: Marker) -> dict[str, Any]:
     start = marker.start_lsn or marker.end_lsn
     return {
         "slot_name": observed.slot_name,

@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch import checkpoint as words
+from airflow_provider_pgoutput.batch.applied import Snapshot, find_applied
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.errors import (
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
+
+    from airflow_provider_pgoutput.batch.applied import Marker
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +69,6 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
-class AppliedMarker:
-    """What the newest commit of the pipeline in main's history says."""
-
-    system_identifier: str
-    batch_id: str
-    end_lsn: Lsn
-    #: None: that commit has expired, and the table property answers.
-    start_lsn: Lsn | None
-    snapshot_id: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class LakeTable:
     """A table that the slot's pipeline writes."""
 
@@ -88,11 +79,11 @@ class LakeTable:
     relation_oid: int
     system_identifier: str
     #: None: main has no commit of ours. Somebody rolled it back.
-    marker: AppliedMarker | None
+    marker: Marker | None
     #: Branches of attempts to apply a batch, with the time of their newest commit.
     branches: Mapping[str, datetime]
     #: Whether somebody rolled main back: it does not end with what was published last.
-    went_back: bool = False
+    was_rolled_back: bool = False
     #: The newest snapshot of the batch that was published last; None: it is gone, or not known.
     published_snapshot_id: int | None = None
     #: Whether pyiceberg can commit to the table.
@@ -230,17 +221,20 @@ def _lake_table(table: Table, target: str, slot_name: str) -> LakeTable:
         and name.startswith(words.BRANCH_PREFIX)
         and (snapshot := table.snapshot_by_id(reference.snapshot_id)) is not None
     }
-    marker = _marker(table, slot_name)
-    published = properties.get(words.PROPERTY_APPLIED + slot_name)
+    text = properties.get(words.PROPERTY_APPLIED + slot_name)
+    applied = find_applied(slot_name, _history(table), text)
+    published = applied.published
     return LakeTable(
         target=target,
         source_name=properties[words.PROPERTY_SOURCE_TABLE],
         relation_oid=int(properties[words.PROPERTY_RELATION_OID]),
         system_identifier=properties[words.PROPERTY_SYSTEM_IDENTIFIER],
-        marker=marker,
+        marker=applied.marker,
         branches=branches,
-        went_back=published is not None and _went_back(published, marker),
-        published_snapshot_id=None if published is None else _snapshot_of(table, published),
+        was_rolled_back=applied.was_rolled_back,
+        published_snapshot_id=None
+        if published is None
+        else _snapshot_of(table, published.batch_id),
         is_writable=_is_writable(table),
     )
 
@@ -264,9 +258,8 @@ def _is_writable(table: Table) -> bool:
     return True
 
 
-def _snapshot_of(table: Table, published: str) -> int | None:
+def _snapshot_of(table: Table, batch_id: str) -> int | None:
     """The newest snapshot of a batch, in main's history or outside of it."""
-    batch_id = published.split(" ")[1]
     found = [
         each
         for each in table.snapshots()
@@ -277,40 +270,15 @@ def _snapshot_of(table: Table, published: str) -> int | None:
     return None if newest is None else newest.snapshot_id
 
 
-def _went_back(text: str, marker: AppliedMarker | None) -> bool:
-    """Whether main was rolled back, by the same rule as ``IcebergTable.was_rolled_back`` in apply."""
-    system_identifier, batch_id, end_lsn, *_ = text.split(" ")
-    published = (system_identifier, batch_id, Lsn.parse(end_lsn))
-    return marker is None or published != (
-        marker.system_identifier,
-        marker.batch_id,
-        marker.end_lsn,
-    )
-
-
-def _marker(table: Table, slot_name: str) -> AppliedMarker | None:
-    """The marker of the newest commit of ours, by the same rule as ``IcebergTable.marker`` in apply."""
-    snapshot, oldest = table.current_snapshot(), None
+def _history(table: Table) -> Iterator[Snapshot]:
+    """The snapshots of main's history that still exist, newest first."""
+    snapshot = table.current_snapshot()
     while snapshot is not None:
-        summary: dict[str, Any] = (
-            {} if snapshot.summary is None else snapshot.summary.additional_properties
+        parent_id, summary = snapshot.parent_snapshot_id, snapshot.summary
+        yield Snapshot(
+            snapshot.snapshot_id,
+            snapshot.sequence_number or 0,
+            parent_id is not None,
+            {} if summary is None else summary.additional_properties,
         )
-        if summary.get(words.SUMMARY_SLOT) == slot_name and words.SUMMARY_END_LSN in summary:
-            return AppliedMarker(
-                summary[words.SUMMARY_SYSTEM_IDENTIFIER],
-                summary[words.SUMMARY_BATCH_ID],
-                Lsn.parse(summary[words.SUMMARY_END_LSN]),
-                Lsn.parse(summary[words.SUMMARY_START_LSN]),
-                snapshot.snapshot_id,
-            )
-        if snapshot.parent_snapshot_id is None:
-            return None  # The whole history is here, and it has no commit of ours.
-        oldest = snapshot
-        snapshot = table.snapshot_by_id(snapshot.parent_snapshot_id)
-    text = table.properties.get(words.PROPERTY_APPLIED + slot_name)
-    if text is None or oldest is None:
-        return None
-    system_identifier, batch_id, end_lsn, *number = text.split(" ")
-    if int(*number or (0,)) > (oldest.sequence_number or 0):
-        return None  # The last publish is newer than a snapshot that is left, and is not there: rolled back.
-    return AppliedMarker(system_identifier, batch_id, Lsn.parse(end_lsn), None, None)
+        snapshot = None if parent_id is None else table.snapshot_by_id(parent_id)

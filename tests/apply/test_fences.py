@@ -193,9 +193,9 @@ def test_a_table_that_was_rolled_back_to_what_is_not_ours_is_refused(
     found.java.expireSnapshots().expireSnapshotId(found.java.currentSnapshot().parentId()).commit()
     table.insert(4, "b4", 0)
     apply_batch(spark, source.stage())
-    assert not loaded(spark, table).was_rolled_back(source.slot_name)
+    assert not loaded(spark, table).applied(source.slot_name).was_rolled_back
     loaded(spark, table).java.manageSnapshots().setCurrentSnapshot(theirs).commit()
-    assert loaded(spark, table).was_rolled_back(source.slot_name)
+    assert loaded(spark, table).applied(source.slot_name).was_rolled_back
     table.insert(5, "b5", 0)
     with pytest.raises(TableRolledBack, match="copy the table again"):
         apply_batch(spark, source.stage())

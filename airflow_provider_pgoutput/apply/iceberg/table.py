@@ -8,7 +8,6 @@ Source: https://iceberg.apache.org/docs/latest/branching/ and /javadoc/latest/ (
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.apply.iceberg import column_properties
@@ -22,6 +21,7 @@ from airflow_provider_pgoutput.apply.iceberg.jvm import (
     java_class,
 )
 from airflow_provider_pgoutput.batch import checkpoint as words
+from airflow_provider_pgoutput.batch.applied import Snapshot, find_applied, property_of
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.errors import (
     LakeUnavailable,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from airflow_provider_pgoutput.apply.iceberg.sql import TableName
+    from airflow_provider_pgoutput.batch.applied import Applied, Marker
     from airflow_provider_pgoutput.batch.manifest import Manifest
 
 logger = logging.getLogger(__name__)
@@ -45,15 +46,6 @@ TAG_PREFIX = "pgoutput_"
 #: Table property by field id: what older rows lack in a new column, see ``schema/evolve.py``.
 FILL_PREFIX = "pgoutput.fill."
 _DAY_MS = 24 * 60 * 60 * 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Marker:
-    """What the newest of our commits in a table says."""
-
-    system_identifier: str
-    batch_id: str
-    end_lsn: Lsn
 
 
 class IcebergTable:
@@ -138,44 +130,15 @@ class IcebergTable:
         manifests = elements(snapshot.dataManifests(self.java.io()))
         return not any(each.hasAddedFiles() or each.hasExistingFiles() for each in manifests)
 
+    def applied(self, slot_name: str) -> Applied:
+        """Which batch of a slot main ends with, and which one was published last."""
+        history = (_plain(each, slot_name) for each in self.history())
+        text = self.properties.get(words.PROPERTY_APPLIED + slot_name)
+        return find_applied(slot_name, history, text)
+
     def marker(self, slot_name: str) -> Marker | None:
-        """The marker in the summary of the nearest ancestor of main's head that has one for this slot.
-
-        Commits of other writers in between are normal. If the ancestors have expired, the table property that
-        was written with the last publish answers.
-        """
-        for snapshot in self.history():
-            summary = snapshot.summary()
-            if summary.get(words.SUMMARY_SLOT) == slot_name and summary.get(words.SUMMARY_END_LSN):
-                return Marker(
-                    summary.get(words.SUMMARY_SYSTEM_IDENTIFIER),
-                    summary.get(words.SUMMARY_BATCH_ID),
-                    Lsn.parse(summary.get(words.SUMMARY_END_LSN)),
-                )
-            if snapshot.parentId() is None:
-                return None  # The whole history is here, and it has no commit of ours.
-        published = self._published(slot_name)
-        if published is None or self.head is None or self.lacks_published(slot_name):
-            return None
-        return published[0]
-
-    def lacks_published(self, slot_name: str) -> bool:
-        """Whether main was rolled back to another writer's commit, and our commits before it expired."""
-        oldest = None
-        for snapshot in self.history():
-            if snapshot.summary().get(words.SUMMARY_SLOT) == slot_name:
-                return False
-            oldest = snapshot
-        published = self._published(slot_name)
-        if oldest is None or oldest.parentId() is None or published is None:
-            return False
-        # The last publish is newer than the oldest snapshot, and yet it is not there.
-        return published[1] > int(oldest.sequenceNumber())
-
-    def was_rolled_back(self, slot_name: str) -> bool:
-        """Whether main's history ends with another batch of the slot than the last publish."""
-        published = self._published(slot_name)
-        return published is not None and self.marker(slot_name) != published[0]
+        """The batch of a slot that main ends with; None: there is none."""
+        return self.applied(slot_name).marker
 
     def keep_until_replaced(self, tag: str, snapshot_id: int) -> None:
         """Set a tag that does not expire to a snapshot. The snapshot that it named before is released.
@@ -251,14 +214,6 @@ class IcebergTable:
         :raises CommitStateUnknown: the catalog did not say; repeating it is safe.
         """
         self._change(lambda: self.java.manageSnapshots().setCurrentSnapshot(snapshot_id).commit())
-
-    def _published(self, slot_name: str) -> tuple[Marker, int] | None:
-        """The marker of the last publish, and the sequence number of its snapshot; 0: not known."""
-        text = self.properties.get(words.PROPERTY_APPLIED + slot_name)
-        if text is None:
-            return None
-        system_identifier, batch_id, end_lsn, *number = text.split(" ")
-        return Marker(system_identifier, batch_id, Lsn.parse(end_lsn)), int(*number or (0,))
 
     def create_branch(self, branch: str, head: int | None) -> None:
         """Make a branch from snapshot ``head``; if main has no snapshot, from an empty one.
@@ -361,8 +316,7 @@ class IcebergTable:
             change = (change.replaceTag if exists else change.createTag)(tag, head)
             change = change.setMaxRefAgeMs(tag, tag_days * _DAY_MS)
         change.removeBranch(branch).commit()
-        number = self.java.snapshot(head).sequenceNumber()
-        applied = f"{manifest.system_identifier} {manifest.batch_id} {manifest.end_lsn} {number}"
+        applied = property_of(manifest, int(self.java.snapshot(head).sequenceNumber()))
         properties = transaction.updateProperties()
         properties = properties.set(words.PROPERTY_APPLIED + manifest.slot_name, applied)
         for name in done:
@@ -377,6 +331,19 @@ class IcebergTable:
         except JAVA_ERRORS as error:
             raise commit_failure(self._jvm, error, self.name.target) from error
         self.java.refresh()
+
+
+def _plain(java: Any, slot_name: str) -> Snapshot:
+    """A snapshot as plain values. Each one costs a call to Java, so other writers' keys are not read."""
+    found = java.summary()
+    is_ours = found.get(words.SUMMARY_SLOT) == slot_name
+    summary = {key: found.get(key) for key in words.SUMMARY_KEYS} if is_ours else {}
+    return Snapshot(
+        int(java.snapshotId()),
+        int(java.sequenceNumber()),
+        java.parentId() is not None,
+        {key: str(text) for key, text in summary.items() if text is not None},
+    )
 
 
 def _of_catalog(spark: SparkSession, name: str) -> Exception | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
-from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable, Marker
+from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.batch import checkpoint as words
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, METADATA_COLUMNS, Plan, TableOptions
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from airflow_provider_pgoutput.apply.table.checkpoint import Progress
+    from airflow_provider_pgoutput.batch.applied import Marker
     from airflow_provider_pgoutput.batch.manifest import Manifest, Table
 
 OP_COLUMN = "_pgoutput_op"
@@ -197,8 +198,8 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
     marker, loaded, behind = None, False, False
     _refuse_any_schema(target, target.options.properties if table is None else table.properties)
     if table is not None:
-        marker = table.marker(manifest.slot_name)
-        behind = marker is None and table.lacks_published(manifest.slot_name)
+        found = table.applied(manifest.slot_name)
+        marker, behind = found.marker, found.lacks_published
         loaded = _was_loaded(table, marker, target, manifest, progress) and not behind
         if not behind:
             _refuse_foreign(table, marker, target, manifest, loaded=loaded)

@@ -1,0 +1,117 @@
+"""The rule that finds the LSN up to which a table has its changes: the table's applied LSN.
+
+Exactly-once depends on it. Apply reads a table through Java, ``lake/`` reads it through pyiceberg. Both give
+the snapshots of main's history, newest first, and the table property of the last publish.
+
+The newest snapshot that a batch of the slot wrote has the answer in its summary. Other writers may have
+committed after it. If that snapshot has expired, the table property has the answer. But if the last publish
+is newer than the oldest snapshot that still exists, somebody rolled main back, and the property does not
+count.
+
+Source: https://iceberg.apache.org/spec/#snapshots (summary, sequence-number)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.batch import checkpoint as words
+from airflow_provider_pgoutput.batch.lsn import Lsn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A snapshot of main's history, as far as the rule needs it."""
+
+    snapshot_id: int
+    #: 0: not known, as in format version 1.
+    sequence_number: int
+    has_parent: bool
+    #: The summary. Keys other than those of ``SUMMARY_KEYS`` may be left out.
+    summary: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """The batch of the newest commit of the pipeline. Two markers of the same batch are equal."""
+
+    system_identifier: str
+    batch_id: str
+    end_lsn: Lsn
+    #: None: the snapshot has expired, and the table property answered.
+    start_lsn: Lsn | None = field(default=None, compare=False)
+    snapshot_id: int | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What main's history and the table property say together."""
+
+    #: The batch that main ends with; None: main has no batch of the slot.
+    marker: Marker | None
+    #: The batch that was published last; None: none was.
+    published: Marker | None
+    #: The history ends with snapshots of other writers that are older than the last publish. So somebody
+    #: rolled main back, and the pipeline's snapshots before them have expired.
+    lacks_published: bool = False
+
+    @property
+    def was_rolled_back(self) -> bool:
+        """Whether main ends with another batch than the last publish."""
+        return self.published is not None and self.marker != self.published
+
+
+def find_applied(slot_name: str, history: Iterable[Snapshot], property_text: str | None) -> Applied:
+    """Find the batch of a slot that a table's main ends with.
+
+    :param history: main's snapshots that still exist, newest first. No more of them are read than needed.
+    :param property_text: the table's property ``PROPERTY_APPLIED`` of the slot; None: it has none.
+    """
+    published, number = (None, 0) if property_text is None else _parse(property_text)
+    oldest = None
+    for snapshot in history:
+        marker = _marker(snapshot, slot_name)
+        if marker is not None:
+            return Applied(marker, published)
+        oldest = snapshot
+    if oldest is None or not oldest.has_parent:
+        return Applied(None, published)  # The whole history is here, and no batch wrote any of it.
+    if number > oldest.sequence_number:
+        return Applied(None, published, lacks_published=True)
+    return Applied(published, published)
+
+
+def property_of(manifest: Manifest, sequence_number: int) -> str:
+    """The value of ``PROPERTY_APPLIED`` that the publish of a batch writes.
+
+    :param sequence_number: of the snapshot that is published.
+    """
+    batch = f"{manifest.system_identifier} {manifest.batch_id} {manifest.end_lsn}"
+    return f"{batch} {sequence_number}"
+
+
+def _parse(text: str) -> tuple[Marker, int]:
+    """The batch and the sequence number of the last publish. Early versions wrote no number."""
+    system_identifier, batch_id, end_lsn, *number = text.split(" ")
+    return Marker(system_identifier, batch_id, Lsn.parse(end_lsn)), int(*number or (0,))
+
+
+def _marker(snapshot: Snapshot, slot_name: str) -> Marker | None:
+    summary = snapshot.summary
+    end_lsn = summary.get(words.SUMMARY_END_LSN)
+    if summary.get(words.SUMMARY_SLOT) != slot_name or not end_lsn:
+        return None
+    start_lsn = summary.get(words.SUMMARY_START_LSN)
+    return Marker(
+        summary[words.SUMMARY_SYSTEM_IDENTIFIER],
+        summary[words.SUMMARY_BATCH_ID],
+        Lsn.parse(end_lsn),
+        Lsn.parse(start_lsn) if start_lsn else None,
+        snapshot.snapshot_id,
+    )

@@ -1,0 +1,128 @@
+"""Up to which LSN a table has its changes, by its snapshots and its property."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_pgoutput.batch import checkpoint as words
+from airflow_provider_pgoutput.batch.applied import Marker, Snapshot, find_applied, property_of
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.manifest import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SLOT = "orders"
+
+
+def ours(number: int, end: int, *, slot: str = SLOT, has_parent: bool = True) -> Snapshot:
+    """A snapshot of the batch that ends at ``end``."""
+    summary = {
+        words.SUMMARY_SLOT: slot,
+        words.SUMMARY_SYSTEM_IDENTIFIER: "7",
+        words.SUMMARY_BATCH_ID: f"b{end}",
+        words.SUMMARY_START_LSN: str(Lsn(end - 16)),
+        words.SUMMARY_END_LSN: str(Lsn(end)),
+    }
+    return Snapshot(100 + number, number, has_parent, summary)
+
+
+def theirs(number: int, *, has_parent: bool = True) -> Snapshot:
+    """A snapshot of another writer."""
+    return Snapshot(100 + number, number, has_parent, {"operation": "replace"})
+
+
+def marker(end: int) -> Marker:
+    return Marker("7", f"b{end}", Lsn(end))
+
+
+def published(end: int, number: int | None) -> str:
+    """The property after the publish of the batch that ends at ``end``."""
+    return f"7 b{end} {Lsn(end)}" + ("" if number is None else f" {number}")
+
+
+@pytest.mark.parametrize(
+    ("history", "text", "found", "lacks_published", "was_rolled_back"),
+    [
+        pytest.param([], None, None, False, False, id="an empty table"),
+        pytest.param([ours(2, 32)], published(32, 2), 32, False, False, id="the head is ours"),
+        pytest.param(
+            [theirs(3), ours(2, 32)], published(32, 2), 32, False, False, id="others wrote after us"
+        ),
+        pytest.param(
+            [ours(3, 48, slot="other"), ours(2, 32)],
+            published(32, 2),
+            32,
+            False,
+            False,
+            id="another slot wrote after us",
+        ),
+        pytest.param([theirs(3)], published(32, 2), 32, False, False, id="our snapshot expired"),
+        pytest.param(
+            [theirs(3)], published(32, None), 32, False, False, id="an early version published it"
+        ),
+        pytest.param([theirs(3)], None, None, False, False, id="we never published"),
+        pytest.param(
+            [theirs(3, has_parent=False)],
+            published(32, 2),
+            None,
+            False,
+            True,
+            id="the whole history is of others",
+        ),
+        pytest.param([], published(32, 2), None, False, True, id="main is gone"),
+        pytest.param(
+            [ours(2, 32)], published(48, 3), 32, False, True, id="rolled back to a batch of ours"
+        ),
+        pytest.param(
+            [theirs(3)],
+            published(48, 4),
+            None,
+            True,
+            True,
+            id="rolled back to a snapshot of others, and ours expired",
+        ),
+    ],
+)
+def test_what_a_table_holds(
+    history: list[Snapshot],
+    text: str | None,
+    found: int | None,
+    lacks_published: bool,
+    was_rolled_back: bool,
+) -> None:
+    applied = find_applied(SLOT, history, text)
+    assert applied.marker == (None if found is None else marker(found))
+    assert applied.lacks_published is lacks_published
+    assert applied.was_rolled_back is was_rolled_back
+
+
+def test_a_snapshot_of_ours_says_where_its_batch_starts() -> None:
+    found = find_applied(SLOT, [theirs(3), ours(2, 32)], None).marker
+    assert found is not None
+    assert (found.start_lsn, found.snapshot_id) == (Lsn(16), 102)
+
+
+def test_the_property_does_not_say_where_its_batch_starts() -> None:
+    found = find_applied(SLOT, [theirs(3)], published(32, 2)).marker
+    assert found is not None
+    assert (found.start_lsn, found.snapshot_id) == (None, None)
+
+
+def test_snapshots_before_the_newest_batch_are_not_read() -> None:
+    """Each one costs calls to Java."""
+
+    def history() -> Iterator[Snapshot]:
+        yield ours(2, 32)
+        pytest.fail("an older snapshot is read")
+
+    assert find_applied(SLOT, history(), None).marker == marker(32)
+
+
+def test_what_a_publish_writes_is_read_back() -> None:
+    manifest = Manifest(SLOT, "7", 1, "shop", ("p",), Lsn(16), Lsn(32), ())
+    text = property_of(manifest, 5)
+    assert find_applied(SLOT, [theirs(6)], text).marker == Marker("7", manifest.batch_id, Lsn(32))
+    assert find_applied(SLOT, [theirs(4)], text).lacks_published
