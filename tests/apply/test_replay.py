@@ -306,7 +306,7 @@ def test_a_writer_in_between_is_no_success_for_a_table_of_one_batch(
 def test_another_target_than_the_pipelines_is_refused(spark: SparkSession, shared: Story) -> None:
     tables = {"public.one": TableOptions(target="other")}
     with pytest.raises(TableRefused, match=r"writes the table to .*\.one"):
-        replay(spark, shared.plan(0, tables=tables))
+        replay(spark, shared.plan(0, table_options=tables))
     assert IcebergTable.load(spark, TableName("lake", shared.source.slot_name, "other")) is None
 
 
