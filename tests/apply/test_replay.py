@@ -382,7 +382,7 @@ def test_a_renamed_table_is_one_table(spark: SparkSession, story: Story) -> None
     story.source.relations["public.renamed"] = story.one
     story.one.insert(60, "renamed")
     tables = {"public.renamed": TableOptions(target="one")}
-    plan = replace(story.source.stage(), tables=tables)
+    plan = replace(story.source.stage(), table_options=tables)
     apply_batch(spark, plan)
     story.plans.append(plan)
     namespace = f"{story.source.slot_name}_renamed"
