@@ -5,7 +5,7 @@ which field belongs to which number (``column_map.py``). So ``RENAME COLUMN a TO
 field, and the field keeps its id. All later steps go by name. For them the versions of the batch get the
 names that their columns have in the target. ``evolve.py`` changes the target.
 
-A field can be retired: ``b`` changed from ``text`` to ``int`` with ``type_changes="new_column"``. The old
+A field can be retired: ``b`` changed from ``text`` to ``int`` with ``keep_retyped_columns``. The old
 field is then called ``b__old_3``, keeps the old values, and a new field is called ``b``.
 
 Source: https://iceberg.apache.org/spec/#schema-evolution
