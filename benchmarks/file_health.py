@@ -15,8 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.batch.maintenance import Maintenance
-from airflow_provider_pgoutput.batch.plan import Plan
+from airflow_provider_pgoutput.batch.jobs import MaintenanceJob
 from benchmarks.lake import apply, open_spark, say
 from benchmarks.synthetic_batch import SLOT, TABLE_NAME, BatchWriter
 from quickstart.spark import LocalLake
@@ -38,15 +37,15 @@ def maintain(spark: SparkSession, staging: Path) -> float:
     """Seconds of the pipeline's maintenance, with its defaults but that no snapshot is kept."""
     from airflow_provider_pgoutput.apply import maintain as maintenance  # noqa: PLC0415
 
-    plan = Plan(
-        manifest_uri="",
+    job = MaintenanceJob(
         staging_uri=staging.as_uri(),
         catalog="lake",
         namespace=NAMESPACE,
-        maintenance=Maintenance(SLOT, snapshot_retention_s=0),
+        slot_name=SLOT,
+        snapshot_retention_s=0,
     )
     started = time.perf_counter()
-    maintenance.maintain(spark, plan)
+    maintenance.maintain(spark, job)
     return time.perf_counter() - started
 
 

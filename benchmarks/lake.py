@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.batch.plan import Plan
+from airflow_provider_pgoutput.batch.jobs import ApplyJob
 from quickstart.spark import LocalLake, local_conf, spark_environment
 
 if TYPE_CHECKING:
@@ -39,14 +39,14 @@ def apply(spark: SparkSession, namespace: str, staging: Path, manifest_path: Pat
     """Seconds of the pipeline's apply of a sealed batch, from the manifest to the checkpoint row."""
     from airflow_provider_pgoutput.apply.pipeline import apply_batch  # noqa: PLC0415
 
-    plan = Plan(
+    job = ApplyJob(
         manifest_uri=manifest_path.as_uri(),
         staging_uri=staging.as_uri(),
         catalog="lake",
         namespace=namespace,
     )
     started = time.perf_counter()
-    apply_batch(spark, plan)
+    apply_batch(spark, job)
     return time.perf_counter() - started
 
 

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from airflow_provider_pgoutput.batch.plan import Plan
+from airflow_provider_pgoutput.batch.jobs import ApplyJob
 from airflow_provider_pgoutput.spark_submit.files import spark_files
 from benchmarks.lake import say
 from benchmarks.synthetic_batch import BatchWriter
@@ -51,7 +51,7 @@ class Submitter:
         """The cost of the pipeline's application, started with the files that its operator gives it."""
         with spark_files({}, None, is_short=True) as files:
             own = [f"--py-files={files.package_zip}", f"--properties-file={files.properties_file}"]
-            return self.run(*own, files.application, "--plan-uri", plan.as_uri())
+            return self.run(*own, files.application, "--job-uri", plan.as_uri())
 
     def run(self, *arguments: str) -> Cost:
         """The cost of a process from its start to its end."""
@@ -75,16 +75,16 @@ def _cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def write_plan(staging: Path, manifest_path: Path) -> Path:
-    """The plan of an apply beside its batch."""
-    plan = Plan(
+def write_job(staging: Path, manifest_path: Path) -> Path:
+    """The job of an apply beside its batch."""
+    job = ApplyJob(
         manifest_uri=manifest_path.as_uri(),
         staging_uri=staging.as_uri(),
         catalog="lake",
         namespace=NAMESPACE,
     )
-    path = manifest_path.with_suffix(".plan.json")
-    path.write_text(plan.to_json())
+    path = manifest_path.with_suffix(".job.json")
+    path.write_text(job.to_json())
     return path
 
 
@@ -100,9 +100,9 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, dict[str, float]
     writer = BatchWriter(staging, options.rows)
 
     def batch(submitter: Submitter) -> Cost:
-        return submitter.apply(write_plan(staging, writer.write_changes(CHANGES).manifest_path))
+        return submitter.apply(write_job(staging, writer.write_changes(CHANGES).manifest_path))
 
-    plain.apply(write_plan(staging, writer.write_copy().manifest_path))
+    plain.apply(write_job(staging, writer.write_copy().manifest_path))
     say(f"writing the class archive: {batch(writing)}")
     runs: dict[str, Callable[[], Cost]] = {
         "empty": lambda: plain.run(str(empty)),

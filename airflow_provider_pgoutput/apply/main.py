@@ -1,6 +1,6 @@
-"""What spark-submit starts: ``main.py --plan-uri URI``. The plan asks for an apply, a replay or maintenance.
+"""What spark-submit starts: ``main.py --job-uri URI``. The job asks for an apply, a replay or maintenance.
 
-The exit status says which kind of failure it was. A JSON file beside the plan says what happened. The work
+The exit status says which kind of failure it was. A JSON file beside the job says what happened. The work
 itself starts in ``pipeline.py``, ``replay.py`` and ``maintain.py``.
 """
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Apply the batch that the plan at ``--plan-uri`` names; return the exit status."""
+    """Do the job at ``--job-uri``; return the exit status."""
     parser = argparse.ArgumentParser(description="Apply a staged pgoutput batch to Iceberg.")
-    parser.add_argument("--plan-uri", required=True, help="URI of the plan's JSON file")
-    plan_uri = parser.parse_args(arguments).plan_uri
+    parser.add_argument("--job-uri", required=True, help="URI of the job's JSON file")
+    job_uri = parser.parse_args(arguments).job_uri
     logging.basicConfig(
         stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
@@ -45,16 +45,21 @@ def main(arguments: list[str] | None = None) -> int:
         # At its level of INFO, Spark writes the filters of its plans, which hold keys of rows.
         spark.sparkContext.setLogLevel("WARN")
     try:
-        return _apply(spark, plan_uri)
+        return _apply(spark, job_uri)
     finally:
         spark.stop()
 
 
-def _apply(spark: SparkSession, plan_uri: str) -> int:
+def _apply(spark: SparkSession, job_uri: str) -> int:
     from airflow_provider_pgoutput.apply.maintain import maintain  # noqa: PLC0415
     from airflow_provider_pgoutput.apply.pipeline import apply_batch  # noqa: PLC0415
     from airflow_provider_pgoutput.apply.replay import replay  # noqa: PLC0415
-    from airflow_provider_pgoutput.apply.rows.staged_files import read_plan  # noqa: PLC0415
+    from airflow_provider_pgoutput.apply.rows.staged_files import read_job  # noqa: PLC0415
+    from airflow_provider_pgoutput.batch.jobs import (  # noqa: PLC0415
+        ApplyJob,
+        MaintenanceJob,
+        ReplayJob,
+    )
     from airflow_provider_pgoutput.errors import (  # noqa: PLC0415
         CopyAgainError,
         PgoutputError,
@@ -62,20 +67,23 @@ def _apply(spark: SparkSession, plan_uri: str) -> int:
     )
 
     try:
-        print(f"::group::Apply {plan_uri}", flush=True)
-        plan = read_plan(spark, plan_uri)
+        print(f"::group::Apply {job_uri}", flush=True)
+        job = read_job(spark, job_uri)
         result: ApplyResult | ReplayResult | MaintenanceResult
-        if plan.maintenance:
-            result = maintain(spark, plan)
-        else:
-            result = replay(spark, plan) if plan.replay else apply_batch(spark, plan)
-        _leave(spark, plan_uri, {"status": "applied", **asdict(result)})
+        match job:
+            case ApplyJob():
+                result = apply_batch(spark, job)
+            case ReplayJob():
+                result = replay(spark, job)
+            case MaintenanceJob():
+                result = maintain(spark, job)
+        _leave(spark, job_uri, {"status": "applied", **asdict(result)})
     except PgoutputError as error:
         log = logging.getLogger(__name__)
         log.error("%s: %s", type(error).__name__, error)
         failure = {"status": "failed", "error": type(error).__name__, "message": str(error)}
         try:
-            _leave(spark, plan_uri, failure)
+            _leave(spark, job_uri, failure)
         except PgoutputError as why:
             log.error("The worker learns of it by the exit status alone: %s", why)
         if isinstance(error, RetryableError):
@@ -86,11 +94,11 @@ def _apply(spark: SparkSession, plan_uri: str) -> int:
     return OK
 
 
-def _leave(spark: SparkSession, plan_uri: str, result: dict[str, Any]) -> None:
-    """Write the result beside the plan."""
+def _leave(spark: SparkSession, job_uri: str, result: dict[str, Any]) -> None:
+    """Write the result beside the job."""
     from airflow_provider_pgoutput.apply.rows.staged_files import write_text  # noqa: PLC0415
 
-    write_text(spark, plan_uri.removesuffix(".json") + ".result.json", json.dumps(result))
+    write_text(spark, job_uri.removesuffix(".json") + ".result.json", json.dumps(result))
 
 
 def _find_package() -> None:

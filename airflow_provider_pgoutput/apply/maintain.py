@@ -42,8 +42,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from airflow_provider_pgoutput.batch.maintenance import Maintenance
-    from airflow_provider_pgoutput.batch.plan import Plan
+    from airflow_provider_pgoutput.batch.jobs import MaintenanceJob
 
 
 def are_shared(table: IcebergTable, present: Sequence[IcebergTable]) -> bool:
@@ -154,8 +153,8 @@ class MaintenanceResult:
     seconds: float = 0.0
 
 
-def maintain(spark: SparkSession, plan: Plan) -> MaintenanceResult:
-    """Do every step of the plan's maintenance on each of its tables.
+def maintain(spark: SparkSession, job: MaintenanceJob) -> MaintenanceResult:
+    """Do every step of a job on each of its tables.
 
     If one table fails, the others are still maintained. Its error is raised at the end.
 
@@ -165,86 +164,79 @@ def maintain(spark: SparkSession, plan: Plan) -> MaintenanceResult:
     :raises LakeDenied: the catalog refuses the login, or forbids the request.
     :raises LakeUnavailable: the catalog or the file system did not answer.
     """
-    assert plan.maintenance is not None
     began = time.monotonic()
     spark = isolated(spark)
-    present, is_all = _present(spark, plan)
+    present, is_all = _present(spark, job)
     result: dict[str, dict[str, int]] = {}
     busy: list[str] = []
     failures: list[PgoutputError] = []
-    chosen = _chosen(present, plan, plan.maintenance)
+    chosen = _chosen(present, job)
     # All tables are asked before the first step: a table that somebody drops later cannot say any more where
     # it was.
     shared = [not is_all or are_shared(table, present) for table in chosen]
     for table, shares in zip(chosen, shared, strict=True):
-        job = _TableMaintenance(spark, table, plan.maintenance, shares)
+        steps = _TableMaintenance(spark, table, job, shares)
         try:
-            job.run()
+            steps.run()
         except PgoutputError as error:
             logger.error("%s", error)
             failures.append(error)
         target = table.name.target
-        result[target] = job.counts
-        if job.was_busy:
+        result[target] = steps.counts
+        if steps.was_busy:
             busy.append(target)
-        logger.info("%s: %s", target, _words(job.counts))
+        logger.info("%s: %s", target, _words(steps.counts))
     if failures:
         raise failures[0]
     return MaintenanceResult(result, tuple(busy), time.monotonic() - began)
 
 
-def _present(spark: SparkSession, plan: Plan) -> tuple[list[IcebergTable], bool]:
+def _present(spark: SparkSession, job: MaintenanceJob) -> tuple[list[IcebergTable], bool]:
     """All tables of the namespace that can be loaded, also those of other pipelines.
 
     :return: the tables, and whether they are all. The folder of a table that does not load is unknown.
     """
-    namespace = TableName(plan.catalog, plan.namespace, "").namespace_sql
+    namespace = TableName(job.catalog, job.namespace, "").namespace_sql
     try:
         rows = spark.sql(f"SHOW TABLES IN {namespace}").collect()
     except JAVA_ERRORS as error:
         if java_class(error).endswith("NoSuchNamespaceException"):
             return [], True  # The pipeline has not applied anything yet.
-        raise _unanswered(error, plan.namespace) from error
+        raise _unanswered(error, job.namespace) from error
     names = sorted(row["tableName"] for row in rows)
     found: list[IcebergTable] = []
     denied: LakeDenied | None = None
     is_all = True
     for name in names:
         try:
-            table = IcebergTable.load(spark, TableName(plan.catalog, plan.namespace, name))
+            table = IcebergTable.load(spark, TableName(job.catalog, job.namespace, name))
         except (TableRefused, LakeUnavailable, LakeDenied) as error:
             denied = error if isinstance(error, LakeDenied) else denied
             is_all = is_all and isinstance(error, TableRefused)
-            logger.warning("%s.%s is passed over: %s", plan.namespace, name, error)
+            logger.warning("%s.%s is passed over: %s", job.namespace, name, error)
             continue
         found += [] if table is None else [table]
     if names and not found:
         if denied is not None:
             raise denied
-        raise LakeUnavailable(f"No table of namespace {plan.namespace} can be loaded.")
+        raise LakeUnavailable(f"No table of namespace {job.namespace} can be loaded.")
     return found, is_all
 
 
-def _chosen(
-    present: Sequence[IcebergTable], plan: Plan, maintenance: Maintenance
-) -> list[IcebergTable]:
-    ours = [
-        each
-        for each in present
-        if each.properties.get(words.PROPERTY_SLOT) == maintenance.slot_name
-    ]
-    if not maintenance.source_tables:
+def _chosen(present: Sequence[IcebergTable], job: MaintenanceJob) -> list[IcebergTable]:
+    ours = [each for each in present if each.properties.get(words.PROPERTY_SLOT) == job.slot_name]
+    if not job.source_tables:
         own = [each for each in present if each.name.name in words.OWN_TABLES]
         return ours + [each for each in own if each not in ours]
     sources = {each.properties.get(words.PROPERTY_SOURCE_TABLE): each for each in ours}
-    if left := set(maintenance.source_tables) - set(sources):
+    if left := set(job.source_tables) - set(sources):
         raise TableRefused(
-            f"There is no target of it in namespace {plan.namespace}.",
-            slot=maintenance.slot_name,
+            f"There is no target of it in namespace {job.namespace}.",
+            slot=job.slot_name,
             table=min(left),
             advice="name tables of the source as schema.table, of this slot and namespace.",
         )
-    return [sources[name] for name in maintenance.source_tables]
+    return [sources[name] for name in job.source_tables]
 
 
 class _TableMaintenance:
@@ -254,18 +246,18 @@ class _TableMaintenance:
         self,
         spark: SparkSession,
         table: IcebergTable,
-        maintenance: Maintenance,
+        job: MaintenanceJob,
         shares_folders: bool,
     ) -> None:
         self._spark = spark
         self._table = table
-        self._maintenance = maintenance
+        self._job = job
         self._shares_folders = shares_folders
         self.counts: dict[str, int] = {}
         self.was_busy = False
 
     def run(self) -> None:
-        """Do all steps of the plan.
+        """Do all steps of the job.
 
         :raises PgoutputError: this table cannot be maintained; other tables can.
         """
@@ -275,7 +267,7 @@ class _TableMaintenance:
             raise _unanswered(error, self._table.name.target) from error
 
     def _run(self) -> None:
-        asked = self._maintenance
+        asked = self._job
         if self._table.head is None:
             return
         if self._table.applied(asked.slot_name).was_rolled_back:
@@ -294,7 +286,7 @@ class _TableMaintenance:
             self._remove_orphans(asked.orphan_retention_s)
 
     def _compact(self) -> None:
-        options = {"remove-dangling-deletes": "true", **self._maintenance.compact_options}
+        options = {"remove-dangling-deletes": "true", **self._job.compact_options}
         pairs = ", ".join(literal(text) for pair in options.items() for text in pair)
         self._step("rewrite_data_files", Sql(f"options => map({pairs})"))
         if self._table.format_version < _FIRST_WITH_DELETION_VECTORS:
@@ -323,7 +315,7 @@ class _TableMaintenance:
         self._step(
             "expire_snapshots",
             Sql(f"older_than => {_timestamp(before)}"),
-            Sql(f"retain_last => {int(self._maintenance.keep_snapshots)}"),
+            Sql(f"retain_last => {int(self._job.keep_snapshots)}"),
             Sql("stream_results => true"),
         )
 

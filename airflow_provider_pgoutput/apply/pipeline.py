@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.apply.rows.branch import Preparation, Prepared
     from airflow_provider_pgoutput.apply.rows.staged_files import StagedBatch
-    from airflow_provider_pgoutput.batch.plan import Plan
+    from airflow_provider_pgoutput.batch.jobs import ApplyJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class ApplyResult:
     seconds: float = 0.0
 
 
-def apply_batch(spark: SparkSession, plan: Plan, work: RowWork = SPARK) -> ApplyResult:
+def apply_batch(spark: SparkSession, job: ApplyJob, work: RowWork = SPARK) -> ApplyResult:
     """Apply one staged batch to its Iceberg tables, exactly once.
 
     :param work: reads and writes rows.
@@ -94,16 +94,16 @@ def apply_batch(spark: SparkSession, plan: Plan, work: RowWork = SPARK) -> Apply
     :raises LakeUnavailable: the catalog or the staging area did not answer; run the task again.
     """
     with named_failures():
-        return _apply(isolated(spark), plan, work)
+        return _apply(isolated(spark), job, work)
 
 
-def _apply(spark: SparkSession, plan: Plan, work: RowWork) -> ApplyResult:
+def _apply(spark: SparkSession, job: ApplyJob, work: RowWork) -> ApplyResult:
     began = time.monotonic()
-    batch = open_batch(spark, plan)
+    batch = open_batch(spark, job, job.manifest_uri)
     manifest = batch.manifest
-    progress = checkpoint.read(spark, plan, manifest, work.checkpoint)
+    progress = checkpoint.read(spark, job, manifest, work.checkpoint)
     refuse_gap(manifest, progress.end_lsn)
-    found = targets(plan, manifest, any_case=ignores_case(spark, plan.catalog))
+    found = targets(job, manifest, any_case=ignores_case(spark, job.catalog))
     refuse_unordered(found, manifest)
     gone, starts = GoneTables(), {}
     for target in found:
@@ -127,7 +127,7 @@ def _apply(spark: SparkSession, plan: Plan, work: RowWork) -> ApplyResult:
     reach("apply.before_checkpoint")
     applied = applied_tables(spark, manifest.batch_id, found, skipped, result.published)
     passed_over = tuple(gone.passed_over.values())
-    checkpoint.record(spark, plan, manifest, applied, passed_over=passed_over, rows=work.checkpoint)
+    checkpoint.record(spark, job, manifest, applied, passed_over=passed_over, rows=work.checkpoint)
     reach("apply.after_checkpoint")
     seconds = time.monotonic() - began
     logger.info("Applied %s to %s in %.2f s.", manifest.start_lsn, manifest.end_lsn, seconds)
@@ -186,9 +186,9 @@ def _prepare_all(
         )
         return prepare() if gone is None else gone.unless_refused(target.source, prepare)
 
-    if batch.plan.parallel_tables <= 1:
+    if batch.job.parallel_tables <= 1:
         return [each for each in map(one, todo) if each is not None]
-    with ThreadPoolExecutor(max_workers=batch.plan.parallel_tables) as pool:
+    with ThreadPoolExecutor(max_workers=batch.job.parallel_tables) as pool:
         return [each for each in pool.map(one, todo) if each is not None]
 
 

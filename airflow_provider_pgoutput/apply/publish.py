@@ -109,7 +109,7 @@ def _publish_once(spark: SparkSession, batch: StagedBatch, prepared: Prepared) -
         if table is None:
             raise TableRefused("The table was dropped meanwhile.", table=target.name.target)
         try:
-            days = batch.plan.tag_retention_days
+            days = batch.job.tag_retention_days
             snapshot_id = table.publish(
                 prepared.branch,
                 prepared.base,

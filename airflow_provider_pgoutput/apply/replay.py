@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from airflow_provider_pgoutput.batch.applied import Marker
+    from airflow_provider_pgoutput.batch.jobs import ReplayJob
     from airflow_provider_pgoutput.batch.manifest import Manifest
-    from airflow_provider_pgoutput.batch.plan import Plan, Replay
 
 
 logger = logging.getLogger(__name__)
@@ -72,8 +72,8 @@ class ReplayResult:
     seconds: float = 0.0
 
 
-def replay(spark: SparkSession, plan: Plan) -> ReplayResult:
-    """Apply the batches of ``plan.replay`` in their order.
+def replay(spark: SparkSession, job: ReplayJob) -> ReplayResult:
+    """Apply the batches of a job in their order.
 
     :raises BatchRefused: a batch is damaged or of another pipeline, or no batch has a chosen table.
     :raises BatchGap: there is a gap between two batches, or a table lacks what committed before the first
@@ -85,45 +85,43 @@ def replay(spark: SparkSession, plan: Plan) -> ReplayResult:
     :raises CommitStateUnknown: the catalog did not say what it committed; run the task again.
     """
     with named_failures():
-        return _replay(isolated(spark), plan)
+        return _replay(isolated(spark), job)
 
 
-def _replay(spark: SparkSession, plan: Plan) -> ReplayResult:
+def _replay(spark: SparkSession, job: ReplayJob) -> ReplayResult:
     began = time.monotonic()
-    if plan.replay is None:
-        raise AssertionError("main.py asks only for a plan with a replay")
-    steps = plan_steps(spark, plan, plan.replay)
+    steps = plan_steps(spark, job)
     first, last = steps[0].batch.manifest, steps[-1].batch.manifest
-    progress = checkpoint.read(spark, plan, first)
+    progress = checkpoint.read(spark, job, first)
     for step in steps:
         check_side_tables(spark, step.batch)
-    if plan.replay.in_place:
-        copied = go_back(spark, plan, steps, first_steps(steps), progress)
+    if job.in_place:
+        copied = go_back(spark, job, steps, first_steps(steps), progress)
     else:
         copied = frozenset()
-        _refuse_headless(spark, plan.replay, steps, progress)
+        _refuse_headless(spark, job, steps, progress)
     result = ReplayResult(str(first.start_lsn), str(last.end_lsn), len(steps))
     for number, step in enumerate(steps, 1):
         manifest = step.batch.manifest
         logger.info(
             "Batch %d of %d: %s to %s.", number, len(steps), manifest.start_lsn, manifest.end_lsn
         )
-        result.published.update(_apply(spark, step, copied, in_place=plan.replay.in_place))
+        result.published.update(_apply(spark, job, step, copied))
         reach("replay.after_batch")
-    if plan.replay.in_place:
-        _refuse_left_behind(spark, plan, last, progress)
+    if job.in_place:
+        _refuse_left_behind(spark, job, last, progress)
     return dataclasses.replace(result, seconds=time.monotonic() - began)
 
 
 def _refuse_headless(
-    spark: SparkSession, wanted: Replay, steps: list[Step], progress: checkpoint.Progress
+    spark: SparkSession, job: ReplayJob, steps: list[Step], progress: checkpoint.Progress
 ) -> None:
     """Refuse a gap: a table whose first rows are missing, or batches that start past the checkpoint.
 
     A change log may begin anywhere, because it only appends.
     """
     begins = steps[0].batch.manifest.start_lsn
-    if not wanted.source_tables:
+    if not job.source_tables:
         # The checkpoint is about the whole namespace, also about tables that these batches do not change.
         refuse_gap(steps[0].batch.manifest, progress.end_lsn)
     has_all = progress.end_lsn is not None and progress.end_lsn >= begins
@@ -191,10 +189,9 @@ def _refuse_older_changes(
 
 
 def _apply(
-    spark: SparkSession, step: Step, copied: frozenset[str], *, in_place: bool
+    spark: SparkSession, job: ReplayJob, step: Step, copied: frozenset[str]
 ) -> dict[str, int]:
-    batch, plan = step.batch, step.batch.plan
-    manifest = batch.manifest
+    batch, manifest = step.batch, step.batch.manifest
     # The batches are known to follow each other, and each table's own marker says where it ends. No
     # checkpoint is needed.
     progress = checkpoint.Progress(manifest.start_lsn)
@@ -202,13 +199,13 @@ def _apply(
     todo = [each for each in step.targets if not starts[each.name.target].done]
     skipped = [each for each in step.targets if starts[each.name.target].done]
     published = write_tables(spark, batch, todo, starts, progress)
-    if in_place:
+    if job.in_place:
         _demand_published(spark, step, published, starts)
     append_rejected(spark, batch)
     append_messages(spark, batch)
     applied = applied_tables(spark, manifest.batch_id, list(step.targets), skipped, published)
-    whole = not in_place and plan.replay is not None and not plan.replay.source_tables
-    checkpoint.record(spark, plan, manifest, applied, whole=whole)
+    whole = not job.in_place and not job.source_tables
+    checkpoint.record(spark, job, manifest, applied, whole=whole)
     return published
 
 
@@ -247,9 +244,9 @@ def _start(
 
 
 def _refuse_left_behind(
-    spark: SparkSession, plan: Plan, last: Manifest, before: checkpoint.Progress
+    spark: SparkSession, job: ReplayJob, last: Manifest, before: checkpoint.Progress
 ) -> None:
-    after = checkpoint.read(spark, plan, last)
+    after = checkpoint.read(spark, job, last)
     if after.end_lsn != before.end_lsn:
         raise BatchGap(
             f"Another run applied a batch meanwhile: the checkpoint is {after.end_lsn}, the tables are at"

@@ -5,7 +5,6 @@ All batches are opened and checked here, before ``replay.py`` writes anything.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,8 +24,8 @@ from airflow_provider_pgoutput.errors import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from airflow_provider_pgoutput.batch.jobs import ReplayJob
     from airflow_provider_pgoutput.batch.manifest import Manifest
-    from airflow_provider_pgoutput.batch.plan import Plan, Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,34 +36,34 @@ class Step:
     targets: tuple[Target, ...]
 
 
-def plan_steps(spark: SparkSession, plan: Plan, wanted: Replay) -> list[Step]:
+def plan_steps(spark: SparkSession, job: ReplayJob) -> list[Step]:
     """Open the batches of a replay and name the targets of each.
 
     :raises BatchRefused: a batch is damaged or of another slot, or no batch holds a chosen table.
     :raises BatchGap: a batch is missing between two others.
     :raises TableRefused: a table was renamed at the source and would go to two targets.
     """
-    any_case = ignores_case(spark, plan.catalog)
+    any_case = ignores_case(spark, job.catalog)
     batches: list[StagedBatch] = []
-    for uri in wanted.manifest_uris:
-        batches.append(open_batch(spark, dataclasses.replace(plan, manifest_uri=uri)))
+    for uri in job.manifest_uris:
+        batches.append(open_batch(spark, job, uri))
         if len(batches) > 1:
             _refuse_break(batches[-2].manifest, batches[-1].manifest)
     tables = [table for batch in batches for table in batch.manifest.tables]
     # By OID: a table that was renamed is still one table, and either name may be given.
-    chosen = {each.relation_oid for each in tables if each.name in wanted.source_tables}
+    chosen = {each.relation_oid for each in tables if each.name in job.source_tables}
     steps: list[Step] = []
     for batch in batches:
         found = [
             each
-            for each in targets(plan, batch.manifest, any_case=any_case)
-            if not wanted.source_tables or each.source.relation_oid in chosen
+            for each in targets(job, batch.manifest, any_case=any_case)
+            if not job.source_tables or each.source.relation_oid in chosen
         ]
         refuse_unordered(found, batch.manifest)
         steps.append(Step(batch, tuple(found)))
     _refuse_two_targets(steps)
     seen = {each.name for each in tables}
-    if missing := sorted(set(wanted.source_tables) - seen):
+    if missing := sorted(set(job.source_tables) - seen):
         raise BatchRefused(
             f"None of the {len(steps)} batches has a change of {', '.join(missing)}.",
             slot=steps[-1].batch.manifest.slot_name,

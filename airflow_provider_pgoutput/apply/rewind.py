@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from airflow_provider_pgoutput.apply.replay_steps import Step
+    from airflow_provider_pgoutput.batch.jobs import ReplayJob
     from airflow_provider_pgoutput.batch.manifest import Manifest
-    from airflow_provider_pgoutput.batch.plan import Plan
 
 logger = logging.getLogger(__name__)
 
 
 def go_back(
     spark: SparkSession,
-    plan: Plan,
+    job: ReplayJob,
     steps: Sequence[Step],
     firsts: Mapping[str, tuple[Target, Manifest]],
     progress: checkpoint.Progress,
@@ -56,7 +56,7 @@ def go_back(
             advice="run the task again.",
         )
     from_lsn = steps[0].batch.manifest.start_lsn
-    known = checkpoint.snapshots_at(spark, plan, last, from_lsn)
+    known = checkpoint.snapshots_at(spark, job, last, from_lsn)
     copied: set[str] = set()
     ways: list[tuple[IcebergTable, int]] = []
     for name, (target, manifest) in firsts.items():

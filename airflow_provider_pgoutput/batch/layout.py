@@ -11,7 +11,7 @@
     <staging_uri>/<slot>/data/<start>-<attempt>/messages/messages-00000.parquet
     <staging_uri>/<slot>/data/<start>-<attempt>/prepared/prepared-00000.arrow
     <staging_uri>/<slot>/copies/<start>/<relation oid>-<copy LSN>-<digest>.json   a table is copied whole
-    <staging_uri>/<slot>/plans/<batch id>-<attempt>.json                      what one apply was asked to do
+    <staging_uri>/<slot>/plans/<batch id>-<attempt>.json                      what a Spark job was asked to do
 
 LSNs are written as sixteen hexadecimal digits, so names sort like LSNs. Tables are named by their OID: no
 identifier of the source becomes part of a path. No file is ever changed. An attempt writes in a folder of its
@@ -156,6 +156,6 @@ def plan_folder(slot_name: str) -> str:
     return f"{check_slot_name(slot_name)}/plans"
 
 
-def plan_path(slot_name: str, batch_id: str, attempt: str) -> str:
-    """Path of the plan that tells one apply what to do."""
+def job_path(slot_name: str, batch_id: str, attempt: str) -> str:
+    """Path of the file that tells a Spark job what to do."""
     return f"{plan_folder(slot_name)}/{batch_id[:BATCH_ID_DIGITS]}-{attempt}.json"

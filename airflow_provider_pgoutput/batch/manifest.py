@@ -14,6 +14,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.membership import PublishedSet
 from airflow_provider_pgoutput.batch.passed_over import PassedOver, first_lsn
@@ -234,6 +235,11 @@ class Manifest:
         left_out = {each.commit_lsn for each in self.skipped}
         within = [lsn for lsn in commit_lsns if self.start_lsn <= lsn < self.end_lsn]
         return all(str(lsn) in left_out for lsn in within)
+
+    def uri(self, staging_uri: str) -> str:
+        """Where the manifest of this batch lies in a staging area."""
+        path = layout.manifest_path(self.slot_name, self.start_lsn, self.end_lsn, self.batch_id)
+        return layout.join(staging_uri, path)
 
     @property
     def is_empty(self) -> bool:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from pyiceberg.catalog import Catalog
 
+    from airflow_provider_pgoutput.batch.jobs import ApplyJob
     from airflow_provider_pgoutput.batch.manifest import Manifest
-    from airflow_provider_pgoutput.batch.plan import Plan
 
 _ARROW_TYPES = {
     "string": pa.string(),
@@ -58,7 +58,7 @@ def append_rows(
 
 
 def record_empty_batch(
-    catalog_name: str, catalog_properties: Mapping[str, str], plan: Plan, manifest: Manifest
+    catalog_name: str, catalog_properties: Mapping[str, str], job: ApplyJob, manifest: Manifest
 ) -> None:
     """Move the checkpoint past a batch that changes no table.
 
@@ -70,13 +70,13 @@ def record_empty_batch(
     # Imported here: pyiceberg takes a second to import.
     from pyiceberg.catalog import load_catalog  # noqa: PLC0415
 
-    row = row_of_empty_batch(plan, manifest)
+    row = row_of_empty_batch(job, manifest)
     with lake_errors("opened"):
         catalog = load_catalog(catalog_name, **dict(catalog_properties))
-    append_rows(catalog, plan.namespace, [row], words.marker_of(manifest))
+    append_rows(catalog, job.namespace, [row], words.marker_of(manifest))
 
 
-def row_of_empty_batch(plan: Plan, manifest: Manifest) -> dict[str, Any]:
+def row_of_empty_batch(job: ApplyJob, manifest: Manifest) -> dict[str, Any]:
     """The row that records a batch which changes no table."""
     assert manifest.is_empty
     row: dict[str, Any] = {
@@ -85,9 +85,9 @@ def row_of_empty_batch(plan: Plan, manifest: Manifest) -> dict[str, Any]:
         "batch_id": manifest.batch_id,
         "start_lsn": manifest.start_lsn.sortable,
         "end_lsn": manifest.end_lsn.sortable,
-        "dag_id": plan.dag_id,
-        "run_id": plan.run_id,
-        "manifest_uri": plan.manifest_uri,
+        "dag_id": job.dag_id,
+        "run_id": job.run_id,
+        "manifest_uri": job.manifest_uri,
         "timeline": manifest.timeline,
     }
     if manifest.last_commit_time is not None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset
 
+from airflow_provider_pgoutput.batch.jobs import ApplyJob
 from airflow_provider_pgoutput.batch.xcom import batch_xcom
 from airflow_provider_pgoutput.errors import LakeDenied, LakeUnavailable
 from airflow_provider_pgoutput.spark_submit.operator import SparkApplyOperator
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
-    from airflow_provider_pgoutput.batch.plan import Plan
 
 
 #: Rows of a batch, changed or copied, up to which Java's optimising compiler costs more than it saves.
@@ -82,24 +82,25 @@ class PgoutputApplyOperator(SparkApplyOperator):
 
             area = StagingArea(arguments.required_text(self.staging_uri, "staging_uri"))
             manifest = batch.read_manifest(area)
-            plan = self.make_plan(
+            job = self.make_job(
+                ApplyJob,
                 context,
                 lake,
                 arguments.mapping(self.table_options, "table_options"),
                 manifest_uri=batch.manifest_uri,
                 staging_uri=area.staging_uri,
             )
-            self._warn_of_unknown(plan, manifest)
+            self._warn_of_unknown(job, manifest)
             result: dict[str, Any] = {}
             if not (
                 before is not None
                 and moves_checkpoint_only(manifest, before)
-                and self._recorded(lake, plan, manifest)
+                and self._recorded(lake, job, manifest)
             ):
                 with log_group(f"Apply batch {batch.batch_id[:16]} with Spark"):
                     is_short = _rows(manifest) <= _ROWS_OF_A_SHORT_JOB
-                    job = self.run_job(context, area, lake, plan, batch.batch_id, is_short=is_short)
-                    result = job or {}
+                    done = self.run_job(context, area, lake, job, batch.batch_id, is_short=is_short)
+                    result = done or {}
             batch.demand_applied(lake.checkpoint(slot_name))
         counts = batch_xcom(manifest, batch.manifest_uri)["tables"]
         log_tables(counts)
@@ -107,22 +108,22 @@ class PgoutputApplyOperator(SparkApplyOperator):
         snapshots = result.get("published", {})
         return _result(batch, manifest.changes, counts, snapshots, applied=True)
 
-    def _warn_of_unknown(self, plan: Plan, manifest: Manifest) -> None:
+    def _warn_of_unknown(self, job: ApplyJob, manifest: Manifest) -> None:
         """Name tables that have options and that nobody publishes: most likely a slip of the pen."""
         if manifest.published is None:
             return
         published = {each.name for each in manifest.published.tables}
         changed = {each.name for each in manifest.tables}
-        if unknown := sorted(plan.table_options.keys() - published - changed):
+        if unknown := sorted(job.table_options.keys() - published - changed):
             self.log.warning(
                 "table_options names tables that are not published: %s. Their options count for nothing.",
                 ", ".join(unknown),
             )
 
-    def _recorded(self, lake: Lake, plan: Plan, manifest: Manifest) -> bool:
+    def _recorded(self, lake: Lake, job: ApplyJob, manifest: Manifest) -> bool:
         """Move the checkpoint over a batch that changes no table; whether the worker may write it."""
         try:
-            lake.record_empty_batch(plan, manifest)
+            lake.record_empty_batch(job, manifest)
         except (LakeUnavailable, LakeDenied) as error:
             # The worker may have no right to write. A second row for a batch changes nothing.
             self.log.warning("%s Spark writes the checkpoint.", error)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.batch.maintenance import Maintenance
-from airflow_provider_pgoutput.batch.plan import Plan
+from airflow_provider_pgoutput.batch.jobs import MaintenanceJob
 from airflow_provider_pgoutput.spark_submit.operator import LakeJobOperator
 from airflow_provider_pgoutput.spark_submit.result import demanded
 from airflow_provider_pgoutput.tasks import arguments
@@ -77,18 +76,23 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
             lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
             area = StagingArea(arguments.required_text(self.staging_uri, "staging_uri"))
             dag_run = context["dag_run"]
-            plan = Plan(
-                manifest_uri="",
+            job = MaintenanceJob(
                 staging_uri=area.staging_uri,
                 catalog=lake.catalog.name,
                 namespace=lake.namespace,
                 dag_id=dag_run.dag_id,
                 run_id=dag_run.run_id,
-                maintenance=self._maintenance(slot_name),
+                slot_name=slot_name,
+                source_tables=arguments.optional_text_list(self.tables, "tables"),
+                compact=self.compact,
+                compact_options=arguments.text_mapping(self.compact_options, "compact_options"),
+                snapshot_retention_s=_seconds(self.snapshot_retention),
+                keep_snapshots=self.keep_snapshots,
+                orphan_retention_s=_seconds(self.orphan_retention),
             )
-            plan.check()
+            job.check()
             with log_group(f"Maintain the tables of {lake.namespace} with Spark"):
-                result = demanded(self.run_job(context, area, lake, plan, _JOB_ID))
+                result = demanded(self.run_job(context, area, lake, job, _JOB_ID))
         tables, busy = result.get("tables", {}), list(result.get("busy", ()))
         log_tables(tables)
         if busy:
@@ -96,17 +100,6 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
                 "Left in part for the next time, as others wrote: %s.", ", ".join(busy)
             )
         return {"schema_version": 1, "slot_name": slot_name, "tables": tables, "busy": busy}
-
-    def _maintenance(self, slot_name: str) -> Maintenance:
-        return Maintenance(
-            slot_name=slot_name,
-            source_tables=arguments.optional_text_list(self.tables, "tables"),
-            compact=self.compact,
-            compact_options=arguments.text_mapping(self.compact_options, "compact_options"),
-            snapshot_retention_s=_seconds(self.snapshot_retention),
-            keep_snapshots=self.keep_snapshots,
-            orphan_retention_s=_seconds(self.orphan_retention),
-        )
 
 
 def _seconds(duration: timedelta | None) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.batch.plan import Replay
+from airflow_provider_pgoutput.batch.jobs import ReplayJob
 from airflow_provider_pgoutput.errors import BatchGap, ConfigurationError
 from airflow_provider_pgoutput.spark_submit.operator import SparkApplyOperator
 from airflow_provider_pgoutput.spark_submit.result import demanded
@@ -94,18 +94,15 @@ class PgoutputReplayOperator(SparkApplyOperator):
             area = StagingArea(arguments.required_text(self.staging_uri, "staging_uri"))
             batches = self._batches(area, lake, slot_name, from_lsn, to_lsn)
             target = arguments.optional_text(self.target_namespace)
-            replay = Replay(
-                manifest_uris=tuple(each.manifest_uri for each in batches),
-                source_tables=arguments.optional_text_list(self.tables, "tables"),
-                in_place=target is None,
-            )
-            plan = self.make_plan(
+            job = self.make_job(
+                ReplayJob,
                 context,
                 lake if target is None else dataclasses.replace(lake, namespace=target),
                 arguments.mapping(self.table_options, "table_options"),
-                manifest_uri=batches[-1].manifest_uri,
                 staging_uri=area.staging_uri,
-                replay=replay,
+                manifest_uris=tuple(each.manifest_uri for each in batches),
+                source_tables=arguments.optional_text_list(self.tables, "tables"),
+                in_place=target is None,
             )
             self.log.info(
                 "%d batches from %s to %s, %s changes, go %s.",
@@ -116,14 +113,14 @@ class PgoutputReplayOperator(SparkApplyOperator):
                 "over what the tables hold" if target is None else f"to namespace {target}",
             )
             with log_group(f"Replay {len(batches)} batches with Spark"):
-                result = demanded(self.run_job(context, area, lake, plan, batches[-1].batch_id))
+                result = demanded(self.run_job(context, area, lake, job, batches[-1].batch_id))
         return {
             "schema_version": 1,
             "slot_name": slot_name,
             "start_lsn": str(batches[0].start_lsn),
             "end_lsn": str(batches[-1].end_lsn),
             "batches": len(batches),
-            "namespace": plan.namespace,
+            "namespace": job.namespace,
             "snapshots": result.get("published", {}),
         }
 

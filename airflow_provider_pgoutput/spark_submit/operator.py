@@ -1,4 +1,4 @@
-"""What the operators that give work to the Spark application share: options, plan, job, and its end.
+"""What the operators that give work to the Spark application share: options, the job, and its end.
 
 What is not here: which work (``apply.py``, ``replay.py``, ``maintain.py``), and the application itself
 (``apply/main.py``).
@@ -6,13 +6,13 @@ What is not here: which work (``apply.py``, ``replay.py``, ``maintain.py``), and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_pgoutput.batch import layout
-from airflow_provider_pgoutput.batch.plan import UPSERT, Plan
+from airflow_provider_pgoutput.batch.jobs import UPSERT, AnyJob
 from airflow_provider_pgoutput.hooks.connections import get_connection
 from airflow_provider_pgoutput.spark_submit.result import failure_of_status, job_failure, job_result
 from airflow_provider_pgoutput.tasks import arguments
@@ -24,9 +24,13 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
+    from airflow_provider_pgoutput.batch.jobs import WriteJob
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
     from airflow_provider_pgoutput.spark_submit.job import SparkJob
     from airflow_provider_pgoutput.tasks.lake import Lake
+
+#: ``ApplyJob`` or ``ReplayJob``.
+_WriteJob = TypeVar("_WriteJob", bound="WriteJob")
 
 
 class LakeJobOperator(SparkSubmitOperator):
@@ -72,7 +76,7 @@ class LakeJobOperator(SparkSubmitOperator):
     ) -> None:
         super().__init__(name=name, conn_id=conn_id, **kwargs)
         if not kwargs.keys() & {"durable", "reconnect_on_retry"}:
-            # A job that is reconnected to, or counts as done, has the plan of another attempt. And a table
+            # A job that is reconnected to, or counts as done, is that of another attempt. And a table
             # takes nothing twice.
             self.durable = False
         self.slot_name = slot_name
@@ -87,33 +91,33 @@ class LakeJobOperator(SparkSubmitOperator):
         context: Context,
         area: StagingArea,
         lake: Lake,
-        plan: Plan,
+        job: AnyJob,
         job_id: str,
         *,
         is_short: bool = False,
     ) -> dict[str, Any] | None:
-        """Write the plan and run the job; return what it did, or None when it left no word.
+        """Write the job's file and run it; return what it did, or None when it left no word.
 
         :param job_id: the batch's id, or another word for what is done.
         :param is_short: the job has few rows to work on.
 
-        What it did, or why it failed, is in the file that it leaves beside the plan.
+        What it did, or why it failed, is in the file that it leaves beside the file of the job.
         """
         slot_name = arguments.required_text(self.slot_name, "slot_name")
-        plan_path = layout.plan_path(slot_name, job_id, new_attempt(context))
-        area.write_whole(plan_path, plan.to_json().encode("utf-8"))
+        job_path = layout.job_path(slot_name, job_id, new_attempt(context))
+        area.write_whole(job_path, job.to_json().encode("utf-8"))
         try:
-            self._submit(context, lake, area.uri(plan_path), is_short)
+            self._submit(context, lake, area.uri(job_path), is_short)
         except (AirflowException, RuntimeError) as error:
             status = getattr(getattr(self._hook, "_submit_sp", None), "returncode", None)
-            if failure := job_failure(area, plan_path) or failure_of_status(status):
+            if failure := job_failure(area, job_path) or failure_of_status(status):
                 raise failure from error
             raise
-        if failure := job_failure(area, plan_path):
+        if failure := job_failure(area, job_path):
             raise failure
-        return job_result(area, plan_path)
+        return job_result(area, job_path)
 
-    def _submit(self, context: Context, lake: Lake, plan_uri: str, is_short: bool) -> None:
+    def _submit(self, context: Context, lake: Lake, job_uri: str, is_short: bool) -> None:
         from airflow_provider_pgoutput.spark_submit.job import SparkJob
 
         self._conn_id = arguments.required_text(self.conn_id, "conn_id")
@@ -142,7 +146,7 @@ class LakeJobOperator(SparkSubmitOperator):
                 self.application = self.application or files.application
                 self.py_files = ",".join(filter(None, (files.package_zip, self.py_files)))
                 self.properties_file = files.properties_file
-                self.application_args = ["--plan-uri", plan_uri]
+                self.application_args = ["--job-uri", job_uri]
                 self._spark_binary = job.spark_binary
                 self._hook = None
                 SparkSubmitOperator.execute(self, context)
@@ -223,21 +227,22 @@ class SparkApplyOperator(LakeJobOperator):
         self.soft_delete = soft_delete
         self.plan_options = plan_options
 
-    def make_plan(
+    def make_job(
         self,
+        kind: type[_WriteJob],
         context: Context,
         lake: Lake,
         tables: Mapping[str, Any],
         **fields: Any,
-    ) -> Plan:
-        """The plan of one job, out of the shared options and what an operator adds.
+    ) -> _WriteJob:
+        """The job, out of the shared options and what an operator adds.
 
         :param tables: options of single tables.
-        :param fields: further fields of ``Plan``.
+        :param fields: further fields of ``kind``.
         :raises ConfigurationError: when an option does not exist, or options do not go together.
         """
         dag_run = context["dag_run"]
-        plan = Plan(
+        job = kind(
             catalog=lake.catalog.name,
             namespace=lake.namespace,
             mode=arguments.required_text(self.mode, "mode"),
@@ -251,5 +256,5 @@ class SparkApplyOperator(LakeJobOperator):
             **fields,
             **plan_fields(self.plan_options),
         )
-        plan.check()
-        return plan
+        job.check()
+        return job

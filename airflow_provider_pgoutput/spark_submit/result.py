@@ -1,4 +1,4 @@
-"""Reads what the Spark application left beside its plan: its result, or why it failed.
+"""Reads what the Spark application left beside the file of its job: its result, or why it failed.
 
 Spark's exit status says too little, and on a cluster the worker does not have Spark's log. ``apply/main.py``
 writes the file.
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.errors import PgoutputError
 
 
-def job_result(area: StagingArea, plan_path: str) -> dict[str, Any] | None:
-    """The result of the job with this plan; None: it left none.
+def job_result(area: StagingArea, job_path: str) -> dict[str, Any] | None:
+    """The result of a job; None: it left none.
 
     :raises LakeUnavailable: the staging area does not answer, or the file is damaged.
     """
-    path = plan_path.removesuffix(".json") + ".result.json"
+    path = job_path.removesuffix(".json") + ".result.json"
     folder, _, name = path.rpartition("/")
     if name not in area.names(folder):
         return None
@@ -42,16 +42,16 @@ def demanded(result: dict[str, Any] | None) -> dict[str, Any]:
     """
     if result is None:
         raise LakeUnavailable(
-            "spark-submit ended without an error, and the job left no result beside its plan.",
+            "spark-submit ended without an error, and the job left no result.",
             advice="let spark-submit wait for the job's end (spark.yarn.submit.waitAppCompletion), and let"
             " the job write to the staging area; look into Spark's log before you run it again.",
         )
     return result
 
 
-def job_failure(area: StagingArea, plan_path: str) -> PgoutputError | None:
+def job_failure(area: StagingArea, job_path: str) -> PgoutputError | None:
     """The error that ended the job, in its own class; None: the job did not say."""
-    found = job_result(area, plan_path)
+    found = job_result(area, job_path)
     if found is None or found.get("status") != "failed":
         return None
     return error_named(str(found.get("error")), str(found.get("message")))

@@ -9,8 +9,8 @@ from airflow_provider_pgoutput.hooks.iceberg import resolve_lake_catalog
 from airflow_provider_pgoutput.tasks.arguments import optional_text, required_text
 
 if TYPE_CHECKING:
+    from airflow_provider_pgoutput.batch.jobs import ApplyJob
     from airflow_provider_pgoutput.batch.manifest import Manifest
-    from airflow_provider_pgoutput.batch.plan import Plan
     from airflow_provider_pgoutput.hooks.lake_catalog import LakeCatalog
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 
@@ -44,11 +44,11 @@ class Lake:
             self.catalog.name, self.catalog.pyiceberg_properties, self.namespace, slot_name
         )
 
-    def record_empty_batch(self, plan: Plan, manifest: Manifest) -> None:
+    def record_empty_batch(self, job: ApplyJob, manifest: Manifest) -> None:
         """Move the checkpoint over a batch that changes no table, without Spark.
 
         :raises LakeUnavailable: when the catalog does not do it.
         """
         from airflow_provider_pgoutput.lake.checkpoint_rows import record_empty_batch
 
-        record_empty_batch(self.catalog.name, self.catalog.pyiceberg_properties, plan, manifest)
+        record_empty_batch(self.catalog.name, self.catalog.pyiceberg_properties, job, manifest)

@@ -1,6 +1,6 @@
-"""Options of a plan as a DAG gives them: templates render them to text, and a plan holds what they mean.
+"""Options of a job as a DAG gives them: templates render them to text, and a job holds what they mean.
 
-What is not here: which values go together, and which are in range (``batch/plan.py``).
+What is not here: which values go together, and which are in range (``batch/jobs.py``).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.batch.plan import TableOptions
+from airflow_provider_pgoutput.batch.jobs import TableOptions
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.tasks import arguments
 
@@ -26,7 +26,7 @@ _FIELDS: dict[str, Callable[[Any, str], Any]] = {
 
 
 def plan_fields(given: Any) -> dict[str, Any]:
-    """Fields of ``Plan`` out of the argument ``plan_options``; a number without a value keeps its default.
+    """Fields of ``WriteJob`` from ``plan_options``. A number without a value keeps its default.
 
     :raises ConfigurationError: when one does not exist, or is something else than it has to be.
     """
@@ -80,7 +80,7 @@ def _transforms(given: Any, name: str) -> tuple[str, ...]:
 
 
 def _property(value: Any) -> Any:
-    """A number or a yes or no as Iceberg spells it; anything else is for the plan to judge."""
+    """A number or a yes or no as Iceberg spells it; anything else is for the job to judge."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, (int, float)) else value

@@ -29,18 +29,18 @@ _FAKE = """\
 import json, os, sys
 arguments = sys.argv[1:]
 properties = arguments[arguments.index("--properties-file") + 1]
-plan_uri = arguments[arguments.index("--plan-uri") + 1]
+job_uri = arguments[arguments.index("--job-uri") + 1]
 with open("{home}/seen.json", "w") as file:
     json.dump({{
         "arguments": arguments,
         "properties": open(properties).read(),
         "mode": os.stat(properties).st_mode,
-        "plan": open(plan_uri.removeprefix("file://")).read(),
+        "job": open(job_uri.removeprefix("file://")).read(),
         "python": os.environ.get("PYSPARK_PYTHON"),
     }}, file)
 behaviour = json.load(open("{home}/behaviour.json"))
 if behaviour["result"] is not None:
-    result = plan_uri.removeprefix("file://").removesuffix(".json") + ".result.json"
+    result = job_uri.removeprefix("file://").removesuffix(".json") + ".result.json"
     with open(result, "w") as file:
         json.dump(behaviour["result"], file)
 if behaviour["checkpoint"]:

@@ -17,9 +17,9 @@ import pytest
 from airflow.sdk import Asset
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from airflow_provider_pgoutput.batch.jobs import ApplyJob, job_from_json
 from airflow_provider_pgoutput.batch.manifest import SkippedTransaction
 from airflow_provider_pgoutput.batch.membership import PublishedSet, TableMark
-from airflow_provider_pgoutput.batch.plan import Plan
 from airflow_provider_pgoutput.batch.table_version import Counts
 from airflow_provider_pgoutput.errors import ConnectionNotFound, LakeUnavailable, PublishRefused
 from tests.airflow.spark_submit_double import SLOT, Workshop
@@ -82,7 +82,8 @@ def test_the_job_gets_a_plan_the_package_and_the_catalog(
     )
     operator.execute(task_context)
     seen = workshop.seen()
-    plan = Plan.from_json(seen["plan"])
+    plan = job_from_json(seen["job"])
+    assert isinstance(plan, ApplyJob)
     assert (plan.manifest_uri, plan.staging_uri) == (
         workshop.batch["manifest_uri"],
         workshop.staging_uri,

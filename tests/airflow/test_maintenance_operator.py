@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_pgoutput.batch.maintenance import Maintenance
-from airflow_provider_pgoutput.batch.plan import Plan
+from airflow_provider_pgoutput.batch.jobs import MaintenanceJob, job_from_json
 from airflow_provider_pgoutput.errors import LakeUnavailable
 from airflow_provider_pgoutput.operators.maintain import PgoutputMaintenanceOperator
 from tests.airflow.spark_submit_double import SLOT, Workshop
@@ -54,15 +53,19 @@ def test_the_job_gets_what_was_asked_for(workshop: Workshop, task_context: Any) 
         conf={"spark.mine": "1"},
     ).execute(task_context)
     seen = workshop.seen()
-    plan = Plan.from_json(seen["plan"])
-    assert plan.maintenance == Maintenance(
+    job = job_from_json(seen["job"])
+    assert job == MaintenanceJob(
+        catalog="iceberg_default",
+        namespace="shop",
+        staging_uri=job.staging_uri,
+        dag_id="tests",
+        run_id=job.run_id,
         slot_name=SLOT,
         source_tables=("public.orders",),
         compact_options={"min-input-files": "2"},
         snapshot_retention_s=3600,
         orphan_retention_s=None,
     )
-    assert (plan.catalog, plan.namespace, plan.dag_id) == ("iceberg_default", "shop", "tests")
     assert "spark.mine=1" in seen["arguments"]
     assert result == {
         "schema_version": 1,

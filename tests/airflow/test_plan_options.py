@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgoutput.batch.plan import TableOptions
+from airflow_provider_pgoutput.batch.jobs import TableOptions
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.tasks.plan_options import plan_fields, table_options
 

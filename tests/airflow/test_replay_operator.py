@@ -8,9 +8,9 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.jobs import ReplayJob, job_from_json
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest
-from airflow_provider_pgoutput.batch.plan import Plan, Replay
 from airflow_provider_pgoutput.errors import LakeUnavailable
 from airflow_provider_pgoutput.operators.replay import PgoutputReplayOperator
 from tests.airflow.spark_submit_double import SLOT, Workshop
@@ -51,22 +51,22 @@ def operator(workshop: Workshop, **changed: Any) -> PgoutputReplayOperator:
     return PgoutputReplayOperator(**(arguments | changed))
 
 
-def plan_of(workshop: Workshop) -> tuple[Plan, list[str]]:
-    """The plan that the job got, and the ranges of its batches."""
-    plan = Plan.from_json(workshop.seen()["plan"])
-    assert plan.replay is not None
-    names = [uri.rpartition("/")[2][:33] for uri in plan.replay.manifest_uris]
-    return plan, [f"{int(name[:16], 16):X}-{int(name[17:], 16):X}" for name in names]
+def job_of(workshop: Workshop) -> tuple[ReplayJob, list[str]]:
+    """The job that Spark got, and the ranges of its batches."""
+    job = job_from_json(workshop.seen()["job"])
+    assert isinstance(job, ReplayJob)
+    names = [uri.rpartition("/")[2][:33] for uri in job.manifest_uris]
+    return job, [f"{int(name[:16], 16):X}-{int(name[17:], 16):X}" for name in names]
 
 
 def test_in_place_goes_to_the_checkpoint(workshop: Workshop, task_context: Any) -> None:
     result = operator(workshop, table_options='{"public.orders": {"target": "o"}}').execute(
         task_context
     )
-    plan, ranges = plan_of(workshop)
+    job, ranges = job_of(workshop)
     assert ranges == ["10-20", "20-30"]
-    assert (plan.namespace, plan.table_options["public.orders"].target) == ("shop", "o")
-    assert plan.replay == Replay(plan.replay.manifest_uris, (), in_place=True)  # type: ignore[union-attr]
+    assert (job.namespace, job.table_options["public.orders"].target) == ("shop", "o")
+    assert (job.source_tables, job.in_place) == ((), True)
     assert result == {
         "schema_version": 1,
         "slot_name": SLOT,
@@ -82,13 +82,12 @@ def test_another_namespace_gets_all_that_is_staged(workshop: Workshop, task_cont
     """Templates render to text, so lists come as JSON too."""
     given = {"target_namespace": "again", "mode": "change_log", "tables": '["public.orders"]'}
     operator(workshop, from_lsn="0/25", **given).execute(task_context)
-    plan, ranges = plan_of(workshop)
+    job, ranges = job_of(workshop)
     assert ranges == ["20-30", "30-40"]
-    assert (plan.namespace, plan.mode) == ("again", "change_log")
-    assert plan.replay is not None
-    assert (plan.replay.source_tables, plan.replay.in_place) == (("public.orders",), False)
+    assert (job.namespace, job.mode) == ("again", "change_log")
+    assert (job.source_tables, job.in_place) == (("public.orders",), False)
     operator(workshop, to_lsn="0/2F", **given).execute(task_context)
-    assert plan_of(workshop)[1] == ["10-20"]
+    assert job_of(workshop)[1] == ["10-20"]
 
 
 def test_what_cannot_work_starts_no_spark(workshop: Workshop, task_context: Any) -> None:

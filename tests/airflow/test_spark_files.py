@@ -69,7 +69,7 @@ def test_the_copy_is_shipped_with_capture_and_without_airflows_side() -> None:
 def test_the_shipped_package_is_whole() -> None:
     """What is in the zip can be imported from it, in a Python that has nothing else of ours."""
     code = (
-        "import airflow_provider_pgoutput.batch.plan, airflow_provider_pgoutput.batch.manifest;"
+        "import airflow_provider_pgoutput.batch.jobs, airflow_provider_pgoutput.batch.manifest;"
         "print(airflow_provider_pgoutput.__file__)"
     )
     with spark_files({}, None) as files:

@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from airflow_provider_pgoutput.apply.rows.staged_files import StagedBatch, open_batch
 from airflow_provider_pgoutput.batch import changes as staged
 from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.jobs import ApplyJob, ReplayJob, WriteJob
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest, Table
-from airflow_provider_pgoutput.batch.plan import Plan
 from airflow_provider_pgoutput.batch.table_version import Column, Counts, StagedFile, TableVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from pyspark.sql import SparkSession
 
 _ARROW = {
     "int": pa.int32(),
@@ -237,7 +240,7 @@ class Source:
         """Let the next batch hold a copy of the table as it is now."""
         self._copies[relation.full_name] = (self.lsn, [dict(row) for row in relation.rows])
 
-    def stage(self, transactions: int | None = None, end: int | None = None) -> Plan:
+    def stage(self, transactions: int | None = None, end: int | None = None) -> ApplyJob:
         """Stage a batch: the next ``transactions`` (default: all) or all before LSN ``end``."""
         taken = self.pending[:transactions]
         if end is not None:
@@ -249,15 +252,19 @@ class Source:
         self._copies = {}
         return self.write(manifest)
 
-    def write(self, manifest: Manifest) -> Plan:
-        path = layout.manifest_path(
-            manifest.slot_name, manifest.start_lsn, manifest.end_lsn, manifest.batch_id
-        )
-        file = self.staging / path
+    def write(self, manifest: Manifest) -> ApplyJob:
+        uri = manifest.uri(self.staging.as_uri())
+        file = self.staging / uri.removeprefix(f"{self.staging.as_uri()}/")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(manifest.to_json())
-        uri = self.staging.as_uri()
-        return Plan(f"{uri}/{path}", uri, "lake", self.slot_name, run_id="run", dag_id="dag")
+        return ApplyJob(
+            manifest_uri=uri,
+            staging_uri=self.staging.as_uri(),
+            catalog="lake",
+            namespace=self.slot_name,
+            run_id="run",
+            dag_id="dag",
+        )
 
     def _manifest(self, taken: list[Any], start: Lsn, end: Lsn) -> Manifest:
         self._attempts += 1
@@ -366,3 +373,14 @@ def _changes_table(version: TableVersion, rows: list[tuple[int, int, Change]]) -
         if any(each.name in change.unchanged for change in changes):
             columns[staged.unchanged(i)] = pa.array([each.name in c.unchanged for c in changes])
     return pa.table(columns)
+
+
+def replay_of(job: WriteJob, manifest_uris: Sequence[str], **changed: Any) -> ReplayJob:
+    """The replay of batches with the options of another job."""
+    options = {each.name: getattr(job, each.name) for each in fields(WriteJob)}
+    return ReplayJob(**{**options, "manifest_uris": tuple(manifest_uris), **changed})
+
+
+def opened(spark: SparkSession, job: ApplyJob) -> StagedBatch:
+    """The batch of a job, verified."""
+    return open_batch(spark, job, job.manifest_uri)

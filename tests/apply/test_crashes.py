@@ -20,7 +20,7 @@ from tests.apply.fold_cases import a_is
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from airflow_provider_pgoutput.batch.plan import Plan
+    from airflow_provider_pgoutput.batch.jobs import ApplyJob
     from airflow_provider_pgoutput.batch.table_version import Column
     from tests.apply.build import Relation
 
@@ -44,7 +44,7 @@ class Killed(BaseException):
     """Ends the apply as a kill would: nothing of ours catches it."""
 
 
-def _two_tables(source: Source) -> tuple[Plan, Plan, list[Relation]]:
+def _two_tables(source: Source) -> tuple[ApplyJob, ApplyJob, list[Relation]]:
     """A first batch, and a second one with changes of one table and a copy of the other.
 
     Both hold logical messages.

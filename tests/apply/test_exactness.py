@@ -12,15 +12,14 @@ from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.rows import prepare
-from airflow_provider_pgoutput.apply.rows.staged_files import open_batch
 from airflow_provider_pgoutput.apply.table import checkpoint
 from airflow_provider_pgoutput.apply.table.target import start, targets
 from airflow_provider_pgoutput.batch.changes import REJECTED
 from airflow_provider_pgoutput.batch.checkpoint import REJECTED_TABLE
+from airflow_provider_pgoutput.batch.jobs import CHANGE_LOG, UPSERT
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, UPSERT
 from airflow_provider_pgoutput.errors import ConfigurationError, PublishRefused, TableRefused
-from tests.apply.build import Source, column
+from tests.apply.build import Source, column, opened
 from tests.apply.conftest import source_rows
 from tests.apply.fold_cases import ABC, a_is
 
@@ -37,7 +36,7 @@ def test_a_driver_that_slept_after_its_look_at_the_table_is_refused(
     apply_batch(spark, replace(source.stage(), mode=mode))
     t.insert(2, "y", 0)
     plan = replace(source.stage(), mode=mode)
-    batch = open_batch(spark, plan)
+    batch = opened(spark, plan)
     progress = checkpoint.read(spark, plan, batch.manifest)
     (target,) = targets(plan, batch.manifest)
     stale = start(spark, target, batch.manifest, progress)

@@ -18,13 +18,13 @@ from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.publish import publish
 from airflow_provider_pgoutput.apply.rows import prepare
-from airflow_provider_pgoutput.apply.rows.staged_files import StagedBatch, open_batch, read_plan
+from airflow_provider_pgoutput.apply.rows.staged_files import StagedBatch, read_job
 from airflow_provider_pgoutput.apply.schema.column_map import COLUMNS_PROPERTY
 from airflow_provider_pgoutput.apply.schema.evolve import evolve
 from airflow_provider_pgoutput.apply.table import checkpoint
 from airflow_provider_pgoutput.apply.table.target import start, targets
+from airflow_provider_pgoutput.batch.jobs import ApplyJob, TableOptions
 from airflow_provider_pgoutput.batch.manifest import Manifest
-from airflow_provider_pgoutput.batch.plan import Plan, TableOptions
 from airflow_provider_pgoutput.errors import (
     BatchGap,
     BatchRefused,
@@ -35,7 +35,7 @@ from airflow_provider_pgoutput.errors import (
     TableRefused,
     TableRolledBack,
 )
-from tests.apply.build import Source, column
+from tests.apply.build import Source, column, opened
 from tests.apply.conftest import source_rows
 from tests.apply.fold_cases import a_is
 
@@ -69,9 +69,9 @@ def loaded(spark: SparkSession, relation: Relation) -> IcebergTable:
     return found
 
 
-def prepared(spark: SparkSession, plan: Plan) -> tuple[StagedBatch, Any, Any]:
+def prepared(spark: SparkSession, plan: ApplyJob) -> tuple[StagedBatch, Any, Any]:
     """Prepare the only table of a batch, as a driver does before it publishes."""
-    batch = open_batch(spark, plan)
+    batch = opened(spark, plan)
     progress = checkpoint.read(spark, plan, batch.manifest)
     (target,) = targets(plan, batch.manifest)
     begin = start(spark, target, batch.manifest, progress)
@@ -102,7 +102,7 @@ def test_a_second_driver_is_refused_and_changes_nothing(
     stale = loaded(spark, table)
     apply_batch(spark, plan)
     head = loaded(spark, table).head
-    manifest = open_batch(spark, plan).manifest
+    manifest = opened(spark, plan).manifest
     for seen in (stale, loaded(spark, table)):
         with pytest.raises(PublishRefused):
             seen.publish(zombie.branch, zombie.base, zombie.head, manifest, 7)
@@ -136,7 +136,7 @@ def test_publishing_tags_removes_the_branch_and_records_the_batch(
 ) -> None:
     plan = source.stage()
     apply_batch(spark, plan)
-    manifest = open_batch(spark, plan).manifest
+    manifest = opened(spark, plan).manifest
     found = loaded(spark, table)
     assert set(found.java.refs()) == {"main", f"pgoutput_{manifest.end_lsn.sortable}"}
     marker = found.marker(source.slot_name)
@@ -158,7 +158,7 @@ def test_the_marker_survives_expiry_of_its_snapshot(
     found.java.refresh()
     marker = found.marker(source.slot_name)
     assert marker is not None
-    assert marker.end_lsn == open_batch(spark, plan).manifest.end_lsn
+    assert marker.end_lsn == opened(spark, plan).manifest.end_lsn
 
 
 def test_a_table_that_was_rolled_back_is_refused_until_it_is_copied_again(
@@ -238,7 +238,7 @@ def test_an_empty_batch_moves_the_checkpoint_and_no_table(
     source.lsn += 0x1000
     plan = source.stage()
     apply_batch(spark, plan)
-    manifest = open_batch(spark, plan).manifest
+    manifest = opened(spark, plan).manifest
     assert checkpoint.read(spark, plan, manifest).end_lsn == manifest.end_lsn
     assert loaded(spark, table).head == head
 
@@ -268,38 +268,38 @@ def test_a_deleted_row_without_a_key_that_is_not_there(spark: SparkSession, sour
         apply_batch(spark, source.stage())
 
 
-def _break_json(plan: Plan, folder: Path) -> Plan:
+def _break_json(plan: ApplyJob, folder: Path) -> ApplyJob:
     _manifest_file(plan, folder).write_text("{")
     return plan
 
 
-def _drop_manifest(plan: Plan, folder: Path) -> Plan:
+def _drop_manifest(plan: ApplyJob, folder: Path) -> ApplyJob:
     _manifest_file(plan, folder).unlink()
     return plan
 
 
-def _newer_format(plan: Plan, folder: Path) -> Plan:
+def _newer_format(plan: ApplyJob, folder: Path) -> ApplyJob:
     return _edit(plan, folder, "format_version", 99)
 
 
-def _other_slot(plan: Plan, folder: Path) -> Plan:
+def _other_slot(plan: ApplyJob, folder: Path) -> ApplyJob:
     return _edit(plan, folder, "slot_name", "another")
 
 
-def _other_name(plan: Plan, folder: Path) -> Plan:
+def _other_name(plan: ApplyJob, folder: Path) -> ApplyJob:
     file = _manifest_file(plan, folder)
     other = file.with_name(file.name.replace("0", "1", 1))
     file.rename(other)
     return replace(plan, manifest_uri=other.as_uri())
 
 
-def _truncate_file(plan: Plan, folder: Path) -> Plan:
+def _truncate_file(plan: ApplyJob, folder: Path) -> ApplyJob:
     file = _staged_file(folder)
     file.write_bytes(file.read_bytes()[:-1])
     return plan
 
 
-def _flip_bit(plan: Plan, folder: Path) -> Plan:
+def _flip_bit(plan: ApplyJob, folder: Path) -> ApplyJob:
     file = _staged_file(folder)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
@@ -307,7 +307,7 @@ def _flip_bit(plan: Plan, folder: Path) -> Plan:
     return plan
 
 
-def _say(plan: Plan, folder: Path, **fields: object) -> Plan:
+def _say(plan: ApplyJob, folder: Path, **fields: object) -> ApplyJob:
     """Let the manifest say something else of the first file, which has the name and hash that it names."""
     manifest = Manifest.from_json(_manifest_file(plan, folder).read_text())
     table, *others = manifest.tables
@@ -319,27 +319,27 @@ def _say(plan: Plan, folder: Path, **fields: object) -> Plan:
     return plan
 
 
-def _other_rows(plan: Plan, folder: Path) -> Plan:
+def _other_rows(plan: ApplyJob, folder: Path) -> ApplyJob:
     return _say(plan, folder, rows=1_000)
 
 
-def _other_columns(plan: Plan, folder: Path) -> Plan:
+def _other_columns(plan: ApplyJob, folder: Path) -> ApplyJob:
     return _say(plan, folder, columns=("commit_lsn", "seq"))
 
 
-def _no_parquet(plan: Plan, folder: Path) -> Plan:
+def _no_parquet(plan: ApplyJob, folder: Path) -> ApplyJob:
     content = b"PAR1 and then something else"
     _staged_file(folder).write_bytes(content)
     digest = hashlib.sha256(content).hexdigest()
     return _say(plan, folder, size_bytes=len(content), sha256=digest)
 
 
-def _drop_file(plan: Plan, folder: Path) -> Plan:
+def _drop_file(plan: ApplyJob, folder: Path) -> ApplyJob:
     _staged_file(folder).unlink()
     return plan
 
 
-def _manifest_file(plan: Plan, folder: Path) -> Path:
+def _manifest_file(plan: ApplyJob, folder: Path) -> Path:
     return folder / plan.manifest_uri.removeprefix(plan.staging_uri + "/")
 
 
@@ -347,7 +347,7 @@ def _staged_file(folder: Path) -> Path:
     return next(folder.rglob("*.parquet"))
 
 
-def _edit(plan: Plan, folder: Path, field: str, value: object) -> Plan:
+def _edit(plan: ApplyJob, folder: Path, field: str, value: object) -> ApplyJob:
     file = _manifest_file(plan, folder)
     body = json.loads(file.read_text())
     body[field] = value
@@ -470,7 +470,7 @@ def test_two_tables_with_one_target_are_refused(
         apply_batch(spark, plan)
 
 
-def race(spark: SparkSession, plan: Plan) -> None:
+def race(spark: SparkSession, plan: ApplyJob) -> None:
     """Apply a batch by two drivers at once."""
     refused: list[BaseException] = []
 
@@ -524,7 +524,7 @@ def test_columns_that_changed_after_they_were_looked_at_are_left_alone(
     apply_batch(spark, source.stage())
     table.update(a_is(1), {"c": 5})
     plan = source.stage()
-    batch = open_batch(spark, plan)
+    batch = opened(spark, plan)
     (target,) = targets(plan, batch.manifest)
     begin = start(spark, target, batch.manifest, checkpoint.read(spark, plan, batch.manifest))
 
@@ -551,7 +551,7 @@ def test_of_two_first_runs_on_one_target_the_later_one_leaves_the_table_alone(
     other = Source(tmp_path / "other", "another_slot", "999")
     other.table("t", (column("a"), column("z", "string")), key=("a",)).insert(7, "z")
     plan = replace(other.stage(), namespace=source.slot_name)
-    batch = open_batch(spark, plan)
+    batch = opened(spark, plan)
     (target,) = targets(plan, batch.manifest)
     progress = checkpoint.read(spark, plan, batch.manifest)
     begin = start(spark, target, batch.manifest, progress)
@@ -613,11 +613,11 @@ def test_s3_is_opened_by_s3a_unless_somebody_says_otherwise(spark: SparkSession)
     assert configuration.get(key) is None
     try:
         with pytest.raises(ConfigurationError, match="Spark cannot open s3 paths"):
-            read_plan(spark, "s3://bucket/plan.json")
+            read_job(spark, "s3://bucket/plan.json")
         assert configuration.get(key) == s3a
         configuration.set(key, "org.apache.hadoop.fs.RawLocalFileSystem")
         with pytest.raises(PgoutputError):
-            read_plan(spark, "s3://another/plan.json")
+            read_job(spark, "s3://another/plan.json")
         assert configuration.get(key) == "org.apache.hadoop.fs.RawLocalFileSystem"
     finally:
         configuration.unset(key)

@@ -12,10 +12,9 @@ from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.rows import table_state
 from airflow_provider_pgoutput.apply.rows.segments import Segment
-from airflow_provider_pgoutput.apply.rows.staged_files import open_batch
 from airflow_provider_pgoutput.apply.table import checkpoint, checkpoint_rows
 from airflow_provider_pgoutput.batch.table_version import StagedFile, TableVersion
-from tests.apply.build import Source, column
+from tests.apply.build import Source, column, opened
 from tests.apply.conftest import source_rows
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def test_a_large_checkpoint_is_read_like_a_small_one(
         tables[number % 2].insert(number)
         plan = source.stage()
         apply_batch(spark, plan)
-    manifest = open_batch(spark, plan).manifest
+    manifest = opened(spark, plan).manifest
     table = IcebergTable.load(spark, checkpoint.table_name(plan))
     assert table is not None
     assert checkpoint_rows._is_small(table)

@@ -14,7 +14,7 @@ from airflow_provider_pgoutput.apply.iceberg.sql import Sql
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.rows import apply_keyed, key_ranges
 from airflow_provider_pgoutput.apply.rows.segments import Segment
-from airflow_provider_pgoutput.batch.plan import TableOptions
+from airflow_provider_pgoutput.batch.jobs import TableOptions
 from airflow_provider_pgoutput.batch.table_version import TableVersion
 from tests.apply.build import Source, column
 from tests.apply.conftest import source_rows

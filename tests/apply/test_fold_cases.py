@@ -15,7 +15,7 @@ from tests.apply.fold_cases import CASES
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from airflow_provider_pgoutput.batch.plan import Plan
+    from airflow_provider_pgoutput.batch.jobs import ApplyJob
     from tests.apply.build import Relation, Source
 
 
@@ -28,7 +28,7 @@ def _is_nan(value: Any) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-def _batches(source: Source, cut: str) -> tuple[list[Plan], list[Relation]]:
+def _batches(source: Source, cut: str) -> tuple[list[ApplyJob], list[Relation]]:
     """Run all cases side by side, a step of each at a time, and stage as ``cut`` says."""
     running = [case(source) for case in CASES]
     plans, relations, step = [], [], 0

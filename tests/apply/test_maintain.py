@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -21,8 +21,7 @@ from airflow_provider_pgoutput.apply.maintain import (
 )
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX
-from airflow_provider_pgoutput.batch.maintenance import Maintenance
-from airflow_provider_pgoutput.batch.plan import Plan, TableOptions
+from airflow_provider_pgoutput.batch.jobs import Job, MaintenanceJob, TableOptions, job_from_json
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     LakeUnavailable,
@@ -50,11 +49,11 @@ def count(spark: SparkSession, name: TableName, metadata: str) -> int:
     return spark.table(f"{name.sql}.{metadata}").count()
 
 
-def plan_of(plan: Plan, **options: Any) -> Plan:
-    """Maintenance of the pipeline of a plan: everything goes that may."""
+def plan_of(job: Job, **options: Any) -> MaintenanceJob:
+    """Maintenance of the pipeline of a job: everything goes that may."""
     steps = {"snapshot_retention_s": 0, "compact_options": {"min-input-files": "2"}, **options}
-    slot_name = plan.namespace
-    return replace(plan, manifest_uri="", maintenance=Maintenance(slot_name=slot_name, **steps))
+    shared = {each.name: getattr(job, each.name) for each in fields(Job)}
+    return MaintenanceJob(**{**shared, "slot_name": job.namespace, **steps})
 
 
 def test_old_metadata_files_go_with_the_commits(spark: SparkSession, source: Source) -> None:
@@ -264,7 +263,7 @@ def test_only_a_rewrite_that_meets_another_commit_is_left_for_the_next_time(
     plan = source.stage()
     apply_batch(spark, plan)
     found = loaded(spark, TableName("lake", source.slot_name, table.name))
-    job = _TableMaintenance(spark, found, Maintenance(slot_name=source.slot_name), False)
+    job = _TableMaintenance(spark, found, plan_of(plan), False)
     # Iceberg's own ValidationException, which a rewrite meets when its files are not there any more.
     arguments = "rollback_to_snapshot", "snapshot_id => 1"
     with pytest.raises(LakeUnavailable, match="ValidationException"):
@@ -340,7 +339,7 @@ def test_a_table_that_is_dropped_meanwhile_keeps_no_other_from_its_maintenance(
 
 
 def test_before_the_first_apply_there_is_nothing_to_do(spark: SparkSession) -> None:
-    plan = plan_of(Plan("", "file:///staging", "lake", "not_there_yet"))
+    plan = plan_of(Job(staging_uri="file:///staging", catalog="lake", namespace="not_there_yet"))
     assert not maintain(spark, plan).tables
     with pytest.raises(TableRefused, match="no target"):
         maintain(spark, plan_of(plan, source_tables=("public.t",)))
@@ -351,8 +350,8 @@ def test_before_the_first_apply_there_is_nothing_to_do(spark: SparkSession) -> N
     [{"snapshot_retention_s": -1}, {"keep_snapshots": 0}, {"orphan_retention_s": _DAY_S - 1}],
 )
 def test_what_would_destroy_is_refused(wrong: dict[str, Any]) -> None:
-    plan = Plan("", "file:///staging", "lake", "shop")
+    plan = Job(staging_uri="file:///staging", catalog="lake", namespace="shop")
     with pytest.raises(ConfigurationError):
         plan_of(plan, **wrong).check()
     good = plan_of(plan, source_tables=("public.one",))
-    assert Plan.from_json(good.to_json()) == good
+    assert job_from_json(good.to_json()) == good

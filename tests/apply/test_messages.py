@@ -18,7 +18,7 @@ from tests.apply.build import Source, column
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from airflow_provider_pgoutput.batch.plan import Plan
+    from airflow_provider_pgoutput.batch.jobs import ApplyJob
 
 
 def messages(spark: SparkSession, namespace: str) -> list[tuple[Any, ...]]:
@@ -92,7 +92,7 @@ def test_slots_of_one_namespace_share_the_table(
 ) -> None:
     other = Source(tmp_path / "other", f"{source.slot_name}_other")
 
-    def in_one_namespace(plan: Plan) -> Plan:
+    def in_one_namespace(plan: ApplyJob) -> ApplyJob:
         return replace(plan, namespace=source.slot_name)
 
     for _ in range(2):

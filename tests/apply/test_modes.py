@@ -12,7 +12,7 @@ from pyiceberg.catalog import load_catalog
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
-from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, TableOptions
+from airflow_provider_pgoutput.batch.jobs import CHANGE_LOG, TableOptions
 from airflow_provider_pgoutput.batch.table_version import StagedFile
 from tests.apply.build import COMMIT_TIME, Source, column, numbered
 from tests.apply.conftest import source_rows

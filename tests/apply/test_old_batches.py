@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
+from airflow_provider_pgoutput.batch.jobs import ApplyJob
 from airflow_provider_pgoutput.batch.manifest import Manifest
-from airflow_provider_pgoutput.batch.plan import Plan
 from airflow_provider_pgoutput.errors import BatchRefused
 from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
 from tests.old_batches.record import SLOT
@@ -35,9 +35,11 @@ def manifests(commit: str) -> list[Path]:
     return sorted((RECORDED / commit / "staging" / SLOT / "manifests").iterdir())
 
 
-def plan(commit: str, manifest: Path, namespace: str) -> Plan:
+def plan(commit: str, manifest: Path, namespace: str) -> ApplyJob:
     staging = (RECORDED / commit / "staging").as_uri()
-    return Plan(manifest.as_uri(), staging, "lake", namespace)
+    return ApplyJob(
+        manifest_uri=manifest.as_uri(), staging_uri=staging, catalog="lake", namespace=namespace
+    )
 
 
 def lake_rows(spark: SparkSession, namespace: str) -> dict[str, list[list[str | None]]]:

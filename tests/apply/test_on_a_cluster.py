@@ -118,7 +118,7 @@ def apply_there(cluster: SparkCluster, pipeline: Pipeline, batch: Batch, lake: L
     for name, value in conf.items():
         command += ["--conf", f"{name}={value}"]
     with spark_files({}, None) as files:
-        command += ["--py-files", files.package_zip, files.application, "--plan-uri", plan.as_uri()]
+        command += ["--py-files", files.package_zip, files.application, "--job-uri", plan.as_uri()]
         done = subprocess.run(
             command, env=environment, cwd="/", capture_output=True, text=True, check=False
         )

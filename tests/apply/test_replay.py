@@ -15,7 +15,7 @@ from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.replay import replay
 from airflow_provider_pgoutput.apply.rows.staged_files import open_batch
 from airflow_provider_pgoutput.apply.table import checkpoint
-from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, Plan, Replay, TableOptions
+from airflow_provider_pgoutput.batch.jobs import CHANGE_LOG, ApplyJob, ReplayJob, TableOptions
 from airflow_provider_pgoutput.errors import (
     BatchGap,
     BatchRefused,
@@ -23,7 +23,7 @@ from airflow_provider_pgoutput.errors import (
     TableRefused,
     TableRolledBack,
 )
-from tests.apply.build import COMMIT_TIME, Source, column
+from tests.apply.build import COMMIT_TIME, Source, column, opened, replay_of
 from tests.apply.conftest import sort, source_rows
 from tests.apply.fold_cases import a_is
 from tests.faults.crash_points import crash_points
@@ -61,18 +61,17 @@ class Story:
             self.plans.append(self._next())
             self.after.append(source_rows(self.one))
 
-    def _next(self) -> Plan:
+    def _next(self) -> ApplyJob:
         plan = self.source.stage()
         apply_batch(self.spark, plan)
         return plan
 
     def plan(
         self, first: int = 0, last: int = 3, target: str | None = None, **changed: Any
-    ) -> Plan:
-        uris = tuple(each.manifest_uri for each in self.plans[first : last + 1])
-        wanted = Replay(uris, changed.pop("source_tables", ()), in_place=target is None)
-        namespace = target or self.source.slot_name
-        return replace(self.plans[last], namespace=namespace, replay=wanted, **changed)
+    ) -> ReplayJob:
+        uris = [each.manifest_uri for each in self.plans[first : last + 1]]
+        changed |= {"namespace": target or self.source.slot_name, "in_place": target is None}
+        return replay_of(self.plans[last], uris, **changed)
 
     def table(self, relation: Relation, namespace: str | None = None) -> IcebergTable:
         name = TableName("lake", namespace or self.source.slot_name, relation.name)
@@ -181,7 +180,7 @@ def test_into_another_namespace(spark: SparkSession, story: Story) -> None:
     live = story.table(story.one).head
     replay(spark, story.plan(0, 1, target=namespace))
     assert story.rows(story.one, namespace) == story.after[1]
-    assert story.checkpoint(namespace) == open_batch(spark, story.plans[1]).manifest.end_lsn
+    assert story.checkpoint(namespace) == opened(spark, story.plans[1]).manifest.end_lsn
     # What overlaps is not applied twice.
     replay(spark, story.plan(1, 3, target=namespace))
     assert story.rows(story.one, namespace) == source_rows(story.one)
@@ -200,8 +199,7 @@ def test_a_change_log_is_never_written_twice(spark: SparkSession, shared: Story)
     plan = shared.plan(0, 3, target=namespace, mode=CHANGE_LOG)
     replay(spark, plan)
     before = shared.rows(shared.one, namespace)
-    assert plan.replay is not None
-    in_place = replace(plan, replay=replace(plan.replay, in_place=True))
+    in_place = replace(plan, in_place=True)
     for tag in [each for each in shared.table(shared.one, namespace).java.refs() if each != "main"]:
         spark.sql(f"ALTER TABLE lake.{namespace}.one DROP TAG {tag}")
     spark.sql(
@@ -236,7 +234,7 @@ def test_a_replay_run_again_names_the_snapshots_of_their_time(
     namespace = f"{shared.source.slot_name}_again"
     for last in (3, 1):
         replay(spark, shared.plan(0, last, target=namespace))
-    manifest = open_batch(spark, shared.plans[1]).manifest
+    manifest = opened(spark, shared.plans[1]).manifest
     plan = replace(shared.plans[1], namespace=namespace)
     known = checkpoint.snapshots_at(spark, plan, manifest, manifest.end_lsn)
     end_lsn, snapshots = known[f"{namespace}.one"]
@@ -295,7 +293,7 @@ def test_a_writer_in_between_is_no_success_for_a_table_of_one_batch(
         return publish(*given)
 
     monkeypatch.setattr(pipeline, "publish", after_a_foreign_commit)
-    wanted = replace(plan, replay=Replay((plan.manifest_uri,), (), in_place=True))
+    wanted = replay_of(plan, [plan.manifest_uri], in_place=True)
     with pytest.raises(PublishRefused, match="Somebody else wrote"):
         replay(spark, wanted)
     replay(spark, wanted)
@@ -339,15 +337,13 @@ def test_what_cannot_be_whole_is_refused_before_anything_is_written(
 ) -> None:
     namespace = f"{shared.source.slot_name}_refused"
     staging = shared.source.staging
-    uris = shared.plan().replay
-    assert uris is not None
-    holed = replace(uris, manifest_uris=(uris.manifest_uris[0], *uris.manifest_uris[2:]))
-    wrong: list[tuple[type[Exception], str, Plan]] = [
+    first, _, *others = shared.plan().manifest_uris
+    wrong: list[tuple[type[Exception], str, ReplayJob]] = [
         (BatchGap, "no copy of it", shared.plan(1, target=namespace)),
         (
             BatchGap,
             "the next one starts at",
-            replace(shared.plan(0, target=namespace), replay=replace(holed, in_place=False)),
+            replace(shared.plan(0, target=namespace), manifest_uris=(first, *others)),
         ),
         (
             BatchRefused,
@@ -360,7 +356,7 @@ def test_what_cannot_be_whole_is_refused_before_anything_is_written(
         with pytest.raises(error, match=message):
             replay(spark, plan)
     heads = [shared.table(each).head for each in (shared.one, shared.two)]
-    damaged = open_batch(spark, shared.plans[3]).manifest.tables[0].versions[0].files[0]
+    damaged = opened(spark, shared.plans[3]).manifest.tables[0].versions[0].files[0]
     whole = (staging / damaged.path).read_bytes()
     content = bytearray(whole)
     content[len(content) // 2] ^= 1
@@ -455,7 +451,7 @@ def test_all_tables_at_one_lsn_as_the_docs_say(spark: SparkSession, shared: Stor
     page = (Path(__file__).parents[2] / "docs" / "replay.md").read_text(encoding="utf-8")
     lookup, past = page.partition("```sql\n")[2].partition("```")[0].strip().rstrip(";").split(";")
     namespace = shared.source.slot_name
-    end_lsn = open_batch(spark, shared.plans[1]).manifest.end_lsn
+    end_lsn = opened(spark, shared.plans[1]).manifest.end_lsn
     for old, new in (
         ("lake.shop", f"lake.{namespace}"),
         ("'shop'", f"'{namespace}'"),
@@ -506,12 +502,12 @@ def test_it_does_not_begin_inside_a_batch(spark: SparkSession, story: Story) -> 
     again = story._next()
     story.assert_whole()
 
-    def in_place(*plans: Plan) -> Plan:
-        return replace(again, replay=Replay(tuple(each.manifest_uri for each in plans), (), True))
+    def in_place(*jobs: ApplyJob) -> ReplayJob:
+        return replay_of(again, [each.manifest_uri for each in jobs], in_place=True)
 
     with pytest.raises(TableRefused, match="begins at") as refusal:
         replay(spark, in_place(again))
-    assert str(open_batch(spark, whole).manifest.start_lsn) in str(refusal.value.advice)
+    assert str(opened(spark, whole).manifest.start_lsn) in str(refusal.value.advice)
     story.assert_whole()
     replay(spark, in_place(whole, again))
     story.assert_whole()
@@ -533,7 +529,7 @@ def test_a_table_that_a_longer_batch_leaves_as_it_was_says_where_it_is(
     story.one.update(a_is(1), {"b": "later"})
     source.pending, source.staged_to = kept + source.pending, start
     again = story._next()
-    replay(spark, replace(again, replay=Replay((again.manifest_uri,), (), in_place=True)))
+    replay(spark, replay_of(again, [again.manifest_uri], in_place=True))
     story.assert_whole()
     bag.insert(5)
     story._next()
@@ -548,7 +544,7 @@ def test_a_table_that_was_rolled_back_in_another_namespace_is_refused(
     namespace = f"{shared.source.slot_name}_back"
     replay(spark, shared.plan(0, 1, target=namespace))
     table = shared.table(shared.one, namespace)
-    first = table.snapshot_of(open_batch(spark, shared.plans[0]).manifest.batch_id)
+    first = table.snapshot_of(opened(spark, shared.plans[0]).manifest.batch_id)
     assert first is not None
     table.go_back(first)
     with pytest.raises(TableRolledBack, match="the table says"):

@@ -12,9 +12,9 @@ from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.table.target import ignores_case, targets
 from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, MESSAGES_TABLE
+from airflow_provider_pgoutput.batch.jobs import ApplyJob, TableOptions
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest, Table
-from airflow_provider_pgoutput.batch.plan import Plan, TableOptions
 from airflow_provider_pgoutput.batch.table_version import Column, TableVersion
 from airflow_provider_pgoutput.errors import ConfigurationError, TableRefused
 from tests.apply.build import column
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.apply.build import Source
+
+#: What a job must say.
+WHERE = {"manifest_uri": "m", "staging_uri": "s", "catalog": "lake", "namespace": "shop"}
 
 
 def manifest(*names: str) -> Manifest:
@@ -45,10 +48,8 @@ def manifest(*names: str) -> Manifest:
     )
 
 
-def plan(**options: TableOptions) -> Plan:
-    return Plan(
-        "m", "s", "lake", "shop", table_options={f"public.{k}": v for k, v in options.items()}
-    )
+def plan(**options: TableOptions) -> ApplyJob:
+    return ApplyJob(**WHERE, table_options={f"public.{k}": v for k, v in options.items()})
 
 
 def test_names_that_differ_in_case_are_two_tables() -> None:
@@ -94,7 +95,7 @@ def test_the_name_of_a_view_is_refused_and_given_back(
     """Before anything is published; and the batch goes on when the name is free, or another one is given."""
     namespace = f"lake.{source.slot_name}"
 
-    def refused(plan: Plan, name: str) -> None:
+    def refused(plan: ApplyJob, name: str) -> None:
         for _ in range(2):
             with pytest.raises(TableRefused, match="has a view of this name") as error:
                 apply_batch(spark, plan)

@@ -11,7 +11,7 @@ from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.rows.branch_writer import BranchWriter
-from airflow_provider_pgoutput.batch.plan import TableOptions
+from airflow_provider_pgoutput.batch.jobs import TableOptions
 from airflow_provider_pgoutput.errors import ConfigurationError, TableRefused
 from tests.apply.build import column, numbered
 from tests.apply.conftest import source_rows
@@ -20,11 +20,11 @@ from tests.apply.fold_cases import a_is
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from airflow_provider_pgoutput.batch.plan import Plan
+    from airflow_provider_pgoutput.batch.jobs import ApplyJob
     from tests.apply.build import Relation, Source
 
 
-def with_options(plan: Plan, **options: Any) -> Plan:
+def with_options(plan: ApplyJob, **options: Any) -> ApplyJob:
     """The plan with options for table ``t``."""
     return replace(plan, table_options={"public.t": TableOptions(**options)})
 

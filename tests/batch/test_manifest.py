@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgoutput.apply.iceberg.sql import partition_transform
+from airflow_provider_pgoutput.batch.jobs import ApplyJob, TableOptions, job_from_json
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest, Table
-from airflow_provider_pgoutput.batch.plan import Plan, TableOptions
 from airflow_provider_pgoutput.batch.shape import SchemaChange
 from airflow_provider_pgoutput.batch.table_version import Column, Counts, StagedFile, TableVersion
 from airflow_provider_pgoutput.batch.xcom import batch_xcom
 from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError
+
+#: What a job must say.
+WHERE = {"manifest_uri": "m", "staging_uri": "s", "catalog": "lake", "namespace": "ns"}
 
 
 def make_manifest(**changes: Any) -> Manifest:
@@ -118,10 +121,13 @@ def test_xcom_of_a_batch_is_small_json_with_counts_by_table() -> None:
     assert value["tables"]["Sch.\"é.T'; DROP TABLE x;--"]["rejected"] == 1
 
 
-def test_a_plan_survives_its_json() -> None:
+def test_a_job_survives_its_json() -> None:
     options = TableOptions(target="x", partitioned_by=("days(c)",), properties={"a": "b"})
-    plan = Plan("file:///m.json", "file:///s", "lake", "ns", table_options={"public.t": options})
-    assert Plan.from_json(plan.to_json()) == plan
+    plan = ApplyJob(
+        **WHERE,
+        table_options={"public.t": options},
+    )
+    assert job_from_json(plan.to_json()) == plan
 
 
 @pytest.mark.parametrize(
@@ -145,10 +151,10 @@ def test_a_plan_survives_its_json() -> None:
         ({"dag_id": None}, "dag_id is not a text"),
     ],
 )
-def test_a_plan_with_unknown_options_is_refused(change: dict[str, Any], said: str) -> None:
-    body = json.loads(Plan("m", "s", "lake", "ns").to_json()) | change
+def test_a_job_with_unknown_options_is_refused(change: dict[str, Any], said: str) -> None:
+    body = json.loads(ApplyJob(**WHERE).to_json()) | change
     with pytest.raises(ConfigurationError, match=said):
-        Plan.from_json(json.dumps(body))
+        job_from_json(json.dumps(body))
 
 
 @pytest.mark.parametrize(
@@ -171,13 +177,21 @@ def test_a_plan_with_unknown_options_is_refused(change: dict[str, Any], said: st
         ({"partitioned_by": [1]}, r"table_options\[a\.t\]\.partitioned_by is not a list of texts"),
     ],
 )
-def test_a_plan_with_unknown_options_of_a_table_is_refused(
+def test_a_job_with_unknown_options_of_a_table_is_refused(
     change: dict[str, Any], said: str
 ) -> None:
-    body = json.loads(Plan("m", "s", "lake", "ns", table_options={"a.t": TableOptions()}).to_json())
+    body = json.loads(
+        ApplyJob(
+            manifest_uri="m",
+            staging_uri="s",
+            catalog="lake",
+            namespace="ns",
+            table_options={"a.t": TableOptions()},
+        ).to_json()
+    )
     body["table_options"]["a.t"] |= change
     with pytest.raises(ConfigurationError, match=said):
-        Plan.from_json(json.dumps(body))
+        job_from_json(json.dumps(body))
 
 
 @pytest.mark.parametrize(
@@ -185,10 +199,14 @@ def test_a_plan_with_unknown_options_of_a_table_is_refused(
     ["region", "days(made_at)", "Bucket(16, id)", "truncate(4, `a ``b`)", "`a) --`", "größe"],
 )
 def test_partition_transforms_are_known(transform: str) -> None:
-    plan = Plan(
-        "m", "s", "lake", "ns", table_options={"t": TableOptions(partitioned_by=(transform,))}
+    plan = ApplyJob(
+        manifest_uri="m",
+        staging_uri="s",
+        catalog="lake",
+        namespace="ns",
+        table_options={"t": TableOptions(partitioned_by=(transform,))},
     )
-    assert Plan.from_json(plan.to_json()) == plan
+    assert job_from_json(plan.to_json()) == plan
 
 
 @pytest.mark.parametrize(
@@ -206,8 +224,12 @@ def test_partition_transforms_are_known(transform: str) -> None:
 )
 def test_sql_in_place_of_a_partition_transform_is_refused(transform: str) -> None:
     """B26: the one option whose text becomes part of a statement."""
-    plan = Plan(
-        "m", "s", "lake", "ns", table_options={"t": TableOptions(partitioned_by=(transform,))}
+    plan = ApplyJob(
+        manifest_uri="m",
+        staging_uri="s",
+        catalog="lake",
+        namespace="ns",
+        table_options={"t": TableOptions(partitioned_by=(transform,))},
     )
     with pytest.raises(ConfigurationError, match="partition transform"):
         plan.check()
@@ -216,7 +238,13 @@ def test_sql_in_place_of_a_partition_transform_is_refused(transform: str) -> Non
 
 
 def test_target_names_come_from_schema_and_table() -> None:
-    plan = Plan("m", "s", "lake", "ns", table_options={"b.t": TableOptions(target="own")})
+    plan = ApplyJob(
+        manifest_uri="m",
+        staging_uri="s",
+        catalog="lake",
+        namespace="ns",
+        table_options={"b.t": TableOptions(target="own")},
+    )
     assert plan.target_name("public", "orders") == "orders"
     assert plan.target_name("sales", "orders") == "sales__orders"
     assert plan.target_name("b", "t") == "own"

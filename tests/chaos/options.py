@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.batch.plan import METADATA_COLUMNS
+from airflow_provider_pgoutput.batch.jobs import METADATA_COLUMNS
 
 if TYPE_CHECKING:
     import random
@@ -33,7 +33,7 @@ class Options:
     stream: dict[str, Any]
     #: Fields of ``SchemaPolicy``.
     policy: dict[str, Any]
-    #: Fields of ``Plan``.
+    #: Fields of ``ApplyJob``.
     plan: dict[str, Any]
     #: Options of single tables, by their names at the source.
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)

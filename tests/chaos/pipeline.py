@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from airflow_provider_pgoutput.batch.maintenance import Maintenance
-from airflow_provider_pgoutput.batch.plan import Plan, TableOptions
+from airflow_provider_pgoutput.batch.jobs import ApplyJob, MaintenanceJob, TableOptions
 from tests.chaos import refusals
 from tests.chaos.options import POLICY
 from tests.chaos.watch import SlotWatch, number, read_checkpoint
@@ -168,12 +167,12 @@ class Pipeline:
         """Name tables in ``copy_tables`` of the next run."""
         self._next = {"copy_tables": sorted({*self._next.get("copy_tables", ()), *tables})}
 
-    def plan(self) -> Plan:
+    def plan(self) -> ApplyJob:
         """The plan of the apply task."""
         options = dict(self.options.plan)
         tables = {name: TableOptions(**each) for name, each in self.options.tables.items()}
         options["metadata_columns"] = tuple(options.get("metadata_columns", ()))
-        return Plan(
+        return ApplyJob(
             manifest_uri=self._pending["uri"] if self._pending else "",
             staging_uri=self.staging.as_uri(),
             catalog=CATALOG,
@@ -209,12 +208,17 @@ class Pipeline:
         }
 
     def _apply_body(self) -> dict[str, Any]:
-        return {**self._common(), "plan": self.plan().to_json()}
+        return {**self._common(), "job": self.plan().to_json()}
 
     def _maintain_body(self) -> dict[str, Any]:
-        retention = Maintenance(self.slot_name, snapshot_retention_s=0)
-        plan = Plan("", self.staging.as_uri(), CATALOG, self.namespace, maintenance=retention)
-        return {**self._common(), "plan": plan.to_json()}
+        job = MaintenanceJob(
+            staging_uri=self.staging.as_uri(),
+            catalog=CATALOG,
+            namespace=self.namespace,
+            slot_name=self.slot_name,
+            snapshot_retention_s=0,
+        )
+        return {**self._common(), "job": job.to_json()}
 
     def _apply(self, kills: Kills) -> Outcome | None:
         assert self._pending is not None

@@ -10,9 +10,9 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_pgoutput.apply.maintain import maintain as maintain_tables
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
+from airflow_provider_pgoutput.batch.jobs import ApplyJob, MaintenanceJob, job_from_json
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest
-from airflow_provider_pgoutput.batch.plan import Plan
 from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
@@ -55,7 +55,9 @@ def stage(body: dict[str, Any]) -> dict[str, Any]:
 
 def apply(body: dict[str, Any]) -> dict[str, Any]:
     """Apply a batch in the JVM that the environment names."""
-    apply_batch(_session(), Plan.from_json(body["plan"]))
+    job = job_from_json(body["job"])
+    assert isinstance(job, ApplyJob)
+    apply_batch(_session(), job)
     return {}
 
 
@@ -64,19 +66,22 @@ def apply_without_spark(body: dict[str, Any]) -> dict[str, Any]:
     from airflow_provider_pgoutput.lake.checkpoint_rows import record_empty_batch
     from airflow_provider_pgoutput.tasks.received_batch import moves_checkpoint_only
 
-    plan, checkpoint = Plan.from_json(body["plan"]), _checkpoint(body)
-    area = StagingArea(plan.staging_uri)
-    path = plan.manifest_uri.removeprefix(f"{area.staging_uri.rstrip('/')}/")
+    job, checkpoint = job_from_json(body["job"]), _checkpoint(body)
+    assert isinstance(job, ApplyJob)
+    area = StagingArea(job.staging_uri)
+    path = job.manifest_uri.removeprefix(f"{area.staging_uri.rstrip('/')}/")
     manifest = Manifest.from_json(area.read(path))
     if checkpoint is None or not moves_checkpoint_only(manifest, checkpoint):
         return {"done": False}
-    record_empty_batch(CATALOG, body["catalog_properties"], plan, manifest)
+    record_empty_batch(CATALOG, body["catalog_properties"], job, manifest)
     return {"done": True}
 
 
 def maintain(body: dict[str, Any]) -> dict[str, Any]:
     """Compact the tables and expire what is old, as the maintenance DAG does."""
-    maintain_tables(_session(), Plan.from_json(body["plan"]))
+    job = job_from_json(body["job"])
+    assert isinstance(job, MaintenanceJob)
+    maintain_tables(_session(), job)
     return {}
 
 

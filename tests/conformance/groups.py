@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
-from airflow_provider_pgoutput.batch.plan import COPY_ON_WRITE, MERGE_ON_READ
+from airflow_provider_pgoutput.batch.jobs import COPY_ON_WRITE, MERGE_ON_READ
 from tests.conformance.compare import connect
 from tests.conformance.pipeline import Pipeline
 from tests.conformance.scenario import GROUPS, Copy, Group, In, Scenario

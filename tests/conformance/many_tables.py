@@ -15,7 +15,7 @@ import pytest
 from psycopg import sql
 from pyiceberg.catalog import load_catalog
 
-from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, TableOptions
+from airflow_provider_pgoutput.batch.jobs import CHANGE_LOG, TableOptions
 from tests.conformance.compare import connect, difference, quoted, source_columns
 from tests.conformance.pipeline import CATALOG, Batch, Pipeline
 

@@ -13,8 +13,8 @@ import psycopg
 from pyiceberg.catalog import load_catalog
 
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
+from airflow_provider_pgoutput.batch.jobs import ApplyJob
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.plan import Plan
 from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
@@ -52,7 +52,7 @@ class Pipeline:
     staging: Path
     catalog_properties: dict[str, str]
     spark: SparkSession
-    #: Fields of ``CaptureRequest`` and of ``Plan`` over the defaults.
+    #: Fields of ``CaptureRequest`` and of ``ApplyJob`` over the defaults.
     capture_options: dict[str, Any] = field(default_factory=dict)
     plan_options: dict[str, Any] = field(default_factory=dict)
 
@@ -82,7 +82,7 @@ class Pipeline:
             *stage_batch(CaptureRequest(**{**arguments, **self.capture_options, **options}))
         )
 
-    def plan(self, batch: Batch) -> Plan:
+    def plan(self, batch: Batch) -> ApplyJob:
         """What the apply operator would write for this batch."""
         fields = {
             "manifest_uri": batch.uri,
@@ -90,7 +90,7 @@ class Pipeline:
             "catalog": CATALOG,
             "namespace": self.namespace,
         }
-        return Plan(**{**fields, **self.plan_options})
+        return ApplyJob(**{**fields, **self.plan_options})
 
     def apply(self, batch: Batch) -> None:
         """Apply one batch in this process's Spark session."""

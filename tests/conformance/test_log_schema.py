@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_pgoutput.batch.plan import CHANGE_LOG
+from airflow_provider_pgoutput.batch.jobs import CHANGE_LOG
 from tests.conformance.one_table import begun
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_pgoutput.batch.plan import COPY_ON_WRITE
+from airflow_provider_pgoutput.batch.jobs import COPY_ON_WRITE
 from tests.conformance.compare import (
     connect,
     delete_files,

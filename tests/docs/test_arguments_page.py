@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.answers import ANSWERS
-from airflow_provider_pgoutput.batch.plan import (
+from airflow_provider_pgoutput.batch.jobs import (
     METADATA_COLUMNS,
-    Plan,
+    ApplyJob,
     TableOptions,
     is_partition_transform,
 )
@@ -189,7 +189,7 @@ def test_every_option_of_a_table_is_described() -> None:
 def test_every_option_of_a_plan_is_described_with_its_default() -> None:
     from airflow_provider_pgoutput.tasks.plan_options import _FIELDS
 
-    defaults = {each.name: each.default for each in dataclasses.fields(Plan)}
+    defaults = {each.name: each.default for each in dataclasses.fields(ApplyJob)}
     rows = rows_of("option of `plan_options`")
     assert rows.keys() == _FIELDS.keys()
     for name, (_, default) in rows.items():

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgoutput.batch.plan import Plan
+from airflow_provider_pgoutput.batch.jobs import ApplyJob
 from quickstart.spark import LocalLake
 
 ROOT = Path(__file__).parents[2]
@@ -72,11 +72,11 @@ def test_the_options_of_the_tables_are_taken(airflow_home: Path, tmp_path: Path)
 
     dag = load(WITH_DAG["docs/apply.md:1"], tmp_path)
     task = dag.get_task("pgoutput_to_iceberg.apply")
-    plan = Plan(
-        "m",
-        "s",
-        "lake",
-        task.namespace,
+    plan = ApplyJob(
+        manifest_uri="m",
+        staging_uri="s",
+        catalog="lake",
+        namespace=task.namespace,
         table_options=table_options(task.table_options),
         metadata_columns=tuple(task.metadata_columns),
         **plan_fields(task.plan_options),

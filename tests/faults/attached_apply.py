@@ -18,12 +18,13 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
-from airflow_provider_pgoutput.batch.plan import Plan
+from airflow_provider_pgoutput.batch.jobs import ApplyJob, job_from_json
 
 
 def main() -> None:
     """Apply the batch that standard input describes."""
-    plan = Plan.from_json(json.load(sys.stdin)["plan"])
+    plan = job_from_json(json.load(sys.stdin)["job"])
+    assert isinstance(plan, ApplyJob)
     gateway = launch_gateway()
     jvm = gateway.jvm
     context = jvm.org.apache.spark.SparkContext.getOrCreate()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, TableOptions
+from airflow_provider_pgoutput.batch.jobs import CHANGE_LOG, TableOptions
 from airflow_provider_pgoutput.capture.request import AFTER_APPLY, AFTER_STAGE
 from tests import setting
 from tests.conformance.compare import connect

@@ -234,7 +234,7 @@ def _submit(
         command += ["--conf", f"{name}={value}"]
     with spark_files({}, None) as files:
         command += ["--py-files", files.package_zip, "--properties-file", files.properties_file]
-        command += [files.application, "--plan-uri", plan.as_uri()]
+        command += [files.application, "--job-uri", plan.as_uri()]
         yield command, environment
 
 
@@ -262,7 +262,7 @@ def _attached(
         "PYSPARK_GATEWAY_SECRET": str(gateway.gateway_parameters.auth_token),
     }
     script = Path(__file__).with_name("attached_apply.py")
-    body = {"plan": pipeline.plan(batch).to_json()}
+    body = {"job": pipeline.plan(batch).to_json()}
     return [sys.executable, str(script)], environment, json.dumps(body)
 
 

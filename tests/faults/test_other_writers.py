@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from dataclasses import replace as changed
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,8 +14,8 @@ from airflow_provider_pgoutput.apply.iceberg.jvm import JAVA_ERRORS, java_classe
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.replay import replay
-from airflow_provider_pgoutput.batch.plan import Replay
 from airflow_provider_pgoutput.errors import PublishRefused, TableRolledBack
+from tests.apply.build import replay_of
 from tests.conformance.compare import connect
 from tests.conformance.pipeline import CATALOG
 from tests.faults.workload import LOG_TABLE, UPSERT_TABLES
@@ -236,10 +235,13 @@ def test_f25_what_users_did_to_a_table_is_noticed_or_undone_by_a_replay(
     assert run.table_snapshots() == before
     run.judge.check_positions()
     assert not run.left_branches()
-    again = Replay(
-        tuple(each.uri for each in run.applied), ("public.account", "public.bag"), in_place=True
+    again = replay_of(
+        run.pipeline.plan(run.applied[-1]),
+        [each.uri for each in run.applied],
+        source_tables=("public.account", "public.bag"),
+        in_place=True,
     )
-    replay(spark, changed(run.pipeline.plan(run.applied[-1]), replay=again))
+    replay(spark, again)
     run.judge.after_any_run()
     run.apply(batch)
     run.advance()

@@ -5,18 +5,17 @@ Which positions are refused is shown in ``tests/capture/test_read_again.py``.
 
 from __future__ import annotations
 
-from dataclasses import replace as changed
 from typing import TYPE_CHECKING
 
 import pytest
 
 from airflow_provider_pgoutput.apply.replay import replay
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.plan import Replay
 from airflow_provider_pgoutput.capture.request import AFTER_APPLY
 from airflow_provider_pgoutput.capture.staging.archive import batches_between
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.errors import BatchRefused
+from tests.apply.build import replay_of
 from tests.conformance.compare import connect
 from tests.faults.workload import LOG_TABLE
 
@@ -61,9 +60,13 @@ def test_lost_batches_are_staged_again_and_applied_once(subject: Callable[..., S
     area = StagingArea(run.pipeline.staging.as_uri())
     chain = batches_between(area, run.pipeline.slot_name, saved)
     assert again.manifest.batch_id in [each.batch_id for each in chain]
-    uris = tuple(each.manifest_uri for each in chain)
-    wanted = Replay(uris, ("public.account", "public.bag"), in_place=True)
-    replay(run.pipeline.spark, changed(run.pipeline.plan(again), replay=wanted))
+    wanted = replay_of(
+        run.pipeline.plan(again),
+        [each.manifest_uri for each in chain],
+        source_tables=("public.account", "public.bag"),
+        in_place=True,
+    )
+    replay(run.pipeline.spark, wanted)
     run.judge.after_any_run()
     run.applied[:] = [run.applied[0], *run.applied[3:]]
     run.finish()

@@ -82,7 +82,7 @@ def record_before_publishing() -> Any:
     def write_tables(
         spark: Any, batch: Any, todo: Any, starts: Any, progress: Any, work: Any
     ) -> Any:
-        checkpoint.record(spark, batch.plan, batch.manifest, [], rows=work.checkpoint)
+        checkpoint.record(spark, batch.job, batch.manifest, [], rows=work.checkpoint)
         return real(spark, batch, todo, starts, progress, work)
 
     return _instead(pipeline, "write_tables", write_tables)

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from airflow_provider_pgoutput.apply import pipeline as applying
 from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT, CHECKPOINT_TABLE, marker_of
-from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, Plan, TableOptions
+from airflow_provider_pgoutput.batch.jobs import CHANGE_LOG, ApplyJob, TableOptions
 from airflow_provider_pgoutput.batch.xcom import batch_xcom
 from airflow_provider_pgoutput.capture import advance as advancing
 from airflow_provider_pgoutput.capture import pipeline as staging
@@ -146,8 +146,13 @@ class World:
         if batch.is_applied(before):
             return
         manifest = batch.read_manifest(self.area)
-        plan = Plan(
-            batch.manifest_uri, URI, "lake", NAMESPACE, table_options=_OPTIONS, parallel_tables=1
+        plan = ApplyJob(
+            manifest_uri=batch.manifest_uri,
+            staging_uri=URI,
+            catalog="lake",
+            namespace=NAMESPACE,
+            table_options=_OPTIONS,
+            parallel_tables=1,
         )
         if before is not None and received_batch.moves_checkpoint_only(manifest, before):
             self._record(row_of_empty_batch(plan, manifest), manifest)

@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, TableOptions
+from airflow_provider_pgoutput.batch.jobs import CHANGE_LOG, TableOptions
 from quickstart.postgres import EmbeddedPostgres
 from quickstart.servers import find_or_fetch_installation
 from quickstart.spark import LocalLake, local_conf, spark_environment

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from airflow_provider_pgoutput.apply.maintain import maintain
-from airflow_provider_pgoutput.batch.maintenance import Maintenance
-from airflow_provider_pgoutput.batch.plan import Plan
+from airflow_provider_pgoutput.batch.jobs import MaintenanceJob
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.retention import prune
 from tests.conformance.compare import (
@@ -126,11 +125,14 @@ class Soak:
         """What a maintenance DAG and the prune task do."""
         pipeline, checkpoint = self.pipeline, self.pipeline.checkpoint()
         assert checkpoint is not None
-        retention = Maintenance(pipeline.slot_name, snapshot_retention_s=_KEPT_SECONDS)
-        plan = Plan(
-            "", pipeline.staging.as_uri(), CATALOG, pipeline.namespace, maintenance=retention
+        job = MaintenanceJob(
+            staging_uri=pipeline.staging.as_uri(),
+            catalog=CATALOG,
+            namespace=pipeline.namespace,
+            slot_name=pipeline.slot_name,
+            snapshot_retention_s=_KEPT_SECONDS,
         )
-        maintain(pipeline.spark, plan)
+        maintain(pipeline.spark, job)
         older_than = datetime.now(UTC) - timedelta(seconds=_KEPT_SECONDS)
         area = StagingArea(pipeline.staging.as_uri())
         prune(area, pipeline.slot_name, checkpoint, older_than=older_than)

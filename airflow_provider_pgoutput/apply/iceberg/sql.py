@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import NewType
 
-from airflow_provider_pgoutput.batch.plan import is_partition_transform
+from airflow_provider_pgoutput.batch.jobs import is_partition_transform
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 #: Spark SQL: a statement or a part of one, an expression, a quoted name.

@@ -16,6 +16,7 @@ from airflow_provider_pgoutput.apply.schema.evolve import Evolved
 from airflow_provider_pgoutput.apply.table.target import properties
 from airflow_provider_pgoutput.batch import checkpoint as words
 from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX, marker_of
+from airflow_provider_pgoutput.batch.jobs import ReplayJob
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import PublishRefused
 
@@ -99,8 +100,7 @@ class Preparation(ABC):
     @property
     def _has_gone_back(self) -> bool:
         """Whether a replay took the table back. Then it needs the batch's marker even if no row changes."""
-        replay = self.batch.plan.replay
-        return replay is not None and replay.in_place
+        return isinstance(self.batch.job, ReplayJob) and self.batch.job.in_place
 
     @property
     def marker(self) -> dict[str, str]:

@@ -51,7 +51,7 @@ def resolve(
     :raises TableRefused: the target has several, or it has the value only from before a change of its type.
     """
     held = _held_rows(folded, target, segment, missing, is_large)
-    # One join for all columns. A plan that grows with the number of columns would overflow the stack of
+    # One join for all columns. A job that grows with the number of columns would overflow the stack of
     # Spark's JVM.
     rows = folded.join(held, F.col(HELD_UNDER) == F.col(_HELD), "left")
     lost = f"({HELD_UNDER} IS NOT NULL AND {_HELD} IS NULL)"

@@ -61,7 +61,7 @@ class TablePreparation(TableState):
 
     def write(self) -> None:
         """See ``Preparation``."""
-        plan = self.batch.plan
+        job = self.batch.job
         keeps = self.target.options.keep_retyped_columns
         if not self.target.is_log and not self.start.copies:
             refuse_lost_columns(self.target.source, self.table)
@@ -71,8 +71,8 @@ class TablePreparation(TableState):
             starts=self._starts,
             copies=self.start.copies and not self.target.is_log,
             is_log=self.target.is_log,
-            keeps_retyped=plan.keep_retyped_columns if keeps is None else keeps,
-            drop_columns=plan.drop_columns,
+            keeps_retyped=job.keep_retyped_columns if keeps is None else keeps,
+            drop_columns=job.drop_columns,
             metadata=self.target.metadata,
             loaded=self.start.loaded,
         )
@@ -95,12 +95,12 @@ class TablePreparation(TableState):
 
     def create(self) -> IcebergTable:
         """See ``Preparation``."""
-        plan, target, key = self.batch.plan, self.target, self.key
+        job, target, key = self.batch.job, self.target, self.key
         columns = [(each.name, each.lake_type, each.name in key) for each in self.columns]
         columns += [(name, kind, False) for name, kind in target.metadata.items()]
-        defaults = {"format-version": str(plan.format_version)}
+        defaults = {"format-version": str(job.format_version)}
         for statement in ("delete", "update", "merge"):
-            defaults[f"write.{statement}.mode"] = plan.write_mode
+            defaults[f"write.{statement}.mode"] = job.write_mode
         if key:
             defaults["write.parquet.row-group-size-bytes"] = str(_ROW_GROUP_BYTES)
         return evolve.create_table(

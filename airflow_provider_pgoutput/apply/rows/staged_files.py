@@ -1,4 +1,4 @@
-"""Reads the plan, the manifest and the staged files. Refuses what is missing, damaged or of another pipeline.
+"""Reads the files of a job and a batch. Refuses what is missing, damaged or of another pipeline.
 
 Spark reads NULL for a column that a file lacks. So every file is hashed and its footer is compared with the
 manifest before Spark reads a row. ``segments.py`` and ``fold.py`` read the rows.
@@ -16,8 +16,8 @@ from airflow_provider_pgoutput.apply.iceberg.jvm import JAVA_ERRORS, class_named
 from airflow_provider_pgoutput.apply.iceberg.sql import quote
 from airflow_provider_pgoutput.apply.schema.spark_types import spark_type
 from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.jobs import AnyJob, WriteJob, job_from_json
 from airflow_provider_pgoutput.batch.manifest import Manifest
-from airflow_provider_pgoutput.batch.plan import Plan
 from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError, LakeUnavailable
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 #: More than any of our manifests has: a thousand tables of a hundred columns need about 20 MB.
 _MAX_TEXT_BYTES = 256 << 20
-#: Files that are hashed at the same time, if ``Plan.parallel_tables`` is not less.
+#: Files that are hashed at the same time, if ``WriteJob.parallel_tables`` is not less.
 _MOST_VERIFIERS = 4
 #: A column in the text of a Parquet schema. Parts of a column are indented more.
 _COLUMN = re.compile(r"^  \w+ \S+ (\w+)", re.MULTILINE)
@@ -42,52 +42,49 @@ _GLOB = re.compile(r"([\\{}\[\]*?])")
 class StagedBatch:
     """A batch whose manifest and files were verified."""
 
-    plan: Plan
+    job: WriteJob
     manifest: Manifest
 
     def path(self, file: StagedFile) -> str:
         """The URI of a staged file."""
-        return layout.join(self.plan.staging_uri, file.path)
+        return layout.join(self.job.staging_uri, file.path)
 
 
-def read_plan(spark: SparkSession, plan_uri: str) -> Plan:
-    """Read the plan that ``plan_uri`` names.
+def read_job(spark: SparkSession, job_uri: str) -> AnyJob:
+    """Read the file of a job.
 
-    :raises ConfigurationError: it is missing or is not a plan.
+    :raises ConfigurationError: it is missing or is something else.
     """
-    text = _read_text(spark, plan_uri)
+    text = _read_text(spark, job_uri)
     if text is None:
         raise ConfigurationError(
-            f"There is no plan at {plan_uri} that Spark's user may read.",
-            advice="let Spark run as the worker's user, or stage on an object store. The apply task writes"
-            " plans.",
+            f"There is no file of a job at {job_uri} that Spark's user may read.",
+            advice="let Spark run as the worker's user, or stage on an object store. The task that starts"
+            " Spark writes it.",
         )
-    return Plan.from_json(text)
+    return job_from_json(text)
 
 
-def open_batch(spark: SparkSession, plan: Plan) -> StagedBatch:
+def open_batch(spark: SparkSession, job: WriteJob, manifest_uri: str) -> StagedBatch:
     """Read the manifest and verify every file that it names.
 
     :raises BatchRefused: something is missing, damaged, too new, or of another pipeline.
     """
-    text = _read_text(spark, plan.manifest_uri)
+    text = _read_text(spark, manifest_uri)
     if text is None:
         raise BatchRefused(
-            f"There is no manifest at {plan.manifest_uri} that Spark's user may read.",
+            f"There is no manifest at {manifest_uri} that Spark's user may read.",
             advice="let Spark run as the worker's user, or stage on an object store; if the file is gone,"
             " stage the batch again, which works while the slot is not past its start.",
         )
     manifest = Manifest.from_json(text)
-    name = layout.manifest_path(
-        manifest.slot_name, manifest.start_lsn, manifest.end_lsn, manifest.batch_id
-    )
-    if plan.manifest_uri != layout.join(plan.staging_uri, name):
+    if manifest_uri != manifest.uri(job.staging_uri):
         raise BatchRefused(
             "The name of the manifest's file does not fit its content.",
             slot=manifest.slot_name,
             advice="do not apply this batch; find out who moved or wrote the manifest.",
         )
-    batch = StagedBatch(plan, manifest)
+    batch = StagedBatch(job, manifest)
     _verify_files(spark, batch)
     return batch
 
@@ -99,7 +96,7 @@ def _verify_files(spark: SparkSession, batch: StagedBatch) -> None:
     files += batch.manifest.message_files
     # Made once, because making them is most of the work of reading a footer.
     options = class_named(_jvm(spark), "org.apache.parquet.ParquetReadOptions").builder().build()
-    workers = min(_MOST_VERIFIERS, batch.plan.parallel_tables)
+    workers = min(_MOST_VERIFIERS, batch.job.parallel_tables)
     if workers <= 1:
         for file in files:
             _verify_file(spark, batch, file, options)
@@ -211,7 +208,7 @@ def _read_text(spark: SparkSession, uri: str) -> str | None:
     try:
         length = file_system.getFileStatus(path).getLen()
         if length > _MAX_TEXT_BYTES:
-            raise BatchRefused(f"The file at {uri} is too large for a plan or a manifest.")
+            raise BatchRefused(f"The file at {uri} is too large for a job or a manifest.")
         stream = file_system.open(path)
         try:
             io = class_named(_jvm(spark), "org.apache.commons.io.IOUtils")

@@ -35,7 +35,7 @@ class TableState(Preparation):
     ) -> None:
         super().__init__(spark, batch, target, start)
         self.counts = target.source.counts
-        self.soft_delete = batch.plan.soft_delete and not target.is_log
+        self.soft_delete = batch.job.soft_delete and not target.is_log
         self.columns: tuple[Column, ...] = ()
         self.layout = Layout(target.source)
         #: True: the branch holds no rows for sure, so there is nothing to delete.

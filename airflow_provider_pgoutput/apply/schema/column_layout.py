@@ -30,8 +30,8 @@ from airflow_provider_pgoutput.apply.schema.column_map import (
 from airflow_provider_pgoutput.apply.schema.partitioning import columns_in_use
 from airflow_provider_pgoutput.batch import shape
 from airflow_provider_pgoutput.batch.identity import sought_by
+from airflow_provider_pgoutput.batch.jobs import METADATA_COLUMNS
 from airflow_provider_pgoutput.batch.lake_types import loses_fields, widens
-from airflow_provider_pgoutput.batch.plan import METADATA_COLUMNS
 from airflow_provider_pgoutput.errors import TableRefused
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class Places:
                 column=column.name,
                 advice=f"one of three: copy the table again (copy_tables=[{self.table!r}], or"
                 " on_type_change='copy' in the stage task); keep the old values beside in a column of"
-                " another name (keep_retyped_columns in the plan options; not of a column that"
+                " another name (keep_retyped_columns in plan_options; not of a column that"
                 " identifies rows); or change the column back at the source.",
             )
         place.is_retired = True

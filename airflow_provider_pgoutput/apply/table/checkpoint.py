@@ -20,6 +20,7 @@ from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.iceberg.views import refuse_view
 from airflow_provider_pgoutput.apply.table.checkpoint_rows import SparkCheckpointRows
 from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, marker_of, skipped_text
+from airflow_provider_pgoutput.batch.jobs import ReplayJob
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.passed_over import to_text
 from airflow_provider_pgoutput.batch.table_version import Counts
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from airflow_provider_pgoutput.apply.table.checkpoint_rows import CheckpointRows
+    from airflow_provider_pgoutput.batch.jobs import WriteJob
     from airflow_provider_pgoutput.batch.manifest import Manifest, Table
     from airflow_provider_pgoutput.batch.passed_over import PassedOver
-    from airflow_provider_pgoutput.batch.plan import Plan
 
 logger = logging.getLogger(__name__)
 _SPARK_ROWS = SparkCheckpointRows()
@@ -66,19 +67,19 @@ class Applied:
     snapshot_id: int
 
 
-def table_name(plan: Plan) -> TableName:
+def table_name(job: WriteJob) -> TableName:
     """The checkpoint table of a namespace."""
-    return TableName(plan.catalog, plan.namespace, CHECKPOINT_TABLE)
+    return TableName(job.catalog, job.namespace, CHECKPOINT_TABLE)
 
 
 def read(
-    spark: SparkSession, plan: Plan, manifest: Manifest, rows: CheckpointRows = _SPARK_ROWS
+    spark: SparkSession, job: WriteJob, manifest: Manifest, rows: CheckpointRows = _SPARK_ROWS
 ) -> Progress:
     """Read what is recorded for the manifest's slot and system.
 
     :raises TableRefused: a view has the table's name, so nothing could be recorded.
     """
-    name = table_name(plan)
+    name = table_name(job)
     table = IcebergTable.load(spark, name)
     if table is None:
         refuse_view(spark, name)
@@ -96,13 +97,13 @@ def read(
 
 
 def snapshots_at(
-    spark: SparkSession, plan: Plan, manifest: Manifest, lsn: Lsn
+    spark: SparkSession, job: WriteJob, manifest: Manifest, lsn: Lsn
 ) -> dict[str, tuple[Lsn, tuple[int, ...]]]:
     """By target: where the newest batch up to ``lsn`` ends, and the snapshots of that batch, latest first.
 
     A table that no batch had changed by then is not in it. Two drivers, or a replay, leave several snapshots.
     """
-    name = table_name(plan)
+    name = table_name(job)
     if IcebergTable.load(spark, name) is None:
         return {}
     rows = (
@@ -126,7 +127,7 @@ def snapshots_at(
 
 def record(
     spark: SparkSession,
-    plan: Plan,
+    job: WriteJob,
     manifest: Manifest,
     applied: Sequence[Applied],
     *,
@@ -145,12 +146,12 @@ def record(
     if not applied and not whole:
         return
     totals = sum((table.counts for table in manifest.tables), Counts())
-    found = [_row(plan, manifest, each.table.counts, each) for each in applied]
+    found = [_row(job, manifest, each.table.counts, each) for each in applied]
     if whole:
-        row = _row(plan, manifest, totals, None)
+        row = _row(job, manifest, totals, None)
         row["passed_over"] = to_text((*manifest.passed_over, *passed_over))
         found.append(row)
-    name = table_name(plan)
+    name = table_name(job)
     rows.ensure(spark, name)
     reach("apply.after_checkpoint_table")
     _append(spark, name, manifest, lambda: rows.append(spark, name, found, marker_of(manifest)))
@@ -191,7 +192,7 @@ def _loaded(spark: SparkSession, name: TableName) -> IcebergTable:
 
 
 def _row(
-    plan: Plan, manifest: Manifest, counts: Counts, applied: Applied | None
+    job: WriteJob, manifest: Manifest, counts: Counts, applied: Applied | None
 ) -> dict[str, object]:
     return {
         "slot_name": manifest.slot_name,
@@ -210,10 +211,10 @@ def _row(
         "truncates": counts.truncates,
         "copied": counts.copied,
         "rejected": counts.rejected,
-        "dag_id": plan.dag_id,
-        "run_id": plan.run_id,
-        "manifest_uri": plan.manifest_uri,
-        "columns": _columns(plan, applied.table) if applied else None,
+        "dag_id": job.dag_id,
+        "run_id": job.run_id,
+        "manifest_uri": manifest.uri(job.staging_uri),
+        "columns": _columns(job, applied.table) if applied else None,
         "schema_changes": _schema_changes(applied.table) if applied else None,
         "last_commit_time": manifest.last_commit_time,
         "skipped": None if applied else skipped_text(manifest),
@@ -222,12 +223,12 @@ def _row(
     }
 
 
-def _columns(plan: Plan, table: Table) -> str | None:
+def _columns(job: WriteJob, table: Table) -> str | None:
     """The columns at the end of the batch, if the checkpoint does not have them yet.
 
     They are recorded for the namespace for which the batch was staged, not for one into which it is replayed.
     """
-    wanted = table.records_columns or plan.replay is not None
+    wanted = table.records_columns or isinstance(job, ReplayJob)
     return table.shape.to_json() if wanted else None
 
 

@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.batch import checkpoint as words
+from airflow_provider_pgoutput.batch.jobs import (
+    CHANGE_LOG,
+    METADATA_COLUMNS,
+    TableOptions,
+    WriteJob,
+)
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.plan import CHANGE_LOG, METADATA_COLUMNS, Plan, TableOptions
 from airflow_provider_pgoutput.errors import (
     BatchGap,
     ConfigurationError,
@@ -108,7 +113,7 @@ def ignores_case(spark: SparkSession, catalog: str) -> bool:
     )
 
 
-def targets(plan: Plan, manifest: Manifest, *, any_case: bool = False) -> list[Target]:
+def targets(job: WriteJob, manifest: Manifest, *, any_case: bool = False) -> list[Target]:
     """The tables of a batch, each with the Iceberg table that receives it.
 
     :param any_case: names that differ in case only are one table, see ``ignores_case``.
@@ -116,7 +121,7 @@ def targets(plan: Plan, manifest: Manifest, *, any_case: bool = False) -> list[T
     """
     found: dict[str, Target] = {}
     for table in manifest.tables:
-        target = _target(plan, table)
+        target = _target(job, table)
         name = target.name.name.lower() if any_case else target.name.name
         if other := found.get(name):
             raise ConfigurationError(
@@ -128,13 +133,13 @@ def targets(plan: Plan, manifest: Manifest, *, any_case: bool = False) -> list[T
     return list(found.values())
 
 
-def _target(plan: Plan, table: Table) -> Target:
-    options = plan.table_options.get(table.name) or TableOptions()
-    mode = options.mode or plan.mode
-    names = list(plan.metadata_columns)
+def _target(job: WriteJob, table: Table) -> Target:
+    options = job.table_options.get(table.name) or TableOptions()
+    mode = options.mode or job.mode
+    names = list(job.metadata_columns)
     if mode == CHANGE_LOG:
         names = list(METADATA_COLUMNS)
-    elif plan.soft_delete and OP_COLUMN not in names:
+    elif job.soft_delete and OP_COLUMN not in names:
         names.append(OP_COLUMN)
     metadata = {name: METADATA_COLUMNS[name] for name in names}
     if mode == CHANGE_LOG:
@@ -147,15 +152,15 @@ def _target(plan: Plan, table: Table) -> Target:
             column=min(clash),
             advice="rename the column or leave it out of the publication.",
         )
-    target_name = plan.target_name(table.schema_name, table.table_name)
+    target_name = job.target_name(table.schema_name, table.table_name)
     if target_name in words.OWN_TABLES:
         raise ConfigurationError(
             f"Its target {target_name} is a table of the pipeline's own.",
             table=table.name,
             advice="set its target option to another name, or leave it out of the publication.",
         )
-    name = TableName(plan.catalog, plan.namespace, target_name)
-    return Target(table, name, options, mode, metadata, plan.soft_delete and mode != CHANGE_LOG)
+    name = TableName(job.catalog, job.namespace, target_name)
+    return Target(table, name, options, mode, metadata, job.soft_delete and mode != CHANGE_LOG)
 
 
 def properties(target: Target, manifest: Manifest) -> dict[str, str]:
@@ -308,7 +313,7 @@ def _refuse_foreign(
             )
     if found.get(_MODE, target.mode) != target.mode:
         raise TableRefused(
-            f"The table was written in mode {found[_MODE]!r}, the plan says {target.mode!r}.",
+            f"The table was written in mode {found[_MODE]!r}, the job says {target.mode!r}.",
             table=target.name.target,
             advice="name another target for the other mode, and copy the table again.",
         )

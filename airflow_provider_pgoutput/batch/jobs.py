@@ -1,7 +1,8 @@
-"""What one apply is asked to do: the file that the apply operator writes and the Spark job reads.
+"""What a Spark job is asked to do: the file that an operator writes and the Spark application reads.
 
-It names the batch, the catalog and the options. No credential is in it: Spark gets those from its own
-configuration. All fields but the first four have defaults that suit most tables.
+There are three kinds: ``ApplyJob`` applies one batch, ``ReplayJob`` applies batches of the past again, and
+``MaintenanceJob`` changes no row. A job names the lake and the options. No credential is in it: Spark gets
+those from its own configuration.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ import dataclasses
 import json
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from airflow_provider_pgoutput.batch.maintenance import Maintenance
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 UPSERT = "upsert"
@@ -33,18 +33,13 @@ METADATA_COLUMNS = {
     "_pgoutput_commit_ts": "timestamptz",
 }
 
-_TEXTS = (
-    "manifest_uri",
-    "staging_uri",
-    "catalog",
-    "namespace",
-    "mode",
-    "write_mode",
-    "dag_id",
-    "run_id",
-)
+_TEXTS = ("staging_uri", "catalog", "namespace", "mode", "write_mode", "dag_id", "run_id")
 _NUMBERS = ("format_version", "tag_retention_days", "parallel_tables")
 _FLAGS = ("soft_delete", "drop_columns", "keep_retyped_columns")
+
+_DAY_S = 24 * 60 * 60
+#: Iceberg refuses less: files of a writer that has not committed yet would be taken for orphans.
+_LEAST_ORPHAN_S = _DAY_S
 
 _COLUMN = r"(?:[^\W\d]\w*|`(?:[^`]|``)+`)(?:\.(?:[^\W\d]\w*|`(?:[^`]|``)+`))*"
 #: What stands in a statement as it was given, so nothing else may.
@@ -65,40 +60,48 @@ def is_partition_transform(text: str) -> bool:
 class TableOptions:
     """What the user says about one table; the key of the mapping is the source's ``schema.table``."""
 
-    #: Name of the Iceberg table in the namespace; default: see ``Plan.target_name``.
+    #: Name of the Iceberg table in the namespace; default: see ``WriteJob.target_name``.
     target: str | None = None
-    #: ``upsert`` or ``change_log``; None: the plan's.
+    #: ``upsert`` or ``change_log``; None: that of the job.
     mode: str | None = None
     #: Iceberg table properties, over the defaults.
     properties: dict[str, str] = field(default_factory=dict)
     #: Partition transforms in Spark's notation: ``["days(created_at)", "bucket(16, id)"]``.
     partitioned_by: tuple[str, ...] = ()
-    #: None: the plan's.
+    #: None: that of the job.
     keep_retyped_columns: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """Batches of the past that are applied again, in the place of one new batch."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What all jobs have."""
 
-    #: The batches' manifests, in order and without a gap.
-    manifest_uris: tuple[str, ...]
-    #: Sources, ``schema.table``; empty: every table of the batches.
-    source_tables: tuple[str, ...] = ()
-    #: Whether the tables first go back to where the first batch starts; else the batches are added to them.
-    in_place: bool = False
+    #: Stands in the file, so that the reader knows which of the three it is.
+    KIND: ClassVar[str]
 
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """One apply of one batch, or of many batches again; or a maintenance of the tables."""
-
-    manifest_uri: str
     staging_uri: str
     #: Name of the Spark catalog, as in ``spark.sql.catalog.<name>``.
     catalog: str
     #: Namespace of the target tables, parts joined by dots.
     namespace: str
+    #: Who asked, for the checkpoint table.
+    dag_id: str = ""
+    run_id: str = ""
+
+    def to_json(self) -> str:
+        """The job as the text of its file."""
+        return json.dumps({"kind": self.KIND, **dataclasses.asdict(self)}, indent=1)
+
+    def check(self) -> None:
+        """Raise ConfigurationError when an option is no option, or the options do not go together."""
+        for name in ("staging_uri", "catalog", "namespace", "dag_id", "run_id"):
+            _demand(isinstance(getattr(self, name), str), name, "a text")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteJob(Job):
+    """What jobs have that write rows. All options have defaults that suit most tables."""
+
     mode: str = UPSERT
     table_options: dict[str, TableOptions] = field(default_factory=dict)
     #: Which of ``METADATA_COLUMNS`` tables in upsert mode carry; a change log carries all.
@@ -118,44 +121,20 @@ class Plan:
     keep_retyped_columns: bool = False
     #: Whether columns that were dropped at the source are dropped, too; else they stay.
     drop_columns: bool = False
-    #: Who asked, for the checkpoint table.
-    dag_id: str = ""
-    run_id: str = ""
-    #: Then ``manifest_uri`` is that of the last batch.
-    replay: Replay | None = None
-    #: Then there is no batch, and ``manifest_uri`` is empty.
-    maintenance: Maintenance | None = None
 
-    def to_json(self) -> str:
-        """The plan as the text of its file."""
-        return json.dumps(dataclasses.asdict(self), indent=1)
+    def target_name(self, schema_name: str, table_name: str) -> str:
+        """Name of the Iceberg table for a source table, without the namespace.
 
-    @classmethod
-    def from_json(cls, text: str) -> Plan:
-        """Parse a plan.
-
-        :raises ConfigurationError: when a field is missing, unknown or of another type.
+        A table of schema ``public`` keeps its name, any other gets its schema in front
+        (``sales__orders``), unless ``TableOptions.target`` says otherwise.
         """
-        try:
-            body: dict[str, Any] = json.loads(text)
-            table_options = {
-                name: TableOptions(**{**each, "partitioned_by": tuple(each["partitioned_by"])})
-                for name, each in body["table_options"].items()
-            }
-            metadata = tuple(body["metadata_columns"])
-            parts: dict[str, Any] = {
-                "replay": _replay(body.get("replay")),
-                "maintenance": Maintenance.from_body(body.get("maintenance")),
-            }
-            parts |= {"table_options": table_options, "metadata_columns": metadata}
-            plan = cls(**{**body, **parts})
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ConfigurationError("This file is not a plan of an apply.") from error
-        plan.check()
-        return plan
+        options = self.table_options.get(f"{schema_name}.{table_name}")
+        if options and options.target:
+            return options.target
+        return table_name if schema_name == "public" else f"{schema_name}__{table_name}"
 
     def check(self) -> None:
-        """Raise ConfigurationError when an option is no option, or the options do not go together."""
+        """See ``Job``."""
         _check_types(self)
         self._check_ranges()
         modes = {self.mode, *(each.mode for each in self.table_options.values() if each.mode)}
@@ -177,8 +156,6 @@ class Plan:
                 f"Unknown metadata columns {sorted(unknown)}.",
                 advice=f"choose from {', '.join(METADATA_COLUMNS)}.",
             )
-        if self.maintenance is not None:
-            self.maintenance.check()
 
     def _check_ranges(self) -> None:
         if self.write_mode not in (MERGE_ON_READ, COPY_ON_WRITE):
@@ -197,32 +174,121 @@ class Plan:
                 "parallel_tables is below 1.", advice="1 prepares one table after the other."
             )
 
-    def target_name(self, schema_name: str, table_name: str) -> str:
-        """Name of the Iceberg table for a source table, without the namespace.
 
-        A table of schema ``public`` keeps its name, any other gets its schema in front
-        (``sales__orders``), unless ``TableOptions.target`` says otherwise.
-        """
-        options = self.table_options.get(f"{schema_name}.{table_name}")
-        if options and options.target:
-            return options.target
-        return table_name if schema_name == "public" else f"{schema_name}__{table_name}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyJob(WriteJob):
+    """Apply one batch."""
+
+    KIND: ClassVar[str] = "apply"
+
+    manifest_uri: str
+
+    def check(self) -> None:
+        """See ``Job``."""
+        WriteJob.check(self)
+        _demand(isinstance(self.manifest_uri, str), "manifest_uri", "a text")
 
 
-def _check_types(plan: Plan) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayJob(WriteJob):
+    """Apply batches of the past again."""
+
+    KIND: ClassVar[str] = "replay"
+
+    #: The batches' manifests, in order and without a gap.
+    manifest_uris: tuple[str, ...]
+    #: Sources, ``schema.table``; empty: every table of the batches.
+    source_tables: tuple[str, ...] = ()
+    #: Whether the tables first go back to where the first batch starts; else the batches are added to them.
+    in_place: bool = False
+
+    def check(self) -> None:
+        """See ``Job``."""
+        WriteJob.check(self)
+        _demand(_is_texts(self.manifest_uris), "manifest_uris", "a list of texts")
+        _demand(_is_texts(self.source_tables), "source_tables", "a list of texts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaintenanceJob(Job):
+    """Keep the tables of a pipeline fast and small: the steps, and how long what is replaced stays."""
+
+    KIND: ClassVar[str] = "maintenance"
+
+    slot_name: str
+    #: Sources, ``schema.table``; empty: every table of the slot and the pipeline's own.
+    source_tables: tuple[str, ...] = ()
+    #: Join small data files, and apply deletes to those that have many.
+    compact: bool = True
+    #: Options of Iceberg's ``rewrite_data_files``, over its defaults.
+    compact_options: dict[str, str] = field(default_factory=dict)
+    #: Seconds that a snapshot stays at least; None: none is expired. Tags and branches stay as they say.
+    snapshot_retention_s: int | None = 5 * _DAY_S
+    #: Snapshots of main that stay at least.
+    keep_snapshots: int = 1
+    #: Seconds after which a file that no snapshot names is an orphan; None: none is removed.
+    orphan_retention_s: int | None = None
+
+    def check(self) -> None:
+        """See ``Job``."""
+        Job.check(self)
+        if self.snapshot_retention_s is not None and self.snapshot_retention_s < 0:
+            raise ConfigurationError("snapshot_retention is negative.")
+        if self.keep_snapshots < 1:
+            raise ConfigurationError(
+                "keep_snapshots is below 1.",
+                advice="a table has at least the snapshot that it shows.",
+            )
+        if self.orphan_retention_s is not None and self.orphan_retention_s < _LEAST_ORPHAN_S:
+            raise ConfigurationError(
+                "orphan_retention is shorter than a day, the longest that a writer may take to commit.",
+                advice="give a day or more, or None to keep such files.",
+            )
+
+
+AnyJob = ApplyJob | ReplayJob | MaintenanceJob
+_KINDS: dict[str, type[AnyJob]] = {
+    each.KIND: each for each in (ApplyJob, ReplayJob, MaintenanceJob)
+}
+
+
+def job_from_json(text: str) -> AnyJob:
+    """Parse the file of a job.
+
+    :raises ConfigurationError: when a field is missing, unknown or of another type.
+    """
+    try:
+        body: dict[str, Any] = json.loads(text)
+        kind = _KINDS[body.pop("kind")]
+        for name in ("metadata_columns", "manifest_uris", "source_tables"):
+            if name in body:
+                body[name] = tuple(body[name])
+        if "table_options" in body:
+            body["table_options"] = {
+                name: TableOptions(**{**each, "partitioned_by": tuple(each["partitioned_by"])})
+                for name, each in body["table_options"].items()
+            }
+        job = kind(**body)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigurationError("This file is not a job of this package.") from error
+    job.check()
+    return job
+
+
+def _check_types(job: WriteJob) -> None:
     """Refuse what templates and JSON can put in the place of a value: ``"False"`` would be true.
 
     :raises ConfigurationError: it names the field.
     """
     for name in _TEXTS:
-        _demand(isinstance(getattr(plan, name), str), name, "a text")
+        _demand(isinstance(getattr(job, name), str), name, "a text")
     for name in _NUMBERS:
         # Python's booleans are numbers, too.
-        _demand(type(getattr(plan, name)) is int, name, "a whole number")
+        _demand(type(getattr(job, name)) is int, name, "a whole number")
     for name in _FLAGS:
-        _demand(isinstance(getattr(plan, name), bool), name, "true or false")
-    _demand(_is_texts(plan.metadata_columns), "metadata_columns", "a list of texts")
-    for table, options in plan.table_options.items():
+        _demand(isinstance(getattr(job, name), bool), name, "true or false")
+    _demand(_is_texts(job.metadata_columns), "metadata_columns", "a list of texts")
+    for table, options in job.table_options.items():
         where = f"table_options[{table}]"
         for name in ("target", "mode"):
             value = getattr(options, name)
@@ -250,10 +316,3 @@ def _demand(holds: bool, name: str, kind: str) -> None:
 
 def _is_texts(values: object) -> bool:
     return isinstance(values, tuple) and all(isinstance(each, str) for each in values)
-
-
-def _replay(body: dict[str, Any] | None) -> Replay | None:
-    if body is None:
-        return None
-    lists = {name: tuple(body[name]) for name in ("manifest_uris", "source_tables")}
-    return Replay(**{**body, **lists})
