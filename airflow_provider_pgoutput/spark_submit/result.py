@@ -64,14 +64,14 @@ def failure_of_status(status: int | None) -> PgoutputError | None:
     """
     if status == RETRYABLE:
         return LakeUnavailable(
-            "The Spark job could not leave its result beside its plan; by its exit status another try can"
-            " help.",
+            "The Spark job could not leave its result in the staging area; by its exit status another"
+            " try can help.",
             advice="see the task's log, where the job says what happened.",
         )
     if status in (FATAL, COPY_AGAIN):
         return ConfigurationError(
-            "The Spark job could not leave its result beside its plan; by its exit status no other try"
-            " helps.",
+            "The Spark job could not leave its result in the staging area; by its exit status no other"
+            " try helps.",
             advice="see the task's log, where the job says what happened. Spark's user has to read and write"
             " the staging area.",
         )

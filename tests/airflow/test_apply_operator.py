@@ -74,7 +74,7 @@ def test_the_job_gets_a_plan_the_package_and_the_catalog(
 ) -> None:
     operator = workshop.operator(
         mode="change_log",
-        tables='{"public.orders": {"partitioned_by": ["days(made_at)"]}}',
+        table_options='{"public.orders": {"partitioned_by": ["days(made_at)"]}}',
         metadata_columns=["_pgoutput_op"],
         plan_options='{"parallel_tables": "2", "drop_columns": "False"}',
         conf={"spark.mine": "1"},
@@ -139,7 +139,7 @@ def test_secrets_are_in_a_private_file_and_nowhere_else(
     seen = workshop.seen()
     assert stat.S_IMODE(seen["mode"]) == 0o600
     assert seen["properties"].count(CANARY) == 2
-    everything_else = json.dumps([seen["arguments"], seen["plan"], result, caplog.text])
+    everything_else = json.dumps([seen["arguments"], seen["job"], result, caplog.text])
     assert CANARY not in everything_else
     rendered = {field: getattr(operator, field) for field in operator.template_fields}
     assert CANARY not in repr(rendered)
