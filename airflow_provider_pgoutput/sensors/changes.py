@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseSensorOperator, conf
 
-from airflow_provider_pgoutput.errors import ConfigurationError, SlotLost
+from airflow_provider_pgoutput.batch.answers import COPY, FAIL
+from airflow_provider_pgoutput.errors import SlotLost
 from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 from airflow_provider_pgoutput.hooks.slot_status import LOST
-from airflow_provider_pgoutput.tasks.arguments import required_text, whole_number
+from airflow_provider_pgoutput.tasks.arguments import (
+    answer,
+    check_answers,
+    required_text,
+    whole_number,
+)
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
 from airflow_provider_pgoutput.triggers.changes import PgoutputChangesTrigger
 
@@ -19,10 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from airflow.sdk import Context
-
-# As in capture/schema/policy.py, which a DAG file shall not load.
-FAIL = "fail"
-COPY = "copy"
 
 
 class PgoutputChangesSensor(BaseSensorOperator):
@@ -68,6 +70,7 @@ class PgoutputChangesSensor(BaseSensorOperator):
         self.min_lag_bytes = min_lag_bytes
         self.max_interval = max_interval
         self.on_slot_lost = on_slot_lost
+        check_answers(self)
         self.deferrable = deferrable
         self._waiting_since: float | None = None
 
@@ -115,12 +118,7 @@ class PgoutputChangesSensor(BaseSensorOperator):
 
     def _copies(self) -> bool:
         """Whether a lost slot is the run's work, and no failure."""
-        wanted = required_text(self.on_slot_lost, "on_slot_lost")
-        if wanted not in {FAIL, COPY}:
-            raise ConfigurationError(
-                f"Unknown on_slot_lost {wanted!r}.", advice=f"use {FAIL!r} or {COPY!r}."
-            )
-        return wanted == COPY
+        return answer(self.on_slot_lost, "on_slot_lost") == COPY
 
     def poke(self, context: Context) -> bool:
         """Look once."""

@@ -47,13 +47,15 @@ def answer(value: Any, name: str) -> str:
     return check_answer(name, required_text(value, name))
 
 
-def check_answers(operator: Any) -> None:
-    """Check an operator's answers when the DAG file is parsed, but those that a template gives later.
+def check_answers(task: Any) -> None:
+    """Check the answers of an operator or a sensor when the DAG file is parsed.
+
+    A template gives its answer later, so that one is checked when the task runs.
 
     :raises ConfigurationError: when a question has no such answer.
     """
     for name in ANSWERS:
-        value = getattr(operator, name)
+        value = getattr(task, name, None)
         if isinstance(value, str) and "{{" not in value and "{%" not in value:
             answer(value, name)
 

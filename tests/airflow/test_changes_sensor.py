@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, TaskDeferred
 
+from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.sensors.changes import PgoutputChangesSensor
 
 if TYPE_CHECKING:
@@ -76,8 +77,8 @@ def test_a_lost_slot_fails_at_once(
         AirflowFailException, match=f"SlotLost: .*{slot}.*What to do: run once with on_slot_lost"
     ):
         sensor(slot).poke(task_context)
-    with pytest.raises(AirflowFailException, match="Unknown on_slot_lost"):
-        sensor(slot, on_slot_lost="ignore").poke(task_context)
+    with pytest.raises(ConfigurationError, match="Unknown on_slot_lost"):
+        sensor(slot, on_slot_lost="ignore")
     # The run makes a new one and copies the tables again.
     assert sensor(slot, on_slot_lost="copy").poke(task_context)
 

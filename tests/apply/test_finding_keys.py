@@ -154,11 +154,11 @@ def test_the_least_number_of_its_type_is_found_where_iceberg_truncates_it(
         for number in (least, least + 3, 5, 7):
             table.insert(number, 1)
     options = {"public.t": TableOptions(partitioned_by=("truncate(10, id)",))}
-    apply_batch(spark, replace(source.stage(), tables=options))
+    apply_batch(spark, replace(source.stage(), table_options=options))
     with source.transaction():
         table.update(lambda row: row["id"] in {least, 5}, {"v": 2})
         table.delete(lambda row: row["id"] == 7)
-    apply_batch(spark, replace(source.stage(), tables=options))
+    apply_batch(spark, replace(source.stage(), table_options=options))
     assert lake_rows(table) == source_rows(table)
 
 

@@ -13,7 +13,6 @@ from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.replay import replay
-from airflow_provider_pgoutput.apply.rows.staged_files import open_batch
 from airflow_provider_pgoutput.apply.table import checkpoint
 from airflow_provider_pgoutput.batch.jobs import CHANGE_LOG, ApplyJob, ReplayJob, TableOptions
 from airflow_provider_pgoutput.errors import (
@@ -86,7 +85,7 @@ class Story:
 
     def checkpoint(self, namespace: str | None = None) -> Lsn | None:
         plan = replace(self.plans[0], namespace=namespace or self.source.slot_name)
-        manifest = open_batch(self.spark, self.plans[0]).manifest
+        manifest = opened(self.spark, self.plans[0]).manifest
         return checkpoint.read(self.spark, plan, manifest).end_lsn
 
     def sql(self, text: str, relation: Relation) -> None:
