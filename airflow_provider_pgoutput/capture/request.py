@@ -58,7 +58,7 @@ class CaptureRequest:
     #: table that is published by then and that the lake never saw.  ``never``: only changes.
     initial_copy: str = ALWAYS
     #: Before there is a checkpoint, and with ``never``: the tables were loaded from outside, and no change
-    #: before it is missing in them.  Later: read the slot again from there on, see ``positions.py``.
+    #: before it is missing in them.  Later: read the slot again from there on, see ``start_position.py``.
     start_lsn: Lsn | None = None
     #: A published table that the lake never saw, once there is a checkpoint: ``copy`` it; ``ignore`` it, with
     #: all that is written to it, until ``copy_tables`` names it; or ``fail``.
