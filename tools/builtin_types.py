@@ -21,9 +21,10 @@ SELECT pg_catalog.json_build_object(
              WHERE t.oid < 10000));
 """
 
-_HEAD = '''"""Types and keywords that every PostgreSQL 15 to 18 has. Made by ``tools/builtin_types.py``; do not edit.
+_HEAD = '''"""Types and keywords that every PostgreSQL 15 to 18 has.
 
-Taken from the catalog of PostgreSQL {version}; 15 and 16 have the same types under the same OIDs.
+Made by ``tools/builtin_types.py``; do not edit. Taken from the catalog of PostgreSQL {version};
+15 and 16 have the same types under the same OIDs.
 """
 
 from __future__ import annotations

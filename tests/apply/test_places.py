@@ -205,7 +205,7 @@ def test_a_column_added_at_the_source_does_not_take_over_one_that_somebody_added
     added = SchemaChange(ADDED, "b", "", "integer", 2)
     staged = dataclasses.replace(table("int"), schema_changes=(added,))
     fields = {"id": (1, "int"), "b": (7, "int")}
-    with pytest.raises(TableRefused, match="added at the source under a name") as refused:
+    with pytest.raises(TableRefused, match="added at the source under the name") as refused:
         as_new_column(staged, target({"fields": {"1": 1}}, **fields))
     assert (refused.value.table, refused.value.column) == ("public.t", "b")
     # Once it is the source's, the same batch finds it so.
@@ -316,7 +316,7 @@ def test_columns_of_a_former_table_make_room_for_those_that_come_later(is_log: b
     # What somebody added is theirs.
     columns = (staged.versions[0].columns[0], dataclasses.replace(added_column(), name="theirs"))
     versions = (dataclasses.replace(staged.versions[0], columns=columns),)
-    with pytest.raises(TableRefused, match="added at the source under a name"):
+    with pytest.raises(TableRefused, match="added at the source under the name"):
         as_new_column(dataclasses.replace(staged, versions=versions), before, False, "0/2")
 
 

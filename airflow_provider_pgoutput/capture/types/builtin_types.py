@@ -1,6 +1,7 @@
-"""Types and keywords that every PostgreSQL 15 to 18 has. Made by ``tools/builtin_types.py``; do not edit.
+"""Types and keywords that every PostgreSQL 15 to 18 has.
 
-Taken from the catalog of PostgreSQL 18.6; 15 and 16 have the same types under the same OIDs.
+Made by ``tools/builtin_types.py``; do not edit. Taken from the catalog of PostgreSQL 18.6;
+15 and 16 have the same types under the same OIDs.
 """
 
 from __future__ import annotations
