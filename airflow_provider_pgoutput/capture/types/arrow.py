@@ -33,7 +33,7 @@ STRING_MAP = "map<string, string>"
 def arrow_type(lake_type: str) -> pa.DataType:
     """The Arrow type of a staged column.
 
-    :raises ConfigurationError: when ``lake_type`` is not in ``Column.lake_type``'s notation.
+    :raises ConfigurationError: ``lake_type`` is not in the notation of ``Column.lake_type``.
     """
     if lake_type in _PRIMITIVES:
         return _PRIMITIVES[lake_type]

@@ -1,8 +1,8 @@
-"""What all casters share: what a cast gives, how it fails, and an Arrow column seen as bytes.
+"""What all casters share: the result of a cast, how a cast fails, and an Arrow column seen as bytes.
 
-A caster takes a raw column: an Arrow ``binary`` array of what PostgreSQL sent, as text or in binary form.
-It gives typed values, and the positions of the rows that the type cannot hold; their values are null. It
-knows neither the column's name nor the policy: ``cast.py`` does.
+A caster takes a column as an Arrow ``binary`` array of what PostgreSQL sent, as text or in binary form. It
+returns typed values, and the positions of the rows that the type cannot hold. The values of these rows are
+null. It knows neither the column's name nor the policy. ``cast.py`` does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Sliceable(Protocol):
 
 
 class MalformedText(Exception):
-    """Not what PostgreSQL sends for this type under the pinned settings; holds no value.
+    """The value is not what PostgreSQL sends for this type with the pinned settings. It contains no value.
 
     ``cast.py`` turns it into a ``ProtocolError`` that names the column.
     """
@@ -44,28 +44,28 @@ class InvalidEncoding(Exception):
 
 
 class TooMuchText(Exception):
-    """Values whose texts are longer together than is made at once; fewer rows at a time can be cast."""
+    """The texts of the values are together too long to be made at once. Fewer rows at a time can be cast."""
 
 
 @dataclass(frozen=True, slots=True)
 class CastResult:
     """A raw column as typed values."""
 
-    #: As long as the raw column; null where that is null, and at ``rejected``.
+    #: As long as the column. Null where the column is null, and at ``rejected``.
     values: pa.Array
-    #: Ascending positions of the rows whose value the type cannot hold.
+    #: Positions of the rows whose value the type cannot hold, ascending.
     rejected: NDArray[np.int64]
 
 
 Caster = Callable[[pa.Array], CastResult]
-#: From values in binary form to PostgreSQL's text, Arrow ``binary`` both; null stays null.
+#: Turns values in binary form into PostgreSQL's text. Both are Arrow ``binary``; null stays null.
 Printer = Callable[[pa.Array], pa.Array]
 
 
 def in_parts(make: Callable[[_Rows], _Made], rows: _Rows) -> Iterator[_Made]:
-    """What ``make`` gives for all rows, or for some after the other where their texts are too long.
+    """The result of ``make`` for all rows, or in several parts if their texts are too long.
 
-    :raises TooMuchText: by the iterator, when those of one row are.
+    :raises TooMuchText: raised by the iterator, if the text of a single row is too long.
     """
     try:
         made = make(rows)
@@ -95,7 +95,7 @@ class ByteRuns:
 
     @classmethod
     def of(cls, raw: pa.Array) -> ByteRuns:
-        """View a ``binary`` array; its first row starts at byte 0. Null rows may have any length."""
+        """View a ``binary`` array. Its first row starts at byte 0. Null rows may have any length."""
         _, offset_buffer, data_buffer = raw.buffers()
         if len(raw) == 0:
             return cls(np.empty(0, dtype=np.uint8), _NOTHING, _NOTHING)
@@ -110,9 +110,9 @@ class ByteRuns:
         return cls(data, offsets[:-1], offsets[1:])
 
     def byte(self, rows: NDArray[np.int64], index: int) -> NDArray[np.uint8]:
-        """Byte ``index`` of each of ``rows``, counted from the row's end when negative.
+        """Byte ``index`` of each of ``rows``; negative: counted from the end of the row.
 
-        Zero for a row that is too short.
+        Zero if the row is too short.
         """
         starts, ends = self.starts[rows], self.ends[rows]
         positions = starts + index if index >= 0 else ends + index
@@ -134,7 +134,7 @@ class ByteRuns:
 
 
 def overlapping(data: NDArray[np.uint8], wire: np.dtype[Any]) -> NDArray[Any]:
-    """The number that begins at each byte of ``data``; nothing is copied before it is asked for."""
+    """The number that begins at each byte of ``data``. Nothing is copied before it is used."""
     size = max(len(data) - wire.itemsize + 1, 0)
     return np.ndarray((size,), wire, data, strides=(1,))
 
@@ -145,12 +145,12 @@ def cut(
     ends: NDArray[np.int64],
     is_null: NDArray[np.bool_] | None = None,
 ) -> pa.Array:
-    """Copy ``data[starts[i]:ends[i]]`` of every ``i`` into a binary array.
+    """Copy ``data[starts[i]:ends[i]]`` for every ``i`` into a binary array.
 
-    The pieces must be in order and not overlap. With what lies between them they are a binary array
-    already, of which Arrow takes every other row faster than numpy gathers bytes.
+    The parts must be in order and must not overlap. Together with the bytes between them they are already a
+    binary array. Arrow takes every second row of it faster than numpy gathers bytes.
 
-    :raises MalformedText: when they are not in order.
+    :raises MalformedText: they are not in order.
     """
     if len(starts) == 0:
         return pa.array([], pa.binary())
@@ -180,7 +180,7 @@ def valid_rows(raw: pa.Array) -> NDArray[np.int64]:
 
 
 def null_mask(raw: pa.Array) -> NDArray[np.bool_] | None:
-    """True where null; None when nothing is."""
+    """True where null; None: no row is null."""
     if raw.null_count == 0:
         return None
     mask: NDArray[np.bool_] = raw.is_null().to_numpy(zero_copy_only=False)
@@ -195,14 +195,14 @@ def without(raw: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
 
 
 def cast_text(raw: pa.Array, target: pa.DataType) -> pa.Array:
-    """Parse ASCII text with Arrow's own parser of ``target``; zero-copy up to there.
+    """Parse ASCII text with Arrow's own parser of ``target``, without a copy before that.
 
-    :raises MalformedText: when a row is not in that parser's language.
+    :raises MalformedText: the parser does not understand a row.
     """
     try:
         return raw.view(pa.string()).cast(target)
     except pa.ArrowInvalid:
-        # Arrow's message holds the value, so it must not become part of ours.
+        # Arrow's message contains the value, so it must not become part of ours.
         raise MalformedText from None
 
 
@@ -211,10 +211,10 @@ def cast_mostly(
     target: pa.DataType,
     unholdable: Callable[[ByteRuns, NDArray[np.int64]], NDArray[np.bool_]],
 ) -> CastResult:
-    """Parse a column in one go; only when that fails, look for the rows that cannot be held.
+    """Parse a whole column. Only if that fails, look for the rows that the type cannot hold.
 
-    :param unholdable: says for each of the given (not null) rows whether the type cannot hold it.
-    :raises MalformedText: when other rows do not parse either.
+    :param unholdable: says for each of the given rows (not null) whether the type cannot hold it.
+    :raises MalformedText: other rows cannot be parsed either.
     """
     try:
         return accepted(cast_text(raw, target))

@@ -1,12 +1,12 @@
-"""Raw columns cast to the lake's types, and what is done with values that do not fit.
+"""Casts columns to the lake's types, and decides about values that do not fit.
 
-Start here: ``column_caster`` for text, and ``binary_caster`` for values in PostgreSQL's binary form. Both
-give the same values. The session that produced the text must have DateStyle ISO, IntervalStyle postgres,
-TimeZone UTC, extra_float_digits 1 or more, bytea_output hex and client_encoding UTF8; under other
-settings a caster says that the text is malformed.
+Start here: ``column_caster`` for text, ``binary_caster`` for values in PostgreSQL's binary form. Both give
+the same values. The session that printed the text must have DateStyle ISO, IntervalStyle postgres, TimeZone
+UTC, extra_float_digits 1 or more, bytea_output hex and client_encoding UTF8. With other settings a caster
+says that the text is malformed.
 
-The common types have a binary form; a slot with a column of another type is read as text. A domain is
-read as its base type, and an enum as text.
+The common types have a binary form. A slot with a column of another type is read as text. A domain is read as
+its base type, and an enum as text.
 
 Source: https://www.postgresql.org/docs/current/protocol-logical-replication.html (option ``binary``)
 """
@@ -75,15 +75,15 @@ __all__ = [
     "has_binary_form",
 ]
 
-#: The row gets NULL, and the caller is told so that it keeps the raw text beside the table.
+#: The row gets NULL. The caller gets the position, so that it can keep the value's text in a side table.
 NULL_AND_KEEP = "null_and_keep"
 #: The batch is refused.
 FAIL = "fail"
 
-#: What can be rejected at all, by the first word of the column's lake type (timestamptz counts as
-#: timestamp): decimals (NaN, infinity, too many digits), dates and timestamps (infinity, BC, years past
-#: 9999), lists (several dimensions, lower bounds other than 1, elements that do not fit), and structs
-#: (infinite intervals, attributes that do not fit).
+#: The types that can reject values, by the first word of the lake type (timestamptz counts as timestamp):
+#: decimals (NaN, infinity, too many digits), dates and timestamps (infinity, BC, years after 9999), lists
+#: (several dimensions, lower bounds other than 1, elements that do not fit), and structs (infinite
+#: intervals, attributes that do not fit).
 FAMILIES = ("decimal", "date", "timestamp", "list", "struct")
 
 #: What to do about a type without a binary form.
@@ -101,7 +101,7 @@ _BINARY_ADVICE = "check that the column's type is current, or use text mode (bin
 
 @dataclass(frozen=True, slots=True)
 class ValuePolicy:
-    """What becomes of a value that its column cannot hold. It is never changed to one that fits."""
+    """What happens to a value that does not fit its column. It is never changed to a value that fits."""
 
     default: str = NULL_AND_KEEP
     #: Exceptions by family, see ``FAMILIES``.
@@ -134,7 +134,7 @@ class ColumnCaster:
     #: ``schema.table``, for errors.
     table: str | None
     _cast: Caster
-    #: Prints raw values in binary form; None: raw values are text.
+    #: Prints values in binary form; None: the values are text.
     _texts: Callable[[pa.Array], pa.Array] | None = None
 
     @property
@@ -143,10 +143,10 @@ class ColumnCaster:
         return arrow_type(self.column.lake_type)
 
     def cast(self, raw: pa.Array) -> CastResult:
-        """Cast a raw column: an Arrow ``binary`` array of what PostgreSQL sent, null for NULL.
+        """Cast a column: an Arrow ``binary`` array of what PostgreSQL sent, null for NULL.
 
-        :raises ValueRefused: when a value does not fit and the policy says fail, or is not UTF-8.
-        :raises ProtocolError: when a value is not what the type's output or send function makes.
+        :raises ValueRefused: a value does not fit and the policy says fail, or a value is not UTF-8.
+        :raises ProtocolError: a value is not what the type's output or send function makes.
         :raises TooMuchText: see ``in_parts``.
         """
         with self._explained(raw):
@@ -162,11 +162,11 @@ class ColumnCaster:
         return result
 
     def texts(self, raw: pa.Array) -> pa.Array:
-        """The text that PostgreSQL prints for raw values, which is kept of those that do not fit.
+        """The text that PostgreSQL prints for values. It is kept of values that do not fit.
 
-        Of binary values it is made one by one: for few of them.
+        For binary values it is made one by one, so use it for few values.
 
-        :raises ProtocolError: when a value is not what the type's send function makes.
+        :raises ProtocolError: a value is not what the type's send function makes.
         """
         if self._texts is None:
             return raw
@@ -175,7 +175,7 @@ class ColumnCaster:
 
     @contextmanager
     def _explained(self, raw: pa.Array) -> Iterator[None]:
-        """Turn what a caster raises into an error that names the column."""
+        """Turn the exceptions of a caster into errors that name the column."""
         try:
             yield
         except InvalidEncoding:
@@ -216,10 +216,10 @@ def column_caster(
 ) -> ColumnCaster:
     """The caster of a column whose values are text, by its type and its lake type.
 
-    :param types: users' types by OID, as ``lake_type`` takes them: what a domain, an array or a composite
-        is of.
+    :param types: users' types by OID, as for ``lake_type``: the base of a domain, the parts of an array or a
+        composite.
     :param table: ``schema.table``, for errors.
-    :raises ConfigurationError: when the column's lake type is unknown.
+    :raises ConfigurationError: the column's lake type is unknown.
     """
     return ColumnCaster(column, policy, table, caster_of(column.lake_type, column.type_oid, types))
 
@@ -310,9 +310,9 @@ def binary_caster(
 ) -> ColumnCaster:
     """The caster of a column whose values are in binary form, by its type and its lake type.
 
-    :param types: users' types by OID, as ``lake_type`` takes them: what a domain or an array is of.
+    :param types: users' types by OID, as for ``lake_type``: the base of a domain, the elements of an array.
     :param table: ``schema.table``, for errors.
-    :raises NoBinaryForm: when the column's type has no binary form.
+    :raises NoBinaryForm: the column's type has no binary form.
     """
     form = _form(column.type_oid, types)
     if form is None:
@@ -354,7 +354,7 @@ def _form(type_oid: int, types: Mapping[int, TypeInfo]) -> BinaryForm | None:
 def _element(
     info: TypeInfo, types: Mapping[int, TypeInfo]
 ) -> tuple[BinaryForm | None, ElementForm]:
-    """How the elements of an array type are read, and what they look like."""
+    """How the elements of an array type are read, and what their binary form looks like."""
     element, form = find_type(info.element_oid, types), _form(info.element_oid, types)
     delimiter = b"," if element is None else element.delimiter.encode()
     width = None if form is None else form.width

@@ -1,8 +1,8 @@
-"""Dates and timestamps as ADBC hands them over: days or microseconds since 1970, of any size.
+"""Dates and timestamps as ADBC returns them: days or microseconds since 1970, of any size.
 
-ADBC moves PostgreSQL's count from 2000 to 1970 without a look at the value, so the infinities (the greatest
-and the least number) wrap around; the same step back gives them again, bit by bit. What the lake cannot hold
-is rejected by the same rules as in text and binary form. What is not here: other types.
+ADBC moves PostgreSQL's count from 2000 to 1970 without a look at the value. So the infinities, which are the
+greatest and the least number, wrap around. The same step back gives them again, bit by bit. What the lake
+cannot hold is rejected by the same rules as in text and binary form.
 
 Source: https://www.postgresql.org/docs/current/datatype-datetime.html
 """

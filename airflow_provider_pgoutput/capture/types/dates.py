@@ -1,13 +1,11 @@
 """Casters of date, time, timestamp and timestamptz as text and in binary form, and of interval as text.
 
-The text is that of DateStyle ISO, TimeZone UTC and IntervalStyle postgres. In binary form a date counts
-days and a timestamp microseconds since 2000-01-01; the largest and the smallest number are the
-infinities. The lake's types hold the years 1 to 9999, so years before (``BC``) and after, and the
-infinities, are rejected.
+The text is that of DateStyle ISO, TimeZone UTC and IntervalStyle postgres. In binary form a date counts days,
+and a timestamp microseconds, since 2000-01-01. The greatest and the least number are the infinities. The
+lake's types have the years 1 to 9999. Earlier years (``BC``), later years and the infinities are rejected.
 
-An interval is three numbers: months, days and microseconds. None of them follows from the others, as a
-month has no fixed number of days. An infinite interval (PostgreSQL 17 on) is no three numbers and is
-rejected.
+An interval is three numbers: months, days and microseconds. None follows from the others, because a month has
+no fixed number of days. An infinite interval (PostgreSQL 17 on) is not three numbers, and is rejected.
 
 Sources: https://www.postgresql.org/docs/current/datatype-datetime.html and
 ``src/include/datatype/timestamp.h``
@@ -59,9 +57,9 @@ def date_caster(target: pa.DataType) -> Caster:
 
 
 def _unholdable(runs: ByteRuns, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Infinite, before the year 1, or of a year with five digits or more."""
+    """Whether rows are infinite, before the year 1, or have a year with five digits or more."""
     found = np.zeros(len(rows), dtype=np.bool_)
-    # All others have a dash after four digits and no letter at the end.
+    # All other rows have a dash after four digits, and no letter at the end.
     odd = np.flatnonzero((runs.byte(rows, 4) != _DASH) | (runs.byte(rows, -1) == ord("C")))
     found[odd] = _is_special(runs, rows[odd])
     return found
@@ -85,7 +83,7 @@ def _is_special(runs: ByteRuns, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 _CLOCK = r"(?P<hours>\d{2,}):(?P<minutes>[0-5]\d):(?P<seconds>[0-5]\d)(?:\.(?P<fraction>\d{1,6}))?"
 _TIME = rf"^{_CLOCK}$"
-# A plus stands before a number that follows a negative one.
+# A number that follows a negative one has a plus in front.
 _INTERVAL = (
     r"^(?:\+?(?P<years>-?\d+) years?(?: |$))?(?:\+?(?P<months>-?\d+) mons?(?: |$))?"
     rf"(?:\+?(?P<days>-?\d+) days?(?: |$))?(?:(?P<sign>[+-]?){_CLOCK})?$"
@@ -114,7 +112,7 @@ def cast_interval(raw: pa.Array) -> CastResult:
     months = _number(found, "years") * 12 + _number(found, "months")
     days = _number(found, "days")
     micros = _clock(found)
-    # Of the least number of all there is no positive one; numpy's product wraps to it.
+    # The least number of all has no positive counterpart. numpy's product wraps around to the right one.
     micros = np.where(_is(found, "sign", "-"), -micros, micros)
     for each in (months, days):
         if ((each < _INT4.min) | (each > _INT4.max)).any():
@@ -132,7 +130,7 @@ def cast_interval(raw: pa.Array) -> CastResult:
 
 
 def _matches(raw: pa.Array, pattern: str) -> pa.StructArray:
-    """The groups of a pattern that all rows match; null rows have empty groups."""
+    """The groups of a pattern that all rows must match. Null rows have empty groups."""
     found = pc.extract_regex(pc.fill_null(raw, b"00:00:00").view(pa.string()), pattern=pattern)
     if found.null_count:
         raise MalformedText
@@ -149,7 +147,7 @@ def _clock(found: pa.StructArray) -> NDArray[np.int64]:
 
 
 def _number(found: pa.StructArray, group: str) -> NDArray[np.int64]:
-    """A group as numbers; 0 where it matched nothing."""
+    """A group as numbers; 0 if it matched nothing."""
     texts = found.field(group)
     return _integers(pc.if_else(pc.equal(texts, ""), "0", texts))
 
@@ -158,7 +156,7 @@ def _integers(texts: pa.Array) -> NDArray[np.int64]:
     try:
         numbers: NDArray[np.int64] = texts.cast(pa.int64()).to_numpy()
     except pa.ArrowInvalid:
-        # Arrow's message holds the value, so it must not become part of ours.
+        # Arrow's message contains the value, so it must not become part of ours.
         raise MalformedText from None
     return numbers
 
@@ -177,14 +175,14 @@ _EPOCH_DAYS = 10_957
 _LAKE_DAYS = (-730_119, 2_921_940)
 #: First valid day of PostgreSQL (4714-11-24 BC) and the day after the last (5874897-12-31).
 _DATES = (-2_451_545, 2_145_031_949)
-#: First valid microsecond (4714-11-24 BC) and the one after the last: to the microsecond that follows
-#: 294276-12-31 a ``timestamp(3)`` is rounded, which the server stores and prints.
+#: First valid microsecond (4714-11-24 BC), and the one after the last. A ``timestamp(3)`` can be rounded to
+#: the microsecond after 294276-12-31, and the server stores and prints that.
 _TIMESTAMPS = (-2_451_545 * _DAY_US, 106_751_983 * _DAY_US + 1)
 _TIME_TEXT_BYTES = 15
 
 
 def moment_caster(target: pa.DataType) -> Caster:
-    """A caster to date32 or to a timestamp in microseconds; what is out of range is rejected."""
+    """A caster to date32, or to a timestamp in microseconds. Values out of range are rejected."""
     if pa.types.is_date32(target):
         wire, lake, valid, epoch = _DAYS, _LAKE_DAYS, _DATES, _EPOCH_DAYS
     else:
@@ -241,7 +239,7 @@ def _times(raw: pa.Array) -> NDArray[np.int64]:
 def clock_texts(micros: NDArray[np.int64]) -> pa.Array:
     """Microseconds of a day as text, without zeros at the end of the fraction."""
     whole = micros // 1_000_000
-    # Numbers of 32 bits are divided several at a time.
+    # The processor divides several numbers of 32 bits at a time.
     fraction, seconds = (micros - whole * 1_000_000).astype(np.int32), whole.astype(np.int32)
     minutes, hundreds = seconds // 60, fraction // 100
     hours, ten_thousands = minutes // 60, hundreds // 100
@@ -308,7 +306,7 @@ def _special(number: np.signedinteger[Any]) -> bytes | None:
 
 
 def _dates(days: NDArray[np.int64]) -> list[tuple[str, str]]:
-    """Days from 2000-01-01 as date and era; numpy's calendar is the Gregorian one, too, with a year 0."""
+    """Days from 2000-01-01 as date and era. numpy's calendar is Gregorian, too, and has a year 0."""
     dates = (days + _EPOCH_DAYS).astype("M8[D]")
     months = dates.astype("M8[M]")
     years = (months.astype("M8[Y]").astype(np.int64) + 1970).tolist()

@@ -1,8 +1,8 @@
-"""What is known of a type that was dropped at the source before the changes of its columns were read.
+"""What is known about a type that was dropped at the source before the changes of its columns were read.
 
-The catalog has no row of it any more. The last batch may have kept its definition. Else there is only the
-Type message of the stream: the OID, schema and name, of a domain those of the type under it. What is not
-here: types that exist (``type_info.py``).
+The catalog no longer has it. The last batch may have recorded its definition. Otherwise there is only the
+Type message of the stream, with OID, schema and name (for a domain: those of the type below it).
+``type_info.py`` has types that exist.
 
 Source: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html and
 https://www.postgresql.org/docs/current/sql-createtype.html (names of array types)
@@ -33,9 +33,9 @@ _PAST_ALL_OIDS = 1 << 32
 def defined_before(
     type_oid: int, known: Mapping[int, TypeDefinition], catalog: Mapping[int, TypeInfo]
 ) -> dict[int, TypeInfo]:
-    """A type, and the types that it is made of, as a batch kept them; without those that the catalog has.
+    """A type and its parts, as a batch recorded them, without types that the catalog has.
 
-    Empty: no batch kept the type.
+    Empty: no batch recorded the type.
     """
     found: dict[int, TypeInfo] = {}
     wanted = [type_oid]
@@ -50,15 +50,15 @@ def defined_before(
 
 
 def announced(message: TypeMessage, catalog: Mapping[int, TypeInfo]) -> dict[int, TypeInfo]:
-    """A type as its Type message tells it, and of an array the type of its elements.
+    """A type as its Type message describes it, and for an array the type of its elements.
 
-    A name that begins with an underscore is taken for that of an array, which the server names so: unless
-    there is a type of that name now that is none.
+    A name that begins with an underscore counts as an array's name, because the server names arrays so;
+    unless a type of that name exists now and is no array.
     """
     named = (message.schema_name, message.name)
     for each in BUILTIN_TYPES.values():
         if (each.schema_name, each.name) == named:
-            # The server announces none of its own types, so this is a domain.
+            # The server does not announce its own types, so this is a domain.
             return {message.oid: TypeInfo(message.oid, *named, "d", base_oid=each.oid)}
     namesake = next((e for e in catalog.values() if (e.schema_name, e.name) == named), None)
     is_array = message.name.startswith("_") if namesake is None else bool(namesake.element_oid)
@@ -66,7 +66,7 @@ def announced(message: TypeMessage, catalog: Mapping[int, TypeInfo]) -> dict[int
         return {message.oid: TypeInfo(message.oid, *named, "b")}
     element = None if namesake is None else catalog.get(namesake.element_oid)
     if element is None or element.typtype == "c":
-        # The attributes of another composite say nothing of this one.
+        # The attributes of another composite tell nothing about this one.
         oid = message.oid + _PAST_ALL_OIDS
         element = TypeInfo(oid, message.schema_name, message.name.removeprefix("_"), "b")
     array = TypeInfo(message.oid, *named, "b", element_oid=element.oid)

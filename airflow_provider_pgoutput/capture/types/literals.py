@@ -1,9 +1,9 @@
-r"""Array, vector and hstore literals cut into their parts: one scan over the bytes of a whole column.
+r"""Cuts array, vector and hstore literals into their parts, with one scan over the bytes of a column.
 
-The scan finds the marks (brackets, delimiters, quotes, backslashes) of all rows at once. A mark is
-inside quotes when an odd number of quotes is before it, and escaped when an odd run of backslashes is
-before it; both are cumulative operations, so no row is looked at alone. All marks are ASCII and the
-text is UTF-8, where no ASCII byte is part of another character. What is not here: casting the parts.
+The scan finds the marks (brackets, delimiters, quotes, backslashes) of all rows at once. A mark is inside of
+quotes if an odd number of quotes is before it. It is escaped if an odd run of backslashes is before it. Both
+are cumulative operations, so no row is looked at alone. All marks are ASCII, and in UTF-8 no ASCII byte is
+part of another character.
 
 Sources: https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO and
 https://www.postgresql.org/docs/current/hstore.html
@@ -44,12 +44,12 @@ VECTOR = Brackets(ord("["), ord("]"), ord(","), is_array=False)
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The marks of a column, in order; of those inside quotes only what quoting needs."""
+    """The marks of a column, in order. Inside of quotes only marks that quoting needs."""
 
     #: Positions of brackets and delimiters outside of quotes, and which byte each is.
     structure: NDArray[np.int64]
     kinds: NDArray[np.uint8]
-    #: Positions of quotes that open (even places) or close (odd places).
+    #: Positions of quotes. Those at even indexes open, those at odd indexes close.
     quotes: NDArray[np.int64]
     #: Positions of backslashes that escape the byte after them.
     escapes: NDArray[np.int64]
@@ -60,7 +60,7 @@ def find_marks(data: NDArray[np.uint8], structural: bytes) -> Marks:
 
     :param structural: the brackets and delimiters to look for.
     """
-    # Six comparisons of whole registers are faster than one look-up per byte.
+    # Six comparisons of whole registers are faster than one look-up for each byte.
     is_mark = (data == _QUOTE) | (data == _BACKSLASH)
     for byte in structural:
         is_mark |= data == byte
@@ -83,7 +83,7 @@ def find_marks(data: NDArray[np.uint8], structural: bytes) -> Marks:
 
 
 def _escaping(positions: NDArray[np.int64], is_backslash: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which marks are backslashes at an even place in their run of backslashes."""
+    """Which marks are backslashes with an even index in their run of backslashes."""
     backslashes = positions[is_backslash]
     begins_run = np.ones(len(backslashes), dtype=np.bool_)
     begins_run[1:] = np.diff(backslashes) > 1
@@ -122,7 +122,7 @@ class Literals:
     def of(cls, dense: pa.Array, brackets: Brackets) -> Literals:
         """Scan a column.
 
-        :raises MalformedText: when a row does not begin and end like a literal.
+        :raises MalformedText: a row does not begin and end like a literal.
         """
         runs = ByteRuns.of(dense)
         if (runs.ends - runs.starts < 2).any() or (
