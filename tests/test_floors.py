@@ -41,6 +41,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "capture.start",
     ),
     ("capture.run",),
+    ("capture.server",),
     ("capture.copy", "capture.start_position"),
     ("capture.stage",),
     ("capture.pipeline",),

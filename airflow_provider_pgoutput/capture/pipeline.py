@@ -16,13 +16,15 @@ from airflow_provider_pgoutput.capture.fallback import Tries
 from airflow_provider_pgoutput.capture.membership import (
     begins_a_lake,
     holds_copies,
+    refuse_other_root,
     tables_to_copy,
     without_ignored,
 )
 from airflow_provider_pgoutput.capture.request import AFTER_STAGE, ALWAYS, NEVER
-from airflow_provider_pgoutput.capture.run import CaptureContext
+from airflow_provider_pgoutput.capture.run import Run
 from airflow_provider_pgoutput.capture.schema.differences import unfollowable
 from airflow_provider_pgoutput.capture.schema.policy import CopyNeeded
+from airflow_provider_pgoutput.capture.server import PostgresSource
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.source.errors import of_slot
@@ -40,6 +42,7 @@ from airflow_provider_pgoutput.capture.stage import ServerRows, stage_changes, s
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.manifests import (
     find_bridge,
+    find_ending,
     find_sealed,
     make_sure,
     warn_of_skipped,
@@ -62,9 +65,9 @@ from airflow_provider_pgoutput.errors import (
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.request import CaptureRequest
+    from airflow_provider_pgoutput.capture.run import RowSource, Source
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
-    from airflow_provider_pgoutput.capture.stage import RowSource
     from airflow_provider_pgoutput.capture.start import Start
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 
@@ -74,7 +77,7 @@ log = logging.getLogger(__name__)
 def stage_batch(request: CaptureRequest) -> tuple[Manifest, str]:
     """Stage the next batch of a slot, or find the one that an earlier attempt sealed.
 
-    A server that cannot give it as asked is asked again in a way that it can, see ``second_try.py``.
+    A server that cannot give it as asked is asked again in a way that it can, see ``fallback.py``.
 
     :returns: the manifest of the sealed batch and its URI.
     :raises PgoutputError: see ``errors.py``; the slot was not moved then, and no batch was sealed, but for
@@ -101,309 +104,337 @@ def _stage_once(request: CaptureRequest) -> tuple[Manifest, str]:
         sessions.limit_lock_waits(session)
         # The flush LSN in here is the batch's target: taken once, before anything is read.
         server = read_server(session, request.conninfo)
-        context = CaptureContext(request, area, session, server)
-        return stage_in(context, ServerRows(context))
+        source = PostgresSource(request, area, session, server)
+        return stage_in(source, ServerRows(source))
 
 
-def stage_in(context: CaptureContext, rows: RowSource) -> tuple[Manifest, str]:
-    """Take the way to a batch that the slot, the request and the lake leave; see ``stage_batch``."""
-    request = context.request
-    sealed = _sealed_in(context, rows)
-    # Without a checkpoint nothing would tell a later run that this is the batch to begin with.
-    if request.advance == AFTER_STAGE and request.checkpoint is not None:
-        slot = context.read_slot()
-        # A batch that was sealed before its slot was lost is applied all the same.
-        if slot is not None and not slot.is_lost:
-            make_sure(context.area, *sealed)
-            context.confirm(sealed[0].end_lsn)
+def stage_in(source: Source, rows: RowSource) -> tuple[Manifest, str]:
+    """Find the facts, seal a batch, and let the slot move where a run does that; see ``stage_batch``."""
+    slot, confirmed = _checked_slot(source)
+    run = Run(source, rows, source.read_facts(), slot, confirmed)
+    sealed = _sealed(run)
+    _confirm(source, sealed)
     return sealed
 
 
-def _sealed_in(context: CaptureContext, rows: RowSource) -> tuple[Manifest, str]:
-    request, server = context.request, context.server
+def _sealed(run: Run) -> tuple[Manifest, str]:
+    """Decide which kind of run this is. Each kind finds its start, and ends with a sealed batch."""
+    checkpoint = run.request.checkpoint
+    if checkpoint is not None:
+        return _next_batch(run, checkpoint)
+    if run.slot is not None and run.confirmed is not None:
+        return _first_batch_of_existing_slot(run, run.slot, run.confirmed)
+    if run.slot is not None:
+        # Lost before anything of it was applied.
+        run.source.drop_slot(run.slot)
+    return _first_batch(run)
+
+
+def _checked_slot(source: Source) -> tuple[SlotFacts | None, Lsn | None]:
+    """The slot, and its position; the position is None where there is no slot that could be read.
+
+    :raises PgoutputError: the server or the slot is not what is needed.
+    """
+    request, server = source.request, source.server
     check_wal_level(server)
-    slot = context.read_slot()
-    two_phase = request.options.two_phase
+    slot = source.read_slot()
+    if slot is None:
+        return None, None
+    confirmed = None
     try:
-        confirmed = None if slot is None else check_slot(slot, server, two_phase=two_phase)
+        confirmed = check_slot(slot, server, two_phase=request.options.two_phase)
     except SlotLost:
         if request.on_slot_lost != COPY or (
             request.checkpoint is None and request.initial_copy == NEVER
         ):
             raise
-        confirmed = None
-    if slot is not None:
-        warn_of_dangers(
-            slot, seconds_between_runs=request.seconds_between_runs, failover=request.failover
+    warn_of_dangers(
+        slot, seconds_between_runs=request.seconds_between_runs, failover=request.failover
+    )
+    return slot, confirmed
+
+
+def _confirm(source: Source, sealed: tuple[Manifest, str]) -> None:
+    """Let the slot move over a sealed batch, with ``advance="after_stage"``."""
+    # Without a checkpoint nothing would tell a later run that this is the batch to begin with.
+    if source.request.advance != AFTER_STAGE or source.request.checkpoint is None:
+        return
+    slot = source.read_slot()
+    # A batch that was sealed before its slot was lost is applied all the same.
+    if slot is not None and not slot.is_lost:
+        make_sure(source.area, *sealed)
+        source.confirm(sealed[0].end_lsn)
+
+
+def _first_batch(run: Run) -> tuple[Manifest, str]:
+    """Create the slot and stage all tables as they were at its first position."""
+    slot_name = run.request.slot_name
+    if run.request.start_lsn is not None:
+        raise SlotNotFound(
+            "There is no slot, so the changes since start_lsn are not kept.",
+            slot=slot_name,
+            lsn=run.request.start_lsn,
+            advice="make the slot before the tables are loaded, with "
+            f"pg_create_logical_replication_slot('{slot_name}', 'pgoutput'); load them; then give the "
+            "LSN that it returned.",
         )
-    capture = _Capture(context, rows)
-    context.check_publications()
-    context.check_forms()
-    context.take_marks()
-    if request.checkpoint is not None:
-        return capture.next_batch(request.checkpoint, slot, confirmed)
-    if slot is not None and confirmed is None:
-        # Lost before anything of it was applied.
-        context.drop_slot(slot)
-    if slot is None or confirmed is None:
-        return capture.first_batch()
-    return capture.first_batch_of_existing_slot(slot)
+    if run.request.initial_copy == ALWAYS:
+        run.source.check_may_copy(run.facts.tables)
+    check_failover(run.source.server, failover=run.request.failover)
+    with run.source.create_slot() as snapshot:
+        point = snapshot.consistent_point
+        log.info("Created slot %s at %s.", slot_name, point)
+        start = first(run.request, point)
+        return stage_copies(run, start, _first_tables(run), snapshot)
 
 
-class _Capture:
-    """The ways to a batch; each ends with a sealed one."""
-
-    def __init__(self, context: CaptureContext, rows: RowSource) -> None:
-        self._context, self._rows = context, rows
-        self._request = context.request
-
-    def first_batch(self) -> tuple[Manifest, str]:
-        """Create the slot and stage all tables as they were at its first position."""
-        slot_name = self._request.slot_name
-        if self._request.start_lsn is not None:
-            raise SlotNotFound(
-                "There is no slot, so the changes since start_lsn are not kept.",
-                slot=slot_name,
-                lsn=self._request.start_lsn,
-                advice="make the slot before the tables are loaded, with "
-                f"pg_create_logical_replication_slot('{slot_name}', 'pgoutput'); load them; then give the "
-                "LSN that it returned.",
-            )
-        if self._request.initial_copy == ALWAYS:
-            self._context.check_may_copy(self._context.published())
-        check_failover(self._context.server, failover=self._request.failover)
-        with self._context.create_slot() as snapshot:
-            point = snapshot.consistent_point
-            log.info("Created slot %s at %s.", slot_name, point)
-            start = first(self._request, point)
-            return stage_copies(self._context, self._rows, start, self._first_tables(), snapshot)
-
-    def first_batch_of_existing_slot(self, slot: SlotFacts) -> tuple[Manifest, str]:
-        """The slot was made by somebody, or by an attempt that died during its copy."""
-        request, confirmed = self._request, slot.confirmed_flush_lsn
-        assert confirmed is not None, "check_slot refuses a slot without a position"
-        start = first(request, request.start_lsn or confirmed)
-        if request.start_lsn is not None:
-            check_start(slot, start.lsn, self._context.server)
-        if request.advance == AFTER_STAGE:
-            self._refuse_lost_checkpoint(confirmed)
-        found = self._find_sealed(start.lsn)
-        if found and begins_a_lake(found[0], request):
-            return found
-        if request.initial_copy == NEVER:
-            self._context.warn_of_membership_changes()
-            tables = tables_to_copy(self._context.published(), None, request)
-            self._context.check_may_copy(tables)
-            return stage_changes(self._context, self._rows, start, tables)
-        self._context.check_may_copy(self._context.published())
-        log.info("Slot %s starts at %s.", request.slot_name, confirmed)
-        return stage_copies(self._context, self._rows, start, self._first_tables())
-
-    def _refuse_lost_checkpoint(self, confirmed: Lsn) -> None:
-        """Where stage runs move the slot, what it has passed may wait in the staging area."""
-        context, slot_name = self._context, self._request.slot_name
-        before = Lsn(confirmed - 1)
-        if find_bridge(context.area, slot_name, context.server, before, confirmed) is not None:
-            raise SlotAheadOfCheckpoint(
-                f"The lake has no checkpoint, and the slot, at {confirmed}, has passed a sealed batch.",
-                slot=slot_name,
-                lsn=confirmed,
-                advice="if the checkpoint table was lost, rebuild it with airflow pgoutput doctor --repair;"
-                " to begin anew, drop the slot first, or empty the slot's folder of the staging area.",
-            )
-
-    def next_batch(
-        self, checkpoint: Checkpoint, slot: SlotFacts | None, confirmed: Lsn | None
-    ) -> tuple[Manifest, str]:
-        """Stage what committed since the checkpoint.
-
-        :param confirmed: position of the slot; None: there is none that could be read.
-        """
-        check_source(self._context, checkpoint)
-        if self._request.start_lsn is not None:
-            last = last_known(self._context.area, self._request.slot_name, checkpoint)
-            if not is_of_the_load(self._request, checkpoint, last):
-                return self._read_again(checkpoint, slot, confirmed, last)
-        if confirmed is not None and confirmed > checkpoint.end_lsn:
-            found = self._bridge(checkpoint, confirmed)
-            if found is not None:
-                return found
-        if self._request.on_slot_lost == COPY and (
-            confirmed is None or confirmed > checkpoint.end_lsn
-        ):
-            return self._batch_after_a_loss(checkpoint, slot, confirmed)
-        if slot is None or confirmed is None:
-            raise SlotNotFound(
-                "The slot does not exist, but the lake has a checkpoint of it. It is not made anew: the "
-                "changes since then would be missing.",
-                slot=self._request.slot_name,
-                lsn=checkpoint.end_lsn,
-                advice="find out who dropped it; then run once with on_slot_lost='copy'.",
-            )
-        if self._context.options.two_phase and confirmed <= checkpoint.end_lsn:
-            check_two_phase_start(slot, checkpoint.end_lsn)
-        check_not_ahead(confirmed, checkpoint.end_lsn, self._request.slot_name)
-        # The run before may have died between sealing and telling anybody.
-        found = self._find_sealed(checkpoint.end_lsn, past=checkpoint.end_lsn)
-        if (
-            found
-            and holds_copies(found[0], self._request.copy_tables)
-            and not self._waits_for_copy(found[0], checkpoint)
-        ):
-            return found
-        last, context = self._last_batch(checkpoint), self._context
-        gaps = self._gaps_since(last)
-        tables = tables_to_copy(
-            context.published(), checkpoint, self._request, gaps | checkpoint.passed_over.keys()
-        )
-        tables = context.with_waiting_copies(checkpoint.end_lsn, tables)
-        tables = context.with_altered_types(tables)
-        context.check_may_copy(tables)
-        return self._stage_with_copies(following(self._request, checkpoint, last), tables)
-
-    def _read_again(
-        self,
-        checkpoint: Checkpoint,
-        slot: SlotFacts | None,
-        confirmed: Lsn | None,
-        last: Manifest | None,
-    ) -> tuple[Manifest, str]:
-        """Stage anew from ``start_lsn`` on, which the slot still holds and the lake may be past."""
-        context, request = self._context, self._request
-        if request.advance == AFTER_STAGE and confirmed and confirmed > checkpoint.end_lsn:
-            # An attempt that died may have sealed it and moved the slot.
-            found = self._bridge(checkpoint, confirmed)
-            if found is not None and found[0].start_lsn == request.start_lsn:
-                return found
-        start = begin_again(context, slot, confirmed, checkpoint, last)
-        gaps = self._gaps_since(last) | checkpoint.passed_over.keys()
-        tables = tables_to_copy(context.published(), checkpoint, request, gaps)
-        context.check_may_copy(tables)
-        return self._stage_with_copies(start, tables)
-
-    def _bridge(self, checkpoint: Checkpoint, confirmed: Lsn) -> tuple[Manifest, str] | None:
-        """The sealed batch with what the slot has passed and the lake lacks; None: there is none.
-
-        It cannot be staged again, so what is asked for beyond it has to wait.
-        """
-        request, context = self._request, self._context
-        found = find_bridge(
-            context.area, request.slot_name, context.server, checkpoint.end_lsn, confirmed
-        )
-        if found is None:
-            return None
-        manifest, uri = found
-        # What is in the lake already cannot be meant.
-        skip_lsns = [lsn for lsn in request.skip_lsns if lsn >= checkpoint.end_lsn]
-        lacks = not (holds_copies(manifest, request.copy_tables) and manifest.skips(skip_lsns))
-        if not lacks and not self._waits_for_copy(manifest, checkpoint):
-            log.info("The slot has passed this batch, which is sealed and not applied yet: %s", uri)
-            warn_of_skipped(manifest)
-            return found
-        raise SlotAheadOfCheckpoint(
-            f"The batch {manifest.start_lsn} to {manifest.end_lsn} is sealed and not applied, and the slot"
-            " has passed it: it cannot be staged again, with copies or without a transaction.",
-            slot=request.slot_name,
-            lsn=checkpoint.end_lsn,
-            advice="run once without what asks for that, which applies it, and then with it. To give the"
-            f" batch up, with its messages and change log entries, remove its manifest ({uri}) and run once"
-            " with on_slot_lost='copy'.",
-        )
-
-    def _stage_with_copies(
-        self, start: Start, tables: tuple[PublishedTable, ...]
-    ) -> tuple[Manifest, str]:
-        """Stage changes; when they ask for the copy of a table, stage them again with it."""
-        while True:
-            try:
-                return stage_changes(self._context, self._rows, start, tables)
-            except CopyNeeded as needed:
-                oid = needed.relation_oid
-                # One that was copied never asks again, so this ends.
-                wanted = tuple(
-                    each for each in self._context.published() if each.relation_oid == oid
-                )
-                if not wanted:
-                    log.info("A table that has to be copied is gone: staging the batch again.")
-                    continue
-                if oid in {each.relation_oid for each in tables}:
-                    raise AssertionError(
-                        "a table that the batch copies asks for no copy"
-                    ) from needed
-                self._context.check_may_copy(wanted)
-                log.info("Staging the batch again, with a copy of %s.", wanted[0].name)
-                tables += wanted
-
-    def _waits_for_copy(self, sealed: Manifest, checkpoint: Checkpoint) -> bool:
-        """Whether apply could not follow the types of a batch that was staged without a copy."""
-        if self._request.schema_policy.on_type_change != COPY:
-            return False
-        return any(unfollowable(e, checkpoint.shapes.get(e.relation_oid)) for e in sealed.tables)
-
-    def _batch_after_a_loss(
-        self, checkpoint: Checkpoint, slot: SlotFacts | None, confirmed: Lsn | None
-    ) -> tuple[Manifest, str]:
-        """Stage all published tables anew, in a batch that spans what cannot be read any more."""
-        request, context, start = self._request, self._context, checkpoint.end_lsn
-        # Sealed by an attempt that died, or before the slot was lost; what it lacks is the next run's.
-        found = self._find_sealed(start, past=start)
-        if (
-            found
-            and holds_copies(found[0], request.copy_tables)
-            and not self._waits_for_copy(found[0], checkpoint)
-        ):
-            return found
-        context.check_root(self._last_batch(checkpoint))
-        tables = without_ignored(context.published(), checkpoint, request)
-        # All are copied; this refuses those that were dropped and made again.
-        tables_to_copy(tables, checkpoint, request)
-        context.check_may_copy(tables)
-        check_failover(context.server, failover=request.failover)
-        log.warning(
-            "Changes of slot %s since %s cannot be read any more: all %d published tables are copied again.",
-            request.slot_name,
-            start,
-            len(tables),
-        )
-        if confirmed is not None and slot is not None and context.may_keep(slot, confirmed):
-            # Made by an attempt that died: what that copied since then is not copied again.
-            return stage_copies(
-                context, self._rows, after_loss(request, checkpoint, confirmed), tables
-            )
-        if slot is not None:
-            context.drop_slot(slot)
-        with context.create_slot() as snapshot:
-            point = snapshot.consistent_point
-            log.info("Created slot %s at %s.", request.slot_name, point)
-            return stage_copies(
-                context, self._rows, after_loss(request, checkpoint, point), tables, snapshot
-            )
-
-    def _first_tables(self) -> tuple[PublishedTable, ...]:
-        """The tables that the first batch copies."""
-        return self._context.published() if self._request.initial_copy == ALWAYS else ()
-
-    def _gaps_since(self, last: Manifest | None) -> frozenset[int]:
-        """OIDs of the tables that were not published all the time since the lake's last batch."""
-        if last is None or last.published is None:
-            self._context.warn_of_membership_changes()
-            return frozenset()
-        return self._context.changes_of_membership(last.published)
-
-    def _last_batch(self, checkpoint: Checkpoint) -> Manifest | None:
-        return last_batch(self._context.area, self._request.slot_name, checkpoint)
-
-    def _find_sealed(self, start: Lsn, past: Lsn | None = None) -> tuple[Manifest, str] | None:
-        found = find_sealed(
-            self._context.area,
-            self._request.slot_name,
-            self._context.server.system_identifier,
-            start,
-            past=past,
-            server=self._context.server,
-            skip_lsns=self._request.skip_lsns,
-        )
-        if found is not None:
-            log.info("An earlier attempt sealed this batch already: %s", found[1])
-            warn_of_skipped(found[0])
+def _first_batch_of_existing_slot(
+    run: Run, slot: SlotFacts, confirmed: Lsn
+) -> tuple[Manifest, str]:
+    """The slot was made by somebody, or by an attempt that died during its copy."""
+    request = run.request
+    start = first(request, request.start_lsn or confirmed)
+    if request.start_lsn is not None:
+        check_start(slot, start.lsn, run.source.server)
+    if request.advance == AFTER_STAGE:
+        _refuse_lost_checkpoint(run, confirmed)
+    found = _find_sealed(run, start.lsn)
+    if found and begins_a_lake(found[0], request):
         return found
+    if request.initial_copy == NEVER:
+        _gaps_since(run, None)
+        tables = tables_to_copy(run.facts.tables, None, request)
+        run.source.check_may_copy(tables)
+        return stage_changes(run, start, tables)
+    run.source.check_may_copy(run.facts.tables)
+    log.info("Slot %s starts at %s.", request.slot_name, confirmed)
+    return stage_copies(run, start, _first_tables(run))
+
+
+def _refuse_lost_checkpoint(run: Run, confirmed: Lsn) -> None:
+    """Where stage runs move the slot, what it has passed may wait in the staging area."""
+    source, slot_name = run.source, run.request.slot_name
+    before = Lsn(confirmed - 1)
+    if find_bridge(source.area, slot_name, source.server, before, confirmed) is not None:
+        raise SlotAheadOfCheckpoint(
+            f"The lake has no checkpoint, and the slot, at {confirmed}, has passed a sealed batch.",
+            slot=slot_name,
+            lsn=confirmed,
+            advice="if the checkpoint table was lost, rebuild it with airflow pgoutput doctor --repair;"
+            " to begin anew, drop the slot first, or empty the slot's folder of the staging area.",
+        )
+
+
+def _next_batch(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str]:
+    """Stage what committed since the checkpoint."""
+    slot, confirmed = run.slot, run.confirmed
+    check_source(run.source, checkpoint)
+    if run.request.start_lsn is not None:
+        last = last_known(run.source.area, run.request.slot_name, checkpoint)
+        if not is_of_the_load(run.request, checkpoint, last):
+            return _read_again(run, checkpoint, last)
+    if confirmed is not None and confirmed > checkpoint.end_lsn:
+        found = _bridge(run, checkpoint, confirmed)
+        if found is not None:
+            return found
+    if run.request.on_slot_lost == COPY and (confirmed is None or confirmed > checkpoint.end_lsn):
+        return _batch_after_a_loss(run, checkpoint)
+    if slot is None or confirmed is None:
+        raise SlotNotFound(
+            "The slot does not exist, but the lake has a checkpoint of it. It is not made anew: the "
+            "changes since then would be missing.",
+            slot=run.request.slot_name,
+            lsn=checkpoint.end_lsn,
+            advice="find out who dropped it; then run once with on_slot_lost='copy'.",
+        )
+    if run.source.options.two_phase and confirmed <= checkpoint.end_lsn:
+        check_two_phase_start(slot, checkpoint.end_lsn)
+    check_not_ahead(confirmed, checkpoint.end_lsn, run.request.slot_name)
+    # The run before may have died between sealing and telling anybody.
+    found = _find_sealed(run, checkpoint.end_lsn, past=checkpoint.end_lsn)
+    if (
+        found
+        and holds_copies(found[0], run.request.copy_tables)
+        and not _waits_for_copy(run.request, found[0], checkpoint)
+    ):
+        return found
+    last = _last_batch(run, checkpoint)
+    gaps = _gaps_since(run, last)
+    tables = tables_to_copy(
+        run.facts.tables, checkpoint, run.request, gaps | checkpoint.passed_over.keys()
+    )
+    tables = _united(tables, _waiting_copies(run, checkpoint.end_lsn))
+    tables = _united(tables, run.source.altered_tables(run.facts))
+    run.source.check_may_copy(tables)
+    return _stage_with_copies(run, following(run.request, checkpoint, last), tables)
+
+
+def _read_again(run: Run, checkpoint: Checkpoint, last: Manifest | None) -> tuple[Manifest, str]:
+    """Stage anew from ``start_lsn`` on, which the slot still holds and the lake may be past."""
+    request, confirmed = run.request, run.confirmed
+    if request.advance == AFTER_STAGE and confirmed and confirmed > checkpoint.end_lsn:
+        # An attempt that died may have sealed it and moved the slot.
+        found = _bridge(run, checkpoint, confirmed)
+        if found is not None and found[0].start_lsn == request.start_lsn:
+            return found
+    start = begin_again(run, checkpoint, last)
+    gaps = _gaps_since(run, last) | checkpoint.passed_over.keys()
+    tables = tables_to_copy(run.facts.tables, checkpoint, request, gaps)
+    run.source.check_may_copy(tables)
+    return _stage_with_copies(run, start, tables)
+
+
+def _bridge(run: Run, checkpoint: Checkpoint, confirmed: Lsn) -> tuple[Manifest, str] | None:
+    """The sealed batch with what the slot has passed and the lake lacks; None: there is none.
+
+    It cannot be staged again, so what is asked for beyond it has to wait.
+    """
+    request, source = run.request, run.source
+    found = find_bridge(
+        source.area, request.slot_name, source.server, checkpoint.end_lsn, confirmed
+    )
+    if found is None:
+        return None
+    manifest, uri = found
+    # What is in the lake already cannot be meant.
+    skip_lsns = [lsn for lsn in request.skip_lsns if lsn >= checkpoint.end_lsn]
+    lacks = not (holds_copies(manifest, request.copy_tables) and manifest.skips(skip_lsns))
+    if not lacks and not _waits_for_copy(run.request, manifest, checkpoint):
+        log.info("The slot has passed this batch, which is sealed and not applied yet: %s", uri)
+        warn_of_skipped(manifest)
+        return found
+    raise SlotAheadOfCheckpoint(
+        f"The batch {manifest.start_lsn} to {manifest.end_lsn} is sealed and not applied, and the slot"
+        " has passed it: it cannot be staged again, with copies or without a transaction.",
+        slot=request.slot_name,
+        lsn=checkpoint.end_lsn,
+        advice="run once without what asks for that, which applies it, and then with it. To give the"
+        f" batch up, with its messages and change log entries, remove its manifest ({uri}) and run once"
+        " with on_slot_lost='copy'.",
+    )
+
+
+def _stage_with_copies(
+    run: Run, start: Start, tables: tuple[PublishedTable, ...]
+) -> tuple[Manifest, str]:
+    """Stage changes; when they ask for the copy of a table, stage them again with it."""
+    while True:
+        try:
+            return stage_changes(run, start, tables)
+        except CopyNeeded as needed:
+            oid = needed.relation_oid
+            # One that was copied never asks again, so this ends.
+            wanted = tuple(each for each in run.source.read_tables() if each.relation_oid == oid)
+            if not wanted:
+                log.info("A table that has to be copied is gone: staging the batch again.")
+                continue
+            if oid in {each.relation_oid for each in tables}:
+                raise AssertionError("a table that the batch copies asks for no copy") from needed
+            run.source.check_may_copy(wanted)
+            log.info("Staging the batch again, with a copy of %s.", wanted[0].name)
+            tables += wanted
+
+
+def _waits_for_copy(request: CaptureRequest, sealed: Manifest, checkpoint: Checkpoint) -> bool:
+    """Whether apply could not follow the types of a batch that was staged without a copy."""
+    if request.schema_policy.on_type_change != COPY:
+        return False
+    return any(unfollowable(e, checkpoint.shapes.get(e.relation_oid)) for e in sealed.tables)
+
+
+def _batch_after_a_loss(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str]:
+    """Stage all published tables anew, in a batch that spans what cannot be read any more."""
+    request, source, start = run.request, run.source, checkpoint.end_lsn
+    slot, confirmed = run.slot, run.confirmed
+    # Sealed by an attempt that died, or before the slot was lost; what it lacks is the next run's.
+    found = _find_sealed(run, start, past=start)
+    if (
+        found
+        and holds_copies(found[0], request.copy_tables)
+        and not _waits_for_copy(run.request, found[0], checkpoint)
+    ):
+        return found
+    last = _last_batch(run, checkpoint)
+    if last is not None and last.published is not None:
+        refuse_other_root(last.published, run.facts.published, slot_name=request.slot_name)
+    tables = without_ignored(run.facts.tables, checkpoint, request)
+    # All are copied; this refuses those that were dropped and made again.
+    tables_to_copy(tables, checkpoint, request)
+    source.check_may_copy(tables)
+    check_failover(source.server, failover=request.failover)
+    log.warning(
+        "Changes of slot %s since %s cannot be read any more: all %d published tables are copied again.",
+        request.slot_name,
+        start,
+        len(tables),
+    )
+    if confirmed is not None and slot is not None and _may_keep(source, slot, confirmed):
+        # Made by an attempt that died: what that copied since then is not copied again.
+        return stage_copies(run, after_loss(request, checkpoint, confirmed), tables)
+    if slot is not None:
+        source.drop_slot(slot)
+    with source.create_slot() as snapshot:
+        point = snapshot.consistent_point
+        log.info("Created slot %s at %s.", request.slot_name, point)
+        return stage_copies(run, after_loss(request, checkpoint, point), tables, snapshot)
+
+
+def _may_keep(source: Source, slot: SlotFacts, confirmed: Lsn) -> bool:
+    """Whether copies may go on from where a slot is.
+
+    With two_phase, what was prepared before and commits behind it has to be in the staging area.
+    """
+    if not source.options.two_phase:
+        return True
+    system, name = source.server.system_identifier, source.request.slot_name
+    return slot.two_phase and find_ending(source.area, name, system, confirmed) is not None
+
+
+def _first_tables(run: Run) -> tuple[PublishedTable, ...]:
+    """The tables that the first batch copies."""
+    return run.facts.tables if run.request.initial_copy == ALWAYS else ()
+
+
+def _gaps_since(run: Run, last: Manifest | None) -> frozenset[int]:
+    """OIDs of the tables that were not published all the time since the lake's last batch."""
+    return run.source.gaps_since(None if last is None else last.published, run.facts)
+
+
+def _waiting_copies(run: Run, start: Lsn) -> tuple[PublishedTable, ...]:
+    """Tables that a sealed batch copied which gives way to the one that begins here.
+
+    Somebody asked for them, and their task is green as soon as the lake is past that batch.
+    """
+    source, name = run.source, run.request.slot_name
+    system = source.server.system_identifier
+    found = find_sealed(source.area, name, system, start, past=start, server=source.server)
+    copied = {each.relation_oid for each in found[0].tables if each.copy_lsn} if found else set()
+    return tuple(each for each in run.facts.tables if each.relation_oid in copied)
+
+
+def _united(
+    tables: tuple[PublishedTable, ...], more: tuple[PublishedTable, ...]
+) -> tuple[PublishedTable, ...]:
+    """The tables, and those of ``more`` that are not among them."""
+    oids = {each.relation_oid for each in tables}
+    return (*tables, *(each for each in more if each.relation_oid not in oids))
+
+
+def _last_batch(run: Run, checkpoint: Checkpoint) -> Manifest | None:
+    return last_batch(run.source.area, run.request.slot_name, checkpoint)
+
+
+def _find_sealed(run: Run, start: Lsn, past: Lsn | None = None) -> tuple[Manifest, str] | None:
+    found = find_sealed(
+        run.source.area,
+        run.request.slot_name,
+        run.source.server.system_identifier,
+        start,
+        past=past,
+        server=run.source.server,
+        skip_lsns=run.request.skip_lsns,
+    )
+    if found is not None:
+        log.info("An earlier attempt sealed this batch already: %s", found[1])
+        warn_of_skipped(found[0])
+    return found

@@ -1,63 +1,46 @@
-"""Stage a batch: what committed up to its end, or copies; the checks before and after a read, and the seal.
+"""Stage one batch: copies or changes, the checks before and after a read, and the seal.
 
-What is not here: one read of the slot (``slot_reading.py``), and which way a run takes (``pipeline.py``).
+``pipeline.py`` decides which of the two a run needs.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.batch.answers import COPY
 from airflow_provider_pgoutput.capture.copy.stage import copy_published
-from airflow_provider_pgoutput.capture.source.flush_position import read_record_end
-from airflow_provider_pgoutput.capture.staging.batch import BatchFacts
+from airflow_provider_pgoutput.capture.request import ALWAYS
+from airflow_provider_pgoutput.capture.staging.batch import BatchFacts, WantedChanges
+from airflow_provider_pgoutput.capture.staging.manifests import find_ending
 from airflow_provider_pgoutput.capture.stream.cut import Limits
-from airflow_provider_pgoutput.capture.stream.missed_publications import (
-    check_publications_throughout,
-)
-from airflow_provider_pgoutput.capture.stream.options import SQL
 from airflow_provider_pgoutput.capture.stream.read import Found, SlotReading
+from airflow_provider_pgoutput.capture.stream.two_phase import TwoPhase
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import SlotBusy, SlotNotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import Manifest, SkippedTransaction
-    from airflow_provider_pgoutput.capture.run import CaptureContext
+    from airflow_provider_pgoutput.capture.run import Run
+    from airflow_provider_pgoutput.capture.server import PostgresSource
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot
     from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
     from airflow_provider_pgoutput.capture.start import Start
-    from airflow_provider_pgoutput.capture.stream.two_phase import TwoPhase
 
-
-class RowSource(Protocol):
-    """Where the rows of a batch come from. The simulation brings its own."""
-
-    def copy(
-        self,
-        batch: BatchInProgress,
-        start: Start,
-        tables: Sequence[PublishedTable],
-        snapshot: ExportedSnapshot | None = None,
-    ) -> Lsn:
-        """Stage tables as they were at points of their own; return the greatest of those."""
-        ...
-
-    def open_slot(
-        self, start: Start, target: Lsn, limits: Limits, two_phase: TwoPhase | None
-    ) -> SlotReading:
-        """Begin to read the slot."""
-        ...
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerRows:
-    """Rows that the server of a run sends."""
+    """Rows that the server of a run sends; see ``RowSource``."""
 
-    context: CaptureContext
+    source: PostgresSource
 
     def copy(
         self,
@@ -67,42 +50,44 @@ class ServerRows:
         snapshot: ExportedSnapshot | None = None,
     ) -> Lsn:
         """See ``RowSource``."""
-        return copy_published(self.context, batch, start, tables, snapshot)
+        return copy_published(self.source, batch, start, tables, snapshot)
 
     def open_slot(
         self, start: Start, target: Lsn, limits: Limits, two_phase: TwoPhase | None
     ) -> SlotReading:
         """See ``RowSource``."""
-        settings = self.context.read_settings(start)
+        settings = self.source.read_settings(start)
         return SlotReading(settings, start.reads_from, target, limits, two_phase)
 
 
 def stage_changes(
-    context: CaptureContext, rows: RowSource, start: Start, copied: Sequence[PublishedTable] = ()
+    run: Run, start: Start, copied: Sequence[PublishedTable] = ()
 ) -> tuple[Manifest, str]:
     """Read, decode, cast and write the changes from ``start`` up to the target.
 
     :param copied: tables that are copied first, at a point of their own in the batch.
     """
-    request, target = context.request, _target(context)
+    request, target = run.request, run.source.read_target()
     limits = Limits()
     if start.has_limits and not copied:
         # A batch with copies has to reach them: they hold already what comes between.
         limits = Limits(request.max_changes, request.max_bytes, request.max_seconds)
     reach("stage.before_read")
-    with context.batch(start.lsn) as batch, context.two_phase(start.reads_from) as two_phase:
+    with _batch(run, start) as batch, _two_phase(run, start) as two_phase:
         if copied:
-            target = max(target, rows.copy(batch, start, copied))
-        # A target that was taken late may lie past a table's publication: its copy is the next run's.
-        batch.left_out = context.published_since_begin()
-        batch.only = context.only_known()
-        read = _read(context, rows, batch, start, target, limits, two_phase)
-        return _seal(context, batch, start, read, two_phase)
+            target = max(target, run.rows.copy(batch, start, copied))
+        is_late = bool(copied) or request.options.messages
+        batch.want(
+            WantedChanges(
+                left_out=_published_since(run) if is_late else frozenset(), known=_only_known(run)
+            )
+        )
+        found = _read(run, batch, start, target, limits, two_phase)
+        return _seal(run, batch, start, found, two_phase)
 
 
 def stage_copies(
-    context: CaptureContext,
-    rows: RowSource,
+    run: Run,
     start: Start,
     tables: Sequence[PublishedTable],
     snapshot: ExportedSnapshot | None = None,
@@ -113,21 +98,73 @@ def stage_copies(
 
     :param snapshot: that of the slot's position; None: it is gone.
     """
-    with context.batch(start.lsn) as batch, context.two_phase(start.reads_from) as two_phase:
-        batch.only_copied = True
-        end = rows.copy(batch, start, tables, snapshot)
+    with _batch(run, start) as batch, _two_phase(run, start) as two_phase:
+        batch.want(WantedChanges(only_copied=True))
+        end = run.rows.copy(batch, start, tables, snapshot)
         if start.reads_from == end:
-            return _seal(context, batch, start, Found(end), two_phase)
-        if any(point < end for point in batch.copied_at.values()):
-            read = _read(context, rows, batch, start, end, Limits(), two_phase)
-            return _seal(context, batch, start, read, two_phase)
-        skipped = _read_beside_copy(context, rows, batch, start, end, two_phase)
-        return _seal(context, batch, start, Found(end, skipped=skipped), two_phase)
+            found = Found(end)
+        elif any(point < end for point in batch.copied_at.values()):
+            found = _read(run, batch, start, end, Limits(), two_phase)
+        else:
+            found = Found(end, skipped=_read_beside_copy(run, batch, start, end, two_phase))
+        return _seal(run, batch, start, found, two_phase)
+
+
+@contextlib.contextmanager
+def _batch(run: Run, start: Start) -> Iterator[BatchInProgress]:
+    """A batch in progress. Nothing of it remains when it fails."""
+    batch = run.source.new_batch(start.lsn)
+    try:
+        yield batch
+    except BaseException:
+        batch.abandon()
+        raise
+
+
+@contextlib.contextmanager
+def _two_phase(run: Run, start: Start) -> Iterator[TwoPhase | None]:
+    """Prepared transactions that wait at the start, when they are read before they commit."""
+    source, request = run.source, run.request
+    if not source.options.two_phase:
+        yield None
+        return
+    system, reads_from = source.server.system_identifier, start.reads_from
+    earlier = find_ending(source.area, request.slot_name, system, reads_from)
+    if earlier is None and request.checkpoint is not None:
+        log.warning(
+            "The batch that ended at %s is not in the staging area any more: a transaction that was"
+            " prepared before it can no longer be applied.",
+            reads_from,
+        )
+    with TwoPhase(
+        source.area, reads_from, earlier, lone_commits=source.options.lone_commits
+    ) as two_phase:
+        yield two_phase
+
+
+def _published_since(run: Run) -> frozenset[int]:
+    """OIDs of tables that were published since the run began; the next run copies them.
+
+    A batch that ends later than that may hold changes of such a table, and no copy of it.
+    """
+    if run.request.initial_copy != ALWAYS:
+        return frozenset()
+    now = {each.relation_oid for each in run.source.read_tables()}
+    return frozenset(now - {each.relation_oid for each in run.facts.tables})
+
+
+def _only_known(run: Run) -> frozenset[int] | None:
+    """OIDs of the tables that the lake has, when changes of others are left out; None: they are not.
+
+    Among the others may be a table that was published for a while only. The catalog has it no more.
+    """
+    checkpoint = run.request.checkpoint
+    known = None if checkpoint is None else checkpoint.tables
+    return None if run.request.on_new_table == COPY or known is None else frozenset(known)
 
 
 def _read(
-    context: CaptureContext,
-    rows: RowSource,
+    run: Run,
     batch: BatchInProgress,
     start: Start,
     target: Lsn,
@@ -135,87 +172,56 @@ def _read(
     two_phase: TwoPhase | None,
 ) -> Found:
     """Read the slot until the batch is complete."""
-    with rows.open_slot(start, target, limits, two_phase) as reading:
-        _refuse_moved(context, start.reads_from)
+    with run.rows.open_slot(start, target, limits, two_phase) as reading:
+        _refuse_moved(run, start)
         found = reading.into(batch)
-    _refuse_moved(context, start.reads_from)
+    _refuse_moved(run, start)
     return found
 
 
 def _read_beside_copy(
-    context: CaptureContext,
-    rows: RowSource,
-    batch: BatchInProgress,
-    start: Start,
-    end: Lsn,
-    two_phase: TwoPhase | None,
+    run: Run, batch: BatchInProgress, start: Start, end: Lsn, two_phase: TwoPhase | None
 ) -> tuple[SkippedTransaction, ...]:
     """Read what came before a copy and is not in it: logical messages, and what was prepared."""
-    if two_phase is None and not context.options.messages:
+    if two_phase is None and not run.source.options.messages:
         return ()
-    with rows.open_slot(start, end, Limits(), two_phase) as reading:
-        _refuse_moved(context, start.reads_from)
+    with run.rows.open_slot(start, end, Limits(), two_phase) as reading:
+        _refuse_moved(run, start)
         skipped = reading.beside_copy(batch)
-    _refuse_moved(context, start.reads_from)
+    _refuse_moved(run, start)
     return skipped
 
 
 def _seal(
-    context: CaptureContext,
-    batch: BatchInProgress,
-    start: Start,
-    read: Found,
-    two_phase: TwoPhase | None,
+    run: Run, batch: BatchInProgress, start: Start, found: Found, two_phase: TwoPhase | None
 ) -> tuple[Manifest, str]:
-    """Complete the batch: files, the publications once more, manifest."""
+    """Complete the batch: its files, the catalogs once more, the manifest."""
     batch.finish_files()
-    context.check_publications()
-    context.check_partitions(batch, start)
-    request = context.request
-    if read.changes and context.server.major >= 18 and read.transport == SQL:
-        check_publications_throughout(
-            context.session, request.slot_name, context.publication_names, read.end
-        )
     facts = BatchFacts(
-        publication_names=context.publication_names,
-        end=read.end,
-        names=context.names(batch),
-        history=context.history(batch.relation_oids),
-        transactions=read.transactions,
-        last_commit_time=read.last_commit_time,
-        prepared=() if two_phase is None else two_phase.write(batch, read.end),
+        publication_names=tuple(run.request.publication_names),
+        end=found.end,
+        catalog=run.source.read_after(batch, start, run.facts, found),
+        transactions=found.transactions,
+        last_commit_time=found.last_commit_time,
+        prepared=() if two_phase is None else two_phase.write(batch, found.end),
         loaded_lsn=start.loaded_lsn,
-        published=context.marks,
-        skipped=read.skipped,
+        published=run.facts.published,
+        skipped=found.skipped,
         skip_lsns=start.skip_lsns,
         lake_lsn=start.lake_lsn,
-        unpublished=context.unpublished(batch),
     )
-    return batch.seal(context.server_now, facts)
+    return batch.seal(run.source.server_now, facts)
 
 
-def _target(context: CaptureContext) -> Lsn:
-    """Where the batch ends when no limit ends it before; decided once, before anything is read."""
-    if context.request.options.messages:
-        return read_record_end(context.session)
-    return context.server.flush_lsn
-
-
-def _confirmed(context: CaptureContext) -> Lsn:
-    slot = context.read_slot()
-    if slot is None or slot.confirmed_flush_lsn is None:
-        raise SlotNotFound(
-            "The slot was dropped while it was read.", slot=context.request.slot_name
-        )
-    return slot.confirmed_flush_lsn
-
-
-def _refuse_moved(context: CaptureContext, start: Lsn) -> None:
+def _refuse_moved(run: Run, start: Start) -> None:
     """The server silently begins later when the slot was moved between our look and the read."""
-    if _confirmed(context) > start:
+    slot, slot_name = run.source.read_slot(), run.request.slot_name
+    if slot is None or slot.confirmed_flush_lsn is None:
+        raise SlotNotFound("The slot was dropped while it was read.", slot=slot_name)
+    if slot.confirmed_flush_lsn > start.reads_from:
         raise SlotBusy(
             "Another run moved the slot since this one began; nothing was staged.",
-            slot=context.request.slot_name,
-            lsn=start,
+            slot=slot_name,
+            lsn=start.reads_from,
             advice="let one run at a time use the slot (max_active_runs=1).",
         )

@@ -33,7 +33,7 @@ from airflow_provider_pgoutput.errors import (
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.request import CaptureRequest
-    from airflow_provider_pgoutput.capture.run import CaptureContext
+    from airflow_provider_pgoutput.capture.run import Run, Source
     from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
     from airflow_provider_pgoutput.capture.start import Start
@@ -47,13 +47,13 @@ _ARCHIVE = (
 )
 
 
-def check_source(context: CaptureContext, checkpoint: Checkpoint) -> None:
+def check_source(source: Source, checkpoint: Checkpoint) -> None:
     """Refuse a source that is not the one whose changes the lake holds, or that is behind it.
 
     :raises SourceChanged: when it is.
     :raises SourceUnavailable: when a standby has yet to replay so far.
     """
-    server, slot_name = context.server, context.request.slot_name
+    server, slot_name = source.server, source.request.slot_name
     if server.system_identifier != checkpoint.system_identifier:
         raise SourceChanged(
             f"The source is system {server.system_identifier}, the lake was filled from "
@@ -64,7 +64,7 @@ def check_source(context: CaptureContext, checkpoint: Checkpoint) -> None:
         )
     check_written(server, checkpoint.end_lsn, slot_name)
     check_timeline(
-        context.request.conninfo,
+        source.request.conninfo,
         server,
         then=checkpoint.timeline,
         end_lsn=checkpoint.end_lsn,
@@ -115,41 +115,35 @@ def is_of_the_load(request: CaptureRequest, checkpoint: Checkpoint, last: Manife
     return True
 
 
-def begin_again(
-    context: CaptureContext,
-    slot: SlotFacts | None,
-    confirmed: Lsn | None,
-    checkpoint: Checkpoint,
-    last: Manifest | None,
-) -> Start:
+def begin_again(run: Run, checkpoint: Checkpoint, last: Manifest | None) -> Start:
     """Begin at ``start_lsn``, which the lake may be past.
 
     What earlier batches left out on request is left out again. Refused is a position that the slot does not
     hold, and one from which not everything would be read as it was then.
 
-    :param confirmed: position of the slot; None: there is none that could be read.
     :param last: the batch that the lake holds last; None: it is not known.
     :raises SlotNotFound: there is nothing to read.
     :raises SlotAheadOfCheckpoint: the slot is past the position.
     :raises ConfigurationError: the lake is not that far, or something was another then: the columns of a
         table, or what was prepared; or a table was copied since.
     """
-    start, name = context.request.start_lsn, context.request.slot_name
+    source, slot, request = run.source, run.slot, run.request
+    start, name = request.start_lsn, request.slot_name
     assert start is not None, "the caller asks for it"
-    _check_position(slot, confirmed, start, checkpoint, name)
+    _check_position(slot, run.confirmed, start, checkpoint, name)
     assert slot is not None, "that is checked"
-    if context.options.two_phase:
-        _check_prepared(context.area, slot, start, checkpoint)
+    if source.options.two_phase:
+        _check_prepared(source.area, slot, start, checkpoint)
     _check_shapes(start, checkpoint, name)
     overlaps = find_overlaps(
-        context.area, name, checkpoint.system_identifier, start, checkpoint.end_lsn
+        source.area, name, checkpoint.system_identifier, start, checkpoint.end_lsn
     )
     _check_copies(start, checkpoint, overlaps.copied_until, name)
     left_out = _left_out(checkpoint, name) | overlaps.left_out
     log.info(
         "Slot %s is read again from %s on; the lake is at %s.", name, start, checkpoint.end_lsn
     )
-    return again(context.request, start, checkpoint, last, left_out)
+    return again(request, start, checkpoint, last, left_out)
 
 
 def _check_position(

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture import stage
+from airflow_provider_pgoutput.capture import server
 from airflow_provider_pgoutput.capture.source.flush_position import ends_record, read_record_end
 from airflow_provider_pgoutput.capture.source.session import connect
 from airflow_provider_pgoutput.capture.stream.options import StreamOptions
@@ -83,7 +83,7 @@ def test_a_table_that_is_published_before_a_late_target_is_the_next_runs(
         return read_record_end(session)
 
     with monkeypatch.context() as patch:
-        patch.setattr(stage, "read_record_end", late)
+        patch.setattr(server, "read_record_end", late)
         batch = source.stage(checkpoint=checkpoint, options=MESSAGES)
     assert [each.name for each in batch.tables] == ["public.t"]
     lake = dataclasses.replace(checkpoint_of(batch), tables=known)

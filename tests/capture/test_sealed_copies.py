@@ -17,7 +17,8 @@ import pytest
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.copy import plan, stage
 from airflow_provider_pgoutput.capture.copy.read import CopyOrder, copy_tables
-from airflow_provider_pgoutput.capture.run import CaptureContext
+from airflow_provider_pgoutput.capture.run import Run
+from airflow_provider_pgoutput.capture.server import PostgresSource
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot, create_slot
@@ -206,14 +207,15 @@ def test_a_seal_that_is_damaged_or_without_its_files_is_not_used(source: Source)
 def copied_in(source: Source, snapshot: ExportedSnapshot, **options: Any) -> Manifest:
     """The first batch, whose tables are read in this snapshot as long as that goes."""
     with sessions.connect(source.conninfo) as session:
-        context = CaptureContext(
+        server = PostgresSource(
             source.request(**options),
             StagingArea(str(source.staging)),
             session,
             read_server(session, source.reader),
         )
-        start, tables = first(context.request, snapshot.consistent_point), context.published()
-        return stage_copies(context, ServerRows(context), start, tables, snapshot)[0]
+        run = Run(server, ServerRows(server), server.read_facts())
+        start = first(server.request, snapshot.consistent_point)
+        return stage_copies(run, start, run.facts.tables, snapshot)[0]
 
 
 def test_a_type_that_changes_between_two_snapshots_means_another_copy(
@@ -282,21 +284,21 @@ def test_a_type_that_changed_without_a_rewrite_means_another_snapshot(
         create_slot(source.conninfo, source.slot_name) as snapshot,
         sessions.connect(source.conninfo) as session,
     ):
-        context = CaptureContext(
+        server = PostgresSource(
             source.request(),
             StagingArea(str(source.staging)),
             session,
             read_server(session, source.reader),
         )
-        (published,) = context.published()
+        (published,) = server.read_tables()
         source.execute("SET TimeZone = 'UTC'", f"ALTER TABLE t ALTER c TYPE {after}")
         point = snapshot.consistent_point
-        with context.batch(point) as batch:
-            version = context.describer.published(published)
-            order = CopyOrder(published, batch.add_copy(published.relation_oid, version, point))
-            with pytest.raises(SnapshotLost) as lost:
-                list(copy_tables(source.conninfo, snapshot.name, [order], 1))
-            batch.abandon()
+        batch = server.new_batch(point)
+        version = server.describer.published(published)
+        order = CopyOrder(published, batch.add_copy(published.relation_oid, version, point))
+        with pytest.raises(SnapshotLost) as lost:
+            list(copy_tables(source.conninfo, snapshot.name, [order], 1))
+        batch.abandon()
         assert (lost.value.table, lost.value.column) == ("public.t", "c")
         assert "canaries" not in "".join(traceback.format_exception(lost.value))
         manifest = copied_in(source, snapshot)

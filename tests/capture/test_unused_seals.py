@@ -13,7 +13,7 @@ import pytest
 
 from airflow_provider_pgoutput.capture.copy import plan as copy_plan
 from airflow_provider_pgoutput.capture.copy import stage
-from airflow_provider_pgoutput.capture.run import CaptureContext
+from airflow_provider_pgoutput.capture.server import PostgresSource
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
@@ -190,13 +190,13 @@ def test_comparing_a_table_waits_for_no_lock(source: Source) -> None:
         psycopg.connect(source.conninfo) as migration,
         sessions.connect(source.conninfo) as session,
     ):
-        context = CaptureContext(
+        server = PostgresSource(
             source.request(publication_names=("p", "q")),
             StagingArea(str(source.staging)),
             session,
             read_server(session, source.reader),
         )
-        tables = context.published()
+        tables = server.read_tables()
         assert [each.name for each in tables] == ["public.m", "public.t"]
         migration.execute("LOCK TABLE m, t IN ACCESS EXCLUSIVE MODE")
         session.execute("SET lock_timeout = '100ms'")

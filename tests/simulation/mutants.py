@@ -110,10 +110,10 @@ def move_the_slot_over_the_first_batch() -> Any:
     """The slot is moved after every stage run, also where the lake has nothing yet."""
     real = staging.stage_in
 
-    def stage_in(context: Any, rows: Any) -> Any:
-        sealed = real(context, rows)
-        if context.request.advance == AFTER_STAGE:
-            context.confirm(sealed[0].end_lsn)
+    def stage_in(source: Any, rows: Any) -> Any:
+        sealed = real(source, rows)
+        if source.request.advance == AFTER_STAGE:
+            source.confirm(sealed[0].end_lsn)
         return sealed
 
     return _instead(staging, "stage_in", stage_in)

@@ -19,10 +19,13 @@ from airflow_provider_pgoutput.batch.manifest import Manifest, Table
 from airflow_provider_pgoutput.batch.membership import PublishedSet, TableMark
 from airflow_provider_pgoutput.batch.table_version import Column, Counts, StagedFile, TableVersion
 from airflow_provider_pgoutput.capture.advance import move_slot
-from airflow_provider_pgoutput.capture.run import CaptureContext
+from airflow_provider_pgoutput.capture.membership import changes_of_membership
+from airflow_provider_pgoutput.capture.run import Facts
 from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Server
 from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
 from airflow_provider_pgoutput.capture.staging.attempt import Attempt
+from airflow_provider_pgoutput.capture.staging.batch import WantedChanges
+from airflow_provider_pgoutput.capture.staging.finished import CatalogAfter
 from airflow_provider_pgoutput.capture.stream.read import Found
 from airflow_provider_pgoutput.errors import SlotBusy, SourceError, SourceUnavailable
 
@@ -278,18 +281,22 @@ class StagedBatch:
         self._area, self._world, self._start = world.area, world, start
         self._attempt = Attempt(world.area, SLOT, start, "try", set)
         self.copied_at: dict[int, Lsn] = {}
-        self.only_copied = False
+        self._wanted = WantedChanges()
         self.copies: dict[int, list[Any]] = {}
         self.changes: dict[int, list[Any]] = {}
         self.rows = 0
         self._files: dict[int, list[StagedFile]] = {}
+
+    def want(self, changes: WantedChanges) -> None:
+        """See ``BatchInProgress``."""
+        self._wanted = changes
 
     def add(self, transaction: Transaction) -> None:
         """Take what no copy of this batch holds."""
         for number, (oid, *change) in enumerate(transaction.changes):
             copied_at = self.copied_at.get(oid)
             is_old = copied_at is not None and transaction.commit_lsn < copied_at
-            unwanted = copied_at is None and self.only_copied
+            unwanted = copied_at is None and self._wanted.only_copied
             since = self._world.source.published.get(oid)
             is_sent = since is not None and transaction.commit_lsn >= since
             if is_sent and not is_old and not unwanted:
@@ -355,51 +362,64 @@ class StagedBatch:
         return Table(oid, "public", name, (version,), counts, None if point is None else str(point))
 
 
-class Context(CaptureContext):
-    """What the ways to a batch ask of the server, of the one above."""
+class SimulatedSource:
+    """See ``Source`` of ``capture/run.py``: what a run asks of the server, of the one above."""
 
     def __init__(self, world: World, request: CaptureRequest, server: Server) -> None:
         self._world, self._source = world, world.source
         self.request, self.area, self.server = request, world.area, server
-        self.publication_names = tuple(request.publication_names)
-        self.options = request.options.for_server(server, self.publication_names)
-        self.marks = None
-        self.session: Any = None
+        self.options = request.options.for_server(server, tuple(request.publication_names))
 
     def server_now(self) -> Server:
-        """See ``CaptureContext``."""
+        """See ``Source``."""
         self._world.step("look at the server")
         return replace(self.server, flush_lsn=Lsn(self._source.lsn))
 
-    def published(self) -> tuple[PublishedTable, ...]:
-        """See ``CaptureContext``."""
+    def read_target(self) -> Lsn:
+        """See ``Source``."""
+        return self.server.flush_lsn
+
+    def read_tables(self) -> tuple[PublishedTable, ...]:
+        """See ``Source``."""
         self._world.step("look at the publication")
         return tuple(
             PublishedTable(oid, "public", TABLES[oid][0], "r", "d", (), TABLES[oid][1], ())
             for oid in self._source.published
         )
 
-    def check_partitions(self, batch: Any, start: Start) -> None:
-        """See ``CaptureContext``: no table is partitioned here."""
+    def read_facts(self) -> Facts:
+        """See ``Source``."""
+        tables = self.read_tables()
+        marks = (TableMark(each.relation_oid, each.name, ("all",)) for each in tables)
+        return Facts(tables, PublishedSet((), tuple(marks)))
 
-    def check_publications(self) -> None:
-        """See ``CaptureContext``."""
+    def read_after(self, batch: Any, start: Start, facts: Facts, found: Found) -> CatalogAfter:
+        """See ``Source``: no schema changes here, and no table leaves the publication."""
         self._world.step("look at the publication")
+        no_history: Any = None
+        return CatalogAfter(no_history)
 
-    def check_forms(self) -> None:
-        """See ``CaptureContext``: all is read as text here."""
+    def gaps_since(self, before: PublishedSet | None, facts: Facts) -> frozenset[int]:
+        """See ``Source``."""
+        if before is None:
+            return frozenset()
+        # It asks of partitions and generated columns only.
+        no_session: Any = None
+        return changes_of_membership(no_session, before, facts.published, slot_name=SLOT)
 
-    def take_marks(self) -> None:
-        """See ``CaptureContext``."""
-        tables = (TableMark(each.relation_oid, each.name, ("all",)) for each in self.published())
-        self.marks = PublishedSet((), tuple(tables))
+    def altered_tables(self, facts: Facts) -> tuple[PublishedTable, ...]:
+        """See ``Source``: no type changes here."""
+        return ()
+
+    def check_may_copy(self, tables: Sequence[PublishedTable]) -> None:
+        """See ``Source``."""
 
     def read_slot(self) -> SlotFacts | None:
-        """See ``CaptureContext``."""
+        """See ``Source``."""
         return self._source.facts()
 
     def create_slot(self) -> Any:
-        """See ``CaptureContext``."""
+        """See ``Source``."""
         with self._world.write("create the slot", "source"):
             if self._source.slot is not None:
                 raise SourceError("The slot exists already.", slot=SLOT)
@@ -407,36 +427,18 @@ class Context(CaptureContext):
             return ExportedRows(self._source)
 
     def confirm(self, lsn: Lsn) -> None:
-        """See ``CaptureContext``."""
+        """See ``Source``."""
         move_slot(MovedSlot(self._source), lsn, self.server.system_identifier)
 
     def drop_slot(self, slot: SlotFacts) -> None:
-        """See ``CaptureContext``."""
+        """See ``Source``."""
         with self._world.write("drop the slot", "source"):
             if self._source.slot is not None and self._source.slot.used_by is not None:
                 raise SlotBusy("Another session uses the slot.", slot=SLOT)
             self._source.slot = None
 
-    def check_may_copy(self, tables: Sequence[PublishedTable]) -> None:
-        """See ``CaptureContext``."""
-
-    def warn_of_membership_changes(self) -> None:
-        """See ``CaptureContext``."""
-
-    def names(self, batch: Any) -> dict[int, tuple[str, str]]:
-        """See ``CaptureContext``."""
-        return {}
-
-    def unpublished(self, batch: Any) -> dict[int, str | None]:
-        """See ``CaptureContext``: no table leaves the publication here."""
-        return {}
-
-    def history(self, relation_oids: Sequence[int]) -> Any:
-        """See ``CaptureContext``: schemas do not change here."""
-        return None
-
     def new_batch(self, start: Lsn) -> Any:
-        """See ``CaptureContext``."""
+        """See ``Source``."""
         return StagedBatch(self._world, start)
 
 

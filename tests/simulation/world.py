@@ -27,7 +27,7 @@ from airflow_provider_pgoutput.tasks import received_batch
 from tests.simulation.iceberg import MAIN, Catalog
 from tests.simulation.java import JavaError
 from tests.simulation.scheduler import Scheduler
-from tests.simulation.source import SLOT, Context, MovedSlot, Rows, Source
+from tests.simulation.source import SLOT, MovedSlot, Rows, SimulatedSource, Source
 from tests.simulation.spark import WORK, Session
 from tests.simulation.spark import Context as SparkContext
 from tests.simulation.store import URI, Area
@@ -137,7 +137,7 @@ class World:
             advance=advance,
         )
         server = self.source.server()
-        return batch_xcom(*staging.stage_in(Context(self, request, server), Rows(self)))
+        return batch_xcom(*staging.stage_in(SimulatedSource(self, request, server), Rows(self)))
 
     def apply(self, xcom: Any) -> None:
         """``PgoutputApplyOperator`` and the job that it starts."""

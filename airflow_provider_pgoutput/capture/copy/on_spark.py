@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.copy.read import CopyOrder
     from airflow_provider_pgoutput.capture.copy_job import BlockRange
     from airflow_provider_pgoutput.capture.request import CaptureRequest
-    from airflow_provider_pgoutput.capture.run import CaptureContext
+    from airflow_provider_pgoutput.capture.server import PostgresSource
     from airflow_provider_pgoutput.capture.staging.copied_table import CopiedTable
 
 #: A table is read in parts of about this size on the server's disk. Each part becomes a file or more. The
@@ -50,7 +50,7 @@ def ranges(request: CaptureRequest, storage: TableStorage) -> list[BlockRange]:
 
 @contextlib.contextmanager
 def copied_elsewhere(
-    context: CaptureContext,
+    source: PostgresSource,
     snapshot_name: str,
     orders: Sequence[CopyOrder],
     storage: Mapping[int, TableStorage],
@@ -63,14 +63,14 @@ def copied_elsewhere(
     :param storage: how large the tables are, by OID.
     :raises SnapshotLost: the snapshot does not exist any more.
     """
-    engine, request = context.request.copy_engine, context.request
+    engine, request = source.request.copy_engine, source.request
     assert engine is not None, "a table is elsewhere only where there is an engine"
     by_oid = {each.table.relation_oid: each for each in orders}
     job = CopyJob(
         snapshot_name=snapshot_name,
-        staging_uri=context.area.staging_uri,
+        staging_uri=source.area.staging_uri,
         policy=request.policy,
-        types=context.describer.types_of([each.table for each in orders]),
+        types=source.describer.types_of([each.table for each in orders]),
         memory_mib=request.memory_mib,
         tables=tuple(
             TableJob(
@@ -94,22 +94,22 @@ def _folder(order: CopyOrder) -> str:
     return writer.folder
 
 
-def check(context: CaptureContext, order: CopyOrder, copied: CopiedTable) -> None:
+def check(source: PostgresSource, order: CopyOrder, copied: CopiedTable) -> None:
     """Check a table's files, and delete files of tasks that died or ran twice.
 
     :raises ConfigurationError: the engine's files are not in the staging area as this process sees it.
     """
     files, folder = (*copied.files, *copied.rejected_files), _folder(order)
-    sizes = context.area.sizes([each.path for each in files])
+    sizes = source.area.sizes([each.path for each in files])
     inside = all(each.path.startswith(f"{folder}/") for each in files)
     if not inside or sizes != [each.size_bytes for each in files]:
         raise ConfigurationError(
             "Files that the executors wrote are not in the staging area as this worker sees it.",
-            slot=context.request.slot_name,
+            slot=source.request.slot_name,
             table=order.table.name,
             advice="use a staging_uri that leads Airflow's workers and all executors to the same place.",
         )
     named = {each.path for each in files}
-    for entry in context.area.entries(folder, recursive=True):
+    for entry in source.area.entries(folder, recursive=True):
         if entry.path not in named:
-            context.area.delete_file(entry.path)
+            source.area.delete_file(entry.path)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
     from airflow_provider_pgoutput.capture.copy.plan import CopyPlan, TableState
     from airflow_provider_pgoutput.capture.copy.read import CopiedPart
-    from airflow_provider_pgoutput.capture.run import CaptureContext
+    from airflow_provider_pgoutput.capture.server import PostgresSource
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
     from airflow_provider_pgoutput.capture.start import Start
@@ -59,7 +59,7 @@ _MOST_SNAPSHOTS = 5
 
 
 def copy_published(
-    context: CaptureContext,
+    source: PostgresSource,
     batch: BatchInProgress,
     start: Start,
     tables: Sequence[PublishedTable],
@@ -71,51 +71,51 @@ def copy_published(
     :returns: the greatest of the points, at least where the slot is read from.
     :raises SnapshotLost: when tables were disturbed in each of several snapshots.
     """
-    waiting = _adopt(context, batch, start, tables)
+    waiting = _adopt(source, batch, start, tables)
     for _ in range(_MOST_SNAPSHOTS):
         if not waiting:
             return max(batch.copied_at.values(), default=start.reads_from)
-        with snapshot or _new_snapshot(context, waiting) as taken:
-            waiting = _Round(context, batch, taken).copy(_as_of_now(context, waiting))
+        with snapshot or _new_snapshot(source, waiting) as taken:
+            waiting = _Round(source, batch, taken).copy(_as_of_now(source, waiting))
         snapshot = None
     raise SnapshotLost(
         f"{len(waiting)} table(s) could not be copied in any of {_MOST_SNAPSHOTS} snapshots: each was lost,"
         " or the table was rewritten or truncated before it was read.",
-        slot=context.request.slot_name,
+        slot=source.request.slot_name,
         table=waiting[0].name,
         advice="keep VACUUM FULL, CLUSTER, TRUNCATE and ALTER TABLE away from it while it is copied; the"
         " tables that are copied already stay so.",
     )
 
 
-def _new_snapshot(context: CaptureContext, tables: Sequence[PublishedTable]) -> ExportedSnapshot:
+def _new_snapshot(source: PostgresSource, tables: Sequence[PublishedTable]) -> ExportedSnapshot:
     """Take a snapshot of now, that of a temporary slot.
 
     Making the slot waits for the transactions that are open, so none of them can have written to a table
     before it was published.
     """
     name = f"pgoutput_copy_{uuid.uuid4().hex[:16]}"
-    snapshot = create_slot(context.request.conninfo, name, temporary=True)
+    snapshot = create_slot(source.request.conninfo, name, temporary=True)
     names = ", ".join(table.name for table in tables[:20])
     more = ", ..." if len(tables) > 20 else ""
     log.info("Copying %s%s at %s.", names, more, snapshot.consistent_point)
     return snapshot
 
 
-def _as_of_now(context: CaptureContext, tables: Sequence[PublishedTable]) -> list[PublishedTable]:
+def _as_of_now(source: PostgresSource, tables: Sequence[PublishedTable]) -> list[PublishedTable]:
     """The tables with the columns and keys that they have now that the snapshot is taken.
 
     A column that came before the snapshot has to be in the copy: the stream tells nothing of the rows that
     it was filled in. Tables that are not published any more are left out.
     """
-    context.keys.forget()
-    context.describer.forget_types()
-    published = {each.relation_oid: each for each in context.published()}
+    source.keys.forget()
+    source.describer.forget_types()
+    published = {each.relation_oid: each for each in source.read_tables()}
     return [published[each.relation_oid] for each in tables if each.relation_oid in published]
 
 
 def _adopt(
-    context: CaptureContext,
+    source: PostgresSource,
     batch: BatchInProgress,
     start: Start,
     tables: Sequence[PublishedTable],
@@ -125,20 +125,20 @@ def _adopt(
         each.relation_oid: each
         for each in sorted(batch.sealed_copies(), key=lambda each: each.copy_lsn)
         # What the lake has of a table since is not in an older copy.
-        if start.held_until <= each.copy_lsn <= context.server.flush_lsn
+        if start.held_until <= each.copy_lsn <= source.server.flush_lsn
     }
     if not seals:
         return list(tables)
     states = read_states(
-        context.session,
-        context.publication_names,
+        source.session,
+        source.publication_names,
         [each for each in tables if each.relation_oid in seals],
     )
     remaining = []
     for table in tables:
-        sealed, version = seals.get(table.relation_oid), context.describer.published(table)
+        sealed, version = seals.get(table.relation_oid), source.describer.published(table)
         if sealed and sealed.fingerprint == _fingerprint(
-            context, table, version, states[table.relation_oid]
+            source, table, version, states[table.relation_oid]
         ):
             batch.adopt_copy(version, sealed, states[table.relation_oid].types)
         else:
@@ -152,7 +152,7 @@ def _adopt(
 
 
 def _fingerprint(
-    context: CaptureContext, table: PublishedTable, version: TableVersion, state: TableState
+    source: PostgresSource, table: PublishedTable, version: TableVersion, state: TableState
 ) -> str:
     """Stands for all that the copy of a table depends on but its rows.
 
@@ -160,13 +160,13 @@ def _fingerprint(
     the table all the time, and nothing moved or rewrote rows that is no row event: ``state`` as of the
     copy's point tells that.
     """
-    server = context.server
+    server = source.server
     body = {
         "system": [server.system_identifier, server.timeline, server.database],
         "table": [table.relation_oid, table.kind, table.row_filters],
         "state": dataclasses.asdict(state),
         "version": dataclasses.asdict(version),
-        "policy": sorted(context.request.value_policy.items()),
+        "policy": sorted(source.request.value_policy.items()),
     }
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
@@ -197,9 +197,9 @@ class _Round:
     """Tables that are read in one snapshot."""
 
     def __init__(
-        self, context: CaptureContext, batch: BatchInProgress, snapshot: ExportedSnapshot
+        self, source: PostgresSource, batch: BatchInProgress, snapshot: ExportedSnapshot
     ) -> None:
-        self._context = context
+        self._source = source
         self._batch = batch
         self._snapshot = snapshot
         self._unsealed: dict[int, PublishedTable] = {}
@@ -212,9 +212,9 @@ class _Round:
         self._unsealed = {each.relation_oid: each for each in tables}
         try:
             plan = read_plan(
-                self._context.request.conninfo,
+                self._source.request.conninfo,
                 self._snapshot.name,
-                self._context.publication_names,
+                self._source.publication_names,
                 tables,
             )
             self._read(plan)
@@ -231,19 +231,19 @@ class _Round:
         return list(self._unsealed.values())
 
     def _read(self, plan: CopyPlan) -> None:
-        context, batch, point = self._context, self._batch, self._snapshot.consistent_point
+        source, batch, point = self._source, self._batch, self._snapshot.consistent_point
         # The largest first: what is read last should be small, so that all connections end together.
         tables = sorted(
             (each for each in self._unsealed.values() if self._is_of_the_point(each, plan)),
             key=lambda each: -plan.storage[each.relation_oid].size_bytes,
         )
-        request, storage = context.request, plan.storage
+        request, storage = source.request, plan.storage
         self._orders = [
             CopyOrder(
                 each,
                 batch.add_copy(
                     each.relation_oid,
-                    context.describer.published(each),
+                    source.describer.published(each),
                     point,
                     plan.states[each.relation_oid].types,
                 ),
@@ -264,7 +264,7 @@ class _Round:
             sources: list[Generator[CopiedRows | CopiedPart | TableElsewhere, None, None]] = []
             errors: list[Exception] = []
             if there:
-                elsewhere = copied_elsewhere(context, self._snapshot.name, there, storage)
+                elsewhere = copied_elsewhere(source, self._snapshot.name, there, storage)
                 sources.append(_until_an_error(copying.enter_context(elsewhere), errors))
             if here:
                 sources.append(self._read_here(here))
@@ -278,7 +278,7 @@ class _Round:
         self, orders: Sequence[CopyOrder]
     ) -> Generator[CopiedRows | CopiedPart, None, None]:
         """Copy tables by connections of this process."""
-        request = self._context.request
+        request = self._source.request
         return copy_tables(request.conninfo, self._snapshot.name, orders, request.copy_connections)
 
     def _take(
@@ -295,7 +295,7 @@ class _Round:
             progress.rows(copied.rows.num_rows, copied.rows.nbytes)
             return
         if isinstance(copied, TableElsewhere):
-            check(self._context, order, copied.copied)
+            check(self._source, order, copied.copied)
             self._batch.take_copy(order.staged, copied.copied)
             self._missing[oid] = 0
             progress.part(order.table.name, 1)
@@ -324,16 +324,16 @@ class _Round:
 
     def _seal(self, order: CopyOrder, plan: CopyPlan) -> None:
         """Seal a table whose every row was read, unless what was read is not all of one moment."""
-        table, context = order.table, self._context
+        table, source = order.table, self._source
         oid = table.relation_oid
         state = plan.states[oid]
         if (
-            read_places(context.session, [table])[oid] != state.place
+            read_places(source.session, [table])[oid] != state.place
             # The server finds tables and columns by the names that they have when it begins to read.
-            or read_numbers(context.session, [table])[oid] != _numbers(table)
+            or read_numbers(source.session, [table])[oid] != _numbers(table)
             # What was read since looks as the types were altered.
-            or _is_altered(table, state, read_type_definitions(context.session, [oid]).of(oid))
-            or read_names(context.session, [oid]).get(oid) != (table.schema_name, table.table_name)
+            or _is_altered(table, state, read_type_definitions(source.session, [oid]).of(oid))
+            or read_names(source.session, [oid]).get(oid) != (table.schema_name, table.table_name)
         ):
             log.warning(
                 "Table %s was rewritten, truncated, renamed, given other partitions or columns, or a type of"
@@ -343,5 +343,5 @@ class _Round:
             )
             return
         version = order.staged.versions[-1].version
-        self._batch.seal_copy(order.staged, _fingerprint(context, table, version, state))
+        self._batch.seal_copy(order.staged, _fingerprint(source, table, version, state))
         del self._unsealed[oid]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -21,7 +21,11 @@ from airflow_provider_pgoutput.batch.manifest import Manifest
 from airflow_provider_pgoutput.batch.table_version import Counts
 from airflow_provider_pgoutput.capture.schema.policy import CopyNeeded
 from airflow_provider_pgoutput.capture.staging.attempt import Attempt
-from airflow_provider_pgoutput.capture.staging.finished import Finished, finished_tables
+from airflow_provider_pgoutput.capture.staging.finished import (
+    CatalogAfter,
+    Finished,
+    finished_tables,
+)
 from airflow_provider_pgoutput.capture.staging.messages import SCHEMA as MESSAGES_SCHEMA
 from airflow_provider_pgoutput.capture.staging.messages import message_rows
 from airflow_provider_pgoutput.capture.staging.passing import Passing
@@ -46,7 +50,7 @@ from airflow_provider_pgoutput.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from airflow_provider_pgoutput.batch.manifest import PreparedTransaction, SkippedTransaction
     from airflow_provider_pgoutput.batch.membership import PublishedSet
@@ -54,7 +58,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
     from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock, LogicalMessageBlock
     from airflow_provider_pgoutput.capture.pgoutput.messages import Relation
-    from airflow_provider_pgoutput.capture.schema.history import SchemaHistory
     from airflow_provider_pgoutput.capture.source.catalog import Server
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
     from airflow_provider_pgoutput.capture.staging.copied_table import CopiedTable
@@ -69,17 +72,25 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WantedChanges:
+    """Of which tables a batch takes changes. It takes those of the tables that it copies in any case."""
+
+    #: Of no other table.
+    only_copied: bool = False
+    #: Tables that were published while others were copied, by OID: the next batch copies them.
+    left_out: frozenset[int] = frozenset()
+    #: Tables that the lake has, by OID, when changes of others are left out; None: they are not.
+    known: frozenset[int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFacts:
     """What is known of a batch when all was read, beside the rows in its files."""
 
     publication_names: tuple[str, ...]
     end: Lsn
-    #: What tells the columns of the tables apart.
-    history: SchemaHistory
-    #: Schema and name of tables by OID, where the catalog knows better than the stream.
-    names: Mapping[int, tuple[str, str]] = field(default_factory=dict)
-    #: The tables that are not published any more, or gone, by OID: what the lake calls them, if it has them.
-    unpublished: Mapping[int, str | None] = field(default_factory=dict)
+    #: What the catalogs said when all was read.
+    catalog: CatalogAfter
     transactions: int = 0
     last_commit_time: str | None = None
     #: Transactions that were prepared in the batch and wait for their commit.
@@ -102,6 +113,9 @@ class BatchInProgress:
     :param memory_mib: rows held in memory stay below it, in MiB.
     :param casters: choose the casters of values, as users' types and the way of reading ask for it.
     :param message_prefixes: only logical messages with one of them are kept; empty: all.
+    :param passing: the tables whose changes are passed over.
+    :param copied_by_policy: tables that are copied when a change of them does not tell what it did, by OID;
+        others are refused.
     """
 
     def __init__(
@@ -115,6 +129,8 @@ class BatchInProgress:
         memory_mib: int,
         casters: Casters | None = None,
         message_prefixes: Sequence[str] = (),
+        passing: Passing | None = None,
+        copied_by_policy: frozenset[int] = frozenset(),
     ) -> None:
         self._area = area
         self._slot_name = slot_name
@@ -130,22 +146,20 @@ class BatchInProgress:
         self._messages: TableWriter | None = None
         #: Where the tables that are copied were read, by OID.
         self.copied_at: dict[int, Lsn] = {}
-        #: Whether changes of tables that are not copied are left out.
-        self.only_copied = False
-        #: Tables that were published while others were copied, by OID: the next batch copies them.
-        self.left_out: frozenset[int] = frozenset()
-        #: Tables that the lake has, by OID, when changes of others are left out; None: they are not.
-        self.only: frozenset[int] | None = None
-        #: Tables that are copied when a change of them does not tell what it did, by OID; others are refused.
-        self.copied_by_policy: frozenset[int] = frozenset()
-        #: Tables whose changes were left out because they are not among ``only``, by OID.
+        self._wanted = WantedChanges()
+        self._copied_by_policy = copied_by_policy
+        #: Tables whose changes were left out because the lake does not have them, by OID.
         self.unknown_oids: set[int] = set()
         #: Tables whose changes are passed over.
-        self.passing = Passing()
+        self.passing = passing or Passing()
         #: Writers of values that the columns of a table that is copied could not hold, by OID.
         self._copy_rejected: dict[int, TableWriter] = {}
         self._copy_rejected_files: list[StagedFile] = []
         self.rows = 0
+
+    def want(self, changes: WantedChanges) -> None:
+        """Leave out the changes of other tables from here on."""
+        self._wanted = changes
 
     def add(self, block: ChangeBlock) -> None:
         """Stage the changes of a block; those that a copy in this batch holds already are left out.
@@ -222,7 +236,7 @@ class BatchInProgress:
                 lsn=error.lsn,
                 advice="run the task again: the table is copied anew, with what the change did.",
             ) from error
-        if relation_oid in self.copied_by_policy:
+        if relation_oid in self._copied_by_policy:
             log.warning(
                 "%s: the table is copied again, as on_unknown_default says: %s", error.table, error
             )
@@ -230,9 +244,10 @@ class BatchInProgress:
 
     def _leaves_out(self, relation: Relation) -> bool:
         """Whether the changes of a table that is not copied are left out."""
-        if self.only_copied or relation.oid in self.left_out:
+        wanted = self._wanted
+        if wanted.only_copied or relation.oid in wanted.left_out:
             return True
-        if self.only is None or relation.oid in self.only:
+        if wanted.known is None or relation.oid in wanted.known:
             return False
         if relation.oid not in self.unknown_oids:
             self.unknown_oids.add(relation.oid)
@@ -375,12 +390,7 @@ class BatchInProgress:
         :raises CopyNeeded: a table changed so that it has to be copied; nothing was sealed.
         """
         server = server_now()
-        finished = finished_tables(
-            Finished(self._area, self._tables, self.passing),
-            facts.names,
-            facts.history,
-            facts.unpublished,
-        )
+        finished = finished_tables(Finished(self._area, self._tables, self.passing), facts.catalog)
         manifest = Manifest(
             slot_name=self._slot_name,
             system_identifier=server.system_identifier,

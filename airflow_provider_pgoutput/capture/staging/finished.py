@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -44,12 +45,20 @@ class Finished(NamedTuple):
     passing: Passing
 
 
-def finished_tables(
-    batch: Finished,
-    names: Mapping[int, tuple[str, str]],
-    history: SchemaHistory,
-    unpublished: Mapping[int, str | None],
-) -> tuple[Table, ...]:
+@dataclass(frozen=True, slots=True)
+class CatalogAfter:
+    """What the catalogs say when all of a batch was read."""
+
+    #: What tells the columns of the tables apart.
+    history: SchemaHistory
+    #: Schema and name of tables by OID, where the catalog knows better than the stream.
+    names: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    #: Tables with rows in the batch that are not published any more, or gone, by OID: what the lake calls
+    #: them, if it has them.
+    unpublished: Mapping[int, str | None] = field(default_factory=dict)
+
+
+def finished_tables(batch: Finished, catalog: CatalogAfter) -> tuple[Table, ...]:
     """The tables of the manifest, each with a name of its own.
 
     Several tables of one batch can have one name: ``DROP TABLE t; CREATE TABLE t``, and that again. A table
@@ -57,10 +66,9 @@ def finished_tables(
     choice is a table that is published now, then one that the lake has, then the newest one. The others are
     left out.
 
-    :param names: schema and name of tables by OID, if the catalog knows them better than the stream.
-    :param unpublished: the tables that are gone, by OID, with their names in the lake if these are known.
     :raises CopyNeeded: a table changed so that it has to be copied.
     """
+    history, names, unpublished = catalog.history, catalog.names, catalog.unpublished
     history.check_unwritten()
     staged = sorted(batch.tables.by_oid.items())
     copied = {

@@ -16,6 +16,7 @@ from airflow_provider_pgoutput.capture.source.catalog import Server
 from airflow_provider_pgoutput.capture.staging.archive import batches_between
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.batch import BatchFacts, BatchInProgress
+from airflow_provider_pgoutput.capture.staging.finished import CatalogAfter
 from airflow_provider_pgoutput.capture.staging.manifests import find_ending, find_sealed
 from airflow_provider_pgoutput.capture.staging.retention import Pruned, prune
 from airflow_provider_pgoutput.capture.staging.sealed_copies import find_seals
@@ -67,7 +68,10 @@ def sealed(
     batch = attempt(area, start, f"a{end}")
     server = Server(180000, system, 1, "db", Lsn(0x1000), "logical")
     facts = BatchFacts(
-        publication_names=("p",), end=Lsn(end), history=history_of(), prepared=prepared
+        publication_names=("p",),
+        end=Lsn(end),
+        catalog=CatalogAfter(history_of()),
+        prepared=prepared,
     )
     made = batch.seal(lambda: server, facts)
     return made[0]

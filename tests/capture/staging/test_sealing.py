@@ -16,6 +16,7 @@ from airflow_provider_pgoutput.batch.table_version import Column, TableVersion
 from airflow_provider_pgoutput.capture.source.catalog import Server
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.batch import BatchFacts, BatchInProgress
+from airflow_provider_pgoutput.capture.staging.finished import CatalogAfter
 from airflow_provider_pgoutput.capture.staging.manifests import (
     find_bridge,
     find_ending,
@@ -52,7 +53,7 @@ def staged(area: StagingArea, count: int = 2) -> BatchInProgress:
 
 
 def facts_of(end: Lsn) -> BatchFacts:
-    return BatchFacts(publication_names=("p",), end=end, history=history_of())
+    return BatchFacts(publication_names=("p",), end=end, catalog=CatalogAfter(history_of()))
 
 
 def seal(batch: BatchInProgress, end: Lsn = END) -> Manifest:

@@ -1,0 +1,345 @@
+"""The PostgreSQL server of a run: its catalogs and its slot. ``Source`` in ``run.py`` says what is asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.batch.answers import COPY
+from airflow_provider_pgoutput.capture.advance import SlotOnServer, move_slot
+from airflow_provider_pgoutput.capture.column_choices import check_column_types, check_key_columns
+from airflow_provider_pgoutput.capture.describe import Describer
+from airflow_provider_pgoutput.capture.membership import (
+    changes_of_membership,
+    refuse_other_names,
+    warn_of_membership_changes,
+)
+from airflow_provider_pgoutput.capture.run import Facts
+from airflow_provider_pgoutput.capture.schema.altered_types import AlteredTypes
+from airflow_provider_pgoutput.capture.schema.full_keys import FullKeys
+from airflow_provider_pgoutput.capture.schema.history import SchemaHistory
+from airflow_provider_pgoutput.capture.schema.older_rows import seen_from
+from airflow_provider_pgoutput.capture.source.attributes import (
+    read_attributes,
+    read_constant_default,
+)
+from airflow_provider_pgoutput.capture.source.binary_forms import check_binary_forms
+from airflow_provider_pgoutput.capture.source.catalog import (
+    read_names,
+    read_publications,
+    read_published_tables,
+    warn_of_missing_identity,
+    warn_of_missing_operations,
+)
+from airflow_provider_pgoutput.capture.source.flush_position import read_flush_lsn, read_record_end
+from airflow_provider_pgoutput.capture.source.keys import Keys
+from airflow_provider_pgoutput.capture.source.money import warn_of_other_decimals
+from airflow_provider_pgoutput.capture.source.publication_marks import read_marks
+from airflow_provider_pgoutput.capture.source.rights import check_may_copy
+from airflow_provider_pgoutput.capture.source.slot import create_slot, drop_slot
+from airflow_provider_pgoutput.capture.source.slot_facts import read_slot
+from airflow_provider_pgoutput.capture.source.storage import read_storage
+from airflow_provider_pgoutput.capture.source.type_definitions import (
+    TypesOfTables,
+    read_type_definitions,
+)
+from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
+from airflow_provider_pgoutput.capture.staging.finished import CatalogAfter
+from airflow_provider_pgoutput.capture.staging.passing import Passing
+from airflow_provider_pgoutput.capture.staging.sent_values import Casters
+from airflow_provider_pgoutput.capture.stream.missed_publications import (
+    check_publications_throughout,
+)
+from airflow_provider_pgoutput.capture.stream.options import SQL
+from airflow_provider_pgoutput.capture.stream.read import ReadSettings
+from airflow_provider_pgoutput.capture.types.type_info import FIRST_USER_OID
+from airflow_provider_pgoutput.crash_points import reach
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.batch.membership import PublishedSet
+    from airflow_provider_pgoutput.batch.shape import Storage
+    from airflow_provider_pgoutput.capture.request import CaptureRequest
+    from airflow_provider_pgoutput.capture.source.catalog import (
+        Publication,
+        PublishedTable,
+        Server,
+    )
+    from airflow_provider_pgoutput.capture.source.session import Session
+    from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot
+    from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
+    from airflow_provider_pgoutput.capture.staging.area import StagingArea
+    from airflow_provider_pgoutput.capture.start import Start
+    from airflow_provider_pgoutput.capture.stream.read import Found
+
+log = logging.getLogger(__name__)
+
+
+class PostgresSource:
+    """A PostgreSQL server, as one run asks it."""
+
+    def __init__(
+        self, request: CaptureRequest, area: StagingArea, session: Session, server: Server
+    ) -> None:
+        self.request = request
+        self.area = area
+        self.session = session
+        self.server = server
+        self.publication_names = tuple(request.publication_names)
+        self.options = request.options.for_server(server, self.publication_names)
+        self.keys = Keys(request.key_columns)
+        self.describer = Describer(
+            session,
+            self.keys,
+            request.types,
+            request.policy,
+            known_types=None if request.checkpoint is None else request.checkpoint.types,
+        )
+        #: Names of the tables without columns that were warned of.
+        self._without_columns: set[str] = set()
+
+    def server_now(self) -> Server:
+        """See ``Source``."""
+        return dataclasses.replace(self.server, flush_lsn=read_flush_lsn(self.session))
+
+    def read_target(self) -> Lsn:
+        """See ``Source``. Logical messages may lie behind the flush LSN of the run's begin."""
+        if self.request.options.messages:
+            return read_record_end(self.session)
+        return self.server.flush_lsn
+
+    def read_tables(self) -> tuple[PublishedTable, ...]:
+        """See ``Source``. A table without a published column is left out.
+
+        Iceberg has no such tables. Once they get a column they are tables that were published just now.
+        """
+        found = read_published_tables(self.session, self.server, self.publication_names, self.keys)
+        bare = {each.name for each in found if not each.columns}
+        if new := sorted(bare - self._without_columns):
+            self._without_columns |= bare
+            log.warning(
+                "Published without a single column, so left out: %s. Each joins when it gets one.",
+                ", ".join(new),
+            )
+        return tuple(each for each in found if each.columns)
+
+    def read_facts(self) -> Facts:
+        """See ``Source``. The number of queries does not depend on the number of tables."""
+        publications, tables = self._read_publications()
+        types = self.describer.types_of(tables)
+        if self.options.binary:
+            check_binary_forms(tables, types, two_phase=self.options.two_phase)
+        if self.request.checkpoint is None:
+            # Once, when a pipeline begins: whoever wants it so need not read it every time.
+            warn_of_missing_operations(publications)
+        slot_name = self.request.slot_name
+        warn_of_missing_identity(publications, tables)
+        warn_of_other_decimals(self.request.conninfo, tables, types, slot_name=slot_name)
+        return Facts(
+            tables,
+            read_marks(self.session, self.publication_names, tables),
+            read_storage(self.session, (each.relation_oid for each in tables)),
+        )
+
+    def _read_publications(self) -> tuple[tuple[Publication, ...], tuple[PublishedTable, ...]]:
+        """The publications and their tables; from version 18 on the server only warns of a missing one."""
+        publications = read_publications(self.session, self.publication_names)
+        tables = self.read_tables()
+        types, is_first = self.describer.types_of(tables), self.request.checkpoint is None
+        check_column_types(tables, types, self.request.types, is_first=is_first)
+        check_key_columns(tables, self.keys.configured, is_first=is_first)
+        return publications, tables
+
+    def read_after(
+        self, batch: BatchInProgress, start: Start, facts: Facts, found: Found
+    ) -> CatalogAfter:
+        """See ``Source``."""
+        _, tables = self._read_publications()
+        if start.published_before is not None:
+            refuse_other_names(
+                self.session,
+                (start.published_before, facts.published),
+                # Rows of partitions that the lake does not know may be of a table that it has.
+                sent=[*batch.relation_oids, *batch.unknown_oids],
+                copied=batch.copied_at,
+                slot_name=self.request.slot_name,
+            )
+        if found.changes and self.server.major >= 18 and found.transport == SQL:
+            check_publications_throughout(
+                self.session, self.request.slot_name, self.publication_names, found.end
+            )
+        return CatalogAfter(
+            names=self._names(batch, tables),
+            history=self._history(batch.relation_oids, tables, facts.storage),
+            unpublished=self._unpublished(batch, tables),
+        )
+
+    def read_slot(self) -> SlotFacts | None:
+        """See ``Source``."""
+        return read_slot(self.session, self.request.slot_name)
+
+    def create_slot(self) -> ExportedSnapshot:
+        """See ``Source``."""
+        request = self.request
+        snapshot = create_slot(
+            request.conninfo,
+            request.slot_name,
+            two_phase=self.options.two_phase,
+            failover=request.failover,
+        )
+        reach("stage.after_slot")
+        return snapshot
+
+    def confirm(self, lsn: Lsn) -> None:
+        """See ``Source``."""
+        slot = SlotOnServer(self.session, self.request.conninfo, self.request.slot_name)
+        slot.wait_for_its_reader()
+        move_slot(slot, lsn, self.server.system_identifier)
+
+    def drop_slot(self, slot: SlotFacts) -> None:
+        """See ``Source``."""
+        drop_slot(self.session, slot)
+        log.warning("Dropped slot %s, which could not give what the lake lacks.", slot.name)
+        reach("stage.after_drop")
+
+    def check_may_copy(self, tables: Sequence[PublishedTable]) -> None:
+        """See ``Source``."""
+        check_may_copy(
+            self.session, self.publication_names, tables, slot_name=self.request.slot_name
+        )
+
+    def gaps_since(self, before: PublishedSet | None, facts: Facts) -> frozenset[int]:
+        """See ``Source``."""
+        slot_name = self.request.slot_name
+        if before is None:
+            warn_of_membership_changes(self.session, slot_name, self.publication_names)
+            return frozenset()
+        return changes_of_membership(self.session, before, facts.published, slot_name=slot_name)
+
+    def read_settings(self, start: Start) -> ReadSettings:
+        """How the slot is read."""
+        request = self.request
+        return ReadSettings(
+            session=self.session,
+            conninfo=request.conninfo,
+            slot_name=request.slot_name,
+            options=self.options,
+            transport=request.transport,
+            connections=request.decode_parallelism,
+            part_bytes=request.part_bytes,
+            skip_lsns=start.skip_lsns,
+            left_out=start.left_out,
+            announce_types=self.describer.announce_types,
+        )
+
+    def _names(
+        self, batch: BatchInProgress, tables: Sequence[PublishedTable]
+    ) -> dict[int, tuple[str, str]]:
+        """Names of now, where those of the stream are not enough: tables that were dropped have none.
+
+        On version 15 a renamed schema is not announced again, and on none a table that is renamed and not
+        written to afterwards, while another takes its name. A table that is no longer published keeps the
+        name that its rows came under: nobody could copy it under another.
+        """
+        oids = set(batch.ambiguous_oids)
+        if self.server.major == 15:
+            published = {each.relation_oid for each in tables}
+            oids |= published & set(batch.relation_oids)
+        return read_names(self.session, oids) if oids else {}
+
+    def _unpublished(
+        self, batch: BatchInProgress, tables: Sequence[PublishedTable]
+    ) -> dict[int, str | None]:
+        """Tables with rows in a batch that are not published any more, or gone: what the lake calls them."""
+        checkpoint = self.request.checkpoint
+        known = (checkpoint.tables if checkpoint else None) or {}
+        published = {each.relation_oid for each in tables}
+        return {oid: known.get(oid) for oid in batch.relation_oids if oid not in published}
+
+    def _history(
+        self,
+        relation_oids: Sequence[int],
+        published: Sequence[PublishedTable],
+        storage_at_start: Mapping[int, Storage],
+    ) -> SchemaHistory:
+        """What tells the columns of the tables that have rows in the batch apart."""
+        checkpoint = self.request.checkpoint
+        before = {} if checkpoint is None else checkpoint.shapes
+        return SchemaHistory(
+            policy=self.request.schema_policy,
+            before=before,
+            former={} if checkpoint is None else checkpoint.shapes_by_name,
+            attributes=seen_from(before, read_attributes(self.session, relation_oids)),
+            # After the columns: of one that is known by then no later place is missed.
+            storage=read_storage(self.session, relation_oids),
+            storage_at_start=storage_at_start,
+            published={
+                table.relation_oid: frozenset(column.name for column in table.columns)
+                for table in published
+            },
+            types=self._types_of(published, relation_oids),
+            unwritten=[each for each in published if each.relation_oid not in set(relation_oids)],
+            type_name=self.describer.type_name,
+            showing=self.describer.showing,
+            constant_default=functools.partial(read_constant_default, self.session),
+            full_keys=FullKeys(
+                frozenset(name for name, key in self.keys.configured.items() if key),
+                frozenset((checkpoint.tables if checkpoint else None) or ()),
+            ),
+        )
+
+    def _types_of(
+        self, tables: Sequence[PublishedTable], relation_oids: Iterable[int] = ()
+    ) -> TypesOfTables:
+        """How users' types are defined now that these tables are made of.
+
+        :param relation_oids: of more tables, perhaps of some that are not published any more.
+        """
+        oids = {
+            table.relation_oid
+            for table in tables
+            if any(column.type_oid >= FIRST_USER_OID for column in table.columns)
+        }
+        oids |= set(relation_oids) - {each.relation_oid for each in tables}
+        return read_type_definitions(self.session, oids) if oids else TypesOfTables()
+
+    def altered_tables(self, facts: Facts) -> tuple[PublishedTable, ...]:
+        """See ``Source``."""
+        policy, checkpoint = self.request.schema_policy, self.request.checkpoint
+        if policy.on_type_change != COPY or checkpoint is None:
+            return ()
+        known = [each for each in facts.tables if each.relation_oid in checkpoint.shapes]
+        found = AlteredTypes(policy, self._types_of(known)).altered_tables(checkpoint.shapes, known)
+        return tuple(table for table, _ in found)
+
+    def new_batch(self, start: Lsn) -> BatchInProgress:
+        """See ``Source``."""
+        request, checkpoint = self.request, self.request.checkpoint
+        copied_by_policy: frozenset[int] = frozenset()
+        if request.schema_policy.on_unknown_default == COPY and checkpoint is not None:
+            copied_by_policy = frozenset(checkpoint.shapes)
+        return BatchInProgress(
+            self.area,
+            request.slot_name,
+            start,
+            request.attempt,
+            self.describer,
+            request.policy,
+            request.memory_mib,
+            Casters(
+                self.describer.copy_caster,
+                self.describer.text_caster,
+                self.describer.binary_caster,
+            ),
+            request.options.message_prefixes,
+            Passing(
+                {} if checkpoint is None else checkpoint.passed_over,
+                lambda oid: any(each.relation_oid == oid for each in self.read_tables()),
+                (checkpoint.tables if checkpoint else None) or {},
+            ),
+            copied_by_policy,
+        )

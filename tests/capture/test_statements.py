@@ -1,0 +1,75 @@
+"""How often a run asks the server, as the server's own log counts it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+from psycopg import sql
+
+from tests.capture.pipeline_support import checkpoint_with_shapes
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from quickstart.postgres import EmbeddedPostgres
+    from tests.capture.pipeline_support import Source
+
+_LOGGED = re.compile(r"(?:statement|execute \S+): (.*?)(?=\n\d{4}-\d\d-\d\d )", re.S)
+_END = "SELECT 'the run is over'"
+#: Queries for these are the expensive ones where many tables are published.
+_PUBLISHED_TABLES = "FROM pg_catalog.pg_publication_tables"
+_PLACES = "relfilenode"
+#: All that a run asks that finds nothing to read, its sessions' settings among it.
+_OF_AN_EMPTY_RUN = 34
+
+
+class ServerLog:
+    """What the server logs of the sessions in one database."""
+
+    def __init__(self, server: EmbeddedPostgres, source: Source) -> None:
+        self._path = server.log_path
+        self._source = source
+        ((database,),) = source.execute("SELECT current_database()")
+        source.execute(
+            sql.SQL("ALTER DATABASE {} SET log_statement = 'all'")
+            .format(sql.Identifier(database))
+            .as_string()
+        )
+
+    def of_run(self, last: Manifest) -> tuple[Manifest, Counter[str]]:
+        """Stage what follows a batch; that, and the statements of the run."""
+        before = self._path.stat().st_size
+        staged = self._source.stage(checkpoint=checkpoint_with_shapes(last))
+        self._source.execute(_END)
+        logged = self._path.read_bytes()[before:].decode()
+        return staged, Counter(_LOGGED.findall(logged[: logged.index(_END)]))
+
+
+@pytest.fixture
+def server_log(source: Source, postgres_server: EmbeddedPostgres) -> ServerLog:
+    return ServerLog(postgres_server, source)
+
+
+def asked(statements: Counter[str], what: str) -> int:
+    return sum(count for text, count in statements.items() if what in text)
+
+
+@pytest.mark.parametrize("tables", [1, 60])
+def test_an_empty_run_asks_as_often_however_many_tables_are_published(
+    source: Source, server_log: ServerLog, tables: int
+) -> None:
+    """It reads the catalogs when it begins and when all was read."""
+    for number in range(1, tables):
+        source.execute(
+            f"CREATE TABLE t_{number}(a int PRIMARY KEY, b text)",
+            f"ALTER PUBLICATION p ADD TABLE t_{number}",
+        )
+    first = source.stage()
+    assert len(first.tables) == tables
+    staged, statements = server_log.of_run(first)
+    assert staged.tables == ()
+    assert asked(statements, _PUBLISHED_TABLES) == 2
+    assert asked(statements, _PLACES) == 2
+    assert statements.total() == _OF_AN_EMPTY_RUN, statements
