@@ -1,8 +1,13 @@
-"""Start here: the whole capture of one batch on one screen, ``stage_batch``.
+"""Start here: ``stage_batch`` stages one batch of a slot.
 
-A batch is all transactions with ``start <= commit LSN < end``. Where it starts is the lake's checkpoint;
-where it ends is decided once, before reading. The slot is created here when there is none. It is moved
-here only with ``advance="after_stage"``, once the batch is sealed; else the lake has to hold it first.
+A batch is all transactions with ``start <= commit LSN < end``. It starts at the lake's checkpoint. Where it
+ends is decided once, before anything is read. A run goes five steps:
+
+1. facts: the server, the slot and the published tables, each read once (``run.py``);
+2. start: which kind of run this is, and where its batch begins (``start.py``);
+3. copy or stream: rows go into files (``stage.py``);
+4. seal: the manifest makes the batch exist;
+5. confirm: with ``advance="after_stage"`` the slot moves here. Else it moves when the lake has the batch.
 """
 
 from __future__ import annotations
@@ -77,7 +82,8 @@ log = logging.getLogger(__name__)
 def stage_batch(request: CaptureRequest) -> tuple[Manifest, str]:
     """Stage the next batch of a slot, or find the one that an earlier attempt sealed.
 
-    A server that cannot give it as asked is asked again in a way that it can, see ``fallback.py``.
+    When the server cannot give the batch in the way that was asked for, another way is tried; see
+    ``fallback.py``.
 
     :returns: the manifest of the sealed batch and its URI.
     :raises PgoutputError: see ``errors.py``; the slot was not moved then, and no batch was sealed, but for
@@ -109,7 +115,7 @@ def _stage_once(request: CaptureRequest) -> tuple[Manifest, str]:
 
 
 def stage_in(source: Source, rows: RowSource) -> tuple[Manifest, str]:
-    """Find the facts, seal a batch, and let the slot move where a run does that; see ``stage_batch``."""
+    """Go the five steps with one way to read; see the head of this file."""
     slot, confirmed = _checked_slot(source)
     run = Run(source, rows, source.read_facts(), slot, confirmed)
     sealed = _sealed(run)
@@ -118,7 +124,7 @@ def stage_in(source: Source, rows: RowSource) -> tuple[Manifest, str]:
 
 
 def _sealed(run: Run) -> tuple[Manifest, str]:
-    """Decide which kind of run this is. Each kind finds its start, and ends with a sealed batch."""
+    """Decide which kind of run this is. Each kind finds its start and ends with a sealed batch."""
     checkpoint = run.request.checkpoint
     if checkpoint is not None:
         return _next_batch(run, checkpoint)
@@ -131,7 +137,7 @@ def _sealed(run: Run) -> tuple[Manifest, str]:
 
 
 def _checked_slot(source: Source) -> tuple[SlotFacts | None, Lsn | None]:
-    """The slot, and its position; the position is None where there is no slot that could be read.
+    """The slot and its position. The position is None when there is no slot that can be read.
 
     :raises PgoutputError: the server or the slot is not what is needed.
     """

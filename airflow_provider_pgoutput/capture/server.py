@@ -172,10 +172,11 @@ class PostgresSource:
             check_publications_throughout(
                 self.session, self.request.slot_name, self.publication_names, found.end
             )
+        history = self._history(batch.relation_oids, tables, facts.storage)
+        # A table that was dropped right after the tables were read has no columns any more.
+        published = {each.relation_oid for each in tables} & history.attributes.keys()
         return CatalogAfter(
-            names=self._names(batch, tables),
-            history=self._history(batch.relation_oids, tables, facts.storage),
-            unpublished=self._unpublished(batch, tables),
+            history, self._names(batch, published), self._unpublished(batch, published)
         )
 
     def read_slot(self) -> SlotFacts | None:
@@ -236,9 +237,7 @@ class PostgresSource:
             announce_types=self.describer.announce_types,
         )
 
-    def _names(
-        self, batch: BatchInProgress, tables: Sequence[PublishedTable]
-    ) -> dict[int, tuple[str, str]]:
+    def _names(self, batch: BatchInProgress, published: set[int]) -> dict[int, tuple[str, str]]:
         """Names of now, where those of the stream are not enough: tables that were dropped have none.
 
         On version 15 a renamed schema is not announced again, and on none a table that is renamed and not
@@ -247,17 +246,13 @@ class PostgresSource:
         """
         oids = set(batch.ambiguous_oids)
         if self.server.major == 15:
-            published = {each.relation_oid for each in tables}
             oids |= published & set(batch.relation_oids)
         return read_names(self.session, oids) if oids else {}
 
-    def _unpublished(
-        self, batch: BatchInProgress, tables: Sequence[PublishedTable]
-    ) -> dict[int, str | None]:
+    def _unpublished(self, batch: BatchInProgress, published: set[int]) -> dict[int, str | None]:
         """Tables with rows in a batch that are not published any more, or gone: what the lake calls them."""
         checkpoint = self.request.checkpoint
         known = (checkpoint.tables if checkpoint else None) or {}
-        published = {each.relation_oid for each in tables}
         return {oid: known.get(oid) for oid in batch.relation_oids if oid not in published}
 
     def _history(

@@ -1,9 +1,8 @@
 """Copy published tables into a batch, each as it is in an exported snapshot, and seal each on its own.
 
-Tables that an earlier attempt at the batch sealed are taken over. The others are read in one snapshot; those
-that could not be read whole in it are read again in a new one, at a new point. So the tables of a batch may
-have points of their own, and the changes past each have to follow (``reading.py``). What is not here: the
-reading itself (``source/copy.py``).
+Tables that an earlier attempt sealed for this batch are taken over. The others are read in one snapshot.
+A table that cannot be read whole in it is read again in a new snapshot, at a new point. So each table may
+have a point of its own, and ``capture/stage.py`` reads the changes past each. ``copy/read.py`` reads rows.
 """
 
 from __future__ import annotations
