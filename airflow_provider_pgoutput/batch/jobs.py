@@ -20,11 +20,11 @@ CHANGE_LOG = "change_log"
 
 MERGE_ON_READ = "merge-on-read"
 COPY_ON_WRITE = "copy-on-write"
-#: Older ones know no row-level deletes.
+#: Older format versions have no row-level deletes.
 _FORMAT_VERSIONS = (2, 3)
 
-#: Metadata columns that a target table can carry, with their lake types; all start alike so that no
-#: source column is hidden by them unnoticed.
+#: Metadata columns that a target table can have, with their lake types. All begin with one prefix, so that
+#: they do not hide a column of the source.
 METADATA_COLUMNS = {
     "_pgoutput_commit_lsn": "long",
     "_pgoutput_seq": "long",
@@ -38,11 +38,11 @@ _NUMBERS = ("format_version", "tag_retention_days", "parallel_tables")
 _FLAGS = ("soft_delete", "drop_columns", "keep_retyped_columns")
 
 _DAY_S = 24 * 60 * 60
-#: Iceberg refuses less: files of a writer that has not committed yet would be taken for orphans.
+#: Iceberg refuses less, because files of a writer that has not committed yet would look like orphans.
 _LEAST_ORPHAN_S = _DAY_S
 
 _COLUMN = r"(?:[^\W\d]\w*|`(?:[^`]|``)+`)(?:\.(?:[^\W\d]\w*|`(?:[^`]|``)+`))*"
-#: What stands in a statement as it was given, so nothing else may.
+#: It becomes part of a statement unchanged, so nothing else is allowed.
 #: https://iceberg.apache.org/docs/latest/spark-ddl/#partitioned-by
 _PARTITION_TRANSFORM = re.compile(
     rf"\s*(?:{_COLUMN}|(?:years?|months?|days?|date|hours?|date_hour)\(\s*{_COLUMN}\s*\)"
@@ -104,7 +104,7 @@ class WriteJob(Job):
 
     mode: str = UPSERT
     table_options: dict[str, TableOptions] = field(default_factory=dict)
-    #: Which of ``METADATA_COLUMNS`` tables in upsert mode carry; a change log carries all.
+    #: Which of ``METADATA_COLUMNS`` tables in upsert mode have. A change log has all.
     metadata_columns: tuple[str, ...] = ()
     #: A deleted row stays, marked by ``_pgoutput_op`` = ``D``.
     soft_delete: bool = False
@@ -116,10 +116,10 @@ class WriteJob(Job):
     tag_retention_days: int = 7
     #: Tables prepared, and staged files verified (four at most), at the same time.
     parallel_tables: int = 4
-    #: A column changed to a type that Iceberg cannot follow. True: its values of before stay in a column of
-    #: another name. False: the table is refused.
+    #: What to do if a column changes to a type that Iceberg cannot follow. True: old values stay in a column
+    #: of another name. False: the table is refused.
     keep_retyped_columns: bool = False
-    #: Whether columns that were dropped at the source are dropped, too; else they stay.
+    #: Whether a column that the source dropped is dropped here, too. Otherwise it stays.
     drop_columns: bool = False
 
     def target_name(self, schema_name: str, table_name: str) -> str:
@@ -199,7 +199,7 @@ class ReplayJob(WriteJob):
     manifest_uris: tuple[str, ...]
     #: Sources, ``schema.table``; empty: every table of the batches.
     source_tables: tuple[str, ...] = ()
-    #: Whether the tables first go back to where the first batch starts; else the batches are added to them.
+    #: Whether the tables first go back to the start of the first batch. Otherwise the batches are added.
     in_place: bool = False
 
     def check(self) -> None:
@@ -222,7 +222,8 @@ class MaintenanceJob(Job):
     compact: bool = True
     #: Options of Iceberg's ``rewrite_data_files``, over its defaults.
     compact_options: dict[str, str] = field(default_factory=dict)
-    #: Seconds that a snapshot stays at least; None: none is expired. Tags and branches stay as they say.
+    #: A snapshot stays for at least so many seconds; None: none is expired. Tags and branches have times of
+    #: their own.
     snapshot_retention_s: int | None = 5 * _DAY_S
     #: Snapshots of main that stay at least.
     keep_snapshots: int = 1
@@ -255,7 +256,7 @@ _KINDS: dict[str, type[AnyJob]] = {
 def job_from_json(text: str) -> AnyJob:
     """Parse the file of a job.
 
-    :raises ConfigurationError: when a field is missing, unknown or of another type.
+    :raises ConfigurationError: a field is missing, unknown or of another type.
     """
     try:
         body: dict[str, Any] = json.loads(text)
@@ -276,7 +277,7 @@ def job_from_json(text: str) -> AnyJob:
 
 
 def _check_types(job: WriteJob) -> None:
-    """Refuse what templates and JSON can put in the place of a value: ``"False"`` would be true.
+    """Refuse texts that templates and JSON can give instead of a value: ``"False"`` would be true.
 
     :raises ConfigurationError: it names the field.
     """

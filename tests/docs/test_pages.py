@@ -13,6 +13,18 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+_FOLDERS = (
+    "airflow_provider_pgoutput",
+    "benchmarks",
+    "dags_examples",
+    "quickstart",
+    "scripts",
+    "tests",
+    "tools",
+)
+SOURCES = [
+    f"/{path.relative_to(ROOT)}" for each in _FOLDERS for path in (ROOT / each).rglob("*.py")
+]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -75,6 +87,14 @@ def test_files_of_the_package_that_are_named_exist(name: str) -> None:
     # What a benchmark writes is no file of the repository.
     kept = [each for each in named if not each.startswith("benchmarks/results/")]
     assert [each for each in kept if not (ROOT / each).exists()] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_python_files_that_are_named_by_the_end_of_their_path_exist(name: str) -> None:
+    named = set(re.findall(r"`([\w/]+\.py)`", (ROOT / name).read_text()))
+    assert {
+        each for each in named if not any(path.endswith(f"/{each}") for path in SOURCES)
+    } == set()
 
 
 def test_make_without_a_target_lists_the_targets() -> None:

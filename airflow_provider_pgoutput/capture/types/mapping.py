@@ -63,8 +63,8 @@ def lake_type(
     """The Iceberg type, in ``Column.lake_type``'s notation, that holds a PostgreSQL type.
 
     :param type_modifier: ``atttypmod`` of the column, -1 for none.
-    :param catalog: user types by OID; a type that is nowhere (dropped since the change was written)
-        is a ``string``, which holds the text of any.
+    :param catalog: users' types by OID. A type that is nowhere, because it was dropped since the change, is a
+        ``string``, which holds the text of any type.
     :param choice: what the owner of the pipeline chose for the column.
     """
     info = find_type(type_oid, catalog)
@@ -83,7 +83,7 @@ def lake_type(
 
 
 def kinds_in(type_oid: int, catalog: Mapping[int, TypeInfo]) -> frozenset[str]:
-    """The kinds of type, of those that there is a choice for, that a type is or is made of."""
+    """The kinds of type with a choice that a type is, or is made of."""
     info = find_type(type_oid, catalog)
     if info is None:
         return frozenset()
@@ -105,8 +105,8 @@ def _array(
     info: TypeInfo, type_modifier: int, catalog: Mapping[int, TypeInfo], choice: Choice
 ) -> str:
     element = find_type(info.element_oid, catalog)
-    # A caster knows the delimiter of box[] by its OID.  Of user types that inherit it (a domain over
-    # box) it would not, so their arrays stay text.
+    # A caster knows the delimiter of box[] by its OID. It does not know it for users' types that inherit it
+    # (a domain over box), so their arrays stay text.
     if element is None or (element.delimiter != "," and info.oid != BOX_ARRAY_OID):
         return STRING
     return f"list<{lake_type(element.oid, type_modifier, catalog, choice)}>"
@@ -121,7 +121,7 @@ def _numeric(type_modifier: int, choice: Choice) -> str:
 
 
 def _exact_decimal(type_modifier: int) -> str | None:
-    """The decimal that holds all numbers of a numeric; None when no decimal does."""
+    """The decimal that holds all numbers of a numeric; None: no decimal does."""
     if type_modifier < 0:
         return None
     precision, scale = numeric_modifier(type_modifier)

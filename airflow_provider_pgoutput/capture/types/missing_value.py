@@ -1,7 +1,6 @@
-"""What rows older than a column show in it, as the text that apply gives to rows in the lake.
+"""The value that older rows show in a column, as the text from which apply writes it into rows of the lake.
 
-PostgreSQL keeps one value per column for them (``pg_attribute.attmissingval``), as text. What is not here:
-writing it.
+PostgreSQL keeps one such value for each column, as text (``pg_attribute.attmissingval``).
 
 Source: https://www.postgresql.org/docs/current/catalog-pg-attribute.html
 """
@@ -28,9 +27,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Infinity and years before Christ are usual defaults of these.
+#: Types in which infinity, and years before Christ, are usual defaults.
 _MOMENTS = frozenset({"date", "timestamp", "timestamptz"})
-#: Lake types that are made of others: apply has no parser of PostgreSQL's text for them.
+#: Lake types with parts. Apply has no parser of PostgreSQL's text for them.
 _NESTED = ("list<", "map<", "struct<")
 
 
@@ -44,11 +43,12 @@ def lake_text(
 ) -> str | None:
     """The column's missing value as text of its lake type.
 
-    Where the lake type was chosen it need not be PostgreSQL's text, and need not hold the value.
+    If the user chose the lake type, this need not be PostgreSQL's text, and the type may not hold the value.
 
-    :param policy: what becomes of a date, a timestamp or a list that no lake type but text holds.
-    :param is_key: older rows would have no key without it, so the policy does not count.
-    :raises ValueRefused: it does not; the side table is for values of rows, and here is none.
+    :param policy: what to do with a date, a timestamp or a list that no lake type but text can hold.
+    :param is_key: older rows would have no key without the value, so the policy does not count.
+    :raises ValueRefused: the lake type does not hold it. The side table is for values of rows, and here is no
+        row.
     """
     info, text = base_type(column.type_oid, types), column.missing_value
     if text is None or info is None or column.lake_type == "string":
@@ -63,7 +63,7 @@ def lake_text(
     except ProtocolError:
         if not is_moment:
             raise
-        # A timestamp of an older version whose text has the zone of now; apply reads both.
+        # The text of a timestamp that an early version staged has the session's zone. Apply reads both.
         return text
     if len(result.rejected):
         if is_nested or is_moment:
@@ -81,7 +81,7 @@ def lake_text(
 
 
 def _parts(value: Any, kind: pa.DataType) -> Any:
-    """A value with every part as text, as ``Column.missing_value`` has it."""
+    """A value with all parts as text, as in ``Column.missing_value``."""
     if value is None:
         return None
     if pa.types.is_list(kind):
@@ -94,7 +94,7 @@ def _parts(value: Any, kind: pa.DataType) -> Any:
 
 
 def _leave_out(column: Column, table: str, policy: ValuePolicy, *, is_key: bool) -> None:
-    """Leave the value out, as the policy leaves out that of a row."""
+    """Leave the value out, as the policy leaves out the value of a row."""
     words = f"The default that older rows show in the column does not fit {column.lake_type}"
     if is_key or policy.fails(column.lake_type):
         others = "" if is_key else f", or set the value policy to {NULL_AND_KEEP!r}"

@@ -1,7 +1,7 @@
-"""PostgreSQL's own spelling of a type, as ``format_type`` gives it. For people, never to be parsed.
+"""PostgreSQL's own spelling of a type, as ``format_type`` prints it. For messages; it is never parsed.
 
-Names of user types are always qualified, as ``format_type`` does with an empty ``search_path``. The
-modifier of an extension's type is left out, unless it is one whose modifier is a plain length.
+Names of users' types are always qualified, as ``format_type`` does with an empty ``search_path``. The
+modifier of an extension's type is left out, unless it is a plain length.
 
 Source: https://www.postgresql.org/docs/current/functions-info.html (format_type).
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _PLAIN_NAME = re.compile(r"[a-z_][a-z0-9_]*")
 
-#: Names of the SQL standard, in two parts: a modifier goes between them.
+#: Names of the SQL standard in two parts. A modifier goes between them.
 _STANDARD_NAMES = {
     "bool": ("boolean", ""),
     "float4": ("real", ""),
@@ -37,10 +37,10 @@ _STANDARD_NAMES = {
     "interval": ("interval", ""),
     "json": ("json", ""),
 }
-#: With a modifier; without one the standard's word would mean a length of one.
+#: Names of types with a modifier. Without one, the standard's word would mean a length of one.
 _SIZED_NAMES = {"bpchar": "character", "bit": "bit"}
 _UNSIZED_NAMES = {"bpchar": "bpchar", "bit": '"bit"'}
-#: Types of extensions whose modifier is their length.
+#: Types of extensions whose modifier is a length.
 _EXTENSION_LENGTHS = frozenset({"vector", "halfvec", "sparsevec"})
 
 _INTERVAL_RANGES = {
@@ -62,7 +62,7 @@ _INTERVAL_FULL_PRECISION = 0xFFFF
 
 
 def quote_identifier(name: str) -> str:
-    """Quote a name where PostgreSQL's ``quote_ident`` would."""
+    """Quote a name if PostgreSQL's ``quote_ident`` would."""
     if _PLAIN_NAME.fullmatch(name) and name not in QUOTED_KEYWORDS:
         return name
     return '"' + name.replace('"', '""') + '"'
@@ -78,7 +78,7 @@ def type_name(type_oid: int, type_modifier: int, catalog: Mapping[int, TypeInfo]
     """PostgreSQL's spelling of a type: ``numeric(12,2)``, ``integer[]``, ``public.colour``.
 
     :param type_modifier: ``atttypmod`` of the column, -1 for none.
-    :param catalog: user types by OID; a type that is nowhere is ``???``, as PostgreSQL writes it.
+    :param catalog: users' types by OID. A type that is nowhere is ``???``, as PostgreSQL prints it.
     """
     info = find_type(type_oid, catalog)
     if info is None:

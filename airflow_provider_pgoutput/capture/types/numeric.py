@@ -37,17 +37,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _ZERO, _NINE, _POINT, _MINUS = ord("0"), ord("9"), ord("."), ord("-")
-#: Of any decimal, and what Arrow parses.
+#: The most digits of any decimal, and the most that Arrow parses.
 _MOST_DIGITS = 38
 #: With a sign, a zero and a point.
 _LONGEST_DECIMAL_TEXT = _MOST_DIGITS + 3
 
 
 def exact_caster(target: pa.DataType) -> Caster:
-    """A caster to an integer or floating point type, which holds all that its source can.
+    """A caster to an integer or floating point type that holds all values of its source.
 
-    Arrow parses floats with correct rounding, so the bits are the server's: -0, subnormals, NaN and
-    the infinities included.
+    Arrow parses floats with correct rounding, so the bits are the server's, including -0, subnormals, NaN and
+    the infinities.
     """
 
     def cast(raw: pa.Array) -> CastResult:
@@ -86,30 +86,30 @@ def decimal_caster(target: pa.DataType) -> Caster:
 
 
 def _longer_than_any_decimal(raw: pa.Array) -> NDArray[np.int64]:
-    """Rows that no decimal prints; Arrow 26 takes a number of 128 digits or more for another one."""
+    """Rows that are longer than any decimal. Arrow 26 reads a number of 128 digits or more as another one."""
     runs = ByteRuns.of(raw)
     rows = np.flatnonzero(runs.ends - runs.starts > _LONGEST_DECIMAL_TEXT)
     return rows[np.isin(rows, valid_rows(raw))] if len(rows) else rows
 
 
 def _without_last_zeros(raw: pa.Array) -> pa.Array:
-    """Numbers without the zeros at the end of their fractions, which can be more than Arrow parses.
+    """Numbers without the zeros at the end of their fractions. There may be more zeros than Arrow can parse.
 
-    As many are printed as the display scale says; they are not part of the value.
+    PostgreSQL prints as many as the display scale says. They are not part of the value.
     """
     runs = ByteRuns.of(raw)
     if len(runs.data) == 0:
         return raw
     positions = np.arange(len(runs.data), dtype=np.int64)
     is_digit = (runs.data >= _ZERO) & (runs.data <= _NINE)
-    # Position of the newest byte of a kind at or before each byte; before the first there is none.
+    # Position of the last byte of a kind at or before each byte. Before the first one there is none.
     newest_other = np.maximum.accumulate(np.where(is_digit, -1, positions))
     newest_kept = np.maximum.accumulate(np.where(runs.data == _ZERO, -1, positions))
     last = np.maximum(runs.ends - 1, 0)
     points, kept = newest_other[last], newest_kept[last]
     digits_start = runs.starts + (runs.byte(np.arange(len(raw)), 0) == _MINUS)
     has_fraction = (points > digits_start) & (points < runs.ends) & (runs.data[points] == _POINT)
-    # Digits only: what is no number stays what it is.
+    # Only digits: other texts stay as they are.
     has_fraction &= newest_other[np.maximum(points - 1, 0)] < digits_start
     ends = np.where(has_fraction, kept + (kept > points), runs.ends)
     return raw if (ends == runs.ends).all() else cut(runs.data, runs.starts, ends, null_mask(raw))
@@ -125,14 +125,14 @@ def _too_large(
 ) -> NDArray[np.bool_]:
     """Whether a plain number has more digits before or after the point than the type.
 
-    Zeros at the end of a fraction do not count. What is no number is not too large.
+    Zeros at the end of a fraction do not count. A text that is no number is not too large.
     """
     if len(runs.data) == 0:
         return np.zeros(len(rows), dtype=np.bool_)
     starts, ends = runs.starts[rows], runs.ends[rows]
     positions = np.arange(len(runs.data), dtype=np.int64)
     is_digit = (runs.data >= _ZERO) & (runs.data <= _NINE)
-    # Position of the newest byte of a kind at or before each byte; before the first there is none.
+    # Position of the last byte of a kind at or before each byte. Before the first one there is none.
     newest_point = np.maximum.accumulate(np.where(runs.data == _POINT, positions, -1))
     newest_nonzero = np.maximum.accumulate(np.where(is_digit & (runs.data != _ZERO), positions, -1))
     digits_before = np.concatenate([[0], np.cumsum(is_digit)])
@@ -140,7 +140,7 @@ def _too_large(
     last = np.maximum(ends - 1, 0)
     has_point = newest_point[last] >= starts
     points = np.where(has_point, newest_point[last], ends)
-    # PostgreSQL prints no zeros before a number, but the one before the point.
+    # PostgreSQL prints no zeros before a number, except for the one before the point.
     whole = points - starts - (runs.data[np.minimum(starts, len(runs.data) - 1)] == _ZERO)
     fraction = np.maximum(newest_nonzero[last] - points, 0)
     digits = digits_before[ends] - digits_before[starts]
@@ -152,17 +152,17 @@ def _too_large(
 _HEAD_BYTES = 8
 _NEGATIVE = 0x4000
 _SPECIAL = 0x8000
-#: Signs that are no numbers.
+#: Signs of values that are not numbers.
 _SPECIALS = {0xC000: b"NaN", 0xD000: b"Infinity", 0xF000: b"-Infinity"}
 _MAX_SCALE = 0x3FFF
 #: Digits that always fit a signed 64-bit number.
 _NARROW_PRECISION = 18
-#: More than PostgreSQL itself prints of a row, and less than an Arrow array holds.
+#: More than PostgreSQL itself prints for a row, and less than an Arrow array can hold.
 _MAX_TEXT_BYTES = 1 << 30
 _LOW_HALF = np.uint64(0xFFFFFFFF)
 _HALF_BITS = np.uint64(32)
 
-#: By the number of digits of a group that are shown: the power of ten that they count.
+#: By the number of digits of a group that are shown: the power of ten of the others.
 _PAST_SHOWN = 10 ** np.arange(4, 0, -1)
 #: The four characters of each group, as one number.
 _GROUP_TEXTS = (
@@ -208,7 +208,7 @@ class _Heads:
 
     @property
     def special(self) -> NDArray[np.bool_]:
-        """Which are no numbers."""
+        """Which values are not numbers."""
         found: NDArray[np.bool_] = self.signs >= _SPECIAL
         return found
 

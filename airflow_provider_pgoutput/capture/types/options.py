@@ -1,7 +1,7 @@
 """What the owner of a pipeline may choose about types: by kind of type, and by column.
 
-A choice is made before anything is connected and is part of the column's lake type in the manifest, so
-apply sees one schema. What is not here: which type follows from a choice (``mapping.py``).
+A choice is made before anything is connected. It is part of the column's lake type in the manifest, so apply
+sees one schema. ``mapping.py`` finds the type that follows from a choice.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ NUMERIC, JSON, UUID, COMPOSITE, INTERVAL, TIME = (
     "interval",
     "time",
 )
-#: What may be chosen for each kind of type, besides ``string``; ``decimal`` is spelled ``decimal(38,9)``.
+#: What may be chosen for each kind of type, in addition to ``string``; ``decimal`` is written
+#: ``decimal(38,9)``.
 CHOICES: Mapping[str, str] = {
     NUMERIC: "decimal",
     JSON: "variant",
@@ -43,10 +44,10 @@ _VARIANT_REFUSED = (
 class Choice:
     """What was chosen for one column."""
 
-    #: Choice by kind of type; a kind that is missing is a ``string``.
+    #: The choice by kind of type. A kind that is missing is a ``string``.
     by_kind: Mapping[str, str] = field(default_factory=dict)
-    #: The kinds that were chosen for this column: of these every one in it is meant, also a numeric
-    #: whose numbers a decimal holds anyway.
+    #: The kinds that were chosen for this very column. Then the choice holds for all of them in the column,
+    #: also for a numeric whose numbers fit a decimal anyway.
     own_kinds: frozenset[str] = frozenset()
     #: Whether the column keeps PostgreSQL's text, whatever its type is.
     is_text: bool = False
@@ -63,7 +64,7 @@ NO_CHOICE = Choice()
 class TypeOptions:
     """The choices of a pipeline.
 
-    :raises ConfigurationError: when a kind or a choice is unknown, or is one that cannot be had.
+    :raises ConfigurationError: a kind or a choice is unknown, or does not go.
     """
 
     #: By kind of type, see ``CHOICES``.
@@ -103,14 +104,14 @@ class TypeOptions:
 
     @property
     def wants_attributes(self) -> bool:
-        """Whether some composite becomes a struct."""
+        """Whether some composites become structs."""
         return CHOICES[COMPOSITE] in {self.by_kind.get(COMPOSITE), *self.by_column.values()}
 
 
 def _kinds(choice: str, argument: str) -> frozenset[str]:
-    """The kinds of type that a choice other than ``string`` is for.
+    """The kinds of type for which a choice is made, if it is not ``string``.
 
-    :raises ConfigurationError: when it is none.
+    :raises ConfigurationError: it is no choice.
     """
     if choice == CHOICES[JSON]:
         raise ConfigurationError(f"{argument} is 'variant'.", advice=_VARIANT_REFUSED)

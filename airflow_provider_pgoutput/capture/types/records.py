@@ -1,12 +1,13 @@
 r"""The caster of composite values as structs: one scan over the literals of a whole column.
 
-A literal is ``(1,"a ""quoted"" \\ text",)``: every attribute in order, nothing for NULL; in quotes a
-quote and a backslash are doubled. As the two quotes of such a pair open and close nothing, a mark is
-inside quotes when an odd number of them is before it, as in ``literals.py``. Attributes are cast by the
-casters of their types, so composites and arrays nest.
+A literal is ``(1,"a ""quoted"" \\ text",)``: every attribute in order, and nothing for NULL. Inside of
+quotes, a quote and a backslash are doubled. The two quotes of such a pair open and close nothing. So a mark
+is inside of quotes if an odd number of quotes is before it, as in ``literals.py``. The casters of the
+attributes' types cast the attributes, so composites and arrays can nest.
 
-A value whose number of attributes is not the type's was written before the type was altered: which
-attribute is which nobody can tell, so it is rejected, and so is one with an attribute that does not fit.
+If a value has another number of attributes than the type, it was written before the type was altered. Then it
+is not known which attribute is which, and the value is rejected. A value with an attribute that does not fit
+is rejected, too.
 
 Source: https://www.postgresql.org/docs/current/rowtypes.html#ROWTYPES-IO-SYNTAX
 """
@@ -42,7 +43,7 @@ _OPENING, _CLOSING, _QUOTE = ord("("), ord(")"), ord('"')
 def record_caster(target: pa.DataType, casters: Sequence[Caster]) -> Caster:
     """A caster of composite literals.
 
-    :param casters: of the attributes, at least one, in order.
+    :param casters: those of the attributes in order, at least one.
     """
 
     def cast(raw: pa.Array) -> CastResult:
@@ -72,9 +73,9 @@ def record_caster(target: pa.DataType, casters: Sequence[Caster]) -> Caster:
 
 
 def _of_another_shape(runs: ByteRuns, marks: Marks, attributes: int) -> NDArray[np.int64]:
-    """Rows that have another number of attributes.
+    """Rows with another number of attributes.
 
-    :raises MalformedText: when a row does not begin and end like a literal.
+    :raises MalformedText: a row does not begin and end like a literal.
     """
     opens, closes = marks.kinds == _OPENING, marks.kinds == _CLOSING
     if not (
@@ -88,9 +89,9 @@ def _of_another_shape(runs: ByteRuns, marks: Marks, attributes: int) -> NDArray[
 
 
 def _attributes(runs: ByteRuns, marks: Marks) -> list[pa.Array]:
-    """The raw text of each attribute of all rows, which have the same number of them.
+    """The text of each attribute of all rows. All rows have the same number of attributes.
 
-    :raises MalformedText: when quotes stand elsewhere than around attributes.
+    :raises MalformedText: quotes stand elsewhere than around attributes.
     """
     edges = marks.structure.reshape(len(runs.starts), -1)
     starts, ends = edges[:, :-1] + 1, edges[:, 1:]
