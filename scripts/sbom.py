@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "sbom.cdx.json"
 NAME = "airflow-provider-pgoutput"
 #: Extras of the wheel; what only they bring is optional.
-EXTRAS = ("spark", "quickstart")
+EXTRAS = ("spark",)
 
 _VERSION = re.compile(r'^__version__ = "([^"]+)"', re.MULTILINE)
 

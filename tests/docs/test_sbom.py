@@ -49,7 +49,6 @@ def test_of_several_versions_in_the_lock_file_each_is_listed_and_cycles_end() ->
         dependencies = [{ name = "a", extra = ["more"] }]
         [package.optional-dependencies]
         spark = [{ name = "c" }]
-        quickstart = [{ name = "airflow-provider-pgoutput", extra = ["spark"] }]
         [[package]]
         name = "a"
         version = "1"

@@ -144,7 +144,7 @@ def test_each_older_major_version_can_be_had(server_home: Path, major: int) -> N
 
 
 def test_a_missing_major_version_names_the_remedy() -> None:
-    with pytest.raises(ConfigurationError, match=r"No PostgreSQL 99 .*quickstart"):
+    with pytest.raises(ConfigurationError, match=r"No PostgreSQL 99 .*make setup"):
         find_installation(99)
 
 
