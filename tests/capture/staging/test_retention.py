@@ -221,7 +221,7 @@ def test_another_system_and_foreign_files_are_left_alone(area: StagingArea, tmp_
 
 def test_plans_go_with_their_batches(area: StagingArea) -> None:
     old, last = sealed(area, 16, 32), sealed(area, 32, 48)
-    plans = [layout.plan_path("s", each.batch_id, "1-x") for each in (old, last)]
+    plans = [layout.job_path("s", each.batch_id, "1-x") for each in (old, last)]
     for path in plans:
         area.write_whole(path, b"{}")
     pruned(area, checkpoint=48)
