@@ -210,7 +210,7 @@ def test_columns_that_took_other_names_while_a_table_was_read_are_read_again(
 ) -> None:
     """Nothing is rewritten for that, and the server takes names for those of now, whatever the snapshot."""
     source.execute("INSERT INTO t VALUES (1, 'old')")
-    real, changed = stage.read_job, []
+    real, changed = stage.read_plan, []
 
     def after_a_migration(*given: Any) -> Any:
         plan = real(*given)
@@ -221,7 +221,7 @@ def test_columns_that_took_other_names_while_a_table_was_read_are_read_again(
             )
         return plan
 
-    monkeypatch.setattr(stage, "read_job", after_a_migration)
+    monkeypatch.setattr(stage, "read_plan", after_a_migration)
     manifest = source.stage()
     assert "given other partitions or columns" in caplog.text
     assert source.copied(manifest, "public.t") == [{"a": 1, "c": "old", "b": "new"}]
