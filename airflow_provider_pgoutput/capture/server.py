@@ -134,7 +134,7 @@ class PostgresSource:
         if self.options.binary:
             check_binary_forms(tables, types, two_phase=self.options.two_phase)
         if self.request.checkpoint is None:
-            # Once, when a pipeline begins: whoever wants it so need not read it every time.
+            # Once, when a pipeline begins. Who wants it so does not read the warning in every run.
             warn_of_missing_operations(publications)
         slot_name = self.request.slot_name
         warn_of_missing_identity(publications, tables)
@@ -163,7 +163,7 @@ class PostgresSource:
             refuse_other_names(
                 self.session,
                 (start.published_before, facts.published),
-                # Rows of partitions that the lake does not know may be of a table that it has.
+                # A partition that the lake does not know may belong to a table that the lake has.
                 sent=[*batch.relation_oids, *batch.unknown_oids],
                 copied=batch.copied_at,
                 slot_name=self.request.slot_name,
@@ -238,11 +238,12 @@ class PostgresSource:
         )
 
     def _names(self, batch: BatchInProgress, published: set[int]) -> dict[int, tuple[str, str]]:
-        """Names of now, where those of the stream are not enough: tables that were dropped have none.
+        """Names that the catalog has now, for tables whose names in the stream may be old.
 
-        On version 15 a renamed schema is not announced again, and on none a table that is renamed and not
-        written to afterwards, while another takes its name. A table that is no longer published keeps the
-        name that its rows came under: nobody could copy it under another.
+        Version 15 does not announce a renamed schema again. No version announces a table that was renamed and
+        not written to since; another table may have its name by now. A dropped table has no name here. A
+        table that is no longer published keeps its name of the stream, because nobody could copy it under
+        another one.
         """
         oids = set(batch.ambiguous_oids)
         if self.server.major == 15:
@@ -250,7 +251,7 @@ class PostgresSource:
         return read_names(self.session, oids) if oids else {}
 
     def _unpublished(self, batch: BatchInProgress, published: set[int]) -> dict[int, str | None]:
-        """Tables with rows in a batch that are not published any more, or gone: what the lake calls them."""
+        """Tables with rows in the batch that are gone or unpublished now, with their names in the lake."""
         checkpoint = self.request.checkpoint
         known = (checkpoint.tables if checkpoint else None) or {}
         return {oid: known.get(oid) for oid in batch.relation_oids if oid not in published}
@@ -261,7 +262,7 @@ class PostgresSource:
         published: Sequence[PublishedTable],
         storage_at_start: Mapping[int, Storage],
     ) -> SchemaHistory:
-        """What tells the columns of the tables that have rows in the batch apart."""
+        """What tells which column is which in the tables that have rows in the batch."""
         checkpoint = self.request.checkpoint
         before = {} if checkpoint is None else checkpoint.shapes
         return SchemaHistory(
@@ -269,7 +270,7 @@ class PostgresSource:
             before=before,
             former={} if checkpoint is None else checkpoint.shapes_by_name,
             attributes=seen_from(before, read_attributes(self.session, relation_oids)),
-            # After the columns: of one that is known by then no later place is missed.
+            # Read after the columns. So if a column is known, a rewrite that came with it is known, too.
             storage=read_storage(self.session, relation_oids),
             storage_at_start=storage_at_start,
             published={
@@ -290,9 +291,9 @@ class PostgresSource:
     def _types_of(
         self, tables: Sequence[PublishedTable], relation_oids: Iterable[int] = ()
     ) -> TypesOfTables:
-        """How users' types are defined now that these tables are made of.
+        """How the users' types in the columns of these tables are defined now.
 
-        :param relation_oids: of more tables, perhaps of some that are not published any more.
+        :param relation_oids: further tables, which need not be published.
         """
         oids = {
             table.relation_oid

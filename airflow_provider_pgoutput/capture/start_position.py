@@ -1,7 +1,7 @@
-"""The position that a run begins at: the lake's against the source, and ``start_lsn`` against both.
+"""Checks the position at which a run begins: that of the lake, or ``start_lsn``.
 
-Nothing is moved silently: where the server would begin later than it was asked to, the run ends here. What is
-not here: the facts of the slot (``source/slot.py``), and where a first batch begins (``pipeline.py``).
+PostgreSQL silently begins later when it is asked for a position that the slot has passed. Here such a run is
+refused. ``source/slot.py`` reads the slot, and ``pipeline.py`` finds where a first batch begins.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _ARCHIVE = (
 
 
 def check_source(source: Source, checkpoint: Checkpoint) -> None:
-    """Refuse a source that is not the one whose changes the lake holds, or that is behind it.
+    """Refuse another source than the one that filled the lake, and a source that is behind the lake.
 
-    :raises SourceChanged: when it is.
-    :raises SourceUnavailable: when a standby has yet to replay so far.
+    :raises SourceChanged: it is another system, or it lost what the lake has.
+    :raises SourceUnavailable: it is a standby that has not replayed so far yet.
     """
     server, slot_name = source.server, source.request.slot_name
     if server.system_identifier != checkpoint.system_identifier:
@@ -73,10 +73,11 @@ def check_source(source: Source, checkpoint: Checkpoint) -> None:
 
 
 def last_batch(area: StagingArea, slot_name: str, checkpoint: Checkpoint) -> Manifest | None:
-    """The batch that the lake holds last; None: the staging area has it no more.
+    """The last batch that was applied; None: the staging area does not have it any more.
 
-    It was applied, so one that is damaged stands in nobody's way. In its place comes the newest before it
-    that can be read: what became of the publications since then is more than since the last, and no less.
+    A damaged manifest of it does no harm, since the batch is applied. The newest readable one before it is
+    taken then. It says what was published at an earlier time. So the comparison with now finds all changes
+    since the last batch, and perhaps some older ones.
     """
     system, end = checkpoint.system_identifier, checkpoint.end_lsn
     try:
@@ -87,16 +88,18 @@ def last_batch(area: StagingArea, slot_name: str, checkpoint: Checkpoint) -> Man
 
 
 def last_known(area: StagingArea, slot_name: str, checkpoint: Checkpoint) -> Manifest | None:
-    """The batch that the lake holds last, or else the newest before it that is there and can be read."""
+    """The last batch that was applied, or the newest one before it that is there and can be read."""
     return last_batch(area, slot_name, checkpoint) or newest_readable(
         area, slot_name, checkpoint.system_identifier, checkpoint.end_lsn
     )
 
 
 def is_of_the_load(request: CaptureRequest, checkpoint: Checkpoint, last: Manifest | None) -> bool:
-    """Whether ``start_lsn`` is where tables were loaded from outside, which may stay in the DAG for good.
+    """Whether ``start_lsn`` is the position at which tables were loaded from outside.
 
-    :param last: the batch that the lake holds last; None: it is not known.
+    Such a ``start_lsn`` may stay in the DAG file after the first run.
+
+    :param last: the last batch that was applied; None: it is not known.
     """
     start, begun_at = request.start_lsn, checkpoint.begun_at
     if start is None or request.initial_copy != NEVER:
@@ -116,16 +119,15 @@ def is_of_the_load(request: CaptureRequest, checkpoint: Checkpoint, last: Manife
 
 
 def begin_again(run: Run, checkpoint: Checkpoint, last: Manifest | None) -> Start:
-    """Begin at ``start_lsn``, which the lake may be past.
+    """Begin at ``start_lsn``. The lake may have more already.
 
-    What earlier batches left out on request is left out again. Refused is a position that the slot does not
-    hold, and one from which not everything would be read as it was then.
+    Transactions that earlier batches left out on request are left out again.
 
-    :param last: the batch that the lake holds last; None: it is not known.
-    :raises SlotNotFound: there is nothing to read.
+    :param last: the last batch that was applied; None: it is not known.
+    :raises SlotNotFound: there is no slot to read.
     :raises SlotAheadOfCheckpoint: the slot is past the position.
-    :raises ConfigurationError: the lake is not that far, or something was another then: the columns of a
-        table, or what was prepared; or a table was copied since.
+    :raises ConfigurationError: the lake is not that far yet; or since the position the columns of a table
+        changed, a table was copied, or a prepared transaction began before it.
     """
     source, slot, request = run.source, run.slot, run.request
     start, name = request.start_lsn, request.slot_name
@@ -175,7 +177,7 @@ def _check_position(
 
 
 def _check_prepared(area: StagingArea, slot: SlotFacts, start: Lsn, checkpoint: Checkpoint) -> None:
-    """What was prepared before a position is not sent again; only the batch that ended there has it."""
+    """Refuse a position if no staged batch ends there: the server sends nothing twice that was prepared."""
     check_two_phase_start(slot, checkpoint.end_lsn)
     if start == checkpoint.end_lsn:
         return
@@ -209,7 +211,7 @@ def _left_out(checkpoint: Checkpoint, slot_name: str) -> frozenset[Lsn]:
 
 
 def _check_shapes(start: Lsn, checkpoint: Checkpoint, slot_name: str) -> None:
-    """What was sent before a change of the columns cannot be told from what came later any more."""
+    """Refuse a position before a change of columns: nothing tells which rows came before the change."""
     if start == checkpoint.end_lsn:
         return
     tables = checkpoint.tables or {}
@@ -237,7 +239,7 @@ def _check_shapes(start: Lsn, checkpoint: Checkpoint, slot_name: str) -> None:
 def _check_copies(
     start: Lsn, checkpoint: Checkpoint, copied_until: Lsn | None, slot_name: str
 ) -> None:
-    """The stream does not have what a copy brought, so a replay of what is read again would lack it."""
+    """Refuse a position before a copy: the stream has no copied rows, so the new batch would lack them."""
     known = [each for each in (checkpoint.copied_until, copied_until) if each is not None]
     if known and max(known) > start:
         raise ConfigurationError(

@@ -64,11 +64,11 @@ def copy_published(
     tables: Sequence[PublishedTable],
     snapshot: ExportedSnapshot | None = None,
 ) -> Lsn:
-    """Stage tables, each as it was at a point of its own.
+    """Stage tables. Each is read as it was at one LSN, its point, and the points may differ.
 
-    :param snapshot: is read first; None: one is taken when a table has to be read.
-    :returns: the greatest of the points, at least where the slot is read from.
-    :raises SnapshotLost: when tables were disturbed in each of several snapshots.
+    :param snapshot: the snapshot to read first; None: one is made when a table has to be read.
+    :returns: the greatest point, or the position from which the slot is read if that is greater.
+    :raises SnapshotLost: tables were disturbed in each of several snapshots.
     """
     waiting = _adopt(source, batch, start, tables)
     for _ in range(_MOST_SNAPSHOTS):
@@ -88,10 +88,10 @@ def copy_published(
 
 
 def _new_snapshot(source: PostgresSource, tables: Sequence[PublishedTable]) -> ExportedSnapshot:
-    """Take a snapshot of now, that of a temporary slot.
+    """Make a snapshot by making a temporary slot.
 
-    Making the slot waits for the transactions that are open, so none of them can have written to a table
-    before it was published.
+    PostgreSQL waits for all open transactions before the slot is ready. So no transaction that wrote to a
+    table before the table was published is still open.
     """
     name = f"pgoutput_copy_{uuid.uuid4().hex[:16]}"
     snapshot = create_slot(source.request.conninfo, name, temporary=True)
@@ -102,10 +102,10 @@ def _new_snapshot(source: PostgresSource, tables: Sequence[PublishedTable]) -> E
 
 
 def _as_of_now(source: PostgresSource, tables: Sequence[PublishedTable]) -> list[PublishedTable]:
-    """The tables with the columns and keys that they have now that the snapshot is taken.
+    """The tables with their columns and keys, read after the snapshot was made.
 
-    A column that came before the snapshot has to be in the copy: the stream tells nothing of the rows that
-    it was filled in. Tables that are not published any more are left out.
+    The copy must have each column that was added before the snapshot, since the stream does not send the
+    values that such a column has in older rows. Tables that are not published any more are left out.
     """
     source.keys.forget()
     source.describer.forget_types()
@@ -119,11 +119,11 @@ def _adopt(
     start: Start,
     tables: Sequence[PublishedTable],
 ) -> list[PublishedTable]:
-    """Take over what earlier attempts sealed and nothing has changed for since; return the other tables."""
+    """Take over copies of earlier attempts that are still right; return the tables that are left."""
     seals = {
         each.relation_oid: each
         for each in sorted(batch.sealed_copies(), key=lambda each: each.copy_lsn)
-        # What the lake has of a table since is not in an older copy.
+        # An older copy would lack changes that the lake has already.
         if start.held_until <= each.copy_lsn <= source.server.flush_lsn
     }
     if not seals:
@@ -153,11 +153,11 @@ def _adopt(
 def _fingerprint(
     source: PostgresSource, table: PublishedTable, version: TableVersion, state: TableState
 ) -> str:
-    """Stands for all that the copy of a table depends on but its rows.
+    """A digest of everything that the copy of a table depends on, except its rows.
 
-    The stream from the copy's point on tells every change of the rows, as long as the publications held
-    the table all the time, and nothing moved or rewrote rows that is no row event: ``state`` as of the
-    copy's point tells that.
+    The stream has every change of the rows since the copy's point. Two things are not in the stream: changes
+    while no publication had the table, and rewrites of the table (``VACUUM FULL``, ``ALTER TABLE``). Both
+    change ``state``.
     """
     server = source.server
     body = {
@@ -177,7 +177,7 @@ def _numbers(table: PublishedTable) -> dict[str, int]:
 def _is_altered(
     table: PublishedTable, state: TableState, now: Mapping[int, TypeDefinition]
 ) -> bool:
-    """Whether ALTER TYPE changed how values look that the snapshot has."""
+    """Whether ALTER TYPE changed the text of values since the snapshot."""
     then = {each.oid: each for each in state.types}
     return any(alterations(each.type_oid, then, now) for each in table.columns)
 
@@ -185,10 +185,10 @@ def _is_altered(
 def _until_an_error(
     tables: Generator[TableElsewhere, None, None], errors: list[Exception]
 ) -> Generator[TableElsewhere, None, None]:
-    """What another engine copied; its error is kept, so that tables that this process reads are sealed."""
+    """What the other engine copied. Its error waits until the tables that this process reads are sealed."""
     try:
         yield from tables
-    except Exception as error:  # Raised when these are done.
+    except Exception as error:  # ``_read`` raises it at the end.
         errors.append(error)
 
 
@@ -286,7 +286,7 @@ class _Round:
         plan: CopyPlan,
         progress: CopyProgress,
     ) -> None:
-        """Stage what came; seal a table when that was the last of it."""
+        """Stage rows that were copied. Seal the table after its last rows."""
         order, oid = copied.order, copied.order.table.relation_oid
         if isinstance(copied, CopiedRows):
             self._batch.copy_rows(order.staged, copied.rows, copied.rejected)
@@ -306,10 +306,10 @@ class _Round:
             self._seal(order, plan)
 
     def _is_of_the_point(self, table: PublishedTable, plan: CopyPlan) -> bool:
-        """Whether the table had at the snapshot's point the columns that it has now.
+        """Whether the table's columns are the same now as at the snapshot's point.
 
-        What was written between the point and a change of the columns is streamed in the old ones, and
-        would come after a copy in the new ones.
+        If a column was added since, the stream sends changes from before that without the column. They would
+        be applied after a copy that has it.
         """
         state = plan.states.get(table.relation_oid)
         if state is not None and state.numbers == _numbers(table):
@@ -322,15 +322,15 @@ class _Round:
         return False
 
     def _seal(self, order: CopyOrder, plan: CopyPlan) -> None:
-        """Seal a table whose every row was read, unless what was read is not all of one moment."""
+        """Seal a table that was read completely. It is read again if it changed while it was read."""
         table, source = order.table, self._source
         oid = table.relation_oid
         state = plan.states[oid]
         if (
             read_places(source.session, [table])[oid] != state.place
-            # The server finds tables and columns by the names that they have when it begins to read.
+            # COPY names the table and its columns. The server resolves the names when it begins to read.
             or read_numbers(source.session, [table])[oid] != _numbers(table)
-            # What was read since looks as the types were altered.
+            # Rows that were read after ALTER TYPE have the new text.
             or _is_altered(table, state, read_type_definitions(source.session, [oid]).of(oid))
             or read_names(source.session, [oid]).get(oid) != (table.schema_name, table.table_name)
         ):
