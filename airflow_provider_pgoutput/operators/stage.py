@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_provider_pgoutput.batch.xcom import batch_xcom
 from airflow_provider_pgoutput.spark_submit.copy_engine import CopyingOperator
@@ -18,13 +18,60 @@ from airflow_provider_pgoutput.tasks.task_run import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from airflow.sdk import Context
 
     from airflow_provider_pgoutput.batch.xcom import BatchXCom
     from airflow_provider_pgoutput.capture.request import CaptureRequest
-    from airflow_provider_pgoutput.capture.stream.options import StreamOptions
+
+#: Turns what a DAG or a template gives into a value; its second argument is the name, for messages.
+Converter: TypeAlias = "Callable[[Any, str], Any]"
+
+#: Arguments that say where the pipeline's ends are.
+_OF_CONNECTIONS = ("namespace", "postgres_conn_id", "iceberg_conn_id", "catalog_name")
+#: Arguments that are fields of ``CaptureRequest``, each with what turns a template's text into its value.
+_OF_REQUEST: dict[str, Converter] = {
+    "slot_name": arguments.required_text,
+    "publication_names": arguments.text_list,
+    "staging_uri": arguments.required_text,
+    "transport": arguments.required_text,
+    "decode_parallelism": arguments.whole_number,
+    "max_changes": arguments.whole_number,
+    "max_bytes": arguments.whole_number,
+    "max_seconds": arguments.whole_number,
+    "initial_copy": arguments.required_text,
+    "start_lsn": arguments.lsn,
+    "on_new_table": arguments.answer,
+    "on_recreated_table": arguments.answer,
+    "on_slot_lost": arguments.answer,
+    "advance": arguments.required_text,
+    "failover": arguments.flag,
+    "skip_lsns": arguments.lsn_list,
+    "copy_tables": arguments.optional_text_list,
+    "value_policy": arguments.mapping,
+    "type_options": arguments.text_mapping,
+    "column_types": arguments.text_mapping,
+    "key_columns": arguments.text_list_mapping,
+    "memory_mib": arguments.whole_number,
+    "copy_connections": arguments.whole_number,
+}
+#: Arguments that are fields of ``StreamOptions``.
+_OF_STREAM: dict[str, Converter] = {
+    "proto_version": arguments.whole_number,
+    "streaming": arguments.optional_text,
+    "two_phase": arguments.flag,
+    "binary": arguments.flag,
+    "messages": arguments.flag,
+    "message_prefixes": arguments.optional_text_list,
+    "origin": arguments.required_text,
+}
+#: Arguments that are fields of ``SchemaPolicy``.
+_OF_POLICY: dict[str, Converter] = {
+    "on_unknown_default": arguments.answer,
+    "on_type_change": arguments.answer,
+    "on_unsure_column": arguments.answer,
+}
 
 
 class PgoutputStageOperator(CopyingOperator):
@@ -36,6 +83,8 @@ class PgoutputStageOperator(CopyingOperator):
 
     All arguments are templated; lists and mappings may be given as JSON text.
 
+    **From where, to where**
+
     :param slot_name: the replication slot, created by the first run.
     :param publication_names: the publications to read.
     :param staging_uri: folder of the staging area (``s3://bucket/path``, ``file:///path``).
@@ -43,60 +92,78 @@ class PgoutputStageOperator(CopyingOperator):
     :param postgres_conn_id: the source, a connection of type ``postgres``.
     :param iceberg_conn_id: the lake's catalog, a connection of type ``iceberg``.
     :param catalog_name: name of the catalog, when it is not named like its connection.
+
+    **Start**
+
+    :param initial_copy: ``always``: the first run copies the tables, and a later one those that are published
+        by then and new to the lake; ``never``: only changes.
+    :param start_lsn: read the slot again from this LSN on, at or after its ``confirmed_flush_lsn`` and not
+        past the checkpoint; for one run. Before there is a checkpoint, with ``never``: the LSN at which the
+        lake's tables were loaded from outside, which later runs pass over.
+    :param failover: a slot that this creates is synchronised to standbys (PostgreSQL 17 and later).
+
+    **Limits**
+
+    :param max_changes: end the batch at the first commit past so many row changes.
+    :param max_bytes: end the batch at the first commit past so many bytes of row and logical messages.
+    :param max_seconds: end the batch at the first commit past so many seconds of reading.
+    :param memory_mib: memory for decoding and writing, in MiB, 8 at least; None: 256.
+
+    **Tables and messages**
+
+    :param on_new_table: a published table that the lake never saw, after the first run: ``copy`` it;
+        ``ignore`` it, with what is written to it, until ``copy_tables`` names it; or ``fail``.
+    :param copy_tables: tables to copy again in this run, ``["schema.table"]``, whatever the lake holds.
+    :param key_columns: key columns of tables, ``{"schema.table": ["column"]}``, over the catalog's;
+        within the replica identity (of every partition, where a root is published in their place) and unique
+        at every moment, or any with REPLICA IDENTITY FULL.
+    :param messages: stage logical messages (``pg_logical_emit_message``); they go to the table
+        ``pgoutput_messages`` of the namespace.
+    :param message_prefixes: only logical messages with one of these prefixes; empty: all.
+    :param origin: ``none`` leaves out what the source itself replicated from another server; ``any``.
+
+    **Types and columns**
+
+    :param value_policy: what to do with values that their column cannot hold, ``{"decimal": "fail"}``; see
+        ``docs/types.md``.
+    :param type_options: what becomes of kinds of types, ``{"numeric": "decimal(38,9)", "uuid": "uuid"}``; see
+        ``docs/types.md``. A table's columns keep the types that they got first.
+    :param column_types: the same for columns, ``{"schema.table.column": "string"}``.
+    :param on_type_change: a column changed to a type that Iceberg cannot follow, or a type was altered so
+        that rows look otherwise. ``fail``: the apply task refuses the first, a warning names the second, and
+        an altered type of a key is refused. See also ``keep_retyped_columns`` in ``docs/apply.md``.
+    :param on_unknown_default: a column was added with a default, and neither the stream nor the catalog tells
+        what older rows show in it. ``ignore``: they get NULL. ``default``: they get the column's default of
+        now, if it is a constant. ``copy`` also copies a table when a change does not say which row it means.
+    :param on_unsure_column: a column was dropped and another took its place, and nothing tells whose values
+        some rows hold. ``ignore``: they are the newer column's.
+
+    **Bad days**
+
+    :param on_recreated_table: a table that was dropped and created again under its name: ``fail``, or
+        ``copy`` it again in place of the rows of the former one.
+    :param on_slot_lost: a slot that was invalidated, dropped or moved past the lake: ``fail``, or make a new
+        one and ``copy`` all published tables again in one batch; the lake stays readable meanwhile.
+    :param skip_lsns: commit LSNs of transactions to leave out, ``["16/B374D848"]``, because the run fails at
+        something in them. The lake lacks their changes then; log, XCom and checkpoint table say so.
+    :param advance: ``after_apply``: ``PgoutputAdvanceSlotOperator`` moves the slot; ``after_stage``: this
+        operator does when a batch is sealed, so the source need not keep WAL while the apply is late. Until
+        the batch is applied, the staging area holds the only copy of it.
+
+    **Speed and protocol**
+
     :param transport: ``sql`` reads through the SQL function, which is faster and needs temporary space
         on the server; ``walsender`` reads through the replication protocol, which does not; ``auto``: SQL,
         unless the server has no room for it, see ``docs/capture.md``.
     :param decode_parallelism: connections, 8 at most, for which the server decodes parts of the slot at the
         same time (SQL only); None: as many as backlog, cores and free replication slots suggest.
+    :param copy_connections: tables or parts of tables copied at the same time; None: 2.
     :param proto_version: version of the pgoutput protocol, 1 to 4; None: the highest that the server has.
     :param streaming: ``off``, ``on`` or ``parallel``: whether large transactions come while they run, so
         that the server need not keep them; None: ``on`` where the server can and nothing is lost by it.
     :param two_phase: read prepared transactions at PREPARE TRANSACTION; the slot remembers it. They are
         applied at COMMIT PREPARED, as without.
     :param binary: read values in binary form; as text where a type has none that we read.
-    :param messages: stage logical messages (``pg_logical_emit_message``); they go to the table
-        ``pgoutput_messages`` of the namespace.
-    :param message_prefixes: only logical messages with one of these prefixes; empty: all.
-    :param origin: ``none`` leaves out what the source itself replicated from another server; ``any``.
-    :param max_changes: end the batch at the first commit past so many row changes.
-    :param max_bytes: end the batch at the first commit past so many bytes of row and logical messages.
-    :param max_seconds: end the batch at the first commit past so many seconds of reading.
-    :param initial_copy: ``always``: the first run copies the tables, and a later one those that are published
-        by then and new to the lake; ``never``: only changes.
-    :param start_lsn: read the slot again from this LSN on, at or after its ``confirmed_flush_lsn`` and not
-        past the checkpoint; for one run. Before there is a checkpoint, with ``never``: the LSN at which the
-        lake's tables were loaded from outside, which later runs pass over.
-    :param on_new_table: a published table that the lake never saw, after the first run: ``copy`` it;
-        ``ignore`` it, with what is written to it, until ``copy_tables`` names it; or ``fail``.
-    :param on_recreated_table: a table that was dropped and created again under its name: ``fail``, or
-        ``copy`` it again in place of the rows of the former one.
-    :param on_slot_lost: a slot that was invalidated, dropped or moved past the lake: ``fail``, or make a new
-        one and ``copy`` all published tables again in one batch; the lake stays readable meanwhile.
-    :param advance: ``after_apply``: ``PgoutputAdvanceSlotOperator`` moves the slot; ``after_stage``: this
-        operator does when a batch is sealed, so the source need not keep WAL while the apply is late. Until
-        the batch is applied, the staging area holds the only copy of it.
-    :param failover: a slot that this creates is synchronised to standbys (PostgreSQL 17 and later).
-    :param skip_lsns: commit LSNs of transactions to leave out, ``["16/B374D848"]``, because the run fails at
-        something in them. The lake lacks their changes then; log, XCom and checkpoint table say so.
-    :param copy_tables: tables to copy again in this run, ``["schema.table"]``, whatever the lake holds.
-    :param value_policy: what to do with values that their column cannot hold, ``{"decimal": "fail"}``; see
-        ``docs/types.md``.
-    :param type_options: what becomes of kinds of types, ``{"numeric": "decimal(38,9)", "uuid": "uuid"}``; see
-        ``docs/types.md``. A table's columns keep the types that they got first.
-    :param column_types: the same for columns, ``{"schema.table.column": "string"}``.
-    :param key_columns: key columns of tables, ``{"schema.table": ["column"]}``, over the catalog's;
-        within the replica identity (of every partition, where a root is published in their place) and unique
-        at every moment, or any with REPLICA IDENTITY FULL.
-    :param on_unknown_default: a column was added with a default, and neither the stream nor the catalog tells
-        what older rows show in it. ``ignore``: they get NULL. ``default``: they get the column's default of
-        now, if it is a constant. ``copy`` also copies a table when a change does not say which row it means.
-    :param on_type_change: a column changed to a type that Iceberg cannot follow, or a type was altered so
-        that rows look otherwise. ``fail``: the apply task refuses the first, a warning names the second, and
-        an altered type of a key is refused. See also ``keep_retyped_columns`` in ``docs/apply.md``.
-    :param on_unsure_column: a column was dropped and another took its place, and nothing tells whose values
-        some rows hold. ``ignore``: they are the newer column's.
-    :param memory_mib: memory for decoding and writing, in MiB, 8 at least; None: 256.
-    :param copy_connections: tables or parts of tables copied at the same time; None: 2.
 
     For ``copy_engine``, ``spark_conn_id``, ``spark_copy_from_bytes`` and ``spark_copy_conf`` see
     ``CopyingOperator``.
@@ -104,48 +171,19 @@ class PgoutputStageOperator(CopyingOperator):
 
     template_fields: Sequence[str] = (
         *CopyingOperator.template_fields,
-        "slot_name",
-        "publication_names",
-        "staging_uri",
-        "namespace",
-        "postgres_conn_id",
-        "iceberg_conn_id",
-        "catalog_name",
-        "transport",
-        "decode_parallelism",
-        "proto_version",
-        "streaming",
-        "two_phase",
-        "binary",
-        "messages",
-        "message_prefixes",
-        "origin",
-        "max_changes",
-        "max_bytes",
-        "max_seconds",
-        "initial_copy",
-        "start_lsn",
-        "on_new_table",
-        "on_recreated_table",
-        "on_slot_lost",
-        "advance",
-        "failover",
-        "skip_lsns",
-        "copy_tables",
-        "value_policy",
-        "type_options",
-        "column_types",
-        "key_columns",
-        "on_unknown_default",
-        "on_type_change",
-        "on_unsure_column",
-        "memory_mib",
-        "copy_connections",
+        *_OF_CONNECTIONS,
+        *_OF_REQUEST,
+        *_OF_STREAM,
+        *_OF_POLICY,
     )
     template_fields_renderers = dict.fromkeys(
         ("value_policy", "type_options", "column_types", "key_columns", "spark_copy_conf"), "json"
     )
     ui_color = "#d6ecd2"
+    namespace: str
+    postgres_conn_id: str
+    iceberg_conn_id: str
+    catalog_name: str | None
 
     def __init__(
         self,
@@ -157,66 +195,42 @@ class PgoutputStageOperator(CopyingOperator):
         postgres_conn_id: str = "postgres_default",
         iceberg_conn_id: str = "iceberg_default",
         catalog_name: str | None = None,
+        initial_copy: str = "always",
+        start_lsn: str | None = None,
+        failover: bool | str = False,
+        max_changes: int | str | None = None,
+        max_bytes: int | str | None = None,
+        max_seconds: int | str | None = None,
+        memory_mib: int | str | None = None,
+        on_new_table: str = "copy",
+        copy_tables: Sequence[str] | str | None = None,
+        key_columns: Mapping[str, Sequence[str]] | str | None = None,
+        messages: bool | str = False,
+        message_prefixes: Sequence[str] | str | None = None,
+        origin: str = "any",
+        value_policy: Mapping[str, str] | str | None = None,
+        type_options: Mapping[str, str] | str | None = None,
+        column_types: Mapping[str, str] | str | None = None,
+        on_type_change: str = "fail",
+        on_unknown_default: str = "ignore",
+        on_unsure_column: str = "fail",
+        on_recreated_table: str = "fail",
+        on_slot_lost: str = "fail",
+        skip_lsns: Sequence[str] | str | None = None,
+        advance: str = "after_apply",
         transport: str = "sql",
         decode_parallelism: int | str | None = None,
+        copy_connections: int | str | None = None,
         proto_version: int | str | None = None,
         streaming: str | None = None,
         two_phase: bool | str = False,
         binary: bool | str = False,
-        messages: bool | str = False,
-        message_prefixes: Sequence[str] | str | None = None,
-        origin: str = "any",
-        max_changes: int | str | None = None,
-        max_bytes: int | str | None = None,
-        max_seconds: int | str | None = None,
-        initial_copy: str = "always",
-        start_lsn: str | None = None,
-        on_new_table: str = "copy",
-        on_recreated_table: str = "fail",
-        on_slot_lost: str = "fail",
-        advance: str = "after_apply",
-        failover: bool | str = False,
-        skip_lsns: Sequence[str] | str | None = None,
-        copy_tables: Sequence[str] | str | None = None,
-        value_policy: Mapping[str, str] | str | None = None,
-        type_options: Mapping[str, str] | str | None = None,
-        column_types: Mapping[str, str] | str | None = None,
-        key_columns: Mapping[str, Sequence[str]] | str | None = None,
-        on_unknown_default: str = "ignore",
-        on_type_change: str = "fail",
-        on_unsure_column: str = "fail",
-        memory_mib: int | str | None = None,
-        copy_connections: int | str | None = None,
         **kwargs: Any,
     ) -> None:
+        given = dict(locals())
         super().__init__(**kwargs)
-        self.slot_name = slot_name
-        self.publication_names = publication_names
-        self.staging_uri = staging_uri
-        self.namespace = namespace
-        self.postgres_conn_id = postgres_conn_id
-        self.iceberg_conn_id = iceberg_conn_id
-        self.catalog_name = catalog_name
-        self.transport, self.decode_parallelism = transport, decode_parallelism
-        self.proto_version, self.streaming = proto_version, streaming
-        self.two_phase = two_phase
-        self.binary = binary
-        self.messages = messages
-        self.message_prefixes = message_prefixes
-        self.origin = origin
-        self.max_changes, self.max_bytes, self.max_seconds = max_changes, max_bytes, max_seconds
-        self.initial_copy, self.start_lsn = initial_copy, start_lsn
-        self.on_new_table, self.on_recreated_table = on_new_table, on_recreated_table
-        self.on_slot_lost, self.advance = on_slot_lost, advance
-        self.failover = failover
-        self.skip_lsns, self.copy_tables = skip_lsns, copy_tables
-        self.value_policy = value_policy
-        self.type_options = type_options
-        self.column_types = column_types
-        self.key_columns = key_columns
-        self.on_unknown_default, self.on_type_change = on_unknown_default, on_type_change
-        self.on_unsure_column = on_unsure_column
-        self.memory_mib, self.copy_connections = memory_mib, copy_connections
+        for name in (*_OF_CONNECTIONS, *_OF_REQUEST, *_OF_STREAM, *_OF_POLICY):
+            setattr(self, name, given[name])
         arguments.check_answers(self)
 
     def execute(self, context: Context) -> BatchXCom:
@@ -245,70 +259,27 @@ class PgoutputStageOperator(CopyingOperator):
     def _request(self, context: Context) -> CaptureRequest:
         from airflow_provider_pgoutput.capture.request import CaptureRequest
         from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
+        from airflow_provider_pgoutput.capture.stream.options import StreamOptions
         from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 
-        slot_name = arguments.required_text(self.slot_name, "slot_name")
-        options, copy_engine = self._options(), self._copy_engine(self.postgres_conn_id)
+        # What does not go together is refused before anything is connected.
+        fields = self._fields(_OF_REQUEST)
+        options = StreamOptions(**self._fields(_OF_STREAM))
+        policy = SchemaPolicy(**self._fields(_OF_POLICY))
+        copy_engine = self._copy_engine(self.postgres_conn_id)
         lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
-        limits: dict[str, Any] = {
-            name: arguments.whole_number(getattr(self, name), name)
-            for name in (
-                "max_changes",
-                "max_bytes",
-                "max_seconds",
-                "memory_mib",
-                "decode_parallelism",
-                "copy_connections",
-            )
-        }
-        limits_given: dict[str, Any] = {
-            name: value for name, value in limits.items() if value is not None
-        }
         return CaptureRequest(
             conninfo=PgoutputHook(self.postgres_conn_id).session_parameters(),
-            slot_name=slot_name,
-            publication_names=arguments.text_list(self.publication_names, "publication_names"),
-            staging_uri=arguments.required_text(self.staging_uri, "staging_uri"),
-            checkpoint=lake.checkpoint(slot_name),
-            transport=arguments.required_text(self.transport, "transport"),
+            checkpoint=lake.checkpoint(fields["slot_name"]),
             options=options,
-            initial_copy=arguments.required_text(self.initial_copy, "initial_copy"),
-            start_lsn=arguments.lsn(self.start_lsn, "start_lsn"),
-            on_new_table=arguments.answer(self.on_new_table, "on_new_table"),
-            on_recreated_table=arguments.answer(self.on_recreated_table, "on_recreated_table"),
-            on_slot_lost=arguments.answer(self.on_slot_lost, "on_slot_lost"),
-            advance=arguments.required_text(self.advance, "advance"),
-            failover=arguments.flag(self.failover, "failover"),
-            seconds_between_runs=longest_seconds_between_runs(self.get_dag()),
-            skip_lsns=arguments.lsn_list(self.skip_lsns, "skip_lsns"),
-            copy_tables=arguments.optional_text_list(self.copy_tables, "copy_tables"),
-            value_policy=arguments.mapping(self.value_policy, "value_policy"),
-            type_options=arguments.text_mapping(self.type_options, "type_options"),
-            column_types=arguments.text_mapping(self.column_types, "column_types"),
-            key_columns=arguments.text_list_mapping(self.key_columns, "key_columns"),
+            schema_policy=policy,
             copy_engine=copy_engine,
-            schema_policy=SchemaPolicy(
-                arguments.answer(self.on_unknown_default, "on_unknown_default"),
-                arguments.answer(self.on_type_change, "on_type_change"),
-                arguments.answer(self.on_unsure_column, "on_unsure_column"),
-            ),
+            seconds_between_runs=longest_seconds_between_runs(self.get_dag()),
             attempt=new_attempt(context),
-            # A limit that was not given is capture's to choose.
-            **limits_given,
+            **fields,
         )
 
-    def _options(self) -> StreamOptions:
-        """What pgoutput is asked to send; a wrong combination fails before anything is connected."""
-        from airflow_provider_pgoutput.capture.stream.options import StreamOptions
-
-        return StreamOptions(
-            proto_version=arguments.whole_number(self.proto_version, "proto_version"),
-            streaming=arguments.optional_text(self.streaming),
-            two_phase=arguments.flag(self.two_phase, "two_phase"),
-            binary=arguments.flag(self.binary, "binary"),
-            messages=arguments.flag(self.messages, "messages"),
-            message_prefixes=arguments.optional_text_list(
-                self.message_prefixes, "message_prefixes"
-            ),
-            origin=arguments.required_text(self.origin, "origin"),
-        )
+    def _fields(self, converters: Mapping[str, Converter]) -> dict[str, Any]:
+        """The arguments that these converters are for. One without a value keeps the default of its field."""
+        found = {name: convert(getattr(self, name), name) for name, convert in converters.items()}
+        return {name: value for name, value in found.items() if value is not None}

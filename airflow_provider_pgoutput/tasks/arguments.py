@@ -34,7 +34,7 @@ def required_text(value: Any, name: str) -> str:
     return value.strip()
 
 
-def optional_text(value: Any) -> str | None:
+def optional_text(value: Any, _name: str = "") -> str | None:
     """Return the text, or None when there is none."""
     return None if value is None or str(value).strip() in _EMPTY else str(value).strip()
 

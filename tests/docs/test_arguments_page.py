@@ -24,7 +24,7 @@ from airflow_provider_pgoutput.capture.request import CaptureRequest
 from airflow_provider_pgoutput.provider_info import get_provider_info
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "arguments.md"
@@ -33,6 +33,8 @@ END = "<!-- end of the drawing -->"
 PACKAGE = "airflow_provider_pgoutput"
 
 _PARAMETER = re.compile(r"^ *:param (\w+): (.*?)(?=^ *:param |^ *$|\Z)", re.MULTILINE | re.DOTALL)
+#: A line that is a heading, or the begin of an argument.
+_HEADING_OR_PARAMETER = re.compile(r"^\*\*(.+)\*\*$|^:param (\w+):", re.MULTILINE)
 _TEMPLATED = re.compile(r"\s*\(templated\)")
 #: The sentence in place of a mark at each argument.
 _ALL_TEMPLATED = "All arguments are templated"
@@ -108,14 +110,28 @@ def section(door: Any) -> str:
     lines = [f"## {door.__name__}", "", f"From `{door.__module__}`."]
     if inherited := list(bases(door)):
         lines[-1] += f" Also those of {' and '.join(inherited)}."
-    lines += ["", "| argument | default | templated | meaning |", "|---|---|---|---|"]
-    texts = meanings(door)
-    lines += [
-        f"| `{name}` | {default_of(parameter)} | {'yes' if is_templated(door, name) else ''} |"
-        f" {markdown(texts[name])} |"
-        for name, parameter in signature(door).items()
-    ]
+    parameters = signature(door)
+    for heading, names in groups_of(door, parameters).items():
+        lines += ["", f"### {heading}"] if heading else []
+        lines += ["", "| argument | default | templated | meaning |", "|---|---|---|---|"]
+        texts = meanings(door)
+        lines += [
+            f"| `{name}` | {default_of(parameters[name])} | {'yes' if is_templated(door, name) else ''} |"
+            f" {markdown(texts[name])} |"
+            for name in names
+        ]
     return "\n".join(lines)
+
+
+def groups_of(door: Any, parameters: Iterable[str]) -> dict[str, list[str]]:
+    """The arguments of a door by the headings of its docstring, such as ``**Limits**``."""
+    found: dict[str, list[str]] = {}
+    heading = ""
+    for title, name in _HEADING_OR_PARAMETER.findall(inspect.getdoc(door) or ""):
+        heading = title or heading
+        if name in parameters:
+            found.setdefault(heading, []).append(name)
+    return found
 
 
 def drawn(page: str) -> str:
