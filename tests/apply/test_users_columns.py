@@ -158,6 +158,6 @@ def test_a_copy_gives_no_row_what_rows_had_that_were_not_told_apart_by_its_key(
     (warning,) = [
         each.getMessage()
         for each in caplog.records
-        if each.levelno == logging.WARNING and "which of those before" in each.getMessage()
+        if each.levelno == logging.WARNING and "which new row is which old one" in each.getMessage()
     ]
     assert " note," in warning
