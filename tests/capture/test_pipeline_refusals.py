@@ -275,7 +275,7 @@ def test_two_tables_that_are_called_by_one_name_are_refused(source: Source) -> N
     )
     first = source.stage(copy_tables=["a.b.c"])
     source.execute('ALTER PUBLICATION p ADD TABLE a."b.c"')
-    both = 'The published tables "a"."b.c" and "a.b"."c" are called by one name'
+    both = 'The published tables "a"."b.c" and "a.b"."c" have the same name as schema.table'
     assert both in refused(source, ConfigurationError, checkpoint=checkpoint_of(first))
     new = dataclasses.replace(source, slot_name=f"{source.slot_name}_new")
     assert both in refused(new, ConfigurationError)
