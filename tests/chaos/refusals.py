@@ -190,7 +190,7 @@ EXPECTED = (
     Expected(
         "ConfigurationError",
         "Iceberg does not make such a table",
-        _SHAPES + _GONE,
+        ("rename key", "change key", *_SHAPES, *_GONE),
         ((NO_PARTITIONS, "partitioned_by"),),
     ),
     Expected("SlotNotFound", "", (DROPPED_SLOT,), ((COPY_ALL, "on_slot_lost"),)),

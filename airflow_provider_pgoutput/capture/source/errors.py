@@ -174,9 +174,11 @@ _MEANINGS = (
     _Meaning("40", "", errors.SourceUnavailable, _LATER),
     _Meaning("25P", "", errors.SourceUnavailable, _LATER),
 )
-#: For a statement that reads a user's table: its schema, the table or a column is gone or renamed.
+#: For a statement that reads a user's table: its schema, the table or a column is gone or renamed, or the
+#: column has another type by now, for which there is no such function (``numeric_send`` of a text).
 _GONE = tuple(
-    _Meaning(each, "", errors.SnapshotLost, _NEW_SNAPSHOT) for each in ("3F000", "42P01", "42703")
+    _Meaning(each, "", errors.SnapshotLost, _NEW_SNAPSHOT)
+    for each in ("3F000", "42P01", "42703", "42883")
 )
 
 _REPLICATION_NEEDED = ("permission denied to start WAL sender", "replication role")
