@@ -33,7 +33,7 @@ METADATA_COLUMNS = {
     "_pgoutput_commit_ts": "timestamptz",
 }
 
-_TEXTS = ("staging_uri", "catalog", "namespace", "mode", "write_mode", "dag_id", "run_id")
+_TEXTS = ("mode", "write_mode")
 _NUMBERS = ("format_version", "tag_retention_days", "parallel_tables")
 _FLAGS = ("soft_delete", "drop_columns", "keep_retyped_columns")
 
@@ -135,6 +135,7 @@ class WriteJob(Job):
 
     def check(self) -> None:
         """See ``Job``."""
+        Job.check(self)
         _check_types(self)
         self._check_ranges()
         modes = {self.mode, *(each.mode for each in self.table_options.values() if each.mode)}

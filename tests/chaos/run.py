@@ -87,7 +87,9 @@ class Run:
         self._version = place.server.major
         self._name = f"chaos_{self._version}_{seed}"
         self._folder = place.folder / self._name
-        self._folder.mkdir(parents=True, exist_ok=True)
+        # What an earlier run with this seed left would stand in the way.
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True)
         self._conninfo = place.server.conninfo(self._name)
         self.result = Result(self._version, seed)
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _RENAMED = "The lake has it under another name."
-_SAME_NAME = "Another table has its name in the lake."
+_SAME_NAME = "Another table has its name."
 
 
 class Finished(NamedTuple):
