@@ -239,7 +239,8 @@ def refuse_other_names(
 ) -> None:
     """Refuse rows of partitions that came under another table's name than the one they are published by.
 
-    ``publish_via_partition_root`` may have been different for a while, and be the same before and after.
+    ``publish_via_partition_root`` may have been different for a while, and be the same before and after. Or
+    a partition was detached, got rows as a table of its own, and was attached again.
 
     :param marks: what was published when the batch before began, and now.
     :param sent: OIDs of the tables that sent rows, in the batch or left out.
@@ -262,8 +263,9 @@ def refuse_other_names(
         wanted |= partitions
     if lacking := sorted(published[oid] for oid in wanted - set(copied)):
         raise PublicationChanged(
-            "publish_via_partition_root was another for a while since the last batch: rows of partitions came"
-            " under another table's name.",
+            "Rows of partitions came under another table's name since the last batch:"
+            " publish_via_partition_root was another for a while, or a partition was a table of its own for"
+            " a while.",
             slot=slot_name,
             table=lacking[0],
             advice=f"name {', '.join(lacking)} in copy_tables once; a table that the lake gets under the "

@@ -159,8 +159,9 @@ def test_a_target_that_has_the_new_column_already_gets_no_other() -> None:
 def evolved(by: Layout, **fields: tuple[int, str]) -> Any:
     """The target after the first attempt, with the property that it set."""
     ids = {slot: fields[name][0] for slot, name in by.numbered.items()}
-    former = [fields[name][0] for name in by.former]
-    return target(json.loads(columns_property(1, ids, by.unsent, by.begun, former)), **fields)
+    former, unnumbered = ([fields[e][0] for e in names] for names in (by.former, by.unnumbered))
+    text = columns_property(1, ids, by.unsent, by.begun, former, unnumbered)
+    return target(json.loads(text), **fields)
 
 
 @pytest.mark.parametrize("start_lsn", ["0/1", "0/2"])
@@ -211,6 +212,69 @@ def test_a_column_added_at_the_source_does_not_take_over_one_that_somebody_added
     # Once it is the source's, the same batch finds it so.
     again = as_new_column(staged, target({"fields": {"1": 1, "2": 7}}, **fields))
     assert again.numbered == {(1, 0): "id", (2, 0): "b"}
+
+
+def renamed_without_numbers() -> tuple[Layout, dict[str, tuple[int, str]]]:
+    """What a batch leaves that knew no ``attnum``, and in which ``b`` got the name ``c``; and the fields."""
+    columns = tuple(
+        dataclasses.replace(each, name=name, attribute_number=None)
+        for each, name in zip(table("int").versions[0].columns, ("id", "c"), strict=True)
+    )
+    versions = (dataclasses.replace(table("int").versions[0], columns=columns),)
+    before = target({"fields": {"1": 1, "2": 2}}, id=(1, "int"), b=(2, "int"), theirs=(4, "int"))
+    found = as_new_column(dataclasses.replace(table("int"), versions=versions), before)
+    assert (found.numbered, found.unnumbered) == ({(1, 0): "id", (2, 0): "b"}, {"c"})
+    return found, {"id": (1, "int"), "b": (2, "int"), "c": (3, "int"), "theirs": (4, "int")}
+
+
+def called(name: str, number: int, *, copied: int | None = None) -> Table:
+    """A table whose second column has this name and ``attnum``."""
+    found = table("int", copied=copied)
+    first, second = found.versions[0].columns
+    columns = (first, dataclasses.replace(second, name=name, attribute_number=number))
+    return dataclasses.replace(
+        found, versions=(dataclasses.replace(found.versions[0], columns=columns),)
+    )
+
+
+def test_a_column_that_came_without_its_number_makes_room_once_numbers_are_known() -> None:
+    first, fields = renamed_without_numbers()
+    before = evolved(first, **fields)
+    # The field came from the source, so nobody could rename it at the target.
+    later = as_new_column(called("c", 2), before, False, "0/2")
+    assert later.renamed == {2: "c", 3: "c__old"}
+    assert later.unnumbered == {"c__old"}
+    assert later.numbered == {(1, 0): "id", (2, 0): "c"}
+    assert later.others == {"theirs"}
+    # A copy brings all rows, so nothing is left in that field.
+    copied = lay_out(
+        called("c", 2, copied=0),
+        before,
+        starts=("0/2",),
+        copies=True,
+        keeps_retyped=False,
+        drop_columns=False,
+        metadata={},
+    )
+    assert (copied.renamed, copied.dropped, copied.unnumbered) == ({2: "c"}, {3}, set())
+    # The attempt that follows finds it so.
+    after = evolved(copied, id=(1, "int"), c=(2, "int"), theirs=(4, "int"))
+    again = as_new_column(called("c", 2), after, False, "0/2")
+    assert (again.renamed, again.numbered) == ({}, copied.numbered)
+
+
+def test_a_column_that_came_without_its_number_keeps_its_field_when_it_gets_one() -> None:
+    first, fields = renamed_without_numbers()
+    before = evolved(first, **fields)
+    found = as_new_column(called("c", 3), before, False, "0/2")
+    assert (found.renamed, found.unnumbered) == ({}, set())
+    assert found.numbered == {(1, 0): "id", (2, 0): "b", (3, 0): "c"}
+    # Another column that was added under the name since then is a new one.
+    added = SchemaChange(ADDED, "c", "", "integer", 3)
+    staged = dataclasses.replace(called("c", 3), schema_changes=(added,))
+    other = as_new_column(staged, before, False, "0/2")
+    assert (other.renamed, other.unnumbered) == ({3: "c__old"}, {"c__old"})
+    assert other.numbered == found.numbered
 
 
 @pytest.mark.parametrize("keys", [(), ("id",)])

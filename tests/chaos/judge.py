@@ -197,14 +197,20 @@ class Judge:
         return bool(row and row[0])
 
     def left_branches(self) -> list[str]:
-        """Branches of attempts that nobody goes on with (I7)."""
+        """Branches of attempts that nobody goes on with (I7).
+
+        The branches of a batch that was given up are removed when they are a day old.
+        """
+        given_up = tuple(f"{_BRANCH}{each}_" for each in self._pipeline.given_up)
         catalog = load_catalog("lake", **self._pipeline.catalog_properties)
         try:
             return [
                 f"{identifier[-1]}.{name}"
                 for identifier in catalog.list_tables(self._pipeline.namespace)
                 for name, reference in catalog.load_table(identifier).metadata.refs.items()
-                if reference.snapshot_ref_type == "branch" and name.startswith(_BRANCH)
+                if reference.snapshot_ref_type == "branch"
+                and name.startswith(_BRANCH)
+                and not name.startswith(given_up)
             ]
         finally:
             catalog.close()

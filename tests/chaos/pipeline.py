@@ -89,6 +89,8 @@ class Pipeline:
     _pending: dict[str, Any] | None = None
     _repeated: Counter[str] = field(default_factory=Counter)
     _checkpoint: int | None = None
+    #: Beginnings of the ids of batches whose manifests were removed.
+    given_up: set[str] = field(default_factory=set)
     #: What may cause a refusal beside the program's operations.
     causes: Counter[str] = field(default_factory=Counter)
 
@@ -409,8 +411,10 @@ class Pipeline:
     def _remove_waiting(self) -> None:
         """Remove the manifests of batches that are sealed and not applied."""
         for path in (self.staging / self.slot_name / "manifests").glob("*.json"):
-            if int(path.name.split("-")[1], 16) > (self._checkpoint or 0):
+            _, end, batch_id = path.stem.split("-")
+            if int(end, 16) > (self._checkpoint or 0):
                 path.unlink()
+                self.given_up.add(batch_id)
 
     def _check_checkpoint(self) -> None:
         found = read_checkpoint(self.catalog_properties, self.namespace, self.slot_name)

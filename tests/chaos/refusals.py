@@ -193,6 +193,7 @@ EXPECTED = (
         ("rename key", "change key", *_SHAPES, *_GONE),
         ((NO_PARTITIONS, "partitioned_by"),),
     ),
+    Expected("PublicationChanged", "Rows of partitions came", ("attach",), (_COPYING,)),
     Expected("SlotNotFound", "", (DROPPED_SLOT,), ((COPY_ALL, "on_slot_lost"),)),
     Expected("SlotAheadOfCheckpoint", "", ("way on",), ((GIVE_UP, ""),)),
     Expected("ValueRefused", "key", ("change key", "change identity", "odd values"), (_COPYING,)),

@@ -25,6 +25,7 @@ from airflow_provider_pgoutput.apply.schema.column_map import (
     former_fields,
     known_fields,
     retired_fields,
+    unnumbered_fields,
     unsent_numbers,
 )
 from airflow_provider_pgoutput.apply.schema.partitioning import columns_in_use
@@ -113,6 +114,9 @@ class Places:
             if places:
                 self.every += places
                 self.by_column[number], *self.made[number] = places
+        for held in (by_id[e] for e in unnumbered_fields(target, relation_oid) if e in by_id):
+            self.every.append(self._known(held, None))
+            self.by_column[held.name] = self.every[-1]
         if known:
             self.leave(former_fields(target, relation_oid))
         return bool(known)
@@ -141,9 +145,10 @@ class Places:
         if place is None and number is None:
             # No number is known: take the field that has this name now.
             place = next((e for e in self.by_column.values() if e.name == column.name), None)
-        elif place is None and (place := self.by_column.pop(column.name, None)) is not None:
+        elif place is None and number not in self.added and column.name in self.by_column:
             # The number was not known until now.
-            place.number, self.by_column[key] = number, place
+            place = self.by_column[key] = self.by_column.pop(column.name)
+            place.number = number
         if place is None:
             found = self.free.pop(column.name, None)
             if found is not None and number in self.added:
@@ -203,6 +208,10 @@ class Places:
             advice="rename that column of the target; the batch waits.",
         )
 
+    def unnumbered(self) -> dict[str, Place]:
+        """The fields of columns whose number is not known, by the column's name."""
+        return {key: each for key, each in self.by_column.items() if isinstance(key, str)}
+
     def numbered(self) -> dict[tuple[int, int], str]:
         """The names to record in the target's property, see ``Layout.numbered``."""
         found: dict[tuple[int, int], Place] = {}
@@ -253,6 +262,8 @@ class Layout:
     unsent: frozenset[int] = frozenset()
     #: Names of fields that belong to an earlier table of the same name only.
     former: frozenset[str] = frozenset()
+    #: Names of fields whose column came without its ``attnum``.
+    unnumbered: frozenset[str] = frozenset()
     #: For the target's property: which batch retired fields, see ``column_map.py``.
     begun: Begun | None = None
 
@@ -310,6 +321,11 @@ def lay_out(
     if fields and not known and not copies:
         _warn_of_no_numbers(places, metadata)
     unsent = _unsent(table, target)
+    if known and copies:
+        for each in places.unnumbered().values():
+            # The columns of the copy have numbers. So this field was another name of one of them, or its
+            # column is gone; and no row of the copy has a value in it.
+            each.is_dropped = not each.is_current
     if drop_columns:
         _mark_dropped(table, places.every)
     _keep_sources(places, target)
@@ -330,6 +346,7 @@ def lay_out(
         metadata=frozenset(places.free) & set(METADATA_COLUMNS),
         unsent=unsent,
         former=frozenset(each.name for each in places.former if not each.is_dropped),
+        unnumbered=frozenset(e.name for e in places.unnumbered().values() if not e.is_dropped),
         begun=begun(target, table.relation_oid, starts, numbered),
     )
 

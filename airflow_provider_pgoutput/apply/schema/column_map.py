@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 #: ``retired``: the ids of its retired fields, oldest first, by ``attnum``.
 #: ``unsent``: each ``attnum`` that the source still has, but that a column list leaves out.
 #: ``former``: ids of fields that belong to an earlier table of the same name only.
+#: ``unnumbered``: ids of fields whose column came in a batch that did not know its ``attnum``.
 #: ``begun``: the newest batch that retired fields, see ``Begun``.
 COLUMNS_PROPERTY = "pgoutput.columns"
 
@@ -64,6 +65,11 @@ def retired_fields(target: IcebergTable | None, relation_oid: int) -> dict[int, 
     return {int(number): [int(each) for each in ids] for number, ids in found.items()}
 
 
+def unnumbered_fields(target: IcebergTable | None, relation_oid: int) -> list[int]:
+    """Ids of the fields that came without an ``attnum``, and got none since."""
+    return [int(each) for each in _recorded(target, relation_oid).get("unnumbered", ())]
+
+
 def former_fields(target: IcebergTable | None, relation_oid: int) -> frozenset[int]:
     """Ids of the fields that belong to earlier tables of the same name, as far as is known."""
     body = _body(target)
@@ -71,6 +77,7 @@ def former_fields(target: IcebergTable | None, relation_oid: int) -> frozenset[i
     if body and body.get("relation_oid") != relation_oid:
         found += body.get("fields", {}).values()
         found += (each for ids in body.get("retired", {}).values() for each in ids)
+        found += body.get("unnumbered", ())
     return frozenset(int(each) for each in found)
 
 
@@ -136,6 +143,7 @@ def columns_property(
     unsent: Iterable[int] = (),
     begun_by: Begun | None = None,
     former: Iterable[int] = (),
+    unnumbered: Iterable[int] = (),
 ) -> str:
     """The property's text.
 
@@ -143,6 +151,7 @@ def columns_property(
     :param unsent: see ``Layout.unsent``.
     :param begun_by: see ``begun``.
     :param former: field ids, see ``former_fields``.
+    :param unnumbered: field ids, see ``unnumbered_fields``.
     """
     by_number: dict[str, int] = {}
     retired: dict[str, list[int]] = {}
@@ -153,5 +162,5 @@ def columns_property(
             retired.setdefault(str(number), []).append(field_id)
     body: dict[str, Any] = {"relation_oid": relation_oid, "fields": by_number}
     optional = {"retired": retired, "unsent": sorted(unsent), "begun": begun_by}
-    optional["former"] = sorted(former)
+    optional |= {"former": sorted(former), "unnumbered": sorted(unnumbered)}
     return json.dumps(body | {name: each for name, each in optional.items() if each})

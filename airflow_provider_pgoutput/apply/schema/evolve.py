@@ -325,8 +325,9 @@ def _numbers(ids: Mapping[str, int], layout: Layout) -> dict[str, str]:
     if not fields:
         return {}
     former = [ids[name] for name in layout.former if name in ids]
+    unnumbered = [ids[name] for name in layout.unnumbered if name in ids]
     oid = layout.table.relation_oid
-    text = columns_property(oid, fields, layout.unsent, layout.begun, former)
+    text = columns_property(oid, fields, layout.unsent, layout.begun, former, unnumbered)
     return {COLUMNS_PROPERTY: text}
 
 

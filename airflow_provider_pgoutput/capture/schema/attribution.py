@@ -42,7 +42,7 @@ class Catalog:
     #: All numbers, also of dropped columns.
     numbers: frozenset[int]
     #: Columns that exist, published or not.
-    live: frozenset[int]
+    live: State
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +81,15 @@ def attribute(
             frozenset() if before is None else _unlike(before, versions),
             highest_number=max([highest_number, *known.values()]),
         )
-    fences = _fences(before, versions, catalog)
+    every_fence = fences = _fences(before, versions, catalog)
+    hidden = False
     while True:
         found: list[dict[str, int | None]] = [dict(fences) for _ in versions]
         unsure: set[str] = set()
         tied: set[str] = set()
         wrong: set[float] = set()
         born = {highest_number, *(before or ()), *fences.values()}
-        for gap in _gaps(before, versions, catalog, fences, highest_number):
+        for gap in _gaps(before, versions, catalog, fences, highest_number, hidden=hidden):
             cheapest = search(gap)
             wrong |= set() if cheapest.is_possible else {gap.low, gap.high}
             unsure |= cheapest.unsure
@@ -99,9 +100,13 @@ def attribute(
                 found[place] |= dict(zip(names, cheapest.numbers[place], strict=True))
         # What does not fit between two columns shows that one of the two was another column for a while.
         fewer = {name: number for name, number in fences.items() if number not in wrong}
-        if len(fewer) == len(fences):
+        if len(fewer) < len(fences):
+            fences = fewer
+        elif wrong and before is not None and not hidden:
+            # Nothing fits as long as a column is published all the time or not at all.
+            fences, hidden = every_fence, True
+        else:
             break
-        fences = fewer
     return Attribution(
         tuple(
             tuple(found[place][name] for name, _ in columns)
@@ -176,6 +181,8 @@ def _gaps(
     catalog: Catalog,
     fences: Mapping[str, int],
     highest_number: int,
+    *,
+    hidden: bool,
 ) -> list[Gap]:
     numbers = sorted(fences.values())
     parts = [_parts(columns, fences) for columns in versions]
@@ -188,8 +195,13 @@ def _gaps(
         candidates = tuple(
             number
             for number in every[bisect.bisect_right(every, low) : bisect.bisect_left(every, high)]
-            # A column that was dropped before the last batch is in no version.
-            if before is None or number > born or number in before or number in catalog.live
+            # A column that was dropped before the last batch is in no version. What was not published then
+            # may have been dropped since.
+            if hidden
+            or before is None
+            or number > born
+            or number in before
+            or number in catalog.live
         )
         found.append(
             Gap(
@@ -201,6 +213,7 @@ def _gaps(
                 candidates,
                 born,
                 catalog.live,
+                hidden,
             )
         )
     return found

@@ -256,16 +256,16 @@ class SchemaHistory:
 
     def _catalog(self, relation_oid: int) -> Catalog:
         attributes = self.attributes.get(relation_oid, ())
-        live = [each for each in attributes if not each.is_dropped]
-        names = self.published.get(relation_oid) or frozenset(each.name for each in live)
+        live = {
+            each.number: (each.name, self.type_name(each.type_oid, each.type_modifier))
+            for each in attributes
+            if not each.is_dropped
+        }
+        names = self.published.get(relation_oid)
         return Catalog(
-            {
-                each.number: (each.name, self.type_name(each.type_oid, each.type_modifier))
-                for each in live
-                if each.name in names
-            },
+            {number: each for number, each in live.items() if not names or each[0] in names},
             frozenset(each.number for each in attributes),
-            frozenset(each.number for each in live),
+            live,
         )
 
     def _filled(self, table: Table, version: TableVersion) -> TableVersion:

@@ -46,7 +46,10 @@ class Gap:
     candidates: tuple[int, ...]
     #: For the whole table: the highest number that was used before the gap's first version.
     born: int
-    live: frozenset[int]
+    #: Columns that exist now, published or not, of the whole table.
+    live: State
+    #: Whether an older column may come and go: the publication named it for a while, or did not.
+    hidden: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +209,9 @@ def _following(
 ) -> tuple[list[tuple[_Reading, int]], bool]:
     """The readings of the next version with the cost of each step, and whether these are all readings."""
     # A published current column cannot go. One that is gone now may go.
-    stays = [number for number in reading.numbers if number in gap.now]
-    may_go = {number: state[number][0] for number in reading.numbers if number not in gap.now}
+    certain = () if gap.hidden else gap.now
+    stays = [number for number in reading.numbers if number in certain]
+    may_go = {number: state[number][0] for number in reading.numbers if number not in certain}
     names = {name for name, _ in version}
     found, is_all = [], True
     for kept_count in range(len(may_go) + 1):
@@ -223,8 +227,10 @@ def _following(
             passed = {n for n in gap.candidates if reading.born < n <= born} - set(new)
             numbers = tuple(sorted((*stays, *kept, *new)))
             # A number that was passed over belongs to a column that came and went between two versions.
-            cost = len(may_go) - kept_count + new_count + 2 * len(passed - gap.live)
+            cost = len(may_go) - kept_count + new_count + 2 * len(passed - set(gap.live))
             cost += _differences(state, dict(zip(numbers, version, strict=True)))
+            gone = {number: state[number] for number in may_go if number not in kept}
+            cost += _differences(gone, gap.live)
             found.append((_Reading(numbers, born), cost))
     return found, is_all
 
@@ -250,10 +256,12 @@ def _fresh(
     """Which columns may be new in the next version, and whether these are all choices."""
     # A column list may begin to name an older column.
     optional = [
-        n for n in gap.now if n <= reading.born and n not in state and n not in (gap.before or ())
+        n
+        for n in (gap.candidates if gap.hidden else gap.now)
+        if n <= reading.born and n not in state and (gap.hidden or n not in (gap.before or ()))
     ]
-    found = list(itertools.combinations(optional, count)) if 0 <= count <= len(optional) else []
-    is_all = True
+    is_all = count < 0 or math.comb(len(optional), count) <= _MOST_CHOICES
+    found = list(itertools.combinations(optional, count)) if is_all and count >= 0 else []
     certain: list[int] = []
     for newest in _unborn(gap, reading.born):
         # A current column with a number that was used by then was there.
@@ -286,11 +294,11 @@ def _cost_to_now(gap: Gap, reading: _Reading) -> float:
     """How many changes lead from a reading of the last version to the catalog."""
     state = dict(zip(reading.numbers, gap.versions[-1], strict=True))
     added = [number for number in gap.now if number not in state]
-    if any(n <= reading.born and n in (gap.before or ()) for n in added):
+    if not gap.hidden and any(n <= reading.born and n in (gap.before or ()) for n in added):
         return _IMPOSSIBLE
     unseen = [n for n in gap.candidates if n > reading.born and n not in gap.live]
     dropped = len([number for number in state if number not in gap.now])
-    return dropped + len(added) + 2 * len(unseen) + _differences(state, gap.now)
+    return dropped + len(added) + 2 * len(unseen) + _differences(state, gap.live)
 
 
 def _differences(one: State, two: State) -> int:

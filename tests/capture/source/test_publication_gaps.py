@@ -252,6 +252,27 @@ def test_rows_that_came_under_another_name_meanwhile_stop_the_run(
     source.execute(f"SELECT pg_drop_replication_slot('{source.slot_name}_leaves')")
 
 
+def test_rows_of_a_partition_that_was_a_table_for_a_while_stop_the_run(source: Source) -> None:
+    """The publication names all tables, so these rows were sent, and under the name of that table."""
+    source.execute(
+        "CREATE TABLE root(a int PRIMARY KEY) PARTITION BY RANGE (a)",
+        "CREATE TABLE leaf PARTITION OF root FOR VALUES FROM (0) TO (10)",
+        "DROP PUBLICATION p",
+        "CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root)",
+    )
+    lake = lake_with(source.stage())
+    source.execute(
+        "ALTER TABLE root DETACH PARTITION leaf",
+        "INSERT INTO leaf VALUES (1)",
+        "ALTER TABLE root ATTACH PARTITION leaf FOR VALUES FROM (0) TO (10)",
+    )
+    with pytest.raises(PublicationChanged, match="a table of its own for a while") as refusal:
+        source.stage(checkpoint=lake)
+    assert refusal.value.table == "public.root"
+    batch = source.stage(checkpoint=lake, copy_tables=["public.root"])
+    assert [row["a"] for row in source.copied(batch, "public.root")] == [1]
+
+
 def test_generated_columns_that_are_published_later_are_copied(
     source: Source, caplog: pytest.LogCaptureFixture
 ) -> None:
