@@ -11,9 +11,12 @@ import dataclasses
 import json
 import re
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_pgoutput.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 UPSERT = "upsert"
 CHANGE_LOG = "change_log"
@@ -32,10 +35,6 @@ METADATA_COLUMNS = {
     "_pgoutput_xid": "long",
     "_pgoutput_commit_ts": "timestamptz",
 }
-
-_TEXTS = ("mode", "write_mode")
-_NUMBERS = ("format_version", "tag_retention_days", "parallel_tables")
-_FLAGS = ("soft_delete", "drop_columns", "keep_retyped_columns")
 
 _DAY_S = 24 * 60 * 60
 #: Iceberg refuses less, because files of a writer that has not committed yet would look like orphans.
@@ -93,21 +92,14 @@ class Job:
         return json.dumps({"kind": self.KIND, **dataclasses.asdict(self)}, indent=1)
 
     def check(self) -> None:
-        """Raise ConfigurationError when an option is no option, or the options do not go together."""
-        for name in ("staging_uri", "catalog", "namespace", "dag_id", "run_id"):
-            _demand(isinstance(getattr(self, name), str), name, "a text")
+        """Raise ConfigurationError when a value has another type, or values do not go together."""
+        _check_types(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WriteJob(Job):
-    """What jobs have that write rows. All options have defaults that suit most tables."""
+class TunedJob(Job):
+    """The options in the argument ``plan_options``. They have defaults that suit most tables."""
 
-    mode: str = UPSERT
-    table_options: dict[str, TableOptions] = field(default_factory=dict)
-    #: Which of ``METADATA_COLUMNS`` tables in upsert mode have. A change log has all.
-    metadata_columns: tuple[str, ...] = ()
-    #: A deleted row stays, marked by ``_pgoutput_op`` = ``D``.
-    soft_delete: bool = False
     #: Iceberg format version of new tables; 3 brings deletion vectors.
     format_version: int = 3
     #: ``merge-on-read`` or ``copy-on-write``, for new tables.
@@ -122,6 +114,37 @@ class WriteJob(Job):
     #: Whether a column that the source dropped is dropped here, too. Otherwise it stays.
     drop_columns: bool = False
 
+    def check(self) -> None:
+        """See ``Job``."""
+        Job.check(self)
+        if self.write_mode not in (MERGE_ON_READ, COPY_ON_WRITE):
+            raise ConfigurationError(
+                f"Unknown write_mode {self.write_mode!r}.",
+                advice=f"use {MERGE_ON_READ!r} or {COPY_ON_WRITE!r}.",
+            )
+        if self.format_version not in _FORMAT_VERSIONS:
+            raise ConfigurationError(
+                f"Unknown format_version {self.format_version}.", advice="use 2 or 3."
+            )
+        if self.tag_retention_days < 0:
+            raise ConfigurationError("tag_retention_days is negative.", advice="0 makes no tags.")
+        if self.parallel_tables < 1:
+            raise ConfigurationError(
+                "parallel_tables is below 1.", advice="1 prepares one table after the other."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteJob(TunedJob):
+    """What an apply and a replay have in common."""
+
+    mode: str = UPSERT
+    table_options: dict[str, TableOptions] = field(default_factory=dict)
+    #: Which of ``METADATA_COLUMNS`` tables in upsert mode have. A change log has all.
+    metadata_columns: tuple[str, ...] = ()
+    #: A deleted row stays, marked by ``_pgoutput_op`` = ``D``.
+    soft_delete: bool = False
+
     def target_name(self, schema_name: str, table_name: str) -> str:
         """Name of the Iceberg table for a source table, without the namespace.
 
@@ -135,9 +158,9 @@ class WriteJob(Job):
 
     def check(self) -> None:
         """See ``Job``."""
-        Job.check(self)
-        _check_types(self)
-        self._check_ranges()
+        TunedJob.check(self)
+        for table, options in self.table_options.items():
+            _check_types(options, f"table_options[{table}].")
         modes = {self.mode, *(each.mode for each in self.table_options.values() if each.mode)}
         if unknown := modes - {UPSERT, CHANGE_LOG}:
             raise ConfigurationError(
@@ -158,23 +181,6 @@ class WriteJob(Job):
                 advice=f"choose from {', '.join(METADATA_COLUMNS)}.",
             )
 
-    def _check_ranges(self) -> None:
-        if self.write_mode not in (MERGE_ON_READ, COPY_ON_WRITE):
-            raise ConfigurationError(
-                f"Unknown write_mode {self.write_mode!r}.",
-                advice=f"use {MERGE_ON_READ!r} or {COPY_ON_WRITE!r}.",
-            )
-        if self.format_version not in _FORMAT_VERSIONS:
-            raise ConfigurationError(
-                f"Unknown format_version {self.format_version}.", advice="use 2 or 3."
-            )
-        if self.tag_retention_days < 0:
-            raise ConfigurationError("tag_retention_days is negative.", advice="0 makes no tags.")
-        if self.parallel_tables < 1:
-            raise ConfigurationError(
-                "parallel_tables is below 1.", advice="1 prepares one table after the other."
-            )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyJob(WriteJob):
@@ -183,11 +189,6 @@ class ApplyJob(WriteJob):
     KIND: ClassVar[str] = "apply"
 
     manifest_uri: str
-
-    def check(self) -> None:
-        """See ``Job``."""
-        WriteJob.check(self)
-        _demand(isinstance(self.manifest_uri, str), "manifest_uri", "a text")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,12 +203,6 @@ class ReplayJob(WriteJob):
     source_tables: tuple[str, ...] = ()
     #: Whether the tables first go back to the start of the first batch. Otherwise the batches are added.
     in_place: bool = False
-
-    def check(self) -> None:
-        """See ``Job``."""
-        WriteJob.check(self)
-        _demand(_is_texts(self.manifest_uris), "manifest_uris", "a list of texts")
-        _demand(_is_texts(self.source_tables), "source_tables", "a list of texts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,59 +257,66 @@ def job_from_json(text: str) -> AnyJob:
     try:
         body: dict[str, Any] = json.loads(text)
         kind = _KINDS[body.pop("kind")]
-        for name in ("metadata_columns", "manifest_uris", "source_tables"):
-            if name in body:
-                body[name] = tuple(body[name])
         if "table_options" in body:
             body["table_options"] = {
-                name: TableOptions(**{**each, "partitioned_by": tuple(each["partitioned_by"])})
+                name: TableOptions(**_with_tuples(TableOptions, each))
                 for name, each in body["table_options"].items()
             }
-        job = kind(**body)
+        job = kind(**_with_tuples(kind, body))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigurationError("This file is not a job of this package.") from error
     job.check()
     return job
 
 
-def _check_types(job: WriteJob) -> None:
-    """Refuse texts that templates and JSON can give instead of a value: ``"False"`` would be true.
+def _with_tuples(kind: type[Any], body: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a JSON object, its lists as the tuples that the class has."""
+    lists = {each.name for each in dataclasses.fields(kind) if each.type == "tuple[str, ...]"}
+    return {name: tuple(value) if name in lists else value for name, value in body.items()}
 
-    :raises ConfigurationError: it names the field.
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, tuple) and all(map(_is_text, value))
+
+
+def _are_texts_by_text(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_is_text, (*value, *value.values())))
+
+
+def _are_options_by_table(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(each, TableOptions) for each in value.values()
+    )
+
+
+#: By the type of a field: how a message calls it, and what recognises a value of it.
+_TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "str": ("a text", _is_text),
+    # Python's booleans are numbers, too.
+    "int": ("a whole number", lambda value: type(value) is int),
+    "bool": ("true or false", lambda value: isinstance(value, bool)),
+    "tuple[str, ...]": ("a list of texts", _are_texts),
+    "dict[str, str]": ("a mapping of texts to texts", _are_texts_by_text),
+    "dict[str, TableOptions]": ("a mapping of tables to their options", _are_options_by_table),
+}
+
+
+def _check_types(options: Job | TableOptions, where: str = "") -> None:
+    """Refuse values of another type than their field has.
+
+    Templates and JSON can give a text instead, and the text ``"False"`` would count as true.
+
+    :param where: stands before the field's name in a message.
     """
-    for name in _TEXTS:
-        _demand(isinstance(getattr(job, name), str), name, "a text")
-    for name in _NUMBERS:
-        # Python's booleans are numbers, too.
-        _demand(type(getattr(job, name)) is int, name, "a whole number")
-    for name in _FLAGS:
-        _demand(isinstance(getattr(job, name), bool), name, "true or false")
-    _demand(_is_texts(job.metadata_columns), "metadata_columns", "a list of texts")
-    for table, options in job.table_options.items():
-        where = f"table_options[{table}]"
-        for name in ("target", "mode"):
-            value = getattr(options, name)
-            _demand(value is None or isinstance(value, str), f"{where}.{name}", "a text")
-        keeps = options.keep_retyped_columns
-        _demand(
-            keeps is None or isinstance(keeps, bool),
-            f"{where}.keep_retyped_columns",
-            "true or false",
-        )
-        _demand(
-            isinstance(options.properties, dict)
-            and _is_texts((*options.properties, *options.properties.values())),
-            f"{where}.properties",
-            "a mapping of texts to texts",
-        )
-        partitioned_by = f"{where}.partitioned_by"
-        _demand(_is_texts(options.partitioned_by), partitioned_by, "a list of texts")
-
-
-def _demand(holds: bool, name: str, kind: str) -> None:
-    if not holds:
-        raise ConfigurationError(f"The option {name} is not {kind}.", advice=f"give {kind}.")
-
-
-def _is_texts(values: object) -> bool:
-    return isinstance(values, tuple) and all(isinstance(each, str) for each in values)
+    for each in dataclasses.fields(options):
+        value = getattr(options, each.name)
+        needed, _, or_none = str(each.type).partition(" | ")
+        name, is_one = _TYPES[needed]
+        if not is_one(value) and not (or_none and value is None):
+            raise ConfigurationError(
+                f"The option {where}{each.name} is not {name}.", advice=f"give {name}."
+            )

@@ -37,28 +37,17 @@ class PgoutputApplyOperator(SparkApplyOperator):
     ``SparkApplyOperator``.
 
     :param batch: the batch as ``PgoutputStageOperator`` returned it. (templated)
-    :param table_options: options of single tables by their names at the source, for instance
-        ``{"schema.table": {"target": "orders", "partitioned_by": ["days(made_at)"]}}``. ``docs/apply.md`` has
-        all of them. A name that is not published is warned of. (templated)
     """
 
-    template_fields: Sequence[str] = (*SparkApplyOperator.template_fields, "batch", "table_options")
+    template_fields: Sequence[str] = (*SparkApplyOperator.template_fields, "batch")
     template_fields_renderers = {  # noqa: RUF012
         **SparkApplyOperator.template_fields_renderers,
         "batch": "json",
-        "table_options": "json",
     }
 
-    def __init__(
-        self,
-        *,
-        batch: Any,
-        table_options: Mapping[str, Mapping[str, Any]] | str | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, batch: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.batch = batch
-        self.table_options = table_options
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Apply the batch, unless the lake holds it already."""
@@ -82,14 +71,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
 
             area = StagingArea(arguments.required_text(self.staging_uri, "staging_uri"))
             manifest = batch.read_manifest(area)
-            job = self.make_job(
-                ApplyJob,
-                context,
-                lake,
-                arguments.mapping(self.table_options, "table_options"),
-                manifest_uri=batch.manifest_uri,
-                staging_uri=area.staging_uri,
-            )
+            job = self.make_job(ApplyJob, context, lake, area, manifest_uri=batch.manifest_uri)
             self._warn_of_unknown(job, manifest)
             result: dict[str, Any] = {}
             if not (

@@ -18,7 +18,15 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
+    from airflow_provider_pgoutput.tasks.arguments import Converter
+
 _JOB_ID = "maintenance"
+#: Arguments that are fields of ``MaintenanceJob``. Each has what turns a template's text into its value.
+_OF_JOB: dict[str, Converter] = {
+    "compact": arguments.flag,
+    "compact_options": arguments.text_mapping,
+    "keep_snapshots": arguments.whole_number,
+}
 
 
 class PgoutputMaintenanceOperator(LakeJobOperator):
@@ -31,17 +39,17 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
     arguments are those of ``LakeJobOperator``.
 
     :param tables: tables of the source to maintain, ``["schema.table"]``; None: all. (templated)
-    :param compact: rewrite data files and manifests.
+    :param compact: rewrite data files and manifests. (templated)
     :param compact_options: options of ``rewrite_data_files``, as text:
         ``{"min-input-files": "2", "target-file-size-bytes": "268435456"}``. (templated)
     :param snapshot_retention: how far back a table can be read at least; None: no snapshot is expired. A
         snapshot with a tag stays as long as the tag, see ``tag_retention_days`` in ``docs/apply.md``.
-    :param keep_snapshots: how many snapshots stay at least.
+    :param keep_snapshots: how many snapshots stay at least. (templated)
     :param orphan_retention: how old a file in a table's folders is that no snapshot names when it is removed,
         a day at least; None: none is removed. Only for tables whose folders are theirs alone.
     """
 
-    template_fields: Sequence[str] = (*LakeJobOperator.template_fields, "tables", "compact_options")
+    template_fields: Sequence[str] = (*LakeJobOperator.template_fields, "tables", *_OF_JOB)
     template_fields_renderers = {  # noqa: RUF012
         **LakeJobOperator.template_fields_renderers,
         "compact_options": "json",
@@ -52,19 +60,17 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
         self,
         *,
         tables: Sequence[str] | str | None = None,
-        compact: bool = True,
+        compact: bool | str = True,
         compact_options: Mapping[str, Any] | str | None = None,
         snapshot_retention: timedelta | None = timedelta(days=5),
-        keep_snapshots: int = 1,
+        keep_snapshots: int | str = 1,
         orphan_retention: timedelta | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        arguments.keep(self, locals(), _OF_JOB)
         self.tables = tables
-        self.compact = compact
-        self.compact_options = compact_options
         self.snapshot_retention = snapshot_retention
-        self.keep_snapshots = keep_snapshots
         self.orphan_retention = orphan_retention
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
@@ -75,22 +81,17 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
             slot_name = arguments.required_text(self.slot_name, "slot_name")
             lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
             area = StagingArea(arguments.required_text(self.staging_uri, "staging_uri"))
-            dag_run = context["dag_run"]
-            job = MaintenanceJob(
-                staging_uri=area.staging_uri,
-                catalog=lake.catalog.name,
-                namespace=lake.namespace,
-                dag_id=dag_run.dag_id,
-                run_id=dag_run.run_id,
+            job = self.make_job(
+                MaintenanceJob,
+                context,
+                lake,
+                area,
                 slot_name=slot_name,
                 source_tables=arguments.optional_text_list(self.tables, "tables"),
-                compact=self.compact,
-                compact_options=arguments.text_mapping(self.compact_options, "compact_options"),
                 snapshot_retention_s=_seconds(self.snapshot_retention),
-                keep_snapshots=self.keep_snapshots,
                 orphan_retention_s=_seconds(self.orphan_retention),
+                **arguments.values_of(self, _OF_JOB),
             )
-            job.check()
             with log_group(f"Maintain the tables of {lake.namespace} with Spark"):
                 result = demanded(self.run_job(context, area, lake, job, _JOB_ID))
         tables, busy = result.get("tables", {}), list(result.get("busy", ()))

@@ -18,7 +18,7 @@ from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
 from airflow_provider_pgoutput.tasks.task_run import log_group
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from airflow.sdk import Context
 
@@ -48,8 +48,6 @@ class PgoutputReplayOperator(SparkApplyOperator):
         lake's checkpoint in place. (templated)
     :param tables: the tables to replay, ``["schema.table"]``; None: all of the batches'. (templated)
     :param target_namespace: namespace to write to; None: in place. (templated)
-    :param table_options: options of single tables, as of ``PgoutputApplyOperator``. In place they
-        have to be the pipeline's. (templated)
     """
 
     template_fields: Sequence[str] = (
@@ -58,12 +56,7 @@ class PgoutputReplayOperator(SparkApplyOperator):
         "to_lsn",
         "tables",
         "target_namespace",
-        "table_options",
     )
-    template_fields_renderers = {  # noqa: RUF012
-        **SparkApplyOperator.template_fields_renderers,
-        "table_options": "json",
-    }
     ui_color = "#f3d9f0"
 
     def __init__(
@@ -73,7 +66,6 @@ class PgoutputReplayOperator(SparkApplyOperator):
         to_lsn: str | None = None,
         tables: Sequence[str] | str | None = None,
         target_namespace: str | None = None,
-        table_options: Mapping[str, Mapping[str, Any]] | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -81,7 +73,6 @@ class PgoutputReplayOperator(SparkApplyOperator):
         self.to_lsn = to_lsn
         self.tables = tables
         self.target_namespace = target_namespace
-        self.table_options = table_options
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Choose the batches and have Spark apply them."""
@@ -98,8 +89,7 @@ class PgoutputReplayOperator(SparkApplyOperator):
                 ReplayJob,
                 context,
                 lake if target is None else dataclasses.replace(lake, namespace=target),
-                arguments.mapping(self.table_options, "table_options"),
-                staging_uri=area.staging_uri,
+                area,
                 manifest_uris=tuple(each.manifest_uri for each in batches),
                 source_tables=arguments.optional_text_list(self.tables, "tables"),
                 in_place=target is None,

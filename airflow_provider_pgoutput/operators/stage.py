@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.xcom import batch_xcom
 from airflow_provider_pgoutput.spark_submit.copy_engine import CopyingOperator
@@ -18,15 +18,13 @@ from airflow_provider_pgoutput.tasks.task_run import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from airflow.sdk import Context
 
     from airflow_provider_pgoutput.batch.xcom import BatchXCom
     from airflow_provider_pgoutput.capture.request import CaptureRequest
-
-#: Turns what a DAG or a template gives into a value; its second argument is the name, for messages.
-Converter: TypeAlias = "Callable[[Any, str], Any]"
+    from airflow_provider_pgoutput.tasks.arguments import Converter
 
 #: Arguments that say where the pipeline's ends are.
 _OF_CONNECTIONS = ("namespace", "postgres_conn_id", "iceberg_conn_id", "catalog_name")
@@ -227,10 +225,8 @@ class PgoutputStageOperator(CopyingOperator):
         binary: bool | str = False,
         **kwargs: Any,
     ) -> None:
-        given = dict(locals())
         super().__init__(**kwargs)
-        for name in (*_OF_CONNECTIONS, *_OF_REQUEST, *_OF_STREAM, *_OF_POLICY):
-            setattr(self, name, given[name])
+        arguments.keep(self, locals(), _OF_CONNECTIONS, _OF_REQUEST, _OF_STREAM, _OF_POLICY)
         arguments.check_answers(self)
 
     def execute(self, context: Context) -> BatchXCom:
@@ -263,9 +259,9 @@ class PgoutputStageOperator(CopyingOperator):
         from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 
         # What does not go together is refused before anything is connected.
-        fields = self._fields(_OF_REQUEST)
-        options = StreamOptions(**self._fields(_OF_STREAM))
-        policy = SchemaPolicy(**self._fields(_OF_POLICY))
+        fields = arguments.values_of(self, _OF_REQUEST)
+        options = StreamOptions(**arguments.values_of(self, _OF_STREAM))
+        policy = SchemaPolicy(**arguments.values_of(self, _OF_POLICY))
         copy_engine = self._copy_engine(self.postgres_conn_id)
         lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
         return CaptureRequest(
@@ -278,8 +274,3 @@ class PgoutputStageOperator(CopyingOperator):
             attempt=new_attempt(context),
             **fields,
         )
-
-    def _fields(self, converters: Mapping[str, Converter]) -> dict[str, Any]:
-        """The arguments that these converters are for. One without a value keeps the default of its field."""
-        found = {name: convert(getattr(self, name), name) for name, convert in converters.items()}
-        return {name: value for name, value in found.items() if value is not None}

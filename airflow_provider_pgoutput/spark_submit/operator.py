@@ -12,7 +12,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_pgoutput.batch import layout
-from airflow_provider_pgoutput.batch.jobs import UPSERT, AnyJob
+from airflow_provider_pgoutput.batch.jobs import UPSERT
 from airflow_provider_pgoutput.hooks.connections import get_connection
 from airflow_provider_pgoutput.spark_submit.result import failure_of_status, job_failure, job_result
 from airflow_provider_pgoutput.tasks import arguments
@@ -24,13 +24,22 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
-    from airflow_provider_pgoutput.batch.jobs import WriteJob
+    from airflow_provider_pgoutput.batch.jobs import AnyJob, Job
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
     from airflow_provider_pgoutput.spark_submit.job import SparkJob
+    from airflow_provider_pgoutput.tasks.arguments import Converter
     from airflow_provider_pgoutput.tasks.lake import Lake
 
-#: ``ApplyJob`` or ``ReplayJob``.
-_WriteJob = TypeVar("_WriteJob", bound="WriteJob")
+_Job = TypeVar("_Job", bound="Job")
+
+#: Arguments of ``SparkApplyOperator`` that are fields of ``WriteJob``. Each has what turns a template's text
+#: into its value.
+_OF_JOB: dict[str, Converter] = {
+    "mode": arguments.required_text,
+    "metadata_columns": arguments.optional_text_list,
+    "soft_delete": arguments.flag,
+    "table_options": table_options,
+}
 
 
 class LakeJobOperator(SparkSubmitOperator):
@@ -85,6 +94,26 @@ class LakeJobOperator(SparkSubmitOperator):
         self.iceberg_conn_id = iceberg_conn_id
         self.catalog_name = catalog_name
         self.conn_id = conn_id
+
+    def make_job(
+        self, kind: type[_Job], context: Context, lake: Lake, area: StagingArea, **fields: Any
+    ) -> _Job:
+        """Make a job and check it.
+
+        :param fields: the fields that only this kind of job has.
+        :raises ConfigurationError: a field has a wrong value, or values do not go together.
+        """
+        dag_run = context["dag_run"]
+        job = kind(
+            staging_uri=area.staging_uri,
+            catalog=lake.catalog.name,
+            namespace=lake.namespace,
+            dag_id=dag_run.dag_id,
+            run_id=dag_run.run_id,
+            **fields,
+        )
+        job.check()
+        return job
 
     def run_job(
         self,
@@ -195,20 +224,22 @@ class SparkApplyOperator(LakeJobOperator):
     :param metadata_columns: metadata columns that tables in upsert mode carry, ``["_pgoutput_commit_lsn"]``;
         see ``docs/apply.md``. A change log has all of them. (templated)
     :param soft_delete: keep deleted rows, marked. (templated)
-    :param plan_options: ``format_version``, ``write_mode``, ``tag_retention_days``, ``parallel_tables``,
-        ``drop_columns``, ``keep_retyped_columns``; for instance ``{"write_mode": "copy-on-write"}``. See
-        ``docs/apply.md``. (templated)
+    :param table_options: options of single tables by their names at the source, for instance
+        ``{"schema.table": {"target": "orders", "partitioned_by": ["days(made_at)"]}}``. ``docs/apply.md`` has
+        all of them. The apply task warns of a name that is not published. A replay in place needs those of
+        the pipeline. (templated)
+    :param plan_options: options of all tables, for instance ``{"write_mode": "copy-on-write"}``.
+        ``docs/apply.md`` has all of them. (templated)
     """
 
     template_fields: Sequence[str] = (
         *LakeJobOperator.template_fields,
-        "mode",
-        "metadata_columns",
-        "soft_delete",
+        *_OF_JOB,
         "plan_options",
     )
     template_fields_renderers = {  # noqa: RUF012
         **LakeJobOperator.template_fields_renderers,
+        "table_options": "json",
         "plan_options": "json",
     }
 
@@ -218,43 +249,17 @@ class SparkApplyOperator(LakeJobOperator):
         mode: str = UPSERT,
         metadata_columns: Sequence[str] | str | None = None,
         soft_delete: bool | str = False,
+        table_options: Mapping[str, Mapping[str, Any]] | str | None = None,
         plan_options: Mapping[str, Any] | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.mode = mode
-        self.metadata_columns = metadata_columns
-        self.soft_delete = soft_delete
+        arguments.keep(self, locals(), _OF_JOB)
         self.plan_options = plan_options
 
     def make_job(
-        self,
-        kind: type[_WriteJob],
-        context: Context,
-        lake: Lake,
-        tables: Mapping[str, Any],
-        **fields: Any,
-    ) -> _WriteJob:
-        """The job, out of the shared options and what an operator adds.
-
-        :param tables: options of single tables.
-        :param fields: further fields of ``kind``.
-        :raises ConfigurationError: when an option does not exist, or options do not go together.
-        """
-        dag_run = context["dag_run"]
-        job = kind(
-            catalog=lake.catalog.name,
-            namespace=lake.namespace,
-            mode=arguments.required_text(self.mode, "mode"),
-            table_options=table_options(tables),
-            metadata_columns=arguments.optional_text_list(
-                self.metadata_columns, "metadata_columns"
-            ),
-            soft_delete=arguments.flag(self.soft_delete, "soft_delete"),
-            dag_id=dag_run.dag_id,
-            run_id=dag_run.run_id,
-            **fields,
-            **plan_fields(self.plan_options),
-        )
-        job.check()
-        return job
+        self, kind: type[_Job], context: Context, lake: Lake, area: StagingArea, **fields: Any
+    ) -> _Job:
+        """Make a job out of the shared arguments and what an operator adds."""
+        shared = arguments.values_of(self, _OF_JOB) | plan_fields(self.plan_options)
+        return super().make_job(kind, context, lake, area, **shared, **fields)

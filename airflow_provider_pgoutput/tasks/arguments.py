@@ -8,13 +8,39 @@ come as JSON (``{{ params.publication_names | tojson }}``), a number as its digi
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_provider_pgoutput.batch.answers import ANSWERS, check_answer
 from airflow_provider_pgoutput.batch.lsn import LSN_ADVICE, Lsn
 from airflow_provider_pgoutput.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+#: Turns what a DAG or a template gives into a value. Its second argument is the name, for messages.
+Converter: TypeAlias = "Callable[[Any, str], Any]"
+
 _EMPTY = ("", "None", "null")
+
+
+def keep(task: Any, given: Mapping[str, Any], *names: Iterable[str]) -> None:
+    """Make arguments attributes of their operator. Airflow renders the templates in these.
+
+    :param given: the arguments of the operator's constructor, as its ``locals()``.
+    :param names: those of them that are kept.
+    """
+    for some in names:
+        for name in some:
+            setattr(task, name, given[name])
+
+
+def values_of(task: Any, converters: Mapping[str, Converter]) -> dict[str, Any]:
+    """The values of arguments that ``keep`` kept, converted. An argument without a value is left out.
+
+    :raises ConfigurationError: a converter refuses what was given.
+    """
+    found = {name: convert(getattr(task, name), name) for name, convert in converters.items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def required_text(value: Any, name: str) -> str:

@@ -1,6 +1,6 @@
-"""Options of a job as a DAG gives them: templates render them to text, and a job holds what they mean.
+"""Turns options of a Spark job into values. Templates render them to text.
 
-What is not here: which values go together, and which are in range (``batch/jobs.py``).
+``batch/jobs.py`` has the options, with their defaults. It checks the values.
 """
 
 from __future__ import annotations
@@ -8,63 +8,53 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.batch.jobs import TableOptions
+from airflow_provider_pgoutput.batch.jobs import Job, TableOptions, TunedJob
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.tasks import arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Iterable, Mapping
 
-_FIELDS: dict[str, Callable[[Any, str], Any]] = {
-    "format_version": arguments.whole_number,
-    "write_mode": arguments.required_text,
-    "tag_retention_days": arguments.whole_number,
-    "parallel_tables": arguments.whole_number,
-    "drop_columns": arguments.flag,
-    "keep_retyped_columns": arguments.flag,
-}
+    from airflow_provider_pgoutput.tasks.arguments import Converter
 
 
 def plan_fields(given: Any) -> dict[str, Any]:
-    """Fields of ``WriteJob`` from ``plan_options``. A number without a value keeps its default.
+    """Fields of ``TunedJob`` from ``plan_options``. A number without a value keeps its default.
 
-    :raises ConfigurationError: when one does not exist, or is something else than it has to be.
+    :raises ConfigurationError: an option does not exist, or has a value of another type.
     """
-    options = arguments.mapping(given, "plan_options")
-    _refuse_unknown(options, _FIELDS, "plan_options")
-    found = {name: _FIELDS[name](value, f"plan_options.{name}") for name, value in options.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    return _converted(arguments.mapping(given, "plan_options"), PLAN_OPTIONS, "plan_options")
 
 
-def table_options(given: Mapping[str, Any]) -> dict[str, TableOptions]:
-    """What the user says about single tables, by the names of their sources.
+def table_options(given: Any, name: str = "table_options") -> dict[str, TableOptions]:
+    """The options of single tables, by the tables' names at the source.
 
-    :raises ConfigurationError: when an option does not exist, or is something else than it has to be.
+    :raises ConfigurationError: an option does not exist, or has a value of another type.
     """
-    for table in given:
+    found = arguments.mapping(given, name)
+    for table in found:
         if "." not in table:
             raise ConfigurationError(
-                f"table_options names no table of a source: {table}.",
+                f"{name} names no table of a source: {table}.",
                 advice="spell it schema.table.",
             )
-    return {
-        table: _of_table(options, f"table_options[{table}]") for table, options in given.items()
-    }
+    return {table: _of_table(options, f"{name}[{table}]") for table, options in found.items()}
 
 
 def _of_table(given: Any, name: str) -> TableOptions:
-    options = arguments.mapping(given, name)
-    _refuse_unknown(options, {each.name for each in dataclasses.fields(TableOptions)}, name)
-    properties = arguments.mapping(options.get("properties"), f"{name}.properties")
-    return TableOptions(
-        target=arguments.optional_text(options.get("target")),
-        mode=arguments.optional_text(options.get("mode")),
-        properties={key: _property(value) for key, value in properties.items()},
-        partitioned_by=_transforms(options.get("partitioned_by"), f"{name}.partitioned_by"),
-        keep_retyped_columns=_optional_flag(
-            options.get("keep_retyped_columns"), f"{name}.keep_retyped_columns"
-        ),
-    )
+    return TableOptions(**_converted(arguments.mapping(given, name), _TABLE_OPTIONS, name))
+
+
+def _converted(
+    options: Mapping[str, Any], converters: Mapping[str, Converter], name: str
+) -> dict[str, Any]:
+    if unknown := sorted(options.keys() - converters):
+        raise ConfigurationError(
+            f"{name} has an option that does not exist: {', '.join(unknown)}.",
+            advice=f"choose from {', '.join(sorted(converters))}.",
+        )
+    found = {each: converters[each](value, f"{name}.{each}") for each, value in options.items()}
+    return {each: value for each, value in found.items() if value is not None}
 
 
 def _optional_flag(given: Any, name: str) -> bool | None:
@@ -79,18 +69,36 @@ def _transforms(given: Any, name: str) -> tuple[str, ...]:
     return arguments.optional_text_list(given, name)
 
 
+def _properties(given: Any, name: str) -> dict[str, Any]:
+    return {key: _property(value) for key, value in arguments.mapping(given, name).items()}
+
+
 def _property(value: Any) -> Any:
-    """A number or a yes or no as Iceberg spells it; anything else is for the job to judge."""
+    """A number or a boolean as Iceberg spells it. The job's check judges anything else."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, (int, float)) else value
 
 
-def _refuse_unknown(
-    options: Mapping[str, Any], known: Mapping[str, Any] | set[str], name: str
-) -> None:
-    if unknown := sorted(options.keys() - known):
-        raise ConfigurationError(
-            f"{name} has an option that does not exist: {', '.join(unknown)}.",
-            advice=f"choose from {', '.join(sorted(known))}.",
-        )
+#: By the type of an option: what turns the text of a template into its value.
+_CONVERTERS: dict[str, Converter] = {
+    "str": arguments.required_text,
+    "str | None": arguments.optional_text,
+    "int": arguments.whole_number,
+    "bool": arguments.flag,
+    "bool | None": _optional_flag,
+    "dict[str, str]": _properties,
+    "tuple[str, ...]": _transforms,
+}
+
+
+def _converters(fields: Iterable[dataclasses.Field[Any]]) -> dict[str, Converter]:
+    return {each.name: _CONVERTERS[str(each.type)] for each in fields}
+
+
+_OF_ALL_JOBS = {each.name for each in dataclasses.fields(Job)}
+#: The options that ``plan_options`` can have.
+PLAN_OPTIONS = _converters(
+    each for each in dataclasses.fields(TunedJob) if each.name not in _OF_ALL_JOBS
+)
+_TABLE_OPTIONS = _converters(dataclasses.fields(TableOptions))

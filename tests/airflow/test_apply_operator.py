@@ -104,6 +104,35 @@ def test_the_job_gets_a_plan_the_package_and_the_catalog(
     assert not Path(package_zip).exists(), "the files of the job are left behind"
 
 
+def test_every_option_reaches_the_job(workshop: Workshop, task_context: Any) -> None:
+    """Each as a template gives it, and with another value than its default."""
+    options = {
+        "format_version": "2",
+        "write_mode": "copy-on-write",
+        "tag_retention_days": "30",
+        "parallel_tables": "2",
+        "keep_retyped_columns": "true",
+        "drop_columns": "true",
+    }
+    workshop.operator(
+        mode="change_log",
+        table_options='{"public.orders": {"target": "o"}}',
+        metadata_columns='["_pgoutput_op"]',
+        soft_delete="true",
+        plan_options=json.dumps(options),
+    ).execute(task_context)
+    job = job_from_json(workshop.seen()["job"])
+    assert isinstance(job, ApplyJob)
+    plain = ApplyJob(manifest_uri="", staging_uri="", catalog="", namespace="")
+    same = {
+        each.name
+        for each in dataclasses.fields(plain)
+        if getattr(job, each.name) == getattr(plain, each.name)
+    }
+    assert same == set()
+    assert job.soft_delete is True
+
+
 @pytest.mark.parametrize(
     ("counts", "is_short"),
     [

@@ -47,7 +47,9 @@ def test_the_job_gets_what_was_asked_for(workshop: Workshop, task_context: Any) 
     result = operator(
         workshop,
         tables='["public.orders"]',
+        compact="false",
         compact_options='{"min-input-files": "2"}',
+        keep_snapshots="3",
         snapshot_retention=timedelta(hours=1),
         orphan_retention=None,
         conf={"spark.mine": "1"},
@@ -62,7 +64,9 @@ def test_the_job_gets_what_was_asked_for(workshop: Workshop, task_context: Any) 
         run_id=job.run_id,
         slot_name=SLOT,
         source_tables=("public.orders",),
+        compact=False,
         compact_options={"min-input-files": "2"},
+        keep_snapshots=3,
         snapshot_retention_s=3600,
         orphan_retention_s=None,
     )
@@ -83,6 +87,7 @@ def test_the_job_gets_what_was_asked_for(workshop: Workshop, task_context: Any) 
         ({"snapshot_retention": timedelta(seconds=-1)}, "snapshot_retention"),
         ({"orphan_retention": timedelta(hours=1)}, "orphan_retention"),
         ({"keep_snapshots": 0}, "keep_snapshots"),
+        ({"compact": "perhaps"}, "compact"),
         ({"compact_options": {"min-input-files": 2}}, "compact_options"),
     ],
 )

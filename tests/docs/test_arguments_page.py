@@ -203,11 +203,11 @@ def test_every_option_of_a_table_is_described() -> None:
 
 
 def test_every_option_of_a_plan_is_described_with_its_default() -> None:
-    from airflow_provider_pgoutput.tasks.plan_options import _FIELDS
+    from airflow_provider_pgoutput.tasks.plan_options import PLAN_OPTIONS
 
     defaults = {each.name: each.default for each in dataclasses.fields(ApplyJob)}
     rows = rows_of("option of `plan_options`")
-    assert rows.keys() == _FIELDS.keys()
+    assert rows.keys() == PLAN_OPTIONS.keys()
     for name, (_, default) in rows.items():
         assert default.partition(":")[0] == f"`{defaults[name]}`"
 
