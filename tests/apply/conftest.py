@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
-from tests.apply.build import Relation, Source
+from tests.apply.build import Relation, Source, column
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +23,18 @@ _numbers = itertools.count(1)
 def source(tmp_path: Path) -> Source:
     """An empty source; its slot's name is also the name of its namespace in the lake."""
     return Source(tmp_path / "staging", f"slot_{next(_numbers)}")
+
+
+@pytest.fixture
+def table(source: Source) -> Relation:
+    """A table of three rows in the source, not yet staged."""
+    made = source.table(
+        "t", (column("a"), column("b", "string"), column("c")), key=("a",), toast=("b",)
+    )
+    with source.transaction():
+        for a in (1, 2, 3):
+            made.insert(a, f"b{a}", 0)
+    return made
 
 
 @pytest.fixture

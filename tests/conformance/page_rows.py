@@ -391,7 +391,7 @@ OTHER_TESTS = (
         "C184",
         "`doctor` is asked while a run is under way",
         "it names the tasks, and nothing that the run leaves for a while is something to do",
-        "tests/airflow/test_cli.py::test_what_a_run_under_way_leaves_for_a_while_is_not_told_as_something_to_do",
+        "tests/airflow/cli/test_diagnose.py::test_what_a_run_under_way_leaves_for_a_while_is_not_told_as_something_to_do",
     ),
     (
         "C183",

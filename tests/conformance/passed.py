@@ -34,7 +34,7 @@ NOTED = (
     "test_altered_types.py::",
     "test_gone_types.py::",
     "test_positions.py::test_f20_",
-    "test_cli.py::test_what_a_run_under_way_",
+    "test_diagnose.py::test_what_a_run_under_way_",
     "test_lake_partitions.py::",
     "test_older_rows.py::test_a_generated_",
     "test_target_names.py::test_the_name_of_a_view_",

@@ -1,8 +1,8 @@
 """Branches that a killed attempt left, removed by ``airflow pgoutput doctor --repair``.
 
-The table's times are moved in place of the clock, as a branch is dead after a day. What is not here: what the
-doctor says of everything else (``tests/airflow/test_cli.py``), and that the next apply removes them, too
-(``test_apply_crashes.py``).
+A branch is dead after a day, so the tests move the table's times back.
+``tests/airflow/cli/test_diagnose.py`` has what the doctor says of everything else.
+``test_apply_crashes.py`` has that the next apply removes dead branches, too.
 """
 
 from __future__ import annotations

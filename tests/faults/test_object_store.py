@@ -1,7 +1,7 @@
 """F26: the staging area is in an object store that refuses, loses, waits, and lists what is no longer so.
 
 Judged by what is staged, compared with the source, and by where the slot stands. Spark's own way to an object
-store is not here: what it reads there was hashed before, see ``tests/apply/test_fences.py``.
+store is not here: what it reads there was hashed before, see ``tests/apply/rows/test_staged_files.py``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,116 @@
+"""``airflow pgoutput``: where a pipeline stands, and which batches lie around a time."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+from airflow.cli import cli_parser
+from airflow.models.connection import Connection
+from airflow.utils.session import create_session
+from sqlalchemy import delete
+
+from tests.airflow.command_line import run
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from tests.airflow.conftest import TestLake
+
+
+def test_help_needs_no_connection(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli_parser.get_parser().parse_args(["pgoutput", "--help"])
+    assert "doctor" in capsys.readouterr().out
+
+
+def test_status_shows_each_table(
+    healthy: Lsn, slot: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, rows = run(capsys, "status", "--slot-name", slot, "--namespace", "shop")
+    assert code == 0
+    assert [(row["table"], row["lsn"]) for row in rows] == [
+        ("(all)", str(healthy)),
+        ("public.t", str(healthy)),
+    ]
+
+
+def test_connections_of_the_metadata_database_are_found(
+    healthy: Lsn,
+    slot: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Most are kept there, and outside of a task Airflow looks there only when it is told to."""
+    stored = []
+    for conn_id in ("postgres_default", "iceberg_default"):
+        body = os.environ[f"AIRFLOW_CONN_{conn_id.upper()}"]
+        monkeypatch.delenv(f"AIRFLOW_CONN_{conn_id.upper()}")
+        stored.append(Connection.from_json(body, conn_id=f"kept_{conn_id}"))
+    with create_session() as session:
+        session.add_all(stored)
+    lake = ("--iceberg-conn-id", "kept_iceberg_default", "--catalog-name", "iceberg_default")
+    at = ("--slot-name", slot, "--namespace", "shop", *lake)
+    try:
+        assert run(capsys, "doctor", "--postgres-conn-id", "kept_postgres_default", *at) == (0, [])
+        assert run(capsys, "status", *at)[0] == 0
+        assert run(capsys, "lsn-at", "2026-02-01", *at)[0] == 0
+    finally:
+        with create_session() as session:
+            session.execute(delete(Connection).where(Connection.conn_id.like("kept_%")))
+    assert "_AIRFLOW_PROCESS_CONTEXT" not in os.environ
+
+
+def test_the_batches_around_a_time(lake: TestLake, capsys: pytest.CaptureFixture[str]) -> None:
+    def noon(minute: int) -> datetime:
+        return datetime(2026, 1, 31, 12, minute, tzinfo=UTC)
+
+    # The second batch was empty; a row of a table says nothing new.
+    for end, time in (("0/10", noon(0)), ("0/20", None), ("0/30", noon(20)), ("0/40", noon(40))):
+        lake.record("past", end, tables={"public.t": 1}, last_commit_time=time)
+    at = ("--slot-name", "past", "--namespace", "shop")
+
+    def ends(time: str) -> list[tuple[str, str]]:
+        code, rows = run(capsys, "lsn-at", time, *at)
+        assert code == 0
+        return [(row["batch"], row["end_lsn"]) for row in rows]
+
+    assert ends("2026-01-31T12:19:59") == [("before", "0/20"), ("reaches past", "0/30")]
+    # A transaction that committed at the time itself is not past it.
+    assert ends("2026-01-31T13:20:00+01:00") == [("before", "0/30"), ("reaches past", "0/40")]
+    assert ends("2026-01-30T00:00:00Z") == [("reaches past", "0/10")]
+    assert ends("2026-02-01") == [("before", "0/40")]
+    # Nobody knows when that was copied, until a batch with a time follows.
+    lake.record("past", "0/50", copied=3)
+    assert ends("2026-02-01") == [("before", "0/40"), ("reaches past", "0/50")]
+    lake.record("past", "0/60", last_commit_time=noon(50))
+    assert ends("2026-01-31T12:45:00") == [("before", "0/40"), ("reaches past", "0/50")]
+    assert ends("2026-02-01") == [("before", "0/60")]
+    # The same where there were changes beside the copy.
+    lake.record("past", "0/70", copied=3, last_commit_time=noon(51))
+    assert ends("2026-01-31T12:55:00") == [("before", "0/60"), ("reaches past", "0/70")]
+    lake.record("past", "0/80", last_commit_time=noon(56))
+    assert ends("2026-01-31T12:57:00") == [("before", "0/80")]
+    assert run(capsys, "lsn-at", "noon", *at)[0] == 2
+    assert run(capsys, "lsn-at", "2026-02-01", "--slot-name", "x", "--namespace", "shop")[0] == 2
+
+
+def test_with_nothing_wrong_there_is_one_sentence(
+    healthy: Lsn, slot: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--slot-name", slot, "--namespace", "shop", "--output", "table"]
+    for command, namespace, sentence in (
+        (
+            "doctor",
+            "shop",
+            f"slot {slot}, the checkpoint ({healthy}) and 1 tables of the lake agree",
+        ),
+        ("doctor", "empty", "nothing was applied from it yet"),
+        ("status", "empty", "was applied to namespace empty yet"),
+    ):
+        arguments[3] = namespace
+        given = cli_parser.get_parser().parse_args(["pgoutput", command, *arguments])
+        given.func(given)
+        (line,) = capsys.readouterr().out.strip().splitlines()
+        assert sentence in line
