@@ -53,6 +53,10 @@ class Workload:
     statement: str | None
     #: Transactions (W4: rows) at scale 1; pgbench: transactions per client.
     size: int
+    #: SQL that makes rows and tables before the slot is made, or None.
+    prepare: str | None = None
+    #: SQL that drops the tables that ``prepare`` made, or None.
+    clean: str | None = None
 
 
 WORKLOADS = {
@@ -62,6 +66,24 @@ WORKLOADS = {
         Workload("W2", "400 k changes of 30 columns", "CALL w2(%s, 1)", 400),
         Workload("W3", "200 k pgbench transactions of 4 changes", None, 50_000),
         Workload("W4", "one transaction of 1 M inserts", "CALL w4(%s)", 1_000_000),
+        # The other workloads should not run in a database with 400 more tables.
+        Workload(
+            "W5",
+            "400 tables that get 500 inserts each, in turns",
+            "CALL w5(400, %s)",
+            500,
+            prepare="CALL w5_create(400)",
+            clean="CALL w5_drop(400)",
+        ),
+        Workload("W6", "300 k changes with REPLICA IDENTITY FULL", "CALL w6(%s, 1)", 300),
+        Workload(
+            "W7",
+            "200 k updates beside 4 kB of unchanged TOAST",
+            "CALL w7(%s)",
+            200,
+            prepare="CALL w7_fill()",
+        ),
+        Workload("W8", "300 k changes of jsonb, numeric, arrays and times", "CALL w8(%s, 1)", 300),
     )
 }
 
@@ -168,6 +190,8 @@ def _clock_ticks(process: Path) -> list[int]:
 def backlog(source: Source, workload: Workload, scale: float) -> Iterator[Backlog]:
     """Run a workload behind a new slot; the slot and the WAL it holds go away afterwards."""
     slot = f"bench_{workload.name.lower()}"
+    if workload.prepare is not None:
+        source.connection.execute(workload.prepare.encode())
     source.scalar("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", slot)
     try:
         run(source, workload, scale)
@@ -179,6 +203,8 @@ def backlog(source: Source, workload: Workload, scale: float) -> Iterator[Backlo
         yield Backlog(workload, slot, end_lsn, rows)
     finally:
         source.scalar("SELECT pg_drop_replication_slot(%s)", slot)
+        if workload.clean is not None:
+            source.connection.execute(workload.clean.encode())
 
 
 @contextmanager

@@ -33,12 +33,12 @@ def test_a_tiny_run_writes_figures_for_every_reader(tmp_path: Path) -> None:
         *CONTENDERS,
         "sql_parallel_2",
     ]
-    assert run.main([*scale, "--workloads", "W1", "W3", "--no-apply", "--output", str(output)]) == 0
+    rows = {"W1": 4000, "W3": 4 * 4 * 100, "W5": 400, "W6": 1000, "W7": 1000, "W8": 1000}
+    workloads = ["--workloads", *rows]
+    assert run.main([*scale, *workloads, "--no-apply", "--output", str(output)]) == 0
 
     written = json.loads(output.read_text())
-    assert set(written["staging"]) == {"W1", "W3"}
-    assert written["staging"]["W1"]["rows"] == 4000
-    assert written["staging"]["W3"]["rows"] == 4 * 4 * 100
+    assert {name: case["rows"] for name, case in written["staging"].items()} == rows
     for case in written["staging"].values():
         for transport in ("sql", "walsender", "sql_parallel_2"):
             figures = case[transport]
@@ -59,7 +59,7 @@ def test_a_tiny_run_writes_figures_for_every_reader(tmp_path: Path) -> None:
             assert case[reader]["rows_per_s"] > 0
             assert case[reader]["rows_per_cpu_s"] > 0
         assert case["copy"]["peak_mib_per_connection"] > 0
-    assert len(written["targets"]) == 2 * (2 + 1 + 2) + 2 + 2 + 4 + 3
+    assert len(written["targets"]) == 3 * (2 + 1 + 2) + 3 * (1 + 1 + 2) + 2 + 2 + 4 + 3
 
 
 def test_a_target_is_missed_by_the_figure_below_it() -> None:
