@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import os
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlsplit
@@ -102,6 +103,10 @@ _CONTAINER_FIRST = frozenset({"abfs", "abfss"})
 _REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 
 
+#: How many folders are synced at the same time.
+_SYNCED_AT_ONCE = 8
+
+
 class StagingArea:
     """The folder below which everything of the pipeline is staged.
 
@@ -148,11 +153,11 @@ class StagingArea:
             Path(join(self._root, temporary)).replace(path)
             self._sync_folders(path.parent)
 
-    def sync(self, folder: str) -> None:
-        """Make the names of the files in a folder durable."""
+    def sync(self, *folders: str) -> None:
+        """Make the names of the files in some folders durable."""
         if self._local:
             with storage_errors("write"):
-                self._sync_folders(Path(join(self._root, folder)))
+                self._sync_folders(*(Path(join(self._root, each)) for each in folders))
 
     def read(self, relative: str) -> bytes:
         """All bytes of a file."""
@@ -219,17 +224,31 @@ class StagingArea:
                 with contextlib.suppress(OSError):
                     Path(folder).rmdir()
 
-    def _sync_folders(self, folder: Path) -> None:
-        """Sync a folder and its parents up to the root, because any of them may be new."""
+    def _sync_folders(self, *folders: Path) -> None:
+        """Sync some folders and their parents up to the root, because any of them may be new.
+
+        A batch of many tables has many folders, which mostly wait for the disk. So each is synced once, and
+        several at the same time.
+        """
         root = Path(self._root)
-        for each in (folder, *folder.parents):
-            number = os.open(each, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(number)
-            finally:
-                os.close(number)
-            if each == root:
-                return
+        found: set[Path] = set()
+        for each in folders:
+            folder = each
+            # The parents of a folder that was found are found, too.
+            while folder not in found:
+                found.add(folder)
+                folder = root if folder == root else folder.parent
+        with ThreadPoolExecutor(_SYNCED_AT_ONCE, thread_name_prefix="sync") as executor:
+            for _ in executor.map(_sync_folder, found):
+                pass
+
+
+def _sync_folder(folder: Path) -> None:
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def _check_uri(staging_uri: str) -> None:

@@ -305,9 +305,9 @@ class BatchInProgress:
         """
         writers = self._copy_writers(table)
         self._pool.finish_some(writers)
-        for folder in {each.folder for each in writers if each.files}:
-            self._area.sync(folder)
-            self._attempt.sealed_folders.add(folder)
+        folders = {each.folder for each in writers if each.files}
+        self._area.sync(*folders)
+        self._attempt.sealed_folders |= folders
         self._copy_rejected.pop(table.relation_oid, None)
         rejected = tuple(file for each in writers[1:] for file in each.files)
         self._copy_rejected_files += rejected
@@ -380,8 +380,7 @@ class BatchInProgress:
     def finish_files(self) -> None:
         """Complete every file and make it durable."""
         self._pool.finish()
-        for folder in sorted({each.folder for each in self._pool.writers if each.files}):
-            self._area.sync(folder)
+        self._area.sync(*{each.folder for each in self._pool.writers if each.files})
 
     def seal(self, server_now: Callable[[], Server], facts: BatchFacts) -> tuple[Manifest, str]:
         """Write the manifest; the files are complete.
