@@ -11,6 +11,7 @@ _LIFE = "test_table_life.py::"
 _EVENTS = "test_source_events.py::"
 _OLDER_ROWS = "tests/capture/schema/test_older_rows.py::"
 _CAPTURE = "tests/capture/test_pipeline_refusals.py::"
+_GAPS = "tests/capture/source/test_publication_gaps.py::"
 _GONE = "tests/capture/test_gone_tables.py::"
 _STANDBY = (
     "tests/capture/test_standby.py::"
@@ -434,6 +435,39 @@ OTHER_TESTS = (
         "several batches hold changes of such a table, which is published again later",
         "its changes are passed over until a run copies the table",
         f"{_GONE}test_what_follows_in_later_batches_is_passed_over_until_the_table_is_copied",
+    ),
+    (
+        "C192",
+        "a table is dropped and made again under its name, and once more, in one batch; then it is gone",
+        "the one that the lake knows keeps its last good state; the others are passed over, by name",
+        f"{_GONE}test_of_tables_with_one_name_that_are_gone_one_is_staged",
+    ),
+    (
+        "C193",
+        "a table is dropped or renamed, or a column of it, or gets another type, while it waits to be copied",
+        "it is copied as it is then; the other tables are copied",
+        (
+            "tests/capture/test_ddl_beside_copies.py::"
+            "test_a_table_that_is_altered_while_it_waits_to_be_copied"
+        ),
+    ),
+    (
+        "C194",
+        (
+            "`FOR ALL TABLES` via the root: a partition is detached, gets rows as a table of its own and is"
+            " attached again in one batch"
+        ),
+        "refused by name; what the error says helps",
+        f"{_GAPS}test_rows_of_a_partition_that_was_a_table_for_a_while_stop_the_run",
+    ),
+    (
+        "C195",
+        (
+            "a generated column is published for a part of a batch and dropped; another column is renamed"
+            " meanwhile"
+        ),
+        "every column keeps its number, so the older rows of the renamed one keep their values",
+        f"{_GAPS}test_a_generated_column_that_is_published_for_a_while_has_its_number",
     ),
     (
         "C162",

@@ -273,6 +273,30 @@ def test_rows_of_a_partition_that_was_a_table_for_a_while_stop_the_run(source: S
     assert [row["a"] for row in source.copied(batch, "public.root")] == [1]
 
 
+def test_a_generated_column_that_is_published_for_a_while_has_its_number(source: Source) -> None:
+    """It is neither published before nor now. The column that is renamed meanwhile keeps its number."""
+    (version,) = source.execute("SELECT current_setting('server_version_num')::int / 10000")[0]
+    if version < 18:
+        pytest.skip("publish_generated_columns came with PostgreSQL 18")
+    source.execute(
+        "CREATE TABLE g(a int PRIMARY KEY, b int, c int GENERATED ALWAYS AS (a) STORED, d int)",
+        "ALTER PUBLICATION p SET TABLE g",
+    )
+    lake = lake_with(source.stage())
+    source.execute(
+        "ALTER PUBLICATION p SET (publish_generated_columns = stored)",
+        "INSERT INTO g VALUES (1, 1, DEFAULT, 1)",
+        "ALTER TABLE g RENAME b TO z",
+        "ALTER TABLE g DROP c",
+        "ALTER PUBLICATION p SET (publish_generated_columns = none)",
+        "INSERT INTO g VALUES (2, 2, 2)",
+    )
+    (table,) = source.stage(checkpoint=lake).tables
+    assert [
+        {each.name: each.attribute_number for each in version.columns} for version in table.versions
+    ] == [{"a": 1, "b": 2, "c": 3, "d": 4}, {"a": 1, "z": 2, "d": 4}]
+
+
 def test_generated_columns_that_are_published_later_are_copied(
     source: Source, caplog: pytest.LogCaptureFixture
 ) -> None:
