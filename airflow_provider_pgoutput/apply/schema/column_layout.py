@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class Place:
+class TargetField:
     """A field of the target that exists, or that is to be made."""
 
     name: str
@@ -61,7 +61,7 @@ class Place:
 
 
 @dataclass
-class Places:
+class TargetFields:
     """The fields of a table while its versions are gone through, oldest first."""
 
     table: str
@@ -73,16 +73,16 @@ class Places:
     free: dict[str, Field]
     #: Names of the columns by which rows of the target are found.
     keys: frozenset[str]
-    every: list[Place] = field(default_factory=list)
+    every: list[TargetField] = field(default_factory=list)
     #: The field of each column now, by ``attnum``; by name where the number is not known.
-    by_column: dict[int | str, Place] = field(default_factory=dict)
+    by_column: dict[int | str, TargetField] = field(default_factory=dict)
     #: The retired fields by ``attnum``, oldest first.
-    retired: dict[int, list[Place]] = field(default_factory=dict)
+    retired: dict[int, list[TargetField]] = field(default_factory=dict)
     #: By ``attnum``: the fields that an earlier attempt at the batch made, in the order in which they are
     #: needed.
-    made: dict[int, list[Place]] = field(default_factory=dict)
+    made: dict[int, list[TargetField]] = field(default_factory=dict)
     #: Fields that belong to an earlier table of the same name, and to no column of this one.
-    former: list[Place] = field(default_factory=list)
+    former: list[TargetField] = field(default_factory=list)
     #: Each ``attnum`` that is new at the source. Known only if the target has the property.
     added: frozenset[int | None] = frozenset()
 
@@ -103,17 +103,17 @@ class Places:
             count = len(field_ids) if begun is None else begun.get(number, 0)
             # Without its number: when the source drops the column, the field with its old values stays.
             for held in (by_id[each] for each in field_ids[:count] if each in by_id):
-                place = self._known(held, None)
-                place.is_retired = True
-                self.every.append(place)
-                self.retired.setdefault(number, []).append(place)
+                target_field = self._known(held, None)
+                target_field.is_retired = True
+                self.every.append(target_field)
+                self.retired.setdefault(number, []).append(target_field)
         for number, field_id in known.items():
             count = len(retired.get(number, ())) if begun is None else begun.get(number, 0)
             chain = [*retired.get(number, ())[count:], field_id]
-            places = [self._known(by_id[each], number) for each in chain if each in by_id]
-            if places:
-                self.every += places
-                self.by_column[number], *self.made[number] = places
+            target_fields = [self._known(by_id[each], number) for each in chain if each in by_id]
+            if target_fields:
+                self.every += target_fields
+                self.by_column[number], *self.made[number] = target_fields
         for held in (by_id[e] for e in unnumbered_fields(target, relation_oid) if e in by_id):
             self.every.append(self._known(held, None))
             self.by_column[held.name] = self.every[-1]
@@ -128,50 +128,52 @@ class Places:
         way.
         """
         for held in [each for each in self.free.values() if each.id in field_ids]:
-            place = self._known(held, None)
-            place.is_dropped = is_dropped
-            self.every.append(place)
-            self.former.append(place)
+            target_field = self._known(held, None)
+            target_field.is_dropped = is_dropped
+            self.every.append(target_field)
+            self.former.append(target_field)
 
-    def _known(self, found: Field, number: int | None) -> Place:
+    def _known(self, found: Field, number: int | None) -> TargetField:
         del self.free[found.name]
-        return Place(found.name, found.lake_type, number, found)
+        return TargetField(found.name, found.lake_type, number, found)
 
-    def take(self, column: Column) -> Place:
+    def take(self, column: Column) -> TargetField:
         """The field of a column of the next version."""
         number = column.attribute_number
         key: int | str = column.name if number is None else number
-        place = self.by_column.get(key)
-        if place is None and number is None:
+        target_field = self.by_column.get(key)
+        if target_field is None and number is None:
             # No number is known: take the field that has this name now.
-            place = next((e for e in self.by_column.values() if e.name == column.name), None)
-        elif place is None and number not in self.added and column.name in self.by_column:
+            target_field = next((e for e in self.by_column.values() if e.name == column.name), None)
+        elif target_field is None and number not in self.added and column.name in self.by_column:
             # The number was not known until now.
-            place = self.by_column[key] = self.by_column.pop(column.name)
-            place.number = number
-        if place is None:
+            target_field = self.by_column[key] = self.by_column.pop(column.name)
+            target_field.number = number
+        if target_field is None:
             found = self.free.pop(column.name, None)
             if found is not None and number in self.added:
                 self.refuse_taken(column.name, "added at the source under")
             kind = column.lake_type if found is None else found.lake_type
-            place = self._add(key, Place(column.name, kind, number, found))
+            target_field = self._add(key, TargetField(column.name, kind, number, found))
         is_key = column.name in self.keys
-        if not fits(place.lake_type, column.lake_type) or (
-            is_key and loses_fields(place.lake_type, column.lake_type)
+        if not fits(target_field.lake_type, column.lake_type) or (
+            is_key and loses_fields(target_field.lake_type, column.lake_type)
         ):
-            place = self._replace(key, place, column, is_key)
-        if widens(place.lake_type, column.lake_type):
-            place.lake_type = column.lake_type
-        if not place.is_retired:
-            place.name = column.name
-        return place
+            target_field = self._replace(key, target_field, column, is_key)
+        if widens(target_field.lake_type, column.lake_type):
+            target_field.lake_type = column.lake_type
+        if not target_field.is_retired:
+            target_field.name = column.name
+        return target_field
 
-    def _replace(self, key: int | str, place: Place, column: Column, is_key: bool) -> Place:
+    def _replace(
+        self, key: int | str, target_field: TargetField, column: Column, is_key: bool
+    ) -> TargetField:
         # With a key of another type, older rows would not be found by it, and a change would add a second
         # row.
         if not self.copies and (not self.keeps_retyped or is_key):
             raise TableRefused(
-                f"The type changed from {place.lake_type} to {column.lake_type}, which Iceberg cannot"
+                f"The type changed from {target_field.lake_type} to {column.lake_type}, which Iceberg cannot"
                 " follow.",
                 table=self.table,
                 column=column.name,
@@ -180,21 +182,21 @@ class Places:
                 " another name (keep_retyped_columns in plan_options; not of a column that"
                 " identifies rows); or change the column back at the source.",
             )
-        place.is_retired = True
+        target_field.is_retired = True
         # The copy brings all rows again, so the old field would be NULL in each of them.
-        place.is_dropped = self.copies
-        if place.number is not None:
-            self.retired.setdefault(place.number, []).append(place)
-            made = self.made.get(place.number)
+        target_field.is_dropped = self.copies
+        if target_field.number is not None:
+            self.retired.setdefault(target_field.number, []).append(target_field)
+            made = self.made.get(target_field.number)
             if made and fits(made[0].lake_type, column.lake_type):
                 self.by_column[key] = made[0]
                 return made.pop(0)
-        return self._add(key, Place(column.name, column.lake_type, place.number))
+        return self._add(key, TargetField(column.name, column.lake_type, target_field.number))
 
-    def _add(self, key: int | str, place: Place) -> Place:
-        self.every.append(place)
-        self.by_column[key] = place
-        return place
+    def _add(self, key: int | str, target_field: TargetField) -> TargetField:
+        self.every.append(target_field)
+        self.by_column[key] = target_field
+        return target_field
 
     def refuse_taken(self, name: str, change: str) -> None:
         """Refuse a new name that a user's own column of the target has.
@@ -208,19 +210,19 @@ class Places:
             advice="rename that column of the target; the batch waits.",
         )
 
-    def unnumbered(self) -> dict[str, Place]:
+    def unnumbered(self) -> dict[str, TargetField]:
         """The fields of columns whose number is not known, by the column's name."""
         return {key: each for key, each in self.by_column.items() if isinstance(key, str)}
 
     def numbered(self) -> dict[tuple[int, int], str]:
         """The names to record in the target's property, see ``Layout.numbered``."""
-        found: dict[tuple[int, int], Place] = {}
-        for number, place in self.by_column.items():
+        found: dict[tuple[int, int], TargetField] = {}
+        for number, target_field in self.by_column.items():
             if not isinstance(number, int):
                 continue
             # A field that was made for versions which the batch no longer has is still the newest of its
             # number.
-            chain = [*self.retired.get(number, []), place, *self.made.get(number, [])]
+            chain = [*self.retired.get(number, []), target_field, *self.made.get(number, [])]
             found[number, 0] = chain.pop()
             found |= {(number, age): each for age, each in enumerate(chain, start=1)}
         return {slot: each.name for slot, each in found.items() if not each.is_dropped}
@@ -299,84 +301,94 @@ def lay_out(
     """
     fields = fields_of(target)
     keys = frozenset(name for v in table.versions for name in sought_by(v) if not is_log)
-    places = Places(table.name, keeps_retyped, copies, {each.name: each for each in fields}, keys)
-    known = places.know(target, table.relation_oid, starts)
+    target_fields = TargetFields(
+        table.name, keeps_retyped, copies, {each.name: each for each in fields}, keys
+    )
+    known = target_fields.know(target, table.relation_oid, starts)
     if known:
         new = _numbers_of(table, shape.ADDED) | _numbers_of(table, shape.PUBLISHED)
-        places.added = new - {None}
-    at: list[list[Place]] = []
+        target_fields.added = new - {None}
+    at: list[list[TargetField]] = []
     copied = _copied_version(table)
     for at_version, version in enumerate(table.versions):
         # For a change of the schema after the copy, the copied rows are older rows like any others.
-        places.copies = copies and at_version <= copied
+        target_fields.copies = copies and at_version <= copied
         if version.columns:
-            for each in places.every:
+            for each in target_fields.every:
                 each.is_current = False
-        row = [places.take(column) for column in version.columns]
+        row = [target_fields.take(column) for column in version.columns]
         for each in row:
             each.is_current = True
         at.append(row)
         if at_version == copied and row and not known and (copies or is_log):
-            places.leave(former_fields(target, table.relation_oid), is_dropped=drop_columns)
+            target_fields.leave(former_fields(target, table.relation_oid), is_dropped=drop_columns)
     if fields and not known and not copies:
-        _warn_of_no_numbers(places, metadata)
+        _warn_of_no_numbers(target_fields, metadata)
     unsent = _unsent(table, target)
     if known and copies:
-        for each in places.unnumbered().values():
+        for each in target_fields.unnumbered().values():
             # The columns of the copy have numbers. So this field was another name of one of them, or its
             # column is gone; and no row of the copy has a value in it.
             each.is_dropped = not each.is_current
     if drop_columns:
-        _mark_dropped(table, places.every)
-    _keep_sources(places, target)
-    _settle_names(places, frozenset(places.free))
+        _mark_dropped(table, target_fields.every)
+    _keep_sources(target_fields, target)
+    _settle_names(target_fields, frozenset(target_fields.free))
     return Layout(
         table=_in_target(table, at),
         renamed={
             each.field.id: each.name
-            for each in places.every
+            for each in target_fields.every
             if each.field and each.field.name != each.name and not each.is_dropped
         },
-        dropped=frozenset(e.field.id for e in places.every if e.field and e.is_dropped),
-        left_out=frozenset(each.name for each in places.every if each.is_dropped),
-        existing=_existing(places),
-        numbered=(numbered := places.numbered()),
-        foreign=_foreign(places, at, unsent, copies=copies) if known or loaded else frozenset(),
-        others=_others(places),
-        metadata=frozenset(places.free) & set(METADATA_COLUMNS),
+        dropped=frozenset(e.field.id for e in target_fields.every if e.field and e.is_dropped),
+        left_out=frozenset(each.name for each in target_fields.every if each.is_dropped),
+        existing=_existing(target_fields),
+        numbered=(numbered := target_fields.numbered()),
+        foreign=_foreign(target_fields, at, unsent, copies=copies)
+        if known or loaded
+        else frozenset(),
+        others=_others(target_fields),
+        metadata=frozenset(target_fields.free) & set(METADATA_COLUMNS),
         unsent=unsent,
-        former=frozenset(each.name for each in places.former if not each.is_dropped),
-        unnumbered=frozenset(e.name for e in places.unnumbered().values() if not e.is_dropped),
+        former=frozenset(each.name for each in target_fields.former if not each.is_dropped),
+        unnumbered=frozenset(
+            e.name for e in target_fields.unnumbered().values() if not e.is_dropped
+        ),
         begun=begun(target, table.relation_oid, starts, numbered),
     )
 
 
-def _existing(places: Places) -> dict[str, str]:
+def _existing(target_fields: TargetFields) -> dict[str, str]:
     return {
-        **{name: each.lake_type for name, each in places.free.items()},
-        **{e.name: e.field.lake_type for e in places.every if e.field and not e.is_dropped},
+        **{name: each.lake_type for name, each in target_fields.free.items()},
+        **{e.name: e.field.lake_type for e in target_fields.every if e.field and not e.is_dropped},
     }
 
 
-def _others(places: Places) -> frozenset[str]:
-    return frozenset(places.free) - set(METADATA_COLUMNS)
+def _others(target_fields: TargetFields) -> frozenset[str]:
+    return frozenset(target_fields.free) - set(METADATA_COLUMNS)
 
 
 def _foreign(
-    places: Places, at: Sequence[Sequence[Place]], unsent: frozenset[int], *, copies: bool
+    target_fields: TargetFields,
+    at: Sequence[Sequence[TargetField]],
+    unsent: frozenset[int],
+    *,
+    copies: bool,
 ) -> frozenset[str]:
     """Names of fields about which the batch says nothing. A changed row keeps its values in them.
 
     A copy replaces whole rows: a column that is not published is NULL in them.
     """
-    taken = {place for row in at for place in row}
+    taken = {target_field for row in at for target_field in row}
     unsent = frozenset() if copies else unsent
     left = {
         each.name
-        for each in places.every
+        for each in target_fields.every
         if (each.is_retired or each.number in unsent) and not each.is_dropped and each not in taken
     }
-    return _others(places) | left
+    return _others(target_fields) | left
 
 
 def _unsent(table: Table, target: IcebergTable | None) -> frozenset[int]:
@@ -424,23 +436,25 @@ def refuse_lost_columns(table: Table, target: IcebergTable | None) -> None:
             )
 
 
-def _warn_of_no_numbers(places: Places, metadata: Mapping[str, str]) -> None:
+def _warn_of_no_numbers(target_fields: TargetFields, metadata: Mapping[str, str]) -> None:
     """Warn once of a target without the property, from an early version: its columns are matched by name."""
-    new = sorted(each.name for each in places.every if each.field is None and not each.is_retired)
-    left = sorted(set(places.free) - set(metadata))
+    new = sorted(
+        each.name for each in target_fields.every if each.field is None and not each.is_retired
+    )
+    left = sorted(set(target_fields.free) - set(metadata))
     if not new or not left:
         return
     log.warning(
         "%s: the target does not record yet which column is which column of the source, so %s counts as new."
         " If it is %s, renamed, then older rows lack its values until copy_tables=[%r] brings them in.",
-        places.table,
+        target_fields.table,
         ", ".join(new),
         " or ".join(left),
-        places.table,
+        target_fields.table,
     )
 
 
-def _mark_dropped(table: Table, every: Sequence[Place]) -> None:
+def _mark_dropped(table: Table, every: Sequence[TargetField]) -> None:
     """Mark the fields of columns that the source dropped, except for key columns of earlier versions."""
     gone = _numbers_of(table, shape.DROPPED)
     keys = {name for version in table.versions for name in version.key_columns}
@@ -449,18 +463,18 @@ def _mark_dropped(table: Table, every: Sequence[Place]) -> None:
             each.is_dropped = each.name not in keys
 
 
-def _settle_names(places: Places, foreign: frozenset[str]) -> None:
+def _settle_names(target_fields: TargetFields, foreign: frozenset[str]) -> None:
     """Give current columns the names that the source has. A retired field that has such a name gets another.
 
     :raises TableRefused: a user's own column of the target has the name.
     """
-    taken = {each.name for each in places.every if each.is_current and not each.is_retired}
+    taken = {each.name for each in target_fields.every if each.is_current and not each.is_retired}
     if clash := sorted(taken & foreign):
-        places.refuse_taken(clash[0], "renamed at the source to")
+        target_fields.refuse_taken(clash[0], "renamed at the source to")
     taken |= foreign
     # The field with the older values gives up its name, also if the newer column is gone by the end of the
     # batch.
-    for each in sorted(places.every, key=lambda place: place.is_retired):
+    for each in sorted(target_fields.every, key=lambda target_field: target_field.is_retired):
         if each.is_current and not each.is_retired:
             continue
         if each.name in taken or each.is_dropped:
@@ -468,19 +482,22 @@ def _settle_names(places: Places, foreign: frozenset[str]) -> None:
         taken.add(each.name)
 
 
-def _old_name(place: Place, taken: set[str]) -> str:
+def _old_name(target_field: TargetField, taken: set[str]) -> str:
     """A free name for a field that gives up its own."""
-    suffix = "" if place.number is None else f"_{place.number}"
-    base = f"{place.name}__old{suffix}"
+    suffix = "" if target_field.number is None else f"_{target_field.number}"
+    base = f"{target_field.name}__old{suffix}"
     names = [base, *(f"{base}_{i}" for i in range(2, 1000))]
     return next(name for name in names if name not in taken)
 
 
-def _in_target(table: Table, at: Sequence[Sequence[Place]]) -> Table:
+def _in_target(table: Table, at: Sequence[Sequence[TargetField]]) -> Table:
     """The batch's table with the column names of the target."""
 
-    def version(one: TableVersion, places: Sequence[Place]) -> TableVersion:
-        names = {c.name: place.name for c, place in zip(one.columns, places, strict=True)}
+    def version(one: TableVersion, target_fields: Sequence[TargetField]) -> TableVersion:
+        names = {
+            c.name: target_field.name
+            for c, target_field in zip(one.columns, target_fields, strict=True)
+        }
         return dataclasses.replace(
             one,
             columns=tuple(dataclasses.replace(c, name=names[c.name]) for c in one.columns),
@@ -491,16 +508,16 @@ def _in_target(table: Table, at: Sequence[Sequence[Place]]) -> Table:
     return dataclasses.replace(table, versions=versions)
 
 
-def _keep_sources(places: Places, target: IcebergTable | None) -> None:
+def _keep_sources(target_fields: TargetFields, target: IcebergTable | None) -> None:
     """Keep each field that the table is partitioned or sorted by, or was once partitioned by."""
     if target is None:
         return
     in_use = columns_in_use(target)
-    for each in places.every:
+    for each in target_fields.every:
         if each.is_dropped and each.field and each.field.id in in_use:
             each.is_dropped = False
             log.warning(
                 "%s: column %s of the target stays: the target is, or was once, partitioned or sorted by it.",
-                places.table,
+                target_fields.table,
                 each.field.name,
             )
