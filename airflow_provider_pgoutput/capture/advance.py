@@ -14,8 +14,7 @@ from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.source.errors import of_slot, translated
-from airflow_provider_pgoutput.capture.source.slot import check_slot
-from airflow_provider_pgoutput.capture.source.slot_facts import read_slot
+from airflow_provider_pgoutput.capture.source.slot import check_slot, read_slot
 from airflow_provider_pgoutput.capture.source.timelines import check_timeline, check_written
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import (

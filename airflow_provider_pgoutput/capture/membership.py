@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.batch.answers import COPY, FAIL
 from airflow_provider_pgoutput.batch.membership import FILTERED
 from airflow_provider_pgoutput.capture.request import ALWAYS
-from airflow_provider_pgoutput.capture.source.errors import translated
-from airflow_provider_pgoutput.capture.source.publication_marks import (
+from airflow_provider_pgoutput.capture.source.publications import (
     attached_partitions,
+    changed_since_slot,
     partitions_below,
     with_generated_columns,
 )
@@ -39,24 +39,6 @@ log = logging.getLogger(__name__)
 #: Letters of ``TableMark.leaves_out``: insert, update, delete, truncate.
 _OPERATIONS = frozenset("iudt")
 
-# age() is greater for older transactions. It works across the wrap-around of transaction IDs.
-_CHANGED_QUERY = """
-SELECT p.pubname::pg_catalog.text, m.member
-  FROM pg_catalog.pg_replication_slots s
- CROSS JOIN pg_catalog.pg_publication p
- CROSS JOIN LATERAL (
-       SELECT NULL::pg_catalog.text AS member, p.xmin AS written
-        UNION ALL
-       SELECT pg_catalog.format('%%s.%%s', n.nspname, c.relname), r.xmin
-         FROM pg_catalog.pg_publication_rel r
-         JOIN pg_catalog.pg_class c ON c.oid = r.prrelid
-         JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-        WHERE r.prpubid = p.oid) m
- WHERE s.slot_name = %s AND s.catalog_xmin IS NOT NULL AND p.pubname = ANY (%s)
-   AND pg_catalog.age(m.written) <= pg_catalog.age(s.catalog_xmin)
- ORDER BY 1, 2 NULLS FIRST
-"""
-
 
 def warn_of_membership_changes(
     session: Session, slot_name: str, publication_names: Sequence[str]
@@ -68,9 +50,8 @@ def warn_of_membership_changes(
 
     :returns: the altered publications and the added tables, as the warnings name them.
     """
-    with translated():
-        rows = session.execute(_CHANGED_QUERY, (slot_name, list(publication_names))).fetchall()
-    for publication, table in rows:
+    changed = changed_since_slot(session, slot_name, publication_names)
+    for publication, table in changed:
         if table is None:
             log.warning(
                 "Publication %s was altered since the slot's position: operations that it did not"
@@ -84,7 +65,7 @@ def warn_of_membership_changes(
                 publication,
                 table,
             )
-    return tuple(table or publication for publication, table in rows)
+    return tuple(table or publication for publication, table in changed)
 
 
 def without_ignored(

@@ -28,18 +28,19 @@ from airflow_provider_pgoutput.capture.source.attributes import (
 from airflow_provider_pgoutput.capture.source.binary_forms import check_binary_forms
 from airflow_provider_pgoutput.capture.source.catalog import (
     read_names,
-    read_publications,
     read_published_tables,
-    warn_of_missing_identity,
-    warn_of_missing_operations,
 )
 from airflow_provider_pgoutput.capture.source.flush_position import read_flush_lsn, read_record_end
 from airflow_provider_pgoutput.capture.source.keys import Keys
 from airflow_provider_pgoutput.capture.source.money import warn_of_other_decimals
-from airflow_provider_pgoutput.capture.source.publication_marks import read_marks
+from airflow_provider_pgoutput.capture.source.publications import (
+    read_marks,
+    read_publications,
+    warn_of_missing_identity,
+    warn_of_missing_operations,
+)
 from airflow_provider_pgoutput.capture.source.rights import check_may_copy
-from airflow_provider_pgoutput.capture.source.slot import create_slot, drop_slot
-from airflow_provider_pgoutput.capture.source.slot_facts import read_slot
+from airflow_provider_pgoutput.capture.source.slot import create_slot, drop_slot, read_slot
 from airflow_provider_pgoutput.capture.source.storage import read_storage
 from airflow_provider_pgoutput.capture.source.type_definitions import (
     TypesOfTables,
@@ -64,11 +65,8 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.membership import PublishedSet
     from airflow_provider_pgoutput.batch.shape import Storage
     from airflow_provider_pgoutput.capture.request import CaptureRequest
-    from airflow_provider_pgoutput.capture.source.catalog import (
-        Publication,
-        PublishedTable,
-        Server,
-    )
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Server
+    from airflow_provider_pgoutput.capture.source.publications import Publication
     from airflow_provider_pgoutput.capture.source.session import Session
     from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot
     from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts

@@ -12,7 +12,7 @@ from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.manifest import Manifest
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
-from airflow_provider_pgoutput.capture.source.slot_facts import read_slot
+from airflow_provider_pgoutput.capture.source.slot import read_slot
 from airflow_provider_pgoutput.capture.source.timelines import check_timeline
 from airflow_provider_pgoutput.doctor.diagnose import examine
 from airflow_provider_pgoutput.doctor.findings import PROBLEM, Finding, Observed, RunningTask

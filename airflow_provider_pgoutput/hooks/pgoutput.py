@@ -7,21 +7,19 @@ IAM tokens. It reads catalogs only; reading and moving the slot is the work of `
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseHook
 from airflow.sdk.log import mask_secret
 
 from airflow_provider_pgoutput.batch.layout import check_slot_name
-from airflow_provider_pgoutput.errors import PgoutputError, PublicationMissing
+from airflow_provider_pgoutput.errors import PgoutputError
 from airflow_provider_pgoutput.hooks.connections import (
     get_connection,
     libpq_parameters,
     libpq_string,
     secret_values,
 )
-from airflow_provider_pgoutput.hooks.slot_status import SLOT_STATUS_SQL, SlotStatus
 
 if TYPE_CHECKING:
     from collections.abc import ItemsView, Iterator, Sequence
@@ -29,13 +27,8 @@ if TYPE_CHECKING:
 
     from psycopg import Connection as PsycopgConnection
 
-_PUBLICATION_SQL = """
-SELECT p.pubname, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot,
-       coalesce((SELECT pg_catalog.array_agg(t.schemaname || '.' || t.tablename
-                                             ORDER BY t.schemaname, t.tablename)
-                   FROM pg_catalog.pg_publication_tables AS t WHERE t.pubname = p.pubname), '{}')
-  FROM pg_catalog.pg_publication AS p WHERE p.pubname = ANY(%s) ORDER BY p.pubname
-"""
+    from airflow_provider_pgoutput.capture.source.publications import Publication
+    from airflow_provider_pgoutput.capture.source.slot_facts import SlotStatus
 
 # RDS and Aurora give the right by membership in a role, and leave the attribute to themselves:
 # https://docs.aws.amazon.com/AmazonRDS/latest/UserGuide/PostgreSQL.Concepts.General.FeatureSupport.LogicalReplication.html
@@ -46,21 +39,6 @@ SELECT pg_catalog.current_setting('server_version'), pg_catalog.current_setting(
                    WHERE given.rolname = 'rds_replication' AND pg_catalog.pg_has_role(given.oid, 'MEMBER'))
   FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user
 """
-
-
-@dataclass(frozen=True, slots=True)
-class PublicationFacts:
-    """A publication as ``pg_publication`` and ``pg_publication_tables`` show it."""
-
-    name: str
-    all_tables: bool
-    inserts: bool
-    updates: bool
-    deletes: bool
-    truncates: bool
-    via_partition_root: bool
-    #: ``schema.table``, sorted.
-    tables: Sequence[str]
 
 
 class _FreshParameters(Mapping[str, Any]):
@@ -163,25 +141,29 @@ class PgoutputHook(BaseHook):
 
         :raises ConfigurationError: when ``slot_name`` cannot be a slot's name.
         """
+        from airflow_provider_pgoutput.capture.source.slot import read_slot_status
+
         check_slot_name(slot_name)
-        (row,) = self._query(SLOT_STATUS_SQL, slot_name)
-        return SlotStatus.from_row(slot_name, row)
+        with self.get_conn() as session:
+            return read_slot_status(session, slot_name)
 
-    def publications(self, names: Sequence[str]) -> tuple[PublicationFacts, ...]:
-        """Say what the publications publish.
+    def publications(self, names: Sequence[str]) -> tuple[Publication, ...]:
+        """Describe the publications, in the order of ``names``.
 
-        :raises PublicationMissing: when one of them does not exist. PostgreSQL 18 itself only warns,
-            and sends nothing.
-
-        Source: https://www.postgresql.org/docs/current/catalog-pg-publication.html
+        :raises PublicationMissing: one of them does not exist. PostgreSQL 18 itself only warns, and sends
+            nothing.
         """
-        rows = self._query(_PUBLICATION_SQL, list(names))
-        if missing := sorted(set(names) - {row[0] for row in rows}):
-            raise PublicationMissing(
-                f"The source has no publication {', '.join(missing)}.",
-                advice="CREATE PUBLICATION, or correct publication_names.",
-            )
-        return tuple(PublicationFacts(*row) for row in rows)
+        from airflow_provider_pgoutput.capture.source.publications import read_publications
+
+        with self.get_conn() as session:
+            return read_publications(session, names)
+
+    def published_tables(self, publication_name: str) -> tuple[str, ...]:
+        """The tables of a publication as ``schema.table``, sorted; none: there is no such publication."""
+        from airflow_provider_pgoutput.capture.source.publications import read_table_names
+
+        with self.get_conn() as session:
+            return read_table_names(session, publication_name)
 
     def test_connection(self) -> tuple[bool, str]:
         """Say whether the source has ``wal_level=logical`` and lets this role replicate.

@@ -11,7 +11,6 @@ from airflow.sdk import BaseSensorOperator, conf
 from airflow_provider_pgoutput.batch.answers import COPY, FAIL
 from airflow_provider_pgoutput.errors import SlotLost
 from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
-from airflow_provider_pgoutput.hooks.slot_status import LOST
 from airflow_provider_pgoutput.tasks.arguments import (
     answer,
     check_answers,
@@ -19,7 +18,7 @@ from airflow_provider_pgoutput.tasks.arguments import (
     whole_number,
 )
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
-from airflow_provider_pgoutput.triggers.changes import PgoutputChangesTrigger
+from airflow_provider_pgoutput.triggers.changes import LOST, PgoutputChangesTrigger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,21 +123,22 @@ class PgoutputChangesSensor(BaseSensorOperator):
         """Look once."""
         with airflow_outcome():
             slot_name = required_text(self.slot_name, "slot_name")
-            facts = PgoutputHook(self.postgres_conn_id).slot(slot_name)
-            if facts.wal_status == LOST and self._copies():
+            status = PgoutputHook(self.postgres_conn_id).slot(slot_name)
+            slot = status.slot
+            if slot is not None and slot.is_lost and self._copies():
                 self.log.warning("Slot %s is lost: the run copies the tables again.", slot_name)
                 return True
-            facts.check()
+            status.check()
             began = self._began(context)
             elapsed = time.time() - began >= self._max_interval_seconds()
-            ready = facts.is_worth_a_run(self._min_lag_bytes(), interval_elapsed=elapsed)
+            ready = status.is_worth_a_run(self._min_lag_bytes(), interval_elapsed=elapsed)
         self.log.info(
             "Slot %s: exists=%s active=%s wal_status=%s lag=%s bytes: %s.",
             slot_name,
-            facts.exists,
-            facts.active,
-            facts.wal_status,
-            facts.lag_bytes,
+            slot is not None,
+            slot is not None and slot.active_pid is not None,
+            slot and slot.wal_status,
+            status.lag_bytes,
             "ready" if ready else "not yet",
         )
         return ready

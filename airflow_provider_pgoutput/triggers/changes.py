@@ -17,9 +17,9 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.capture.source.pinned import startup_options
+from airflow_provider_pgoutput.capture.source.slot_facts import SLOT_QUERY, SlotStatus
 from airflow_provider_pgoutput.errors import FatalError, PgoutputError
 from airflow_provider_pgoutput.hooks.connections import libpq_parameters, secret_values
-from airflow_provider_pgoutput.hooks.slot_status import LOST, SLOT_STATUS_SQL, SlotStatus
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 READY = "ready"
 MISSING = "missing"
+LOST = "lost"
 
 _LONGEST_BACKOFF_SECONDS = 300.0
 #: Enough for a connection and one look at a view. A source that needs longer counts as silent.
@@ -101,7 +102,7 @@ class PgoutputChangesTrigger(BaseEventTrigger):
                     async with asyncio.timeout(_LOOK_SECONDS):
                         if connection is None or connection.closed:
                             connection = await self._connect()
-                        facts = await self._look(connection)
+                        seen = await self._look(connection)
                     pause = self.poll_interval_seconds
                 # A cloud's client that is asked for a token has errors of its own, without a common class.
                 except Exception as error:
@@ -119,21 +120,21 @@ class PgoutputChangesTrigger(BaseEventTrigger):
                     pause = min(max(pause, 1.0) * 2, _LONGEST_BACKOFF_SECONDS)
                     continue
                 elapsed = time.time() - waiting_since >= self.max_interval_seconds
-                status = self._status(facts, interval_elapsed=elapsed)
-                position = (status, facts.confirmed_flush_lsn)
+                status = self._status(seen, interval_elapsed=elapsed)
+                position = (status, seen.confirmed_flush_lsn)
                 if status is not None and (elapsed or position != fired_for):
                     fired_for, waiting_since = position, time.time()
-                    yield TriggerEvent(_payload(status, facts))  # type: ignore[no-untyped-call]
+                    yield TriggerEvent(_payload(status, seen))  # type: ignore[no-untyped-call]
                 await asyncio.sleep(self.poll_interval_seconds)
         finally:
             await _closed(connection)
 
-    def _status(self, facts: SlotStatus, *, interval_elapsed: bool) -> str | None:
-        if not facts.exists:
+    def _status(self, seen: SlotStatus, *, interval_elapsed: bool) -> str | None:
+        if seen.slot is None:
             return MISSING
-        if facts.wal_status == LOST:
+        if seen.slot.is_lost:
             return LOST
-        worth = facts.is_worth_a_run(self.min_lag_bytes, interval_elapsed=interval_elapsed)
+        worth = seen.is_worth_a_run(self.min_lag_bytes, interval_elapsed=interval_elapsed)
         return READY if worth else None
 
     async def _connect(self) -> AsyncConnection[tuple[Any, ...]]:
@@ -160,7 +161,7 @@ class PgoutputChangesTrigger(BaseEventTrigger):
         )
 
     async def _look(self, connection: AsyncConnection[tuple[Any, ...]]) -> SlotStatus:
-        cursor = await connection.execute(SLOT_STATUS_SQL, (self.slot_name,))
+        cursor = await connection.execute(SLOT_QUERY, (self.slot_name,))
         row = await cursor.fetchone()
         assert row is not None, "the query starts from a row of its own"
         return SlotStatus.from_row(self.slot_name, row)
@@ -182,13 +183,13 @@ async def _closed(connection: AsyncConnection[tuple[Any, ...]] | None) -> None:
         await connection.close()
 
 
-def _payload(status: str, facts: SlotStatus) -> dict[str, Any]:
-    confirmed = facts.confirmed_flush_lsn
+def _payload(status: str, seen: SlotStatus) -> dict[str, Any]:
+    confirmed = seen.confirmed_flush_lsn
     return {
         "status": status,
-        "slot_name": facts.slot_name,
+        "slot_name": seen.slot_name,
         "confirmed_flush_lsn": None if confirmed is None else str(confirmed),
-        "current_lsn": str(facts.current_lsn),
-        "lag_bytes": facts.lag_bytes,
-        "wal_status": facts.wal_status,
+        "current_lsn": str(seen.current_lsn),
+        "lag_bytes": seen.lag_bytes,
+        "wal_status": seen.slot and seen.slot.wal_status,
     }

@@ -175,8 +175,9 @@ def test_an_extra_that_libpq_does_not_know_is_named_without_its_value(
 
 def test_a_slot_is_described_as_the_server_sees_it(source: Session, slot: str) -> None:
     before = PgoutputHook().slot(slot)
-    assert (before.exists, before.plugin, before.active) == (True, "pgoutput", False)
-    assert before.database == source.info.dbname
+    assert before.slot is not None
+    assert (before.slot.plugin, before.slot.active_pid) == ("pgoutput", None)
+    assert before.slot.database == source.info.dbname
     source.execute("SELECT pg_logical_emit_message(true, 'test', repeat('x', 100000))")
     after = PgoutputHook().slot(slot)
     assert before.lag_bytes is not None
@@ -186,10 +187,10 @@ def test_a_slot_is_described_as_the_server_sees_it(source: Session, slot: str) -
 
 
 def test_a_slot_that_does_not_exist_is_no_error(source: Session) -> None:
-    facts = PgoutputHook().slot("not_yet")
-    assert not facts.exists
-    assert facts.lag_bytes is None
-    assert facts.current_lsn > 0
+    status = PgoutputHook().slot("not_yet")
+    assert status.slot is None
+    assert status.lag_bytes is None
+    assert status.current_lsn > 0
 
 
 def test_a_slots_name_is_checked_before_anything_is_opened() -> None:
@@ -200,9 +201,13 @@ def test_a_slots_name_is_checked_before_anything_is_opened() -> None:
 def test_publications_are_described(source: Session) -> None:
     source.execute("CREATE TABLE b (i int); CREATE TABLE a (i int)")
     source.execute("CREATE PUBLICATION published FOR TABLE b, a WITH (publish = 'insert')")
-    (facts,) = PgoutputHook().publications(["published"])
-    assert list(facts.tables) == ["public.a", "public.b"]
-    assert (facts.inserts, facts.updates, facts.all_tables) == (True, False, False)
+    (publication,) = PgoutputHook().publications(["published"])
+    assert (publication.inserts, publication.updates, publication.all_tables) == (
+        True,
+        False,
+        False,
+    )
+    assert PgoutputHook().published_tables("published") == ("public.a", "public.b")
     with pytest.raises(PublicationMissing, match="other"):
         PgoutputHook().publications(["published", "other"])
 

@@ -21,7 +21,7 @@ from airflow_provider_pgoutput.capture.copy_job import BlockRange
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.commit_wait import wait_for_commits
 from airflow_provider_pgoutput.capture.source.errors import translated
-from airflow_provider_pgoutput.capture.source.publication_marks import read_marks, read_partitions
+from airflow_provider_pgoutput.capture.source.publications import read_marks, read_partitions
 from airflow_provider_pgoutput.capture.source.type_definitions import read_type_definitions
 
 if TYPE_CHECKING:

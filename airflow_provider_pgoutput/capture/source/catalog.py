@@ -1,6 +1,7 @@
-"""Reads the catalogs of the source: the system, the publications, their tables, keys and types.
+"""Reads the catalogs of the source: the system, the published tables with columns and keys, and types.
 
-It reads over a pinned session, and never a row of a user's table. ``slot_facts.py`` reads the slot.
+It reads over a pinned session, and never a row of a user's table. ``slot_facts.py`` has what the server says
+of the slot, ``publications.py`` what it says of publications.
 
 Source: https://www.postgresql.org/docs/current/catalogs.html and
 https://www.postgresql.org/docs/current/protocol-replication.html (IDENTIFY_SYSTEM)
@@ -8,7 +9,6 @@ https://www.postgresql.org/docs/current/protocol-replication.html (IDENTIFY_SYST
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from airflow_provider_pgoutput.capture.types.type_info import (
     type_catalog,
     with_attributes,
 )
-from airflow_provider_pgoutput.errors import ConfigurationError, PublicationMissing
+from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.keys import Keys, RowIdentity
     from airflow_provider_pgoutput.capture.source.partition_identity import Leaves
     from airflow_provider_pgoutput.capture.source.session import Session
-
-
-log = logging.getLogger(__name__)
 
 
 _SERVER_QUERY = """
@@ -52,12 +49,6 @@ SELECT pg_catalog.current_setting('server_version_num')::pg_catalog.int4,
        pg_catalog.current_setting('wal_level'),
        EXISTS (SELECT FROM pg_catalog.pg_replication_origin),
        pg_catalog.pg_is_in_recovery()
-"""
-
-
-_PUBLICATION_QUERY = """
-SELECT pubname::pg_catalog.text, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot
-  FROM pg_catalog.pg_publication WHERE pubname = ANY (%s)
 """
 
 
@@ -127,18 +118,6 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class Publication:
-    """A publication and what it publishes."""
-
-    name: str
-    inserts: bool
-    updates: bool
-    deletes: bool
-    truncates: bool
-    via_partition_root: bool
-
-
-@dataclass(frozen=True, slots=True)
 class PublishedColumn:
     """A published column as the catalog describes it now."""
 
@@ -199,27 +178,6 @@ def read_server(session: Session, conninfo: str | Mapping[str, Any]) -> Server:
         timeline = int(identified[1])
     target = Lsn.parse(flush_lsn)
     return Server(version, system, timeline, database, target, wal_level, has_origins, is_standby)
-
-
-def read_publications(session: Session, names: Sequence[str]) -> tuple[Publication, ...]:
-    """Describe the publications, in the order of ``names``.
-
-    From version 18 on the server only warns of a missing publication, and leaves its changes out. So this has
-    to be asked.
-
-    :raises PublicationMissing: one does not exist, on any version.
-    """
-    with translated():
-        rows = session.execute(_PUBLICATION_QUERY, (list(names),)).fetchall()
-    found = {row[0]: Publication(*row) for row in rows}
-    if missing := [name for name in names if name not in found]:
-        quoted = ", ".join('"' + name.replace('"', '""') + '"' for name in missing)
-        raise PublicationMissing(
-            f"There is no publication {quoted} in this database.",
-            advice=f"CREATE PUBLICATION {quoted.split(', ', maxsplit=1)[0]} FOR TABLE ...; "
-            "or correct publication_names. The slot was not moved.",
-        )
-    return tuple(found[name] for name in names)
 
 
 def read_published_tables(
@@ -317,68 +275,6 @@ def _table(
         row_filters=() if None in filters else tuple(dict.fromkeys(filters)),
         leaves=keys.leaves(relation_oid),
     )
-
-
-def warn_of_missing_operations(publications: Sequence[Publication]) -> tuple[str, ...]:
-    """Warn of publications that leave operations out. Nothing else would show it."""
-    named = []
-    for each in publications:
-        left_out = [
-            operation
-            for operation in ("inserts", "updates", "deletes", "truncates")
-            if not getattr(each, operation)
-        ]
-        if left_out:
-            named.append(each.name)
-            log.warning(
-                "Publication %s does not publish %s: they do not reach the lake.",
-                each.name,
-                ", ".join(left_out),
-            )
-    return tuple(named)
-
-
-def warn_of_missing_identity(
-    publications: Sequence[Publication], tables: Sequence[PublishedTable]
-) -> tuple[str, ...]:
-    """Warn of tables whose updates and deletes the server refuses to its own users.
-
-    For a root these are partitions. Another warning names the partitions whose identity does not have the
-    key: their updates and deletes do not say which row they mean.
-    """
-    if not any(each.updates or each.deletes for each in publications):
-        return ()
-    named: tuple[str, ...] = ()
-    for table in tables:
-        if not table.leaves:
-            is_full = table.replica_identity == "f"
-            if not is_full and not any(each.is_identity for each in table.columns):
-                named = (*named, table.name)
-        for leaves in table.leaves:
-            if leaves.identity is None:
-                named = (*named, *leaves.names)
-            elif not leaves.identity.is_full and not (
-                table.key_columns and leaves.identity.covers(table.key_columns)
-            ):
-                log.warning(
-                    "%s has the key (%s), and %d of its partitions have the replica identity (%s), which does"
-                    " not hold it: %s. A batch with their updates or deletes may be refused. ALTER TABLE"
-                    " partition REPLICA IDENTITY FULL, or key_columns within the identity of all partitions,"
-                    " lets them be followed.",
-                    table.name,
-                    ", ".join(table.key_columns) or "none",
-                    leaves.count,
-                    ", ".join(sorted(leaves.identity.columns)),
-                    leaves,
-                )
-    if named:
-        log.warning(
-            "%d published tables have no replica identity, so the source refuses UPDATE and DELETE on"
-            " them: %s. ALTER TABLE ... REPLICA IDENTITY FULL, or a primary key, permits them.",
-            len(named),
-            ", ".join(named[:20]) + (", ..." if len(named) > 20 else ""),
-        )
-    return named
 
 
 def read_types(session: Session, *, attributes: bool = False) -> dict[int, TypeInfo]:

@@ -1,6 +1,7 @@
-"""The replication slot: the checks before a read, and creation with an exported snapshot.
+"""The replication slot: it is looked at, checked before a read, made with an exported snapshot, and dropped.
 
-``slot_facts.py`` reads the slot, ``capture/stream`` its changes. ``advance.py`` moves the pipeline's slot.
+``slot_facts.py`` says what the server knows of a slot. ``capture/stream`` reads the slot's changes.
+``advance.py`` moves the pipeline's slot.
 
 Source: https://www.postgresql.org/docs/current/view-pg-replication-slots.html
 """
@@ -17,7 +18,12 @@ from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.errors import translated
-from airflow_provider_pgoutput.capture.source.slot_facts import PLUGIN, SlotFacts
+from airflow_provider_pgoutput.capture.source.slot_facts import (
+    PLUGIN,
+    SLOT_QUERY,
+    SlotFacts,
+    SlotStatus,
+)
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     SlotAheadOfCheckpoint,
@@ -57,6 +63,19 @@ class ExportedSnapshot:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def read_slot_status(session: Session, slot_name: str) -> SlotStatus:
+    """How the slot stands now; it need not exist."""
+    with translated(slot=slot_name):
+        row = session.execute(SLOT_QUERY, (check_slot_name(slot_name),)).fetchone()
+    assert row is not None, "the query has a row of its own"
+    return SlotStatus.from_row(slot_name, row)
+
+
+def read_slot(session: Session, slot_name: str) -> SlotFacts | None:
+    """The slot as it is now; None: there is none of this name."""
+    return read_slot_status(session, slot_name).slot
 
 
 def check_kind(slot: SlotFacts, server: Server) -> None:

@@ -1,4 +1,8 @@
-"""The facts of a replication slot, read once with one query.
+"""What the server says of a replication slot: one query, for capture, hook, sensor, trigger and CLI.
+
+The query never touches the slot itself. To peek would be no cheaper than to read, and the server refuses it
+while somebody reads the slot. Everybody may look at the view. The module imports no driver, so a DAG file
+that imports it is parsed quickly. ``slot.py`` runs the query.
 
 Source: https://www.postgresql.org/docs/current/view-pg-replication-slots.html
 """
@@ -6,35 +10,41 @@ Source: https://www.postgresql.org/docs/current/view-pg-replication-slots.html
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture.source.errors import translated
+from airflow_provider_pgoutput.errors import SlotLost, WrongSlot
 
 if TYPE_CHECKING:
-    from airflow_provider_pgoutput.capture.source.session import Session
+    from collections.abc import Sequence
 
 
 PLUGIN = "pgoutput"
 
 
-# Columns that came after version 15 are read through JSON, so one query serves all versions.
-_FACTS_QUERY = """
-SELECT s.plugin::pg_catalog.text, s.slot_type, s.database::pg_catalog.text, s.temporary,
+#: One row always: the server's position, and the slot's columns or NULLs. A standby can decode since version
+#: 16, and its position is what was replayed. Columns that came after version 15 are read through JSON, so one
+#: query serves all versions.
+SLOT_QUERY = """
+SELECT p.lsn::pg_catalog.text, pg_catalog.pg_wal_lsn_diff(p.lsn, s.confirmed_flush_lsn)::pg_catalog.int8,
+       s.slot_name::pg_catalog.text,
+       s.plugin::pg_catalog.text, s.slot_type, s.database::pg_catalog.text, s.temporary,
        s.active_pid, s.confirmed_flush_lsn::pg_catalog.text, s.restart_lsn::pg_catalog.text,
        s.wal_status, s.safe_wal_size, s.two_phase,
        pg_catalog.to_jsonb(s) ->> 'invalidation_reason',
        -- On a primary that was a standby it is left over, and says nothing.
        COALESCE((pg_catalog.to_jsonb(s) ->> 'synced')::pg_catalog.bool, false)
            AND pg_catalog.pg_is_in_recovery(),
-       (SELECT setting FROM pg_catalog.pg_settings WHERE name = 'max_slot_wal_keep_size'),
+       (SELECT setting::pg_catalog.int8 FROM pg_catalog.pg_settings
+         WHERE name = 'max_slot_wal_keep_size'),
        COALESCE((pg_catalog.to_jsonb(s) ->> 'failover')::pg_catalog.bool, false),
        (SELECT CASE unit WHEN 'min' THEN 60 ELSE 1 END * setting::pg_catalog.int8
           FROM pg_catalog.pg_settings WHERE name = 'idle_replication_slot_timeout'),
        pg_catalog.date_part('epoch', pg_catalog.now()
            - (pg_catalog.to_jsonb(s) ->> 'inactive_since')::pg_catalog.timestamptz)
-  FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = %s
+  FROM (SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
+                    ELSE pg_catalog.pg_current_wal_lsn() END) AS p(lsn)
+  LEFT JOIN pg_catalog.pg_replication_slots AS s ON s.slot_name = %s
 """
 
 
@@ -48,11 +58,13 @@ class SlotFacts:
     slot_type: str
     database: str | None
     temporary: bool
+    #: The process that reads the slot now; None: nobody does.
     active_pid: int | None
     #: Transactions that committed before it are not sent again.  None while a slot is being made.
     confirmed_flush_lsn: Lsn | None
     #: The server keeps the WAL from here on.  None: it was lost.
     restart_lsn: Lsn | None
+    #: ``reserved``, ``extended``, ``unreserved`` or ``lost``.
     wal_status: str | None
     #: Bytes that may still be written before the slot is in danger; None: no limit.
     safe_wal_size: int | None
@@ -74,29 +86,94 @@ class SlotFacts:
         return self.wal_status == "lost" or bool(self.invalidation_reason)
 
 
-def read_slot(session: Session, slot_name: str) -> SlotFacts | None:
-    """Facts of the slot, or None when there is none of this name."""
-    with translated(slot=slot_name):
-        row = session.execute(_FACTS_QUERY, (check_slot_name(slot_name),)).fetchone()
-    if row is None:
-        return None
-    keep_mib = int(row[12])
+@dataclass(frozen=True, slots=True)
+class SlotStatus:
+    """A slot, if it exists, and how far the server is ahead of it."""
+
+    slot_name: str
+    #: Where the server writes, at the same moment.
+    current_lsn: Lsn
+    #: WAL between the slot and the server, of all databases, published or not. None: there is no slot, or it
+    #: is being made.
+    lag_bytes: int | None
+    #: None: there is no such slot yet.
+    slot: SlotFacts | None
+
+    @classmethod
+    def from_row(cls, slot_name: str, row: Sequence[Any]) -> SlotStatus:
+        """Read the one row of ``SLOT_QUERY``."""
+        current, lag_bytes, name, *columns = row
+        slot = None if name is None else _slot(slot_name, columns)
+        return cls(slot_name, Lsn.parse(current), lag_bytes, slot)
+
+    @property
+    def confirmed_flush_lsn(self) -> Lsn | None:
+        """The slot's position; None: it has none yet."""
+        return None if self.slot is None else self.slot.confirmed_flush_lsn
+
+    def check(self) -> None:
+        """Refuse a slot that no run can ever read.
+
+        :raises SlotLost: the server removed WAL that the slot needed.
+        :raises WrongSlot: its plugin is not ``pgoutput``.
+        """
+        slot = self.slot
+        if slot is None:
+            return
+        if slot.plugin != PLUGIN:
+            raise WrongSlot(
+                f"The slot has the plugin {slot.plugin!r}, not 'pgoutput'.",
+                slot=slot.name,
+                advice="name another slot; the first run creates one that does not exist.",
+            )
+        if slot.is_lost:
+            raise SlotLost(
+                "The server removed WAL that the slot still needed.",
+                slot=slot.name,
+                lsn=slot.restart_lsn or slot.confirmed_flush_lsn,
+                advice="run once with on_slot_lost='copy' (stage operator and sensor), which makes a new"
+                " slot and copies the tables again; raise max_slot_wal_keep_size (PostgreSQL 18:"
+                " idle_replication_slot_timeout too) or run more often.",
+            )
+
+    def is_worth_a_run(self, min_lag_bytes: int, *, interval_elapsed: bool) -> bool:
+        """Whether a run would have something to do.
+
+        A slot that does not exist is worth a run: the first run creates it. A slot that somebody reads is
+        not.
+
+        :param min_lag_bytes: that much WAL is always worth a run.
+        :param interval_elapsed: the longest wait is over, so any WAL at all is.
+        """
+        if self.slot is None:
+            return True
+        if self.slot.active_pid is not None or self.lag_bytes is None:
+            return False
+        return self.lag_bytes >= max(min_lag_bytes, 1) or (interval_elapsed and self.lag_bytes > 0)
+
+
+def _slot(name: str, columns: Sequence[Any]) -> SlotFacts:
+    """The slot's part of the row of ``SLOT_QUERY``."""
+    (
+        plugin, slot_type, database, temporary, active_pid, confirmed, restart, wal_status, safe_wal_size,
+        two_phase, reason, synced, keep_mib, failover, idle_timeout_seconds, idle_seconds,
+    ) = columns  # fmt: skip
     return SlotFacts(
-        name=slot_name,
-        plugin=row[0],
-        slot_type=row[1],
-        database=row[2],
-        temporary=row[3],
-        active_pid=row[4],
-        confirmed_flush_lsn=Lsn.parse(row[5]) if row[5] else None,
-        restart_lsn=Lsn.parse(row[6]) if row[6] else None,
-        wal_status=row[7],
-        safe_wal_size=row[8],
-        two_phase=row[9],
-        invalidation_reason=row[10],
-        synced=row[11],
+        name=name,
+        plugin=plugin,
+        slot_type=slot_type,
+        database=database,
+        temporary=temporary,
+        active_pid=active_pid,
+        confirmed_flush_lsn=Lsn.parse(confirmed) if confirmed else None,
+        restart_lsn=Lsn.parse(restart) if restart else None,
+        wal_status=wal_status,
+        safe_wal_size=safe_wal_size,
+        two_phase=two_phase,
+        invalidation_reason=reason,
+        synced=synced,
         keep_size=keep_mib << 20 if keep_mib >= 0 else None,
-        failover=row[13],
-        idle_timeout_seconds=row[14] or None,
-        idle_seconds=row[15],
+        failover=failover,
+        idle_timeout_seconds=idle_timeout_seconds or None,
+        idle_seconds=idle_seconds,
     )

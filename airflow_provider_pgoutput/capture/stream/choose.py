@@ -26,10 +26,15 @@ _FILE_PER_WAL: Final = 2
 #: How much WAL one answer may have if nothing limits the file. More takes much longer than a few seconds.
 _MOST_WAL_OF_AN_ANSWER: Final = 4 << 30
 
-_QUERY = """
+#: How many slots the server could still make.
+FREE_SLOTS: Final = (
+    "SELECT pg_catalog.current_setting('max_replication_slots')::pg_catalog.int4"
+    " - pg_catalog.count(*) FROM pg_catalog.pg_replication_slots"
+)
+
+_QUERY: Final = f"""
 SELECT pg_catalog.pg_size_bytes(pg_catalog.current_setting('temp_file_limit')),
-       pg_catalog.current_setting('max_replication_slots')::pg_catalog.int4
-           - (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_slots),
+       ({FREE_SLOTS}),
        pg_catalog.has_function_privilege(
            'pg_catalog.pg_copy_logical_replication_slot(name, name, bool)', 'EXECUTE')
 """

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.capture.source.errors import skipped_publication, translated
+from airflow_provider_pgoutput.capture.source.publications import changed_since_slot
 from airflow_provider_pgoutput.capture.stream.options import publication_list
 
 if TYPE_CHECKING:
@@ -19,16 +20,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.source.session import Session
     from airflow_provider_pgoutput.errors import PublicationMissing
-
-# A publication's row is new after CREATE and after some forms of ALTER. A row that is older than catalog_xmin
-# was committed before everything that the slot still decodes. A frozen xmin of long ago may look young. Then
-# the range is decoded once more in vain.
-_YOUNGER_QUERY = """
-SELECT EXISTS (
-    SELECT FROM pg_catalog.pg_publication p, pg_catalog.pg_replication_slots s
-     WHERE p.pubname = ANY (%s) AND s.slot_name = %s
-       AND pg_catalog.age(p.xmin) <= pg_catalog.age(s.catalog_xmin))
-"""
 
 
 def check_publications_throughout(
@@ -48,8 +39,11 @@ def check_publications_throughout(
     session.add_notice_handler(listen)
     try:
         with translated(slot=slot_name):
-            row = session.execute(_YOUNGER_QUERY, (list(publication_names), slot_name)).fetchone()
-            if row is not None and row[0]:
+            # A publication's row is new after CREATE and after some forms of ALTER. An older row was
+            # committed before everything that the slot still decodes. A frozen xmin of long ago may look
+            # new. Then the range is decoded once more in vain.
+            changed = changed_since_slot(session, slot_name, publication_names)
+            if any(table is None for _, table in changed):
                 session.execute(
                     "SELECT pg_catalog.count(*) FROM pg_catalog.pg_logical_slot_peek_binary_changes("
                     "%s, %s, NULL, 'proto_version', '1', 'publication_names', %s)",

@@ -20,7 +20,7 @@ from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.errors import translated
-from airflow_provider_pgoutput.capture.stream.choose import WAITS_FOR_STANDBYS
+from airflow_provider_pgoutput.capture.stream.choose import FREE_SLOTS, WAITS_FOR_STANDBYS
 from airflow_provider_pgoutput.capture.stream.transport import CHUNK_BYTES
 from airflow_provider_pgoutput.errors import ConfigurationError
 
@@ -108,14 +108,7 @@ class SlotSession:
 
     def count_free_slots(self) -> int:
         """How many slots the server could still make."""
-        return int(
-            self._scalar(
-                sql.SQL(
-                    "SELECT pg_catalog.current_setting('max_replication_slots')::pg_catalog.int4"
-                    " - pg_catalog.count(*) FROM pg_catalog.pg_replication_slots"
-                )
-            )
-        )
+        return int(self._scalar(sql.SQL(FREE_SLOTS)))
 
     def make_copy(self) -> None:
         """Make a temporary copy of the slot. It ends with this connection at the latest.

@@ -9,13 +9,12 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.capture.membership import warn_of_membership_changes
-from airflow_provider_pgoutput.capture.source.catalog import (
+from airflow_provider_pgoutput.capture.source.catalog import read_published_tables, read_server
+from airflow_provider_pgoutput.capture.source.keys import Keys
+from airflow_provider_pgoutput.capture.source.publications import (
     read_publications,
-    read_published_tables,
-    read_server,
     warn_of_missing_identity,
 )
-from airflow_provider_pgoutput.capture.source.keys import Keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,9 +12,9 @@ import psycopg
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture.source.catalog import (
+from airflow_provider_pgoutput.capture.source.catalog import Server
+from airflow_provider_pgoutput.capture.source.publications import (
     Publication,
-    Server,
     warn_of_missing_operations,
 )
 from airflow_provider_pgoutput.capture.source.slot import check_slot, check_wal_level
@@ -120,7 +120,7 @@ def test_a_server_that_writes_too_little_wal_is_refused() -> None:
 
 def test_operations_that_nobody_publishes_are_named(caplog: pytest.LogCaptureFixture) -> None:
     """B13: what a publication leaves out never reaches the lake, and nothing else says so."""
-    whole = Publication("p", True, True, True, True, False)
+    whole = Publication("p", False, True, True, True, True, False, 16384, "800", False)
     assert warn_of_missing_operations([whole]) == ()
     assert not caplog.text
     part = dataclasses.replace(whole, deletes=False, truncates=False)

@@ -1,7 +1,7 @@
-"""Reads by which rows of the catalog each table is published, so that a break between two runs is seen.
+"""Reads what the server says of publications, and by which rows of the catalog each table is published.
 
-The catalog keeps no times. But a row that was removed and made again has another OID, and a row that was
-written again names another transaction:
+A break between two runs has to be seen. The catalog keeps no times. But a row that was removed and made again
+has another OID, and a row that was written again names another transaction:
 
 - FOR TABLE: a row of ``pg_publication_rel``. ALTER PUBLICATION ... DROP and ADD TABLE make it anew. So does
   SET TABLE if row filter or column list change.
@@ -18,10 +18,13 @@ Source: https://www.postgresql.org/docs/current/catalogs.html
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.membership import PublicationMark, PublishedSet, TableMark
 from airflow_provider_pgoutput.capture.source.errors import translated
+from airflow_provider_pgoutput.errors import PublicationMissing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,11 +32,37 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.capture.source.session import Session
 
+log = logging.getLogger(__name__)
+
 # The last column came with version 18.
 _PUBLICATION_QUERY = """
-SELECT pubname::pg_catalog.text, oid::pg_catalog.int8, xmin::pg_catalog.text, pubviaroot,
+SELECT pubname::pg_catalog.text, puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot,
+       oid::pg_catalog.int8, xmin::pg_catalog.text,
        COALESCE(pg_catalog.to_jsonb(p) ->> 'pubgencols' = 's', false)
   FROM pg_catalog.pg_publication p WHERE pubname = ANY (%s) ORDER BY pubname
+"""
+
+_TABLE_NAME_QUERY = """
+SELECT schemaname || '.' || tablename
+  FROM pg_catalog.pg_publication_tables WHERE pubname = %s ORDER BY schemaname, tablename
+"""
+
+# age() is greater for older transactions. It works across the wrap-around of transaction IDs.
+_CHANGED_QUERY = """
+SELECT p.pubname::pg_catalog.text, m.member
+  FROM pg_catalog.pg_replication_slots s
+ CROSS JOIN pg_catalog.pg_publication p
+ CROSS JOIN LATERAL (
+       SELECT NULL::pg_catalog.text AS member, p.xmin AS written
+        UNION ALL
+       SELECT pg_catalog.format('%%s.%%s', n.nspname, c.relname), r.xmin
+         FROM pg_catalog.pg_publication_rel r
+         JOIN pg_catalog.pg_class c ON c.oid = r.prrelid
+         JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        WHERE r.prpubid = p.oid) m
+ WHERE s.slot_name = %s AND s.catalog_xmin IS NOT NULL AND p.pubname = ANY (%s)
+   AND pg_catalog.age(m.written) <= pg_catalog.age(s.catalog_xmin)
+ ORDER BY 1, 2 NULLS FIRST
 """
 
 _MEMBERSHIP_QUERY = """
@@ -126,6 +155,71 @@ SELECT a.relid::pg_catalog.oid::pg_catalog.int8, o.oid::pg_catalog.int8
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A row of ``pg_publication``."""
+
+    name: str
+    #: Whether it is ``FOR ALL TABLES``.
+    all_tables: bool
+    inserts: bool
+    updates: bool
+    deletes: bool
+    truncates: bool
+    via_partition_root: bool
+    oid: int
+    #: The transaction that last wrote the row. Any ALTER PUBLICATION ... SET does so.
+    written_by: str
+    #: Whether stored generated columns are published; version 18 and later.
+    generated_columns: bool
+
+
+def read_publications(session: Session, names: Sequence[str]) -> tuple[Publication, ...]:
+    """Describe the publications, in the order of ``names``.
+
+    From version 18 on the server only warns of a missing publication, and leaves its changes out. So this has
+    to be asked.
+
+    :raises PublicationMissing: one does not exist, on any version.
+    """
+    found = {each.name: each for each in _existing(session, names)}
+    if missing := [name for name in names if name not in found]:
+        quoted = ", ".join('"' + name.replace('"', '""') + '"' for name in missing)
+        raise PublicationMissing(
+            f"There is no publication {quoted} in this database.",
+            advice=f"CREATE PUBLICATION {quoted.split(', ', maxsplit=1)[0]} FOR TABLE ...; "
+            "or correct publication_names. The slot was not moved.",
+        )
+    return tuple(found[name] for name in names)
+
+
+def read_table_names(session: Session, publication_name: str) -> tuple[str, ...]:
+    """The tables of a publication as ``schema.table``, sorted."""
+    with translated():
+        rows = session.execute(_TABLE_NAME_QUERY, (publication_name,)).fetchall()
+    return tuple(name for (name,) in rows)
+
+
+def changed_since_slot(
+    session: Session, slot_name: str, names: Sequence[str]
+) -> list[tuple[str, str | None]]:
+    """Publications, and tables that were added to one, whose rows in the catalog are new to the slot.
+
+    The slot may need transactions from before its position, so a later run may find a change again.
+
+    :returns: the publication's name, and the table's; None in place of a table: the publication itself.
+    """
+    with translated():
+        return session.execute(_CHANGED_QUERY, (slot_name, list(names))).fetchall()
+
+
+def _existing(session: Session, names: Sequence[str]) -> list[Publication]:
+    """The publications that exist, by name."""
+    with translated():
+        rows = session.execute(_PUBLICATION_QUERY, (list(names),)).fetchall()
+    return [Publication(*row) for row in rows]
+
+
 def read_marks(
     session: Session, publication_names: Sequence[str], tables: Sequence[PublishedTable]
 ) -> PublishedSet:
@@ -134,8 +228,8 @@ def read_marks(
     :param tables: all that the publications publish.
     """
     oids = [each.relation_oid for each in tables]
+    publications = _existing(session, publication_names)
     with translated():
-        publications = session.execute(_PUBLICATION_QUERY, (list(publication_names),)).fetchall()
         memberships = session.execute(
             _MEMBERSHIP_QUERY, {"names": list(publication_names), "oids": oids}
         ).fetchall()
@@ -147,7 +241,16 @@ def read_marks(
             leaves_out[oid].append((mark, operations))
     partitions = read_partitions(session, tables)
     return PublishedSet(
-        tuple(PublicationMark(*row) for row in publications),
+        tuple(
+            PublicationMark(
+                each.name,
+                each.oid,
+                each.written_by,
+                each.via_partition_root,
+                each.generated_columns,
+            )
+            for each in publications
+        ),
         tuple(
             TableMark(
                 each.relation_oid,
@@ -200,3 +303,65 @@ def partitions_below(
     for ancestor, oid in rows:
         found.setdefault(ancestor, set()).add(oid)
     return found
+
+
+def warn_of_missing_operations(publications: Sequence[Publication]) -> tuple[str, ...]:
+    """Warn of publications that leave operations out. Nothing else would show it."""
+    named = []
+    for each in publications:
+        left_out = [
+            operation
+            for operation in ("inserts", "updates", "deletes", "truncates")
+            if not getattr(each, operation)
+        ]
+        if left_out:
+            named.append(each.name)
+            log.warning(
+                "Publication %s does not publish %s: they do not reach the lake.",
+                each.name,
+                ", ".join(left_out),
+            )
+    return tuple(named)
+
+
+def warn_of_missing_identity(
+    publications: Sequence[Publication], tables: Sequence[PublishedTable]
+) -> tuple[str, ...]:
+    """Warn of tables whose updates and deletes the server refuses to its own users.
+
+    For a root these are partitions. Another warning names the partitions whose identity does not have the
+    key: their updates and deletes do not say which row they mean.
+    """
+    if not any(each.updates or each.deletes for each in publications):
+        return ()
+    named: tuple[str, ...] = ()
+    for table in tables:
+        if not table.leaves:
+            is_full = table.replica_identity == "f"
+            if not is_full and not any(each.is_identity for each in table.columns):
+                named = (*named, table.name)
+        for leaves in table.leaves:
+            if leaves.identity is None:
+                named = (*named, *leaves.names)
+            elif not leaves.identity.is_full and not (
+                table.key_columns and leaves.identity.covers(table.key_columns)
+            ):
+                log.warning(
+                    "%s has the key (%s), and %d of its partitions have the replica identity (%s), which does"
+                    " not hold it: %s. A batch with their updates or deletes may be refused. ALTER TABLE"
+                    " partition REPLICA IDENTITY FULL, or key_columns within the identity of all partitions,"
+                    " lets them be followed.",
+                    table.name,
+                    ", ".join(table.key_columns) or "none",
+                    leaves.count,
+                    ", ".join(sorted(leaves.identity.columns)),
+                    leaves,
+                )
+    if named:
+        log.warning(
+            "%d published tables have no replica identity, so the source refuses UPDATE and DELETE on"
+            " them: %s. ALTER TABLE ... REPLICA IDENTITY FULL, or a primary key, permits them.",
+            len(named),
+            ", ".join(named[:20]) + (", ..." if len(named) > 20 else ""),
+        )
+    return named
