@@ -32,8 +32,8 @@ FOLDER ?=
 test: setup ## Run the tests (FOLDER=apply or PYTEST_ARGS="-k name" for some of them, ALL=1 for more cases, WORKERS=2)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(MARKS) $(PYTEST_ARGS) tests/$(FOLDER)
 
-quick: setup ## Run the tests that need no server, no Spark and no Airflow database
-	@$(BIN)/python -m pytest -q -m 'not postgres and not spark and not airflow and not submit and not exhaustive' $(PYTEST_ARGS) tests/$(FOLDER)
+quick: setup ## Run the fast tests that need no server, no Spark and no Airflow database
+	@$(BIN)/python -m pytest -q -m 'not postgres and not spark and not airflow and not submit and not slow and not exhaustive' $(PYTEST_ARGS) tests/$(FOLDER)
 
 check: lint types quick ## Style, types and the quick tests: what to run before a commit
 

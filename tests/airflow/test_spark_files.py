@@ -226,6 +226,7 @@ def test_properties_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         pytest.fail("entered")
 
 
+@pytest.mark.submit
 @pytest.mark.parametrize("own", ["", "spark.driver.defaultJavaOptions -Xmine"])
 def test_javas_options_of_a_short_job_are_known_to_spark_and_give_way(
     tmp_path: Path, own: str

@@ -62,6 +62,7 @@ def test_it_declares_its_entry_point_and_does_not_pull_in_spark(wheel: Path) -> 
     assert not [line for line in required if "pyspark" in line and "extra ==" not in line]
 
 
+@pytest.mark.slow
 def test_airflow_finds_the_provider_through_the_wheel(wheel: Path, tmp_path: Path) -> None:
     """Unpacked in front of everything else, as an installation without a source tree would be."""
     target = tmp_path / "site"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.slow
 def test_a_tiny_run_writes_figures_for_every_reader(tmp_path: Path) -> None:
     output = tmp_path / "latest.json"
     scale = [
@@ -131,6 +132,7 @@ def test_keys_of_different_rows_differ_and_are_what_postgresql_would_send() -> N
     assert {uuid.UUID(each).version for each in in_order} == {7}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "arguments", "figures"),
     [

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.chaos.__main__ import line, runs
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
-
 
 SEEDS = [4, 5]
 
 
+@pytest.mark.slow
 def test_what_random_programs_do_reaches_the_lake(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -127,6 +127,7 @@ def test_java_home_of_another_version_is_passed_over(
     assert java_home(tmp_path / "java") != tmp_path / "old"
 
 
+@pytest.mark.slow  # Spark starts a Java to fetch it.
 def test_a_damaged_jar_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file with other bytes counts as missing; without a way to fetch it the run ends clearly."""
     monkeypatch.setenv(jars.CACHE_VARIABLE, str(tmp_path))

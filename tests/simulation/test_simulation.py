@@ -21,6 +21,7 @@ _SEEDS = 1000
 _SEEDS_OF_A_MUTANT = 1000
 
 
+@pytest.mark.slow
 def test_a_thousand_seeds_hold_the_invariants() -> None:
     counts, failures = run_seeds(range(1, _SEEDS + 1))
     assert not failures, "\n\n".join(str(each) for each in failures)

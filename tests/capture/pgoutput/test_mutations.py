@@ -19,12 +19,13 @@ from tests.capture.pgoutput.sweep import (
     end_positions,
     reading,
 )
+from tests.sweep import slow_but_each
 
 #: Other kinds of tuples, values and messages: the changes that are most likely to look valid.
 _LETTERS = b"ntubKONIUDTRYBCM"
 
 
-@pytest.mark.parametrize("scenario", DISTINCT)
+@pytest.mark.parametrize("scenario", slow_but_each(13, DISTINCT))
 def test_every_cut_of_every_message(scenario: str) -> None:
     bodies = bodies_of(scenario)
     for number in DISTINCT[scenario]:
@@ -38,7 +39,7 @@ def test_every_cut_of_every_message(scenario: str) -> None:
             assert reference is None or reading(scenario).version > 1
 
 
-@pytest.mark.parametrize("scenario", DISTINCT)
+@pytest.mark.parametrize("scenario", slow_but_each(13, DISTINCT))
 def test_changed_bytes_of_every_message(scenario: str) -> None:
     bodies = bodies_of(scenario)
     refused = 0
@@ -64,7 +65,7 @@ def test_the_run_by_hand_reaches_every_byte_and_value() -> None:
     assert all(len(stream) == 3 and stream[0] == b"B" and stream[2] == b"C" for stream in damaged)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", slow_but_each(13, SCENARIOS))
 def test_lost_doubled_and_swapped_messages(scenario: str) -> None:
     bodies = bodies_of(scenario)
     for number in range(len(bodies)):

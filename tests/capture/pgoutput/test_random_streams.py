@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -131,6 +132,7 @@ def test_both_decoders_agree_wherever_the_stream_is_cut(data: st.DataObject) -> 
     assert decoder_outcome(data.draw(cuts(bodies))) == reference_outcome(bodies)
 
 
+@pytest.mark.slow
 @given(st.data())
 @_SETTINGS
 def test_ranges_of_lsns_together_are_the_whole(data: st.DataObject) -> None:
@@ -149,6 +151,7 @@ def test_ranges_of_lsns_together_are_the_whole(data: st.DataObject) -> None:
     assert below[1]["transactions"] + above[1]["transactions"] == state["transactions"]
 
 
+@pytest.mark.slow
 @given(st.data())
 @_SETTINGS
 def test_transactions_that_are_left_out_leave_no_change(data: st.DataObject) -> None:
@@ -174,6 +177,7 @@ def joined(below: Outcome, above: Outcome) -> dict[int, list[Change]]:
     return {oid: [*below[0].get(oid, []), *above[0].get(oid, [])] for oid in oids}
 
 
+@pytest.mark.slow
 @given(st.data())
 @_SETTINGS
 def test_both_decoders_agree_on_damaged_streams(data: st.DataObject) -> None:

@@ -38,6 +38,7 @@ from tests.capture.pgoutput import encode
 from tests.capture.pgoutput.programs import LSN, Program, T, U, cuts
 from tests.capture.pgoutput.slow_reassembly import SlowReassembler
 from tests.capture.pgoutput.support import by_relation, chunk_of
+from tests.sweep import slow_but_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -73,7 +74,7 @@ def quickly(
     return changes
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", slow_but_each(15, range(150)))
 def test_random_streams_come_out_as_the_slow_way_says(seed: int) -> None:
     bodies = Program(seed).run(60)
     expected = by_relation(slowly(bodies))

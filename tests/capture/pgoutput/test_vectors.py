@@ -23,6 +23,7 @@ from tests.capture.pgoutput.support import (
     reference_outcome,
     thinned,
 )
+from tests.sweep import slow_but_each
 
 _SHORT = 6
 
@@ -43,7 +44,7 @@ def test_both_decoders_agree(scenario: str, version: str) -> None:
     assert decoder_outcome([bodies], reading=reading) == reference_outcome(bodies, reading=reading)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", slow_but_each(8, SCENARIOS))
 def test_chunk_boundaries_do_not_show(scenario: str) -> None:
     bodies = thinned(newest_bodies(scenario))
     reading = reading_of(scenario, newest_version(scenario))
@@ -53,7 +54,7 @@ def test_chunk_boundaries_do_not_show(scenario: str) -> None:
         assert decoder_outcome([bodies[:cut], bodies[cut:]], reading=reading) == expected
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", slow_but_each(8, SCENARIOS))
 def test_every_way_to_cut_a_short_stream(scenario: str) -> None:
     bodies = newest_bodies(scenario)[:_SHORT]
     reading = reading_of(scenario, newest_version(scenario))

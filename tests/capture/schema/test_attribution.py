@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgoutput.capture.schema.attribution import Catalog, attribute
+from tests.sweep import slow_but_each
 
 INT, TEXT = "integer", "text"
 
@@ -267,7 +268,7 @@ class Table:
         return [self.live[number] for number in self.numbers]
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", slow_but_each(10, range(300)))
 def test_no_value_gets_under_another_live_column_unless_it_is_said(seed: int) -> None:
     """Also when not every change is followed by a row."""
     table = Table(random.Random(seed))  # noqa: S311 - a test has to repeat itself
@@ -291,7 +292,7 @@ def test_no_value_gets_under_another_live_column_unless_it_is_said(seed: int) ->
     assert wrong <= found.unsure
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", slow_but_each(10, range(300)))
 def test_columns_that_are_published_and_not_published_in_turn_have_numbers(seed: int) -> None:
     """A column list is changed between changes of the table."""
     table = Table(random.Random(seed))  # noqa: S311 - a test has to repeat itself
@@ -320,7 +321,7 @@ def test_columns_that_are_published_and_not_published_in_turn_have_numbers(seed:
     assert all(None not in each for each in found.numbers)
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", slow_but_each(10, range(300)))
 def test_where_rows_show_every_change_all_numbers_are_right(seed: int) -> None:
     table = Table(random.Random(seed))  # noqa: S311 - a test has to repeat itself
     before = dict(table.live)
