@@ -8,8 +8,8 @@ HEAD = """\
 <!-- Made by `python -m tools.types_page > docs/types.md`. -->
 
 Nothing is destroyed on the way to the lake. A column gets the Iceberg type that holds every value of its
-PostgreSQL type exactly, or, where there is none, `string` with PostgreSQL's own text. No value is rounded,
-clamped or silently replaced by NULL, and a decimal never becomes a float.
+PostgreSQL type exactly. If there is no such type, it gets `string` with PostgreSQL's own text. No value is
+rounded, clamped or silently replaced by NULL, and a decimal never becomes a float.
 
 The mapping is the same for the stream and the initial copy. It depends on the type and its modifier alone,
 never on the values.
@@ -17,29 +17,29 @@ never on the values.
 ## Values that do not fit
 
 A few types have values that their Iceberg type lacks: NaN in a `numeric(12,2)`, `infinity` in a `timestamp`,
-a two-dimensional array. What happens to such a value is the *value policy*, by family of the Iceberg type
-({families}):
+a two-dimensional array. The *value policy* says what happens to such a value. There is one for each family
+of Iceberg types ({families}):
 
 | policy | what it does |
 |---|---|
 | `null_and_keep` | the row gets NULL; the text as PostgreSQL printed it goes to a side table |
 | `fail` | the batch is refused; the error names table, column and type, never the value |
 
-The default is `null_and_keep` for all of them; `value_policy={{"decimal": "fail", "default":
-"null_and_keep"}}` says it by family. How many values were set aside is in the log of the stage task, in the
-manifest and in the XCom (`rejected` of each table); apply puts them into the side table.
+The default is `null_and_keep` for all families. `value_policy={{"decimal": "fail", "default":
+"null_and_keep"}}` chooses by family. The log of the stage task, the manifest and the XCom (`rejected` of each
+table) have the number of values that were set aside. Apply puts the values into the side table.
 
-The policy also counts for a default that rows older than a column show, when the column is a date or
-timestamp: `ADD COLUMN valid_to timestamptz DEFAULT 'infinity'` gives these rows NULL and logs a warning (the
-side table has rows of changes and copies only), or is refused. In a key it is always refused
+The policy also counts for the default of a new date or timestamp column, which older rows show. For example,
+`ADD COLUMN valid_to timestamptz DEFAULT 'infinity'` gives older rows NULL and logs a warning, or is refused.
+(The side table has rows of changes and copies only.) In a key such a value is always refused
 (`ValueRefused`), and so are such defaults of other types.
 
 ### The side table
 
-`<namespace>.pgoutput_rejected_values`, made when there is a first value to keep, and appended to in one
-commit for each batch. The same value of the old tuple of an update (with REPLICA IDENTITY FULL) is a row of
-its own, as `tuple` says. The value is found again by `schema_name`, `table_name`, `key` and `column_name`,
-the newest by `commit_lsn` and `seq`; a copied row comes before every change.
+`<namespace>.pgoutput_rejected_values` is made when there is a first value to keep. Each batch appends to it
+in one commit. If the old tuple of an update (with REPLICA IDENTITY FULL) has the same value, that is a row of
+its own; `tuple` tells the two apart. You find a value again by `schema_name`, `table_name`, `key` and
+`column_name`, and the newest one by `commit_lsn` and `seq`. A copied row comes before every change.
 
 | column | type | meaning |
 |---|---|---|
@@ -60,24 +60,24 @@ SIDE = {
 }
 
 TYPES = """
-Anything else that does not parse is no odd value but a wrong session setting or a damaged stream, and always
-an error (`ProtocolError`). Text that is not UTF-8, which only a database with encoding SQL_ASCII can hold, is
-refused (`ValueRefused`) whatever the policy.
+Any other value that does not parse shows a wrong session setting or a damaged stream. It is always an error
+(`ProtocolError`). Only a database with encoding SQL_ASCII can hold text that is not UTF-8. Such text is
+refused (`ValueRefused`), whatever the policy.
 
 ## Settings of the session
 
 The text that PostgreSQL sends depends on settings of the session. They are pinned, so that neither
-`postgresql.conf` nor `ALTER ROLE ... SET` changes what arrives: `DateStyle = ISO`,
+`postgresql.conf` nor `ALTER ROLE ... SET` changes the text: `DateStyle = ISO`,
 `IntervalStyle = postgres`, `TimeZone = UTC`, `extra_float_digits = 1`, `bytea_output = hex`,
 `lc_monetary = C`, `client_encoding = UTF8`, `quote_all_identifiers = off`.
 
 ## Text and binary
 
-With `binary=True` PostgreSQL sends changes in the binary form of their types. The column `binary` says which
-types are read in it: the common ones, and domains and arrays of them. A table with a column of a type that is
-`text only` lets the whole slot be read as text instead; the log names the column. So does a value of such a
-type among the changes. The server has no binary form of a type that is `sent as text`: it sends the text in
-both modes. The values in the lake are the same in both modes.
+With `binary=True` PostgreSQL sends changes in the binary form of their types. The column `binary` says
+which types are read in this form: the common ones, and domains and arrays of them. If a table has a column
+of a type that is `text only`, the whole slot is read as text instead, and the log names the column. The
+same happens if a value of such a type comes among the changes. The server has no binary form of a type that
+is `sent as text`: it sends the text in both modes. The values in the lake are the same in both modes.
 
 ## Built-in types
 
@@ -89,16 +89,17 @@ both modes. The values in the lake are the same in both modes.
 OPTIONS = """
 ## Options
 
-`type_options` of `PgoutputStageOperator` chooses for all columns of a kind of type, `column_types` for one
-column (`{"public.orders.id": "uuid"}`, the choices below). Within arrays, domains and composites the choice
-is for what they are made of. Choices are checked before anything is connected, those of columns before
-anything is read. They decide the type of a column when its table is made; apply refuses a batch that says
-another one (`TableRefused`), so to change a choice, name another target and copy the table again.
+`type_options` of `PgoutputStageOperator` chooses for all columns of a kind of type. `column_types` chooses
+for one column (`{"public.orders.id": "uuid"}`). The table below has the choices. In arrays, domains and
+composites the choice is for their elements, base type and attributes. Choices are checked before anything
+is connected, those of columns before anything is read. They decide the type of a column when its table is
+made. Apply refuses a batch with another type (`TableRefused`). So to change a choice, name another target
+and copy the table again.
 
-- `column_types` with `"string"` keeps PostgreSQL's text of a column of *any* type: of arrays with several
-  dimensions, of a `timestamp` that may be infinite, of a key that does not fit.
-- `{"numeric": "decimal(p,s)"}` is for numerics that no decimal holds anyway (without precision, or above 38
-  digits). In `column_types` it is for every numeric of the column, also a `numeric(12,2)`.
+- `column_types` with `"string"` keeps PostgreSQL's text of a column of *any* type. Examples are an array with
+  several dimensions, a `timestamp` that may be infinite, or a key that does not fit.
+- `{"numeric": "decimal(p,s)"}` is for numerics that have no decimal of their own (without precision, or above
+  38 digits). In `column_types` it is for every numeric of the column, also a `numeric(12,2)`.
 - Values that do not fit a choice follow the value policy. Nothing is rounded.
 
 | option | PostgreSQL | Iceberg | Spark | binary | exact | does not fit |
@@ -120,36 +121,41 @@ CHOSEN = (
 TAIL = """
 ## Good to know
 
-- `timestamp with time zone` is an instant: PostgreSQL does not store the zone it was entered with, so
-  there is none to keep. `timestamp without time zone` is `timestamp` in Iceberg and `TIMESTAMP_NTZ` in Spark.
+- `timestamp with time zone` is an instant. PostgreSQL does not store the zone that it was entered with, so
+  there is no zone to keep. `timestamp without time zone` is `timestamp` in Iceberg and `TIMESTAMP_NTZ` in
+  Spark.
 - Years before 1 and after 9999 exist in PostgreSQL (4713 BC to 294276) but not in Spark and most readers.
 - A list has one dimension and starts at 1. PostgreSQL does not fix the dimensions of an array column, so
   `integer[]` and `integer[][]` are one type, and each value is looked at on its own.
 - An array with an element that does not fit is set aside as a whole: NULL in the table, its text beside it.
-- A type that was dropped after the change was written is known from the batch before. Where none has kept
-  it, its name in the stream tells whether it was an array, and of what; a domain is its base type, without
-  a length; all else is `string`.
-- The text of `regclass`, `regtype`, `regrole` and their like is a name. When the object is renamed it
+- A type that was dropped after the change was written is known from the batch before. If no batch has kept
+  it, its name in the stream tells whether it was an array, and the type of its elements. A domain is then its
+  base type, without a length. All other types are `string`.
+- The text of `regclass`, `regtype`, `regrole` and their like is a name. If the object is renamed, the text
   changes in all rows, without a row event. A warning names such columns once.
 - The types of `hstore`, `vector` and `halfvec` are known by name, in whatever schema the extension is.
-- An infinite or huge value in a composite that stays `string` is in its text as PostgreSQL prints it.
+- If a composite stays `string`, an infinite or huge value in it is in its text, as PostgreSQL prints it.
 - pyiceberg 0.12 reads an empty list where a list of structs is NULL; Spark reads NULL.
-- What `ALTER TYPE` does to composites and enums: [how a batch is applied](apply.md#schema).
-- Bounds of `uuid` columns are not written to the files, as a filter reads them wrongly, probably as signed
-  numbers: measured with Spark 4.1.3 and Iceberg 1.12.0, `WHERE id = '...'` found none of three rows that were
-  there, and `DELETE` removed none, as soon as a file held a uuid that begins with 8 to f beside one that
-  begins with 0 to 7. With the table properties `write.metadata.metrics.column.<name> = counts` and
-  `write.parquet.stats-enabled.column.<name> = false`, which the pipeline sets, it found them all; with the
-  first one alone it did not. A filter on a uuid therefore skips no files, and other writers of the table must
+- The page about [apply](apply.md#schema) says what happens after `ALTER TYPE` of a composite or an enum.
+- Bounds of `uuid` columns are not written to the files, because a filter reads them wrongly, probably as
+  signed numbers. Measured with Spark 4.1.3 and Iceberg 1.12.0: a file held a uuid that begins with 8 to f
+  beside one that begins with 0 to 7. Then `WHERE id = '...'` found none of three rows that were there, and
+  `DELETE` removed none. The pipeline sets the table properties `write.metadata.metrics.column.<name> =
+  counts` and `write.parquet.stats-enabled.column.<name> = false`. With both, all rows were found; with the
+  first one alone they were not. So a filter on a uuid skips no files, and other writers of the table must
   keep these properties. Deletes and joins of the pipeline itself do not filter by literals of uuids.
-- `json` as Iceberg's `variant` is refused (`ConfigurationError`). Measured with the locked versions: Spark
-  4.1.3 writes and reads it, but pyiceberg 0.12.0 does not load a table that has such a column at all
-  (`Unsupported field type: 'variant'`), Spark cannot group or compare it, which folding a table without a
-  key needs, and `parse_json` makes doubles of numbers with an exponent or more than 38 digits and refuses
-  duplicate keys. The text loses nothing: `parse_json(doc)` in a query or a view gives the variant.
+- `json` as Iceberg's `variant` is refused (`ConfigurationError`). Measured with the locked versions:
+  - Spark 4.1.3 writes and reads it.
+  - pyiceberg 0.12.0 does not load a table that has such a column at all (`Unsupported field type:
+    'variant'`).
+  - Spark cannot group or compare it. Folding a table without a key needs that.
+  - `parse_json` makes doubles of numbers with an exponent or more than 38 digits, and refuses duplicate keys.
+
+  The text loses nothing: `parse_json(doc)` in a query or a view gives the variant.
 - A NULL list of structs (`public.pair[]` or `interval[]` by choice) is NULL in the files and in Spark.
-  pyiceberg 0.12.0 reads it as an empty list ([iceberg-python 3833](https://github.com/apache/iceberg-python/issues/3833)).
-- The interval whose months, days and microseconds are all the greatest number, or all the least, is
-  printed in figures by PostgreSQL 15 and 16, and is `infinity` or `-infinity` from 17 on.
-- How keys are compared is on the page about [apply](apply.md#equal-keys).
+  pyiceberg 0.12.0 reads it as an empty list ([iceberg-python
+  3833](https://github.com/apache/iceberg-python/issues/3833)).
+- In one interval months, days and microseconds are all the greatest number, in another all the least.
+  PostgreSQL 15 and 16 print these two in figures. From 17 on they are `infinity` and `-infinity`.
+- The page about [apply](apply.md#equal-keys) says how keys are compared.
 """

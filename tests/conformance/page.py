@@ -23,32 +23,40 @@ _FOLDER = "tests/conformance"
 
 _HEAD = """# Conformance
 
-What PostgreSQL sends in each case, and what the lake must hold afterwards. Every scenario runs from a real
-PostgreSQL through staging and apply into Iceberg tables, and the tables are compared with the source itself,
-value by value, as multisets of rows; where the lake must not equal the source, the second table says why.
+This page lists what PostgreSQL can send, and what the lake must hold afterwards. Every scenario runs from a
+real PostgreSQL through staging and apply into Iceberg tables. The tables are compared with the source itself,
+value by value, as multisets of rows. If the lake must differ from the source, the second table says why.
 `make test` runs them, and `pytest tests/conformance --postgres-version 16` runs them on another version. The
-versions in the table are those on which a test passed when that was last noted, see
+first table names the versions on which each test passed when that was last noted, see
 `tests/conformance/passed.json`.
 
-Each scenario is read with the newest protocol version and streaming on. All transactions go to the lake in
-one batch, into merge-on-read tables (`one_batch`), and a second time from the same WAL with one batch for
-each transaction, into copy-on-write tables, which must get no file of deletes, with the publications named
-in the other order (`per_transaction`; for some groups of scenarios only `make test ALL=1` does that). What
-pyiceberg reads of a table must be what Spark reads. Every batch is applied a second time, the initial copy
+Each scenario is read with the newest protocol version and streaming on, and goes to the lake twice from the
+same WAL:
+
+- `one_batch`: all transactions in one batch, into merge-on-read tables.
+- `per_transaction`: one batch for each transaction, into copy-on-write tables, which must get no file of
+  deletes. The publications are named in the other order. For some groups of scenarios only `make test ALL=1`
+  does this.
+
+pyiceberg and Spark must read the same from a table. Every batch is applied a second time, the initial copy
 first: no table may get a snapshot from that (`test_applied_twice`). Every row change must be counted in its
 batch (`test_every_change_is_counted`).
 
-The WAL of these scenarios (all that `test_scenarios.py` is named for) is staged again in every way that the
-server has, and what is staged has to be the same, to the last value and position
-(`test_every_way_stages_the_same`): over SQL and over a walsender, each with protocol versions 1 to 4 (3 on
-PostgreSQL 15), each with streaming `off`, `on` (from 2 on) and `parallel` (4), while the server streams
-every transaction (15: every one past 64 kB); with one batch for each transaction; by three connections that
-decode small parts at once; with the publications named in the other order; and, where the scenario is about
-them, each of these as text and in binary form, with and without `two_phase`. That is {ways_16} ways for most
-scenarios and up to {most_16} (PostgreSQL 15: {ways_15} and up to {most_15}).
+The WAL of the scenarios of `test_scenarios.py` is staged again in every way that the server has. The staged
+batches have to be the same, to the last value and position (`test_every_way_stages_the_same`). The ways are:
 
-What is in another file of tests has to stop, or needs a server or a moment of its own: it is read with the
-default options over SQL, into merge-on-read tables, and in no other way, unless the second table says so.
+- over SQL and over a walsender, each with protocol versions 1 to 4 (3 on PostgreSQL 15), each with streaming
+  `off`, `on` (from 2 on) and `parallel` (4), while the server streams every transaction (15: every one past
+  64 kB);
+- with one batch for each transaction;
+- by three connections that decode small parts at once;
+- with the publications named in the other order;
+- if the scenario is about them, each of these as text and in binary form, with and without `two_phase`.
+
+That is {ways_16} ways for most scenarios and up to {most_16} (PostgreSQL 15: {ways_15} and up to {most_15}).
+
+Scenarios in other files of tests have to stop, or need a server or a moment of their own. They are read with
+the default options over SQL, into merge-on-read tables, and in no other way, unless the second table says so.
 
 | scenario | PostgreSQL | test |
 |---|---|---|

@@ -66,7 +66,7 @@ OTHER_TESTS = (
     (
         "C190",
         "the same up to the lake, also as a change log, and with whole old rows under a root without a key",
-        "equal; what cannot be followed is refused, and copied on request",
+        "equal; a change that cannot be followed is refused, and the table copied on request",
         "test_partition_life.py::test_c190_partitions_whose_identity_is_not_that_of_their_root",
     ),
     (
@@ -146,7 +146,7 @@ OTHER_TESTS = (
     ),
     (
         "C60",
-        "a composite that is text in the key is altered; an enum whose array a column has is replaced",
+        "a composite in the key, text in the lake, is altered; an enum that has an array column is replaced",
         "`TableRefused` until the table is copied; a list before and after, in one batch",
         "test_altered_composites.py::test_types_that_are_text_in_the_lake_are_altered_and_replaced",
     ),
@@ -225,7 +225,7 @@ OTHER_TESTS = (
     ),
     (
         "C84",
-        "a publication of which nothing changes",
+        "no table of a publication changes",
         "the batch is empty and the slot moves on",
         "tests/capture/test_server_states.py::test_c84_a_silent_publication_still_moves_the_checkpoint",
     ),
@@ -289,19 +289,19 @@ OTHER_TESTS = (
     (
         "C48",
         "partitions are attached with rows, detached, dropped and made again, via the root",
-        "all other rows are the source's, a warning names what is not, `copy_tables` brings it",
+        "a warning names the differing rows, `copy_tables` mends them; all other rows are the source's",
         "test_partition_life.py::test_partitions_published_via_their_root",
     ),
     (
         "C48",
         "the same, published as themselves",
-        "each is a table like any other; what was detached for a while is copied again",
+        "each is a table like any other; one that was detached for a while is copied again",
         "test_partition_life.py::test_partitions_published_as_themselves",
     ),
     (
         "C52",
         "tables move in and out of published schemas and from one to another, also as a change log",
-        "what was not published all the time is copied; what left stays as it was",
+        "a table that was not published all the time is copied; one that left stays as it was",
         f"{_LIFE}test_tables_that_leave_a_publication_and_come_to_one",
     ),
     (
@@ -325,7 +325,7 @@ OTHER_TESTS = (
     (
         "C91",
         'the same with `initial_copy="never"`',
-        "over both transports: three inserts flow, a warning names the table; `copy_tables` closes it",
+        "over both transports: three inserts arrive, a warning names the table; `copy_tables` closes the gap",
         f"{_LIFE}test_c91_without_a_copy_what_was_published_flows_and_the_gap_is_named",
     ),
     (
@@ -391,13 +391,13 @@ OTHER_TESTS = (
     (
         "C184",
         "`doctor` is asked while a run is under way",
-        "it names the tasks, and nothing that the run leaves for a while is something to do",
+        "it names the tasks, and asks for nothing that the run itself will clear up",
         "tests/airflow/cli/test_diagnose.py::test_what_a_run_under_way_leaves_for_a_while_is_not_told_as_something_to_do",
     ),
     (
         "C183",
         "a generated column becomes an ordinary one, and gets a default",
-        "it is told as published from now on; older rows are copied, or NULL with a warning, not the default",
+        "a warning says that it is published now; older rows are copied, or NULL, never the default",
         f"{_OLDER_ROWS}test_a_generated_column_that_becomes_an_ordinary_one_has_values_that_nobody_sent",
     ),
     (
@@ -409,7 +409,7 @@ OTHER_TESTS = (
     (
         "C181",
         "such a column was dropped all the same",
-        "refused by name; what the error says helps, and the way back to merge-on-read works",
+        "refused by name; the advice of the error helps, and the way back to merge-on-read works",
         "test_lake_partitions.py::test_a_partitioning_whose_column_is_gone_is_named_and_mended",
     ),
     (
@@ -421,7 +421,7 @@ OTHER_TESTS = (
     (
         "C160",
         "tables whose changes cannot be followed are dropped, or leave the publication, in the same batch",
-        "over both transports: each keeps its last good state, and what is passed over is named",
+        "over both transports: each keeps its last good state; a warning names the changes passed over",
         f"{_GONE}test_of_tables_that_are_gone_is_staged_what_can_be_followed",
     ),
     (
@@ -439,7 +439,7 @@ OTHER_TESTS = (
     (
         "C192",
         "a table is dropped and made again under its name, and once more, in one batch; then it is gone",
-        "the one that the lake knows keeps its last good state; the others are passed over, by name",
+        "the lake's table keeps its last good state; a warning names the others, which are passed over",
         f"{_GONE}test_of_tables_with_one_name_that_are_gone_one_is_staged",
     ),
     (
@@ -457,7 +457,7 @@ OTHER_TESTS = (
             "`FOR ALL TABLES` via the root: a partition is detached, gets rows as a table of its own and is"
             " attached again in one batch"
         ),
-        "refused by name; what the error says helps",
+        "refused by name; the advice of the error helps",
         f"{_GAPS}test_rows_of_a_partition_that_was_a_table_for_a_while_stop_the_run",
     ),
     (
@@ -471,7 +471,7 @@ OTHER_TESTS = (
     ),
     (
         "C162",
-        "without a key, REPLICA IDENTITY FULL: old rows hold values of an added column that nobody told",
+        "without a key, REPLICA IDENTITY FULL: old rows hold values of an added column that were never sent",
         "the rows are found; the columns that are known are equal",
         "test_unknown_values.py::test_a_row_is_found_although_nobody_told_what_a_column_holds_in_it",
     ),
@@ -486,7 +486,7 @@ OTHER_TESTS = (
         "large subtransactions are rolled back: with their transaction, alone, and in prepared ones",
         (
             "nothing of them is staged and nothing else is missing, over both transports, with streaming on,"
-            " off and `parallel`; the log says once what the server told of without having sent it"
+            " off and `parallel`; the log says once that the server aborts transactions that it never sent"
         ),
         (
             "tests/capture/test_streaming.py::"
@@ -496,12 +496,12 @@ OTHER_TESTS = (
     (
         "C171",
         "random sessions: savepoints, large subtransactions, changes of shape, prepared transactions",
-        "every way of reading stages what version 1 sends, and that leads to what the source holds",
+        "every way of reading stages the changes that version 1 sends, and they lead to the source's rows",
         "tests/capture/test_random_sessions.py::test_every_way_stages_the_same",
     ),
     (
         "C172",
-        "what the server sends breaks the protocol, over one transport or whenever it streams",
+        "the server breaks the protocol, over one transport or whenever it streams",
         "the batch is read another way, and a warning names it",
         (
             "tests/capture/source/test_hostile_server.py::"
@@ -522,12 +522,12 @@ NOT_RUN = (
         "C98",
         "a standby is promoted, with and without its slot",
         (
-            "needs a second server, which is a test of its own: a standby that is read (16 and later), with"
-            " its slot, over a promotion of its primary and its own in"
+            "It needs a second server, so it has a test of its own. A standby with its slot (16 and later) is"
+            " read while its primary is promoted, and then the standby itself:"
             f" `{_STANDBY}`."
-            " What a run finds afterwards is tested, too: a promoted server that kept its"
-            f" slot in `{_TIMELINES}`, a slot that is gone in"
-            f" `{_CAPTURE}test_a_slot_that_is_gone_is_not_made_anew`, WAL that ends before the checkpoint in"
+            " What a run finds afterwards is tested, too. A promoted server kept its"
+            f" slot: `{_TIMELINES}`. A slot is gone:"
+            f" `{_CAPTURE}test_a_slot_that_is_gone_is_not_made_anew`. WAL ends before the checkpoint:"
             f" `{_CAPTURE}test_a_source_behind_the_lake_is_refused`"
         ),
     ),
@@ -535,8 +535,8 @@ NOT_RUN = (
         "C99",
         "a timeline switch",
         (
-            f"not as far as the lake; `{_TIMELINES}` promotes a server: a batch goes on where the switch is"
-            " past the checkpoint, and `SourceChanged` stops the run where it is before"
+            f"It is tested without the lake: `{_TIMELINES}` promotes a server. If the switch is past the"
+            " checkpoint, the batch goes on. If it is before, `SourceChanged` stops the run"
         ),
     ),
     ("C100", "`wal_level` that follows the slots", "new in PostgreSQL 19"),

@@ -32,9 +32,9 @@ SCENARIOS = (
             "v": [("1", "2", None), ("2", "3", "8")],
         },
         differs_because=(
-            "a rewrite between the ADD COLUMN and the next batch lets PostgreSQL forget what older rows"
-            " have in the column: NULL in `v` until they change, with a warning; `on_unknown_default`"
-            " closes it"
+            "after a rewrite between the ADD COLUMN and the next batch PostgreSQL no longer knows the"
+            " column's value in older rows: NULL in `v` until they change, with a warning;"
+            " `on_unknown_default` brings the value"
         ),
         warning=("c55.v", "column c", "copy_tables"),
         changes=(1, 1),

@@ -147,8 +147,8 @@ ROWS = (
     TypeRow("float4", 700, "float", binary=_float(np.dtype(">f4")), copied=_ADBC),
     TypeRow("float8", 701, "double", binary=_float(np.dtype(">f8")), copied=_ADBC),
     TypeRow("money", 790,
-            exact="as `$1,234.56`, with `lc_monetary` C: the server keeps the smallest units alone, so of a"
-            " currency without two decimals (yen) the point stands elsewhere, and each run warns of it"),
+            exact="as `$1,234.56`, with `lc_monetary` C. The server stores only a number of smallest units."
+            " So in a currency without two decimals (yen) the point is wrong. Each run warns of it"),
     TypeRow("bpchar", 1042, binary=TEXT_FORM, copied=_ADBC_AND_KEY, exact="as sent, padding kept"),
     TypeRow("varchar", 1043, binary=TEXT_FORM, copied=_ADBC_AND_KEY),
     TypeRow("date", 1082, "date", copied=_ADBC_OR_CAST,
