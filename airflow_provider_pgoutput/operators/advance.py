@@ -1,4 +1,4 @@
-"""Airflow's door to the last step: let PostgreSQL recycle the WAL that the lake no longer needs."""
+"""The operator of the last step. Afterwards PostgreSQL may recycle the WAL that the lake no longer needs."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ if TYPE_CHECKING:
 class PgoutputAdvanceSlotOperator(BaseOperator):
     """Move the slot's ``confirmed_flush_lsn`` to the lake's checkpoint, never past it.
 
-    The checkpoint alone decides. The batch that arrives by XCom is only compared with it: one that ends
-    past the checkpoint was never applied, and the task fails and says so; an older one, or none, is
-    harmless.
+    The checkpoint alone decides. The batch that arrives by XCom is only compared with it. If the batch ends
+    past the checkpoint, it was not applied, and the task fails. An older batch, or none, does no harm.
 
     :param slot_name: the replication slot to move. (templated)
-    :param namespace: namespace of the Iceberg tables; it holds the checkpoint. (templated)
+    :param namespace: namespace of the Iceberg tables. It also holds the checkpoint. (templated)
     :param batch: the batch as ``PgoutputStageOperator`` returned it. (templated)
     :param postgres_conn_id: the source, a connection of type ``postgres``. (templated)
     :param iceberg_conn_id: the lake's catalog, a connection of type ``iceberg``. (templated)
-    :param catalog_name: name of the catalog, when it is not named like its connection. (templated)
+    :param catalog_name: name of the catalog; None: the name of its connection. (templated)
     """
 
     template_fields: Sequence[str] = (

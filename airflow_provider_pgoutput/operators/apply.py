@@ -1,4 +1,4 @@
-"""Airflow's door to apply: one batch, given to Spark. The Spark application is ``apply/main.py``."""
+"""The operator that has Spark apply one batch. The Spark application is ``apply/main.py``."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
 
 
-#: Rows of a batch, changed or copied, up to which Java's optimising compiler costs more than it saves.
+#: For a batch of so many changed and copied rows, Java's optimising compiler costs more than it saves.
 _ROWS_OF_A_SHORT_JOB = 100_000
 
 
 class PgoutputApplyOperator(SparkApplyOperator):
     """Apply a staged batch to Iceberg tables with Spark, and return what it did.
 
-    A batch that the lake holds already is not given to Spark again, so a cleared task of an old run does
-    nothing; for one that changes no table only the checkpoint is written, without Spark. Afterwards the
-    checkpoint is read back: the task succeeds only when the batch is in it. The other arguments are those of
+    If the lake already holds the batch, the task does nothing. So a task of an old run may be cleared. If the
+    batch changes no table, the task writes only the checkpoint, without Spark. At the end the task reads the
+    checkpoint, and succeeds only if the checkpoint holds the batch. The other arguments are those of
     ``SparkApplyOperator``.
 
     :param batch: the batch as ``PgoutputStageOperator`` returned it. (templated)
@@ -64,7 +64,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
                     batch.end_lsn,
                     before.end_lsn,
                 )
-                # The try that applied it may have ended before Airflow knew of its event.
+                # An earlier try applied it, and may have ended before it told Airflow about the assets.
                 self._describe_outlets(context, batch, batch.changes)
                 return _result(batch, batch.changes, batch.tables, applied=False)
             from airflow_provider_pgoutput.capture.staging.area import StagingArea
@@ -91,23 +91,23 @@ class PgoutputApplyOperator(SparkApplyOperator):
         return _result(batch, manifest.changes, counts, snapshots, applied=True)
 
     def _warn_of_unknown(self, job: ApplyJob, manifest: Manifest) -> None:
-        """Name tables that have options and that nobody publishes: most likely a slip of the pen."""
+        """Warn of tables that have options and are not published. Most likely their names are misspelt."""
         if manifest.published is None:
             return
         published = {each.name for each in manifest.published.tables}
         changed = {each.name for each in manifest.tables}
         if unknown := sorted(job.table_options.keys() - published - changed):
             self.log.warning(
-                "table_options names tables that are not published: %s. Their options count for nothing.",
+                "table_options names tables that are not published: %s. Their options have no effect.",
                 ", ".join(unknown),
             )
 
     def _recorded(self, lake: Lake, job: ApplyJob, manifest: Manifest) -> bool:
-        """Move the checkpoint over a batch that changes no table; whether the worker may write it."""
+        """Move the checkpoint past a batch that changes no table. False: the worker may not write it."""
         try:
             lake.record_empty_batch(job, manifest)
         except (LakeUnavailable, LakeDenied) as error:
-            # The worker may have no right to write. A second row for a batch changes nothing.
+            # Spark writes the row, then. If this write succeeded all the same, a second row does no harm.
             self.log.warning("%s Spark writes the checkpoint.", error)
             return False
         self.log.info("The batch changes no table: only the checkpoint was written, without Spark.")
@@ -116,7 +116,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
     def _describe_outlets(
         self, context: Context, batch: ReceivedBatch, changes: int | None
     ) -> None:
-        """Say in the events of the task's assets which batch the lake holds now."""
+        """Write into the events of the task's assets which batch the lake holds now."""
         for outlet in self.outlets:
             if isinstance(outlet, Asset):
                 context["outlet_events"][outlet].extra = {
@@ -138,7 +138,7 @@ def _result(
     *,
     applied: bool,
 ) -> dict[str, Any]:
-    """What the task returns; None stands for what an earlier try knew."""
+    """What the task returns. None: an earlier try applied the batch, and only that try knew the value."""
     return {
         "schema_version": 1,
         "slot_name": batch.slot_name,

@@ -1,4 +1,4 @@
-"""Airflow's door to maintenance: files joined, old snapshots removed. The work: ``apply/maintain.py``."""
+"""The operator that joins files and removes old snapshots. The work itself is in ``apply/maintain.py``."""
 
 from __future__ import annotations
 
@@ -30,23 +30,26 @@ _OF_JOB: dict[str, Converter] = {
 
 
 class PgoutputMaintenanceOperator(LakeJobOperator):
-    """Keep the tables of a pipeline fast and small, with Iceberg's own procedures, and return what was done.
+    """Keep the tables of a pipeline fast and small with Iceberg's own procedures, and return what was done.
 
-    Small data files are joined and deletes applied, manifests rewritten, snapshots expired, orphaned files
-    removed: of every table that the slot's pipeline made, and of its checkpoint, messages and rejected
-    values. How far the tables are is not lost by it. It may run beside the pipeline, in a DAG of its own: a
-    step that meets another commit is left for the next time, and an apply looks at the table again. The other
-    arguments are those of ``LakeJobOperator``.
+    It joins small data files and applies deletes, rewrites manifests, expires snapshots and removes orphaned
+    files. It does so for every table that the slot's pipeline made, and for the tables of the checkpoint, the
+    messages and the rejected values. The tables keep the LSN that they have reached. The task may run beside
+    the pipeline, in a DAG of its own. If another commit comes in between, a step of maintenance is left for
+    the next time, and an apply prepares its table again. The other arguments are those of
+    ``LakeJobOperator``.
 
-    :param tables: tables of the source to maintain, ``["schema.table"]``; None: all. (templated)
+    :param tables: tables to maintain by their names at the source, ``["schema.table"]``; None: all.
+        (templated)
     :param compact: rewrite data files and manifests. (templated)
     :param compact_options: options of ``rewrite_data_files``, as text:
         ``{"min-input-files": "2", "target-file-size-bytes": "268435456"}``. (templated)
-    :param snapshot_retention: how far back a table can be read at least; None: no snapshot is expired. A
+    :param snapshot_retention: a snapshot stays at least for this long; None: no snapshot is expired. A
         snapshot with a tag stays as long as the tag, see ``tag_retention_days`` in ``docs/apply.md``.
-    :param keep_snapshots: how many snapshots stay at least. (templated)
-    :param orphan_retention: how old a file in a table's folders is that no snapshot names when it is removed,
-        a day at least; None: none is removed. Only for tables whose folders are theirs alone.
+    :param keep_snapshots: at least this many snapshots stay. (templated)
+    :param orphan_retention: files in a table's folders that no snapshot names are removed when they are this
+        old, at least a day; None: no such file is removed. It does nothing for a table that shares its
+        folders with others.
     """
 
     template_fields: Sequence[str] = (*LakeJobOperator.template_fields, "tables", *_OF_JOB)
@@ -74,7 +77,7 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
         self.orphan_retention = orphan_retention
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
-        """Have Spark do it; return counts by table, and the tables that were busy."""
+        """Have Spark do it. Return counts by table, and the tables that are not finished."""
         with airflow_outcome():
             from airflow_provider_pgoutput.capture.staging.area import StagingArea
 
@@ -98,7 +101,8 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
         log_tables(tables)
         if busy:
             self.log.warning(
-                "Left in part for the next time, as others wrote: %s.", ", ".join(busy)
+                "Others wrote to these tables meanwhile, so some steps are left for the next time: %s.",
+                ", ".join(busy),
             )
         return {"schema_version": 1, "slot_name": slot_name, "tables": tables, "busy": busy}
 

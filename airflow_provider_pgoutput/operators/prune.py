@@ -1,4 +1,4 @@
-"""Airflow's door to retention: remove staged batches that the lake holds and nobody will replay."""
+"""The operator that deletes staged batches. The lake holds them, and nobody will replay them."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ DEFAULT_RETENTION = timedelta(days=7)
 
 
 class PgoutputPruneStagingOperator(BaseOperator):
-    """Delete applied batches of a slot from the staging area when they are older than a retention.
+    """Delete old applied batches of a slot from the staging area.
 
-    What is not applied stays, and so does what a prepared transaction needs; the batches that are left
-    follow each other without gaps. Files of attempts that died go too. Without a checkpoint nothing is
-    deleted. The slot and the tables are not touched.
+    A batch that is not applied stays. So does a batch that a prepared transaction still needs. The batches
+    that are left follow each other without a gap. Files of attempts that died are deleted, too. Without a
+    checkpoint nothing is deleted. The slot and the tables are not touched.
 
     :param slot_name: the replication slot. (templated)
     :param staging_uri: folder of the staging area. (templated)
-    :param namespace: namespace of the Iceberg tables; it holds the checkpoint. (templated)
-    :param staging_retention: how long an applied batch stays at least.
-    :param keep_from_lsn: batches that end past this LSN stay, however old they are; as ``16/B374D848``.
+    :param namespace: namespace of the Iceberg tables. It also holds the checkpoint. (templated)
+    :param staging_retention: an applied batch stays at least for this long.
+    :param keep_from_lsn: batches that end past this LSN (``16/B374D848``) stay, even if they are old.
         (templated)
     :param iceberg_conn_id: the lake's catalog, a connection of type ``iceberg``. (templated)
-    :param catalog_name: name of the catalog, when it is not named like its connection. (templated)
+    :param catalog_name: name of the catalog; None: the name of its connection. (templated)
     """
 
     template_fields: Sequence[str] = (
@@ -71,14 +71,14 @@ class PgoutputPruneStagingOperator(BaseOperator):
         self.catalog_name = catalog_name
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Delete, and say what was deleted: ``batches``, ``files``, ``bytes``, ``first_lsn``."""
+        """Delete batches. Return how many ``batches``, ``files`` and ``bytes``, and the ``first_lsn`` now."""
         with airflow_outcome():
             pruned = self._prune()
         if pruned is None:
             self.log.info("The lake has no checkpoint of this slot: nothing is deleted.")
             return {"batches": 0, "files": 0, "bytes": 0, "first_lsn": None}
         self.log.info(
-            "Deleted %d batches, %d files of %d bytes. The oldest batch that is left starts at %s.",
+            "Deleted %d batches: %d files with %d bytes. The oldest batch now starts at %s.",
             pruned.batches,
             pruned.files,
             pruned.size_bytes,

@@ -1,6 +1,6 @@
-"""Airflow's door to the archive: batches that were staged before are applied again, with no slot read.
+"""The operator that applies staged batches of the past again. It reads no slot.
 
-Which batches: ``capture/staging/archive.py``. What Spark does with them: ``apply/replay.py``.
+``capture/staging/archive.py`` finds the batches. ``apply/replay.py`` is what Spark does with them.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ if TYPE_CHECKING:
 
 
 class PgoutputReplayOperator(SparkApplyOperator):
-    """Apply staged batches again, from a saved LSN on, and return what that did.
+    """Apply staged batches again from an LSN on, and return what was done.
 
-    Without ``target_namespace`` the tables are rebuilt in place: they go back to where they were at
-    ``from_lsn``, and forward to where the lake is. What others wrote to them since is undone (with
-    ``soft_delete`` and from a copy: is marked as deleted). Pause the pipeline's DAG meanwhile; a run of it
-    would be refused, and would lose nothing.
+    Without ``target_namespace`` the tables are rebuilt in place. They go back to where they were at
+    ``from_lsn``, and then forward to where the lake is. This undoes what others wrote to them since. (With
+    ``soft_delete``, and if the replay begins with a copy, rows of others are marked as deleted.) Pause the
+    pipeline's DAG meanwhile. A run of it would be refused, and nothing would be lost.
 
-    With ``target_namespace`` the batches go into tables of that namespace, made as needed, in any mode.
-    A table in mode ``upsert`` must begin with its copy, so with the batch that holds it.
+    With ``target_namespace`` the batches go into tables of that namespace, in any mode. Missing tables are
+    created. For a table in mode ``upsert`` the replay must begin with the batch that holds the table's copy.
 
-    Batches are taken whole: the first one holds ``from_lsn``, and the last one does not go past ``to_lsn``.
-    Gaps, damaged files and missing copies are refused before anything is written. Run again after a
-    failure it goes on, or begins again where that is safe. The other arguments are those of
-    ``SparkApplyOperator``.
+    Batches are applied whole. The first one holds ``from_lsn``, and the last one does not go past ``to_lsn``.
+    Gaps, damaged files and missing copies are refused before anything is written. After a failure run the
+    task again. It goes on where it stopped, or begins again where that is safe. The other arguments are those
+    of ``SparkApplyOperator``.
 
     :param from_lsn: where to begin, as PostgreSQL writes it: ``16/B374D848``. (templated)
-    :param to_lsn: where to end; needs ``target_namespace``. None: the newest batch in another namespace, the
-        lake's checkpoint in place. (templated)
-    :param tables: the tables to replay, ``["schema.table"]``; None: all of the batches'. (templated)
-    :param target_namespace: namespace to write to; None: in place. (templated)
+    :param to_lsn: where to end, only with ``target_namespace``; None: at the newest batch, or in place at the
+        lake's checkpoint. (templated)
+    :param tables: tables to replay by their names at the source, ``["schema.table"]``; None: all tables of
+        the batches. (templated)
+    :param target_namespace: namespace to write to; None: the tables are rebuilt in place. (templated)
     """
 
     template_fields: Sequence[str] = (
@@ -95,12 +96,12 @@ class PgoutputReplayOperator(SparkApplyOperator):
                 in_place=target is None,
             )
             self.log.info(
-                "%d batches from %s to %s, %s changes, go %s.",
+                "Replay %d batches from %s to %s with %s changes %s.",
                 len(batches),
                 batches[0].start_lsn,
                 batches[-1].end_lsn,
                 f"{sum(each.changes for each in batches):,}",
-                "over what the tables hold" if target is None else f"to namespace {target}",
+                "in place" if target is None else f"into namespace {target}",
             )
             with log_group(f"Replay {len(batches)} batches with Spark"):
                 result = demanded(self.run_job(context, area, lake, job, batches[-1].batch_id))
@@ -127,7 +128,7 @@ class PgoutputReplayOperator(SparkApplyOperator):
         if target is None and to_lsn is not None:
             raise ConfigurationError(
                 "to_lsn is given without target_namespace: tables that end before the lake's checkpoint would"
-                " miss changes for good.",
+                " lack changes for good.",
                 advice="leave to_lsn out, or name another namespace.",
             )
         if target == arguments.required_text(self.namespace, "namespace"):
@@ -148,8 +149,8 @@ class PgoutputReplayOperator(SparkApplyOperator):
             return batches_between(area, slot_name, from_lsn, to_lsn, system)
         if checkpoint is None:
             raise ConfigurationError(
-                f"The lake has no checkpoint of the slot in namespace {lake.namespace}, so nothing says how"
-                " far its tables were.",
+                f"The lake has no checkpoint of the slot in namespace {lake.namespace}, so it is not known"
+                " how far its tables are.",
                 slot=slot_name,
                 advice="check the namespace; `airflow pgoutput doctor --repair` rebuilds a lost checkpoint;"
                 " or name another namespace in target_namespace.",
@@ -158,16 +159,15 @@ class PgoutputReplayOperator(SparkApplyOperator):
             raise ConfigurationError(
                 f"from_lsn {from_lsn} is not before the lake's checkpoint {checkpoint.end_lsn}.",
                 slot=slot_name,
-                advice="give an earlier LSN; what is past the checkpoint is the apply task's work.",
+                advice="give an earlier LSN; the apply task applies what is past the checkpoint.",
             )
-        # Sealed batches past the checkpoint are the next run's.
+        # The next run of the pipeline applies the sealed batches past the checkpoint.
         batches = batches_between(area, slot_name, from_lsn, checkpoint.end_lsn, system)
         if batches[-1].end_lsn != checkpoint.end_lsn:
             raise BatchGap(
                 f"The staged batches end at {batches[-1].end_lsn}, the lake is at {checkpoint.end_lsn}.",
                 slot=slot_name,
                 lsn=batches[-1].end_lsn,
-                advice="bring the batches between back from a backup; or copy the tables again"
-                " (copy_tables).",
+                advice="restore the missing batches from a backup; or copy the tables again (copy_tables).",
             )
         return batches

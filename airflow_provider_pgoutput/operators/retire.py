@@ -1,4 +1,4 @@
-"""Airflow's door to the end of a pipeline: drop its slot, once somebody typed the slot's name."""
+"""The operator that ends a pipeline. It drops the slot, if somebody typed the slot's name."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ if TYPE_CHECKING:
 
 
 class PgoutputDropSlotOperator(BaseOperator):
-    """Drop the slot of a pipeline that ends, or that fills the source's disk, so that its WAL can go.
+    """Drop the slot of a pipeline, so that the source can delete the WAL that it keeps for the slot.
 
-    Staged batches and the lake stay. What was not staged yet never reaches the lake: to go on later, a stage
-    run with ``on_slot_lost="copy"`` copies all tables again. A slot that is gone already is no error; one
-    that somebody reads is left alone, and Airflow tries again.
+    Use it at the end of a pipeline, or when WAL fills the source's disk. Staged batches and the lake stay.
+    Changes that were not staged yet never reach the lake. To go on later, run the stage task with
+    ``on_slot_lost="copy"``, which copies all tables again. It is no error if there is no slot. A slot that
+    somebody reads stays, and Airflow tries again.
 
     :param slot_name: the replication slot to drop. (templated)
-    :param confirmation: the slot's name once more, typed by whoever starts the run, such as
-        ``"{{ params.confirmation }}"``; with anything else nothing is dropped. (templated)
+    :param confirmation: the slot's name again. The person who starts the run types it, for instance as
+        ``"{{ params.confirmation }}"``. Any other text drops nothing. (templated)
     :param postgres_conn_id: the source, a connection of type ``postgres``. (templated)
     """
 
@@ -45,7 +46,7 @@ class PgoutputDropSlotOperator(BaseOperator):
         self.postgres_conn_id = postgres_conn_id
 
     def execute(self, context: Context) -> dict[str, str | None]:
-        """Drop the slot; return its name and where it was confirmed up to, null if there was none."""
+        """Drop the slot. Return its name and its last ``confirmed_flush_lsn``, null if there was no slot."""
         with airflow_outcome():
             from airflow_provider_pgoutput.capture.retire import retire_slot
             from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook

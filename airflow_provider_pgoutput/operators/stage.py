@@ -1,4 +1,4 @@
-"""Airflow's door to capture: one batch of a slot, staged. The work itself is in ``capture/``."""
+"""The operator that stages one batch of a slot. The work itself is in ``capture/``."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.tasks.arguments import Converter
 
-#: Arguments that say where the pipeline's ends are.
+#: Arguments that name the source and the lake.
 _OF_CONNECTIONS = ("namespace", "postgres_conn_id", "iceberg_conn_id", "catalog_name")
-#: Arguments that are fields of ``CaptureRequest``, each with what turns a template's text into its value.
+#: Arguments that are fields of ``CaptureRequest``. Each has what turns a template's text into its value.
 _OF_REQUEST: dict[str, Converter] = {
     "slot_name": arguments.required_text,
     "publication_names": arguments.text_list,
@@ -73,98 +73,110 @@ _OF_POLICY: dict[str, Converter] = {
 
 
 class PgoutputStageOperator(CopyingOperator):
-    """Stage what is new in a slot as Parquet files; return the batch.
+    """Stage the new changes of a slot as Parquet files, and return the batch.
 
-    The first run creates the slot and stages every published table as it was at the slot's start. Each
-    later run stages one batch: from where the lake is to where the server was when the run began, or to
-    an earlier commit when a limit is reached. The slot is read; only ``advance="after_stage"`` moves it.
+    The first run creates the slot. It stages every published table as it was when the slot was created. Each
+    later run stages one batch. The batch begins where the lake is. It ends where the server was when the run
+    began, or at an earlier commit if a limit is reached. The slot does not move, except with
+    ``advance="after_stage"``.
 
-    All arguments are templated; lists and mappings may be given as JSON text.
+    All arguments are templated. Lists and mappings may be given as JSON text.
 
     **From where, to where**
 
-    :param slot_name: the replication slot, created by the first run.
+    :param slot_name: the replication slot. The first run creates it.
     :param publication_names: the publications to read.
     :param staging_uri: folder of the staging area (``s3://bucket/path``, ``file:///path``).
-    :param namespace: namespace of the Iceberg tables; it holds the checkpoint.
+    :param namespace: namespace of the Iceberg tables. It also holds the checkpoint.
     :param postgres_conn_id: the source, a connection of type ``postgres``.
     :param iceberg_conn_id: the lake's catalog, a connection of type ``iceberg``.
-    :param catalog_name: name of the catalog, when it is not named like its connection.
+    :param catalog_name: name of the catalog; None: the name of its connection.
 
     **Start**
 
-    :param initial_copy: ``always``: the first run copies the tables, and a later one those that are published
-        by then and new to the lake; ``never``: only changes.
-    :param start_lsn: read the slot again from this LSN on, at or after its ``confirmed_flush_lsn`` and not
-        past the checkpoint; for one run. Before there is a checkpoint, with ``never``: the LSN at which the
-        lake's tables were loaded from outside, which later runs pass over.
-    :param failover: a slot that this creates is synchronised to standbys (PostgreSQL 17 and later).
+    :param initial_copy: ``always``: the first run copies the published tables. A later run copies tables that
+        were published since and that the lake does not have. ``never``: no table is copied, only changes are
+        staged.
+    :param start_lsn: read the slot again from this LSN on, in one run. It lies between the slot's
+        ``confirmed_flush_lsn`` and the checkpoint. If there is no checkpoint yet, with
+        ``initial_copy="never"``: the LSN at which the lake's tables were loaded by other means. Later runs
+        ignore it then.
+    :param failover: synchronise the slot to standbys, if this operator creates it (PostgreSQL 17 and later).
 
     **Limits**
 
-    :param max_changes: end the batch at the first commit past so many row changes.
-    :param max_bytes: end the batch at the first commit past so many bytes of row and logical messages.
-    :param max_seconds: end the batch at the first commit past so many seconds of reading.
-    :param memory_mib: memory for decoding and writing, in MiB, 8 at least; None: 256.
+    :param max_changes: end the batch at the first commit after this many row changes.
+    :param max_bytes: end the batch at the first commit after this many bytes of row and logical messages.
+    :param max_seconds: end the batch at the first commit after this many seconds of reading.
+    :param memory_mib: memory for decoding and writing, in MiB, at least 8; None: 256.
 
     **Tables and messages**
 
-    :param on_new_table: a published table that the lake never saw, after the first run: ``copy`` it;
-        ``ignore`` it, with what is written to it, until ``copy_tables`` names it; or ``fail``.
-    :param copy_tables: tables to copy again in this run, ``["schema.table"]``, whatever the lake holds.
-    :param key_columns: key columns of tables, ``{"schema.table": ["column"]}``, over the catalog's;
-        within the replica identity (of every partition, where a root is published in their place) and unique
-        at every moment, or any with REPLICA IDENTITY FULL.
-    :param messages: stage logical messages (``pg_logical_emit_message``); they go to the table
+    :param on_new_table: a published table that the lake does not have, after the first run. ``copy``: it is
+        copied. ``ignore``: the table and its changes are left out until ``copy_tables`` names it. ``fail``:
+        the run is refused.
+    :param copy_tables: tables to copy again in this run, ``["schema.table"]``, even if the lake has them.
+    :param key_columns: key columns of tables, ``{"schema.table": ["column"]}``, instead of the catalog's key.
+        The columns must belong to the replica identity, and their values must be unique at every moment. If a
+        partitioned table is published as its root, the columns must belong to the replica identity of every
+        partition. With REPLICA IDENTITY FULL any unique columns will do.
+    :param messages: also stage logical messages (``pg_logical_emit_message``). They go to the table
         ``pgoutput_messages`` of the namespace.
-    :param message_prefixes: only logical messages with one of these prefixes; empty: all.
-    :param origin: ``none`` leaves out what the source itself replicated from another server; ``any``.
+    :param message_prefixes: stage only logical messages with one of these prefixes; empty: all.
+    :param origin: ``any``: all changes. ``none``: without the changes that the source replicated from another
+        server.
 
     **Types and columns**
 
-    :param value_policy: what to do with values that their column cannot hold, ``{"decimal": "fail"}``; see
+    :param value_policy: what to do with values that do not fit their column, ``{"decimal": "fail"}``; see
         ``docs/types.md``.
-    :param type_options: what becomes of kinds of types, ``{"numeric": "decimal(38,9)", "uuid": "uuid"}``; see
-        ``docs/types.md``. A table's columns keep the types that they got first.
-    :param column_types: the same for columns, ``{"schema.table.column": "string"}``.
-    :param on_type_change: a column changed to a type that Iceberg cannot follow, or a type was altered so
-        that rows look otherwise. ``fail``: the apply task refuses the first, a warning names the second, and
-        an altered type of a key is refused. See also ``keep_retyped_columns`` in ``docs/apply.md``.
+    :param type_options: the lake's type for a kind of types,
+        ``{"numeric": "decimal(38,9)", "uuid": "uuid"}``; see ``docs/types.md``. A column keeps the type that
+        it got first.
+    :param column_types: the lake's type for single columns, ``{"schema.table.column": "string"}``.
+    :param on_type_change: a column got a type that Iceberg cannot follow, or a type was altered and its rows
+        look different now. ``copy``: the table is copied again. ``fail``: the apply task refuses the column's
+        new type. An altered type is refused in a key, and gives a warning elsewhere. See also
+        ``keep_retyped_columns`` in ``docs/apply.md``.
     :param on_unknown_default: a column was added with a default, and neither the stream nor the catalog tells
-        what older rows show in it. ``ignore``: they get NULL. ``default``: they get the column's default of
-        now, if it is a constant. ``copy`` also copies a table when a change does not say which row it means.
-    :param on_unsure_column: a column was dropped and another took its place, and nothing tells whose values
-        some rows hold. ``ignore``: they are the newer column's.
+        what older rows show in it. ``ignore``: they get NULL. ``default``: they get the present default of
+        the column, if it is a constant. ``copy``: the table is copied again, also when a change does not say
+        which row it means.
+    :param on_unsure_column: a column was dropped and another took its place, and nothing tells to which of
+        the two some values belong. ``fail``: the run is refused. ``ignore``: the newer column gets them.
+        ``copy``: the table is copied again.
 
     **Bad days**
 
-    :param on_recreated_table: a table that was dropped and created again under its name: ``fail``, or
-        ``copy`` it again in place of the rows of the former one.
-    :param on_slot_lost: a slot that was invalidated, dropped or moved past the lake: ``fail``, or make a new
-        one and ``copy`` all published tables again in one batch; the lake stays readable meanwhile.
+    :param on_recreated_table: a table was dropped and created again with the same name. ``fail``: the run is
+        refused. ``copy``: the new table is copied, and its rows replace those of the old one.
+    :param on_slot_lost: the slot was invalidated or dropped, or moved past the lake. ``fail``: the run is
+        refused. ``copy``: all published tables are copied again in one batch, with a new slot if needed. The
+        lake stays readable meanwhile.
     :param skip_lsns: commit LSNs of transactions to leave out, ``["16/B374D848"]``, because the run fails at
-        something in them. The lake lacks their changes then; log, XCom and checkpoint table say so.
-    :param advance: ``after_apply``: ``PgoutputAdvanceSlotOperator`` moves the slot; ``after_stage``: this
-        operator does when a batch is sealed, so the source need not keep WAL while the apply is late. Until
-        the batch is applied, the staging area holds the only copy of it.
+        something in them. The lake lacks their changes then. The log, the XCom and the checkpoint table name
+        them.
+    :param advance: ``after_apply``: ``PgoutputAdvanceSlotOperator`` moves the slot. ``after_stage``: this
+        operator moves it when the batch is sealed. So the source keeps no WAL for an apply that is late.
+        Until the batch is applied, the staging area holds its only copy.
 
     **Speed and protocol**
 
-    :param transport: ``sql`` reads through the SQL function, which is faster and needs temporary space
-        on the server; ``walsender`` reads through the replication protocol, which does not; ``auto``: SQL,
-        unless the server has no room for it, see ``docs/capture.md``.
-    :param decode_parallelism: connections, 8 at most, for which the server decodes parts of the slot at the
-        same time (SQL only); None: as many as backlog, cores and free replication slots suggest.
-    :param copy_connections: tables or parts of tables copied at the same time; None: 2.
+    :param transport: ``sql``: read through the SQL function. It is faster, and needs temporary space on the
+        server. ``walsender``: read through the replication protocol. It needs no such space. ``auto``:
+        ``sql``, unless the server lacks the space; see ``docs/capture.md``.
+    :param decode_parallelism: how many connections, at most 8, let the server decode parts of the slot at the
+        same time (SQL only); None: it depends on the backlog, the cores and the free replication slots.
+    :param copy_connections: how many tables, or parts of tables, are copied at the same time; None: 2.
     :param proto_version: version of the pgoutput protocol, 1 to 4; None: the highest that the server has.
-    :param streaming: ``off``, ``on`` or ``parallel``: whether large transactions come while they run, so
-        that the server need not keep them; None: ``on`` where the server can and nothing is lost by it.
-    :param two_phase: read prepared transactions at PREPARE TRANSACTION; the slot remembers it. They are
-        applied at COMMIT PREPARED, as without.
-    :param binary: read values in binary form; as text where a type has none that we read.
+    :param streaming: ``off``, ``on`` or ``parallel``. With the last two the server sends a large transaction
+        before it ends, and need not keep it. None: ``on``, if the server can do it and nothing is lost by it.
+    :param two_phase: read prepared transactions at PREPARE TRANSACTION. The slot remembers this. They are
+        applied at COMMIT PREPARED, with or without it.
+    :param binary: read values in binary form. A type whose binary form we do not read comes as text.
 
-    For ``copy_engine``, ``spark_conn_id``, ``spark_copy_from_bytes`` and ``spark_copy_conf`` see
-    ``CopyingOperator``.
+    ``CopyingOperator`` describes ``copy_engine``, ``spark_conn_id``, ``spark_copy_from_bytes`` and
+    ``spark_copy_conf``.
     """
 
     template_fields: Sequence[str] = (
@@ -258,7 +270,7 @@ class PgoutputStageOperator(CopyingOperator):
         from airflow_provider_pgoutput.capture.stream.options import StreamOptions
         from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 
-        # What does not go together is refused before anything is connected.
+        # Values that do not go together are refused here, before anything is connected.
         fields = arguments.values_of(self, _OF_REQUEST)
         options = StreamOptions(**arguments.values_of(self, _OF_STREAM))
         policy = SchemaPolicy(**arguments.values_of(self, _OF_POLICY))

@@ -1,4 +1,4 @@
-"""Airflow's door for waiting: succeeds when a slot has enough for a run. It never reads the slot."""
+"""The sensor that waits until a slot has enough changes for a run. It never reads the slot."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 class PgoutputChangesSensor(BaseSensorOperator):
     """Wait until the slot's lag is worth a run.
 
-    Ready when at least ``min_lag_bytes`` of WAL lie between the slot and the server, when there is any
-    at all and ``max_interval`` has passed since this task began to wait, or when the slot does not exist
-    (the first run makes it). A slot that somebody reads is not ready. A slot whose WAL the server has
-    removed fails the task at once, unless the run is to copy the tables again.
+    A slot is ready when its lag is at least ``min_lag_bytes`` of WAL. It is also ready when there is any lag
+    and ``max_interval`` has passed since this task began to wait. A slot that does not exist is ready,
+    because the first run creates it. A slot that somebody reads is not ready. If the server has removed WAL
+    that the slot needs, the task fails at once, except with ``on_slot_lost="copy"``.
 
     :param slot_name: the replication slot to look at. (templated)
-    :param postgres_conn_id: a connection of type ``postgres``. (templated)
-    :param min_lag_bytes: WAL that is worth a run; of all tables, published or not. (templated)
+    :param postgres_conn_id: the source, a connection of type ``postgres``. (templated)
+    :param min_lag_bytes: so much WAL is worth a run. WAL of all tables counts, published or not. (templated)
     :param max_interval: the longest wait while there is any lag, in seconds or as ``timedelta``.
-    :param on_slot_lost: as of the stage operator: ``fail``, or ``copy``, for which a lost slot is ready.
-        (templated)
-    :param deferrable: wait in the triggerer instead of a worker; the default is Airflow's setting
+    :param on_slot_lost: give it the same value as to the stage operator. ``fail``: the task fails when the
+        slot is lost. ``copy``: a lost slot is ready, and the run copies the tables again. (templated)
+    :param deferrable: wait in the triggerer instead of a worker. The default is Airflow's setting
         ``[operators] default_deferrable``.
     """
 
@@ -74,7 +74,7 @@ class PgoutputChangesSensor(BaseSensorOperator):
         self._waiting_since: float | None = None
 
     def execute(self, context: Context) -> None:
-        """Wait here, or hand over to the triggerer."""
+        """Wait here or in the triggerer."""
         if not self.deferrable:
             super().execute(context)
         elif not self.poke(context):
@@ -97,7 +97,7 @@ class PgoutputChangesSensor(BaseSensorOperator):
         )
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> None:
-        """Go on after the triggerer saw something."""
+        """Go on after the trigger has fired."""
         with airflow_outcome():
             if event["status"] == LOST and not self._copies():
                 raise SlotLost(
@@ -116,11 +116,11 @@ class PgoutputChangesSensor(BaseSensorOperator):
         )
 
     def _copies(self) -> bool:
-        """Whether a lost slot is the run's work, and no failure."""
+        """Whether a lost slot makes the run copy the tables again, and is no failure."""
         return answer(self.on_slot_lost, "on_slot_lost") == COPY
 
     def poke(self, context: Context) -> bool:
-        """Look once."""
+        """Look at the slot once."""
         with airflow_outcome():
             slot_name = required_text(self.slot_name, "slot_name")
             status = PgoutputHook(self.postgres_conn_id).slot(slot_name)
@@ -151,7 +151,7 @@ class PgoutputChangesSensor(BaseSensorOperator):
         return interval.total_seconds() if isinstance(interval, timedelta) else float(interval)
 
     def _began(self, context: Context) -> float:
-        """Unix time when this task began to wait; in reschedule mode the first poke of the try."""
+        """Unix time when this task began to wait. In reschedule mode this is the first poke of the try."""
         if self._waiting_since is None:
             first = context["ti"].get_first_reschedule_date(context) if self.reschedule else None
             self._waiting_since = time.time() if first is None else first.timestamp()

@@ -41,15 +41,15 @@ _SECONDS_TO_END = 30.0
 
 
 class CopyingOperator(BaseOperator):
-    """What an operator that copies tables has to know of Spark.
+    """Base of the stage operator, with the arguments of a copy on Spark.
 
-    :param copy_engine: ``worker``: this task copies all tables. ``spark``: a Spark job copies the large ones,
-        in the snapshot that this task holds; see ``docs/spark_copy.md``. (templated)
-    :param spark_conn_id: the Spark cluster of such a job, a connection of type ``spark``. (templated)
-    :param spark_copy_from_bytes: tables that take at least so many bytes on the server's disk are large;
+    :param copy_engine: ``worker``: this task copies all tables. ``spark``: a Spark job copies the large
+        tables, in the snapshot that this task holds; see ``docs/spark_copy.md``. (templated)
+    :param spark_conn_id: the Spark cluster of the job, a connection of type ``spark``. (templated)
+    :param spark_copy_from_bytes: a table is large if it takes at least this many bytes on the server's disk;
         None: 64 GiB. (templated)
-    :param spark_copy_conf: Spark configuration of the job. It is on a command line, so no place for secrets.
-        (templated)
+    :param spark_copy_conf: Spark configuration of the job. It appears on a command line, so do not put
+        secrets in it. (templated)
     """
 
     template_fields: Sequence[str] = (

@@ -1,7 +1,7 @@
-"""What the operators that give work to the Spark application share: options, the job, and its end.
+"""Bases of the operators that run the Spark application. They make its job, submit it and read its result.
 
-What is not here: which work (``apply.py``, ``replay.py``, ``maintain.py``), and the application itself
-(``apply/main.py``).
+The operators are in ``operators/``: ``apply.py``, ``replay.py`` and ``maintain.py``. The Spark application is
+``apply/main.py``.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ _OF_JOB: dict[str, Converter] = {
 
 
 class LakeJobOperator(SparkSubmitOperator):
-    """Base of the operators that have Spark work on a pipeline's tables.
+    """Base of the operators whose Spark job works on a pipeline's tables.
 
-    All of ``SparkSubmitOperator``'s arguments work as they do there. ``conf`` is laid over the catalog's
-    configuration; ``application`` and ``py_files`` default to this package's own, made for each job.
-    ``application_args`` alone are this package's in any case: what is given there is replaced.
+    The arguments of ``SparkSubmitOperator`` work as they do there. ``conf`` wins over the configuration that
+    comes from the catalog's connection. By default ``application`` and ``py_files`` are this package's own
+    files, made for each job. ``application_args`` are always this package's. Other values are replaced.
 
     :param slot_name: the slot of the pipeline. (templated)
     :param staging_uri: folder of the staging area. (templated)
     :param namespace: namespace of the pipeline's Iceberg tables. (templated)
-    :param iceberg_conn_id: the lake's catalog, a connection of type ``iceberg``; its secrets reach Spark
-        by a private properties file. (templated)
-    :param catalog_name: name of the catalog, when it is not named like its connection. (templated)
+    :param iceberg_conn_id: the lake's catalog, a connection of type ``iceberg``. Its secrets reach Spark in a
+        private properties file. (templated)
+    :param catalog_name: name of the catalog; None: the name of its connection. (templated)
     :param conn_id: the Spark cluster, a connection of type ``spark``. (templated)
     :param name: name of the Spark application. (templated)
     """
@@ -85,8 +85,8 @@ class LakeJobOperator(SparkSubmitOperator):
     ) -> None:
         super().__init__(name=name, conn_id=conn_id, **kwargs)
         if not kwargs.keys() & {"durable", "reconnect_on_retry"}:
-            # A job that is reconnected to, or counts as done, is that of another attempt. And a table
-            # takes nothing twice.
+            # A durable operator could reconnect to the job of another attempt, or take it for done. Running
+            # the job again is safe, because a table takes no batch twice.
             self.durable = False
         self.slot_name = slot_name
         self.staging_uri = staging_uri
@@ -125,12 +125,12 @@ class LakeJobOperator(SparkSubmitOperator):
         *,
         is_short: bool = False,
     ) -> dict[str, Any] | None:
-        """Write the job's file and run it; return what it did, or None when it left no word.
+        """Write the job's file, run the job and return its result. None: the job left no result.
 
-        :param job_id: the batch's id, or another word for what is done.
+        The job writes its result, or the reason of its failure, into a file beside its own.
+
+        :param job_id: the batch's id, or another name for the work.
         :param is_short: the job has few rows to work on.
-
-        What it did, or why it failed, is in the file that it leaves beside the file of the job.
         """
         slot_name = arguments.required_text(self.slot_name, "slot_name")
         job_path = layout.job_path(slot_name, job_id, new_attempt(context))
@@ -152,7 +152,7 @@ class LakeJobOperator(SparkSubmitOperator):
         self._conn_id = arguments.required_text(self.conn_id, "conn_id")
         conf = arguments.mapping(self.conf, "conf")
         job = SparkJob.prepare(
-            # An unknown connection would silently become the master "yarn".
+            # Without this an unknown connection would silently become the master "yarn".
             get_connection(self._conn_id),
             self._deploy_mode,
             self._spark_binary,
@@ -183,29 +183,30 @@ class LakeJobOperator(SparkSubmitOperator):
             self.conf, self.env_vars, self.application, self.py_files, self.properties_file = given
 
     def _warn(self, job: SparkJob, lake: Lake) -> None:
-        """Say what somebody should know of the secrets that the job gets, or does not get."""
+        """Warn of secrets that others can read, and of secrets that Spark cannot use."""
         if job.has_config_map and lake.catalog.spark_secrets:
             self.log.warning(
-                "In deploy mode cluster Spark puts its configuration into a ConfigMap of the driver: what the"
-                " connection %s gives in secret can be read there. Use deploy mode client, or give the driver"
+                "In deploy mode cluster Spark puts its configuration into a ConfigMap of the driver. The"
+                " secrets of the connection %s can be read there. Use deploy mode client, or give the driver"
                 " an identity or a Kubernetes secret.",
                 self.iceberg_conn_id,
             )
         if lake.catalog.not_for_spark:
             self.log.warning(
-                "The connection %s logs in to an object store by what pyiceberg reads and Iceberg's Java does"
-                " not: %s. Give Spark an identity, or what it needs by a properties_file.",
+                "The connection %s logs in to an object store with properties that pyiceberg reads and"
+                " Iceberg's Java does not: %s. Give Spark an identity, or Java's properties in a"
+                " properties_file.",
                 self.iceberg_conn_id,
                 ", ".join(lake.catalog.not_for_spark),
             )
 
     def on_kill(self) -> None:
-        """Stop the job, its Python driver included, which outlives a killed JVM.
+        """Stop the job, and also its Python driver, which would outlive a killed JVM.
 
-        Whatever still runs elsewhere is fenced out when it tries to publish.
+        If a driver still runs on another machine, its publish is refused.
         """
         if self._hook is None:
-            # Spark was not started, and what a hook would be made of may not be resolved yet.
+            # Spark was not started. A hook cannot be made here, because arguments may not be rendered yet.
             return
         from airflow_provider_pgoutput.spark_submit.job import kill_descendants, submit_process
 
@@ -215,15 +216,15 @@ class LakeJobOperator(SparkSubmitOperator):
 
 
 class SparkApplyOperator(LakeJobOperator):
-    """Base of the operators that apply staged batches with Spark; the arguments that they share.
+    """Base of the operators that apply staged batches with Spark.
 
     The other arguments are those of ``LakeJobOperator``.
 
-    :param mode: ``upsert`` keeps tables as they are at the source, ``change_log`` appends every change.
-        (templated)
-    :param metadata_columns: metadata columns that tables in upsert mode carry, ``["_pgoutput_commit_lsn"]``;
-        see ``docs/apply.md``. A change log has all of them. (templated)
-    :param soft_delete: keep deleted rows, marked. (templated)
+    :param mode: ``upsert``: a table has the rows that it has at the source. ``change_log``: a table has a row
+        for every change. (templated)
+    :param metadata_columns: metadata columns of tables in upsert mode, ``["_pgoutput_commit_lsn"]``; see
+        ``docs/apply.md``. A change log has all of them. (templated)
+    :param soft_delete: keep deleted rows, and mark them as deleted. (templated)
     :param table_options: options of single tables by their names at the source, for instance
         ``{"schema.table": {"target": "orders", "partitioned_by": ["days(made_at)"]}}``. ``docs/apply.md`` has
         all of them. The apply task warns of a name that is not published. A replay in place needs those of

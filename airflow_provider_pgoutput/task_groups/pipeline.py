@@ -1,4 +1,4 @@
-"""The whole pipeline as one task group: wait, stage, apply, advance, prune. It only wires the tasks."""
+"""The whole pipeline as one task group: wait, stage, apply, advance, prune."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def pgoutput_to_iceberg(
 ) -> TaskGroup:
     """Make the tasks ``[changes] >> stage >> apply >> advance [>> prune]`` in the current DAG.
 
-    Give the DAG ``max_active_runs=1``: a second run at the same time would find the slot busy.
+    Give the DAG ``max_active_runs=1``. A second run at the same time would find the slot busy.
 
-    :param slot_name: the replication slot; one pipeline has one. (templated)
+    :param slot_name: the replication slot. Each pipeline needs its own. (templated)
     :param publication_names: the publications to read. (templated)
     :param staging_uri: folder of the staging area. (templated)
     :param namespace: namespace of the Iceberg tables. (templated)
@@ -50,11 +50,11 @@ def pgoutput_to_iceberg(
     :param postgres_conn_id: the source, a connection of type ``postgres``. (templated)
     :param iceberg_conn_id: the lake's catalog, a connection of type ``iceberg``. (templated)
     :param conn_id: the Spark cluster, a connection of type ``spark``. (templated)
-    :param catalog_name: name of the catalog, when it is not named like its connection. (templated)
+    :param catalog_name: name of the catalog; None: the name of its connection. (templated)
     :param wait_for_changes: begin with a ``PgoutputChangesSensor``.
     :param staging_retention: end with a ``PgoutputPruneStagingOperator`` that keeps applied batches for
-        this long; None: nothing is ever removed from the staging area.
-    :param outlets: assets that the apply task updates; their events carry ``end_lsn``.
+        this long; None: nothing is removed from the staging area.
+    :param outlets: assets that the apply task updates. Their events have ``end_lsn``.
     :param sensor_options: further arguments of ``PgoutputChangesSensor``.
     :param stage_options: further arguments of ``PgoutputStageOperator``.
     :param apply_options: further arguments of ``PgoutputApplyOperator``.
@@ -90,7 +90,7 @@ def pgoutput_to_iceberg(
 
 
 def _arguments(task_id: str, *parts: Mapping[str, Any] | None, **more: Any) -> dict[str, Any]:
-    """Merge arguments; what the user gave comes last and wins."""
+    """Merge arguments. The options of the user come last, so they win."""
     merged: dict[str, Any] = {"task_id": task_id, **more}
     for part in parts:
         merged |= part or {}
