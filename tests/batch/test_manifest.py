@@ -10,8 +10,13 @@ import pytest
 from airflow_provider_pgoutput.apply.iceberg.sql import partition_transform
 from airflow_provider_pgoutput.batch.jobs import ApplyJob, TableOptions, job_from_json
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.manifest import Manifest, Table
-from airflow_provider_pgoutput.batch.shape import SchemaChange
+from airflow_provider_pgoutput.batch.manifest import (
+    Manifest,
+    PreparedTransaction,
+    SkippedTransaction,
+    Table,
+)
+from airflow_provider_pgoutput.batch.shape import SchemaChange, Storage
 from airflow_provider_pgoutput.batch.table_version import Column, Counts, StagedFile, TableVersion
 from airflow_provider_pgoutput.batch.xcom import batch_xcom
 from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError
@@ -65,6 +70,32 @@ def test_a_manifest_survives_its_json() -> None:
 def test_the_batch_id_names_position_and_content(change: dict[str, Any]) -> None:
     assert make_manifest().batch_id == make_manifest(transactions=9).batch_id
     assert make_manifest().batch_id != make_manifest(**change).batch_id
+
+
+def test_a_batch_id_stays_what_it_was() -> None:
+    """The lake and the names of old manifests have it."""
+    manifest = make_manifest()
+    later = dataclasses.replace(manifest.tables[0], until_lsn="0/18", storage=Storage(1, ((1, 2),)))
+    full = make_manifest(
+        tables=(later, manifest.tables[0]),
+        loaded_lsn="0/10",
+        skipped=(SkippedTransaction("0/11", 2),),
+        prepared=(PreparedTransaction("g", 7, "0/12", "0/13", 5, "p", 1, 2, "ef" * 32),),
+    )
+    assert [each.batch_id for each in (manifest, make_manifest(tables=()), full)] == [
+        "8dda8a78c68d063b6175457da70b066218e54bc17ffe15c6568f87192c4712b2",
+        "4212943a33a2ef21bc897208dce188634b2480e6eecd2d076b717e4876ebb11e",
+        "9b71fb5c4b385178a499fcf87fb1b320e764239176299d3f5245c3768c45c3c9",
+    ]
+
+
+def test_each_table_has_a_line_of_its_own_in_the_file() -> None:
+    manifest = make_manifest()
+    first = manifest.tables[0]
+    second = dataclasses.replace(first, relation_oid=16386)
+    lines = make_manifest(tables=(first, second)).to_json().splitlines()
+    found = [line for line in lines if line.startswith('{"relation_oid": ')]
+    assert [json.loads(line.rstrip(","))["relation_oid"] for line in found] == [16385, 16386]
 
 
 @pytest.mark.parametrize(
