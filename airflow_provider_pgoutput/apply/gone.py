@@ -1,4 +1,4 @@
-"""A table that is gone at the source and that apply refuses: it is passed over, with a warning.
+"""If apply refuses a table that is gone at the source, the table is passed over, with a warning.
 
 Nobody can copy such a table again, so its refusal must not stop the other tables. Capture finds changes that
 cannot be followed at all (``capture/schema/gone.py``).

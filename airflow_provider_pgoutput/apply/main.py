@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    # Imported late: the package comes with --py-files, and a source tree is found by _find_package.
+    # Imported late: only now the package can be found, from --py-files or by _find_package.
     from airflow_provider_pgoutput.parent_watch import die_with_parent  # noqa: PLC0415
 
     die_with_parent(RETRYABLE)

@@ -19,7 +19,7 @@ class Around(NamedTuple):
 
     #: The newest batch whose transactions all committed by then; None: each recorded batch has a later one.
     before: Recorded | None
-    #: The first batch that reaches past the time, or may; None: the lake is not that far.
+    #: The first batch that reaches, or may reach, past the time; None: the lake is not that far.
     after: Recorded | None
 
 

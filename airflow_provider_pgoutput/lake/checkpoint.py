@@ -187,13 +187,13 @@ def _passed_over(texts: Sequence[str | None], table: str, slot_name: str) -> dic
 
 
 def _alike(shape: Shape) -> Shape:
-    """The shape without what is no change of columns, and without what is recorded as a change anyway."""
+    """The parts of a shape that make its columns. ``schema_changes`` has a change of a type anyway."""
     columns = tuple(replace(each, type_oid=0) for each in shape.columns)
     return Shape(columns, shape.key, shape.replica_identity)
 
 
 def _shapes(of_tables: pa.Table) -> tuple[dict[int, Shape], dict[int, Lsn]]:
-    """By OID: the newest columns of each table, and where the batch ends that recorded them."""
+    """By OID: the newest columns of each table, and the end of the batch that changed or first had them."""
     if "columns" not in of_tables.column_names:
         return {}, {}
     rows = of_tables.filter(pc.is_valid(of_tables.column("columns"))).sort_by("end_lsn")

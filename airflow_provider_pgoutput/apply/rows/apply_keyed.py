@@ -133,7 +133,7 @@ def _is_large(preparation: TableState) -> bool:
 def _ranges(
     preparation: TableState, segment: Segment, folded: DataFrame, facts: Facts
 ) -> tuple[key_ranges.KeyRanges, ...]:
-    """The ranges of the keys, as exact as the size of the target makes worth while."""
+    """The ranges of the keys. They are only made narrow for a large target, where that pays."""
     if preparation.empty or not _is_large(preparation):
         return key_ranges.whole(segment, facts.extremes)
     return key_ranges.narrow(folded, segment, facts.extremes)

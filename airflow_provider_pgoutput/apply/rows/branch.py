@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.rows.staged_files import StagedBatch
     from airflow_provider_pgoutput.apply.table.target import Start, Target
 
-#: The properties that say from which table of which source a target is written.
+#: The properties that name the source and the table that a target is written from.
 _OWNER = (words.PROPERTY_SLOT, words.PROPERTY_SYSTEM_IDENTIFIER, words.PROPERTY_RELATION_OID)
 
 
@@ -41,7 +41,7 @@ class Prepared:
     base: int | None
     #: The branch's own newest snapshot.
     head: int
-    #: What was left to do for rows that are older than a new column, and is done on the branch.
+    #: Work for rows that are older than a new column. It is done on the branch.
     evolved: Evolved = field(default_factory=Evolved)
     #: Rows appended and keys deleted, where they were counted.
     counted: dict[str, int] = field(default_factory=dict)

@@ -87,7 +87,7 @@ def _told(newest: DataFrame, missing: tuple[int, ...], keep_gone: bool) -> DataF
     """The folded frame.
 
     :param newest: the newest event of each key. It has a struct ``known<i>`` in place of each column in
-        ``missing``, and the key under which the target has what is not known.
+        ``missing``, and the key under which the target has the values that are not known.
     """
     if not missing:
         return newest.drop(HELD_UNDER)

@@ -135,7 +135,7 @@ def _netted(row: Sql, position: Sql) -> tuple[Column, ...]:
 
 
 def _told_of(is_there: Sql) -> Sql:
-    """The change whose leading columns a row gets: the one that added it, or else the newest."""
+    """A row gets its leading columns from this change: the one that added it, or else the newest."""
     return Sql(f"CASE WHEN {is_there} THEN added ELSE newest END AS row")
 
 

@@ -279,7 +279,7 @@ def read_copy(
 
 
 def _without_default(column: Column, gone: frozenset[str]) -> Column:
-    """The column without its default, if it went: the default is shown in rows from before it came only."""
+    """The column, without its default if it is gone. Only rows from before it came show the default."""
     return dataclasses.replace(column, missing_value=None) if column.name in gone else column
 
 

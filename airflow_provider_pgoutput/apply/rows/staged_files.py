@@ -1,4 +1,4 @@
-"""Reads the files of a job and a batch. Refuses what is missing, damaged or of another pipeline.
+"""Reads the files of a job and a batch. Refuses a file that is missing, damaged or of another pipeline.
 
 Spark reads NULL for a column that a file lacks. So every file is hashed and its footer is compared with the
 manifest before Spark reads a row. ``segments.py`` and ``fold.py`` read the rows.

@@ -128,7 +128,7 @@ def _round(rows: DataFrame, unknown: Collection[Sql], images: Sequence[Sql]) -> 
             "taken": F.expr(f"greatest(0, least({_THERE}, settled - there_before))"),
         }
     )
-    # Rows that the batch added are taken first. What is found beyond their number is the target's.
+    # Rows that the batch added are taken first. Rows beyond their number are the target's.
     beyond = "greatest(0, wanted_before + found - greatest(wanted_before, added))"
     rows = rows.withColumns(
         {

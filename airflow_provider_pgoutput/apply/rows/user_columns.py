@@ -43,8 +43,8 @@ def over_copy(
     if not kept:
         return rows, {}
     if OP_COLUMN in layout.metadata:
-        # With soft delete, a row that is marked as deleted was another row than one of the same key that is
-        # there now.
+        # With soft delete, a row that is marked as deleted is not the row that has its key now. So the copied
+        # row does not get its values.
         held = held.where(f"NOT ({quote(OP_COLUMN)} <=> '{staged.DELETE}')")
     names = {name: Sql(f"x{i}") for i, name in enumerate(kept)}
     at = {column.name: staged.new(i) for i, column in enumerate(preparation.columns)}

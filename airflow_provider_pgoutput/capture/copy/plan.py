@@ -1,9 +1,9 @@
 """What a copy has to know about its tables: where they are stored, how to split them, what publishes them.
 
-It is read inside of the snapshot, so as of the copy's point. When it is read again later, the difference
-shows what happened since. A rewritten table (TRUNCATE, VACUUM FULL, some forms of ALTER TABLE) has other
-files. Rows that were read before and after do not fit together; an older snapshot sees no row of the table,
-without any error; and values that ALTER TABLE computed are no row events. ``read.py`` reads the rows.
+It is read inside the snapshot, so it is true at the copy's point. Read again later, it shows what has changed
+since. A rewritten table (TRUNCATE, VACUUM FULL, some forms of ALTER TABLE) has other files. Rows that were
+read before and after the rewrite do not fit together. An older snapshot sees no row of the table, and gives
+no error. The stream does not have values that ALTER TABLE computed. ``read.py`` reads the rows.
 
 Sources: https://www.postgresql.org/docs/current/mvcc-caveats.html,
 https://www.postgresql.org/docs/current/ddl-system-columns.html (ctid)
@@ -38,8 +38,9 @@ PART_BYTES = 64 << 20
 
 
 # A partitioned table is stored in its leaves, a parent of inheritance only in itself. Only a heap can be read
-# by ctid, and only a role that may read the whole table, and not some columns, can use ctid. Other sessions
-# of the copy may hold locks that a migration waits for, so this query must not wait behind the migration.
+# by ctid. A role needs the right to read the whole table for that; a right to some columns is not enough.
+# Other sessions of the copy may hold locks that a migration waits for. So this query must not wait behind the
+# migration.
 _LEAF_QUERY = """
 WITH RECURSIVE tree AS (
     SELECT c.oid AS root, c.oid, c.relkind, c.relfilenode, c.relam
@@ -89,8 +90,8 @@ class TableStorage:
 class TablePlace:
     """The files that hold a table's rows, in a form that is only good for comparing.
 
-    No stream has the rows that a change of it brings or takes. A snapshot from before does not have them
-    either.
+    If the files change, rows come or go. The stream does not have these rows, and neither does an older
+    snapshot.
     """
 
     #: OID and file node of the table, or of each of its leaves.

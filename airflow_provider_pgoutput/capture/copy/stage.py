@@ -231,7 +231,7 @@ class _Round:
 
     def _read(self, plan: CopyPlan) -> None:
         source, batch, point = self._source, self._batch, self._snapshot.consistent_point
-        # The largest first: what is read last should be small, so that all connections end together.
+        # The largest first: the last table should be small, so that all connections end together.
         tables = sorted(
             (each for each in self._unsealed.values() if self._is_of_the_point(each, plan)),
             key=lambda each: -plan.storage[each.relation_oid].size_bytes,
