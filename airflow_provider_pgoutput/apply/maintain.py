@@ -99,8 +99,8 @@ _CONFLICTS_OF_OTHERS = ("CommitFailedException",)
 _KEPT_TAG = "pgoutput_retained"
 
 
-#: A tag on the batch's snapshot under ``_KEPT_TAG``. The checkpoint table and a replay know snapshots of
-#: batches only.
+#: ``_KEPT_TAG`` may be on the snapshot of a compaction. This tag is on the last batch's snapshot before it,
+#: because the checkpoint table and a replay know snapshots of batches only.
 _KEPT_BATCH_TAG = "pgoutput_retained_batch"
 
 
@@ -171,8 +171,8 @@ def maintain(spark: SparkSession, job: MaintenanceJob) -> MaintenanceResult:
     busy: list[str] = []
     failures: list[PgoutputError] = []
     chosen = _chosen(present, job)
-    # All tables are asked before the first step: a table that somebody drops later cannot say any more where
-    # it was.
+    # All tables are asked before the first step. If somebody drops a table later, its folder is not known any
+    # more.
     shared = [not is_all or are_shared(table, present) for table in chosen]
     for table, shares in zip(chosen, shared, strict=True):
         steps = _TableMaintenance(spark, table, job, shares)

@@ -214,8 +214,7 @@ def _demand_published(
 ) -> None:
     """Demand that the tables are at this batch now, and not where they were before the replay.
 
-    :raises PublishRefused: somebody else committed meanwhile, so the table looked as if the batch were
-        applied.
+    :raises PublishRefused: somebody else committed meanwhile, so the table seemed to have the batch.
     """
     manifest = step.batch.manifest
     for target in step.targets:

@@ -102,9 +102,11 @@ def apply(preparation: TableState, segment: Segment, changes: DataFrame, is_last
 
 
 def _arrived(preparation: TableState, segment: Segment, changes: DataFrame) -> DataFrame | None:
-    """The keys under which the target may hold another row than the batch; None: not known, count none.
+    """The keys under which the target may hold another row than the batch.
 
     A table that was loaded after the start of its first batch may already hold the row that an insert brings.
+
+    :return: None: these keys are not known. Then no key counts as one of them.
     """
     if preparation.start.overlaps:
         return None

@@ -220,8 +220,8 @@ class TargetFields:
         for number, target_field in self.by_column.items():
             if not isinstance(number, int):
                 continue
-            # A field that was made for versions which the batch no longer has is still the newest of its
-            # number.
+            # An earlier attempt may have made a field for a version that the batch no longer has. It is still
+            # the newest field of its number.
             chain = [*self.retired.get(number, []), target_field, *self.made.get(number, [])]
             found[number, 0] = chain.pop()
             found |= {(number, age): each for age, each in enumerate(chain, start=1)}
@@ -327,8 +327,8 @@ def lay_out(
     unsent = _unsent(table, target)
     if known and copies:
         for each in target_fields.unnumbered().values():
-            # The columns of the copy have numbers. So this field was another name of one of them, or its
-            # column is gone; and no row of the copy has a value in it.
+            # The columns of the copy have numbers, and this field has none. It had another name of one of
+            # them, or its column is gone. Either way no row of the copy has a value in it.
             each.is_dropped = not each.is_current
     if drop_columns:
         _mark_dropped(table, target_fields.every)

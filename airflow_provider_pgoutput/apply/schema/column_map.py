@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 COLUMNS_PROPERTY = "pgoutput.columns"
 
 
-#: Where the batch starts, or the checkpoint if that is past it; and by ``attnum``, as text, how many fields
-#: were retired before the batch.
+#: First, where the batch starts, or the checkpoint if that is past it. Second, by ``attnum`` as text: how
+#: many fields were retired before the batch.
 Begun = tuple[str, dict[str, int]]
 
 

@@ -279,7 +279,7 @@ def _evolve_once(
 
 
 def _grow(spark: SparkSession, change: Any, name: str, held: Any, wanted: str) -> Any:
-    """Add the fields that the structs of a column lack: everything that ``widens`` allows except for numbers.
+    """Add the fields that the structs of a column lack: all that ``widens`` allows, except for wider numbers.
 
     :param name: Iceberg's name of the column, or of a part of it.
     :param held: its type.
