@@ -1,9 +1,9 @@
-"""What Airflow asks a provider about itself. Imports nothing heavy: it runs at every start of Airflow.
+"""What Airflow asks a provider about itself. It runs at every start of Airflow, so it imports nothing heavy.
 
-One field of the wrong shape would stop ``airflow providers list`` for all providers, so a test holds
-this against Airflow's own ``provider_info.schema.json``. No connection type is declared: the source is
-a ``postgres`` connection, the lake an ``iceberg`` one and the cluster a ``spark`` one, each of which
-has a provider already.
+One field of the wrong shape would stop ``airflow providers list`` for all providers. So a test compares this
+with Airflow's own ``provider_info.schema.json``. No connection type is declared here. The source is a
+``postgres`` connection, the lake an ``iceberg`` one and the cluster a ``spark`` one, and their providers
+declare these types.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""``airflow pgoutput ...``: what Airflow's command line gets from this provider."""
+"""The commands ``airflow pgoutput ...``."""

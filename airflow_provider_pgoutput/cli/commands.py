@@ -1,4 +1,4 @@
-"""Runs the commands: opens connections, asks, prints. ``doctor/`` and ``lake/`` do the work."""
+"""Runs the commands: opens connections and prints answers. The work is in ``doctor/`` and ``lake/``."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def lsn_at(args: Namespace) -> None:
 
 @providers_configuration_loaded
 def doctor(args: Namespace) -> None:
-    """Print what does not agree. The exit code is 1 if one of it is a problem."""
+    """Print what does not agree. The exit code is 1 if there is a problem."""
     with _server_side(), _clean_exit():
         catalog = _catalog(args)
         observed, findings = _examined(args, catalog)
@@ -114,8 +114,8 @@ def _examined(
             args.namespace,
             StagingArea(args.staging_uri) if args.staging_uri else None,
             two_phase=args.two_phase,
-            # This argument is evaluated first. Whatever a run leaves that ends after this is then as it
-            # should be.
+            # Evaluated before the pipeline is examined. So a run that ends meanwhile counts as running, and
+            # explains what it left.
             running=running_tasks(),
         )
 
@@ -145,9 +145,9 @@ def _catalog(args: Namespace) -> Catalog:
 
 @contextmanager
 def _server_side() -> Iterator[None]:
-    """Let connections be found as Airflow's own commands do. Otherwise the metadata database is not asked.
+    """Look connections up as Airflow's own commands do, also in the metadata database.
 
-    ``airflow connections get`` sets the same.
+    ``airflow connections get`` sets the same variable.
     """
     before = os.environ.get(_PROCESS_CONTEXT)
     os.environ[_PROCESS_CONTEXT] = "server"
@@ -162,7 +162,7 @@ def _server_side() -> Iterator[None]:
 
 @contextmanager
 def _clean_exit() -> Iterator[None]:
-    """End the program with the message of one of our errors, and without a traceback."""
+    """End the program with the message of our error, without a traceback."""
     try:
         yield
     except PgoutputError as error:

@@ -28,21 +28,27 @@ _NAMESPACE = _argument("--namespace", help="Namespace of the Iceberg tables", re
 _ICEBERG = _argument(
     "--iceberg-conn-id", help="Connection of the catalog", default="iceberg_default"
 )
-_CATALOG = _argument("--catalog-name", help="Name of the catalog, when it is not the connection's")
+_CATALOG = _argument(
+    "--catalog-name", help="Name of the catalog, if it is not the name of the connection"
+)
 _POSTGRES = _argument(
     "--postgres-conn-id", help="Connection of the source", default="postgres_default"
 )
-_STAGING = _argument("--staging-uri", help="Folder of the staging area; it is looked at when given")
+_STAGING = _argument(
+    "--staging-uri", help="Folder of the staging area; if given, its batches are examined, too"
+)
 _TWO_PHASE = _argument(
     "--two-phase", help="The slot is read with two_phase", action="store_true", default=False
 )
 _REPAIR = _argument(
     "--repair",
-    help="Rebuild a checkpoint that is lost, remove branches of attempts that died",
+    help="Rebuild a lost checkpoint, and remove the branches of attempts that died",
     action="store_true",
     default=False,
 )
-_TIME = _argument("time", help="A time of the source's clock, ISO 8601; without a zone it is UTC")
+_TIME = _argument(
+    "time", help="A time of the source's clock in ISO 8601; a time without a zone is UTC"
+)
 _LAKE = (_SLOT, _NAMESPACE, _ICEBERG, _CATALOG)
 
 
@@ -61,7 +67,7 @@ def get_cli_commands() -> list[CLICommand]:
                 ),
                 ActionCommand(
                     name="lsn-at",
-                    help="The LSN that the lake had reached at a time, for queries of the past and replays",
+                    help="The LSN that the lake had reached at a time, for queries of the past or replays",
                     description="Batches are whole: one ends before the time, the next one reaches past it.",
                     func=lazy_load_command(f"{_COMMANDS}.lsn_at"),
                     args=(_TIME, *_LAKE, ARG_OUTPUT),

@@ -1,6 +1,6 @@
-"""Which tasks of pipelines Airflow is running. It reads Airflow's database and changes nothing.
+"""Finds the tasks that Airflow is running. It reads Airflow's database and changes nothing.
 
-``doctor/findings.py`` knows what a running task explains.
+``doctor/findings.py`` decides what a running task explains.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from airflow_provider_pgoutput.doctor.findings import RunningTask
 
 log = logging.getLogger(__name__)
 
-#: Including tasks that Airflow is about to start, or to try again.
+#: A task counts as running in these states, also if Airflow is only about to start it or to try it again.
 _UNDER_WAY = (
     TaskInstanceState.SCHEDULED,
     TaskInstanceState.QUEUED,
@@ -30,7 +30,7 @@ _UNDER_WAY = (
 
 
 def running_tasks() -> tuple[RunningTask, ...] | None:
-    """The tasks that are running, of all DAGs; None: Airflow's database did not answer."""
+    """The running tasks of all DAGs. None: Airflow's database did not answer."""
     wanted = select(
         TaskInstance.dag_id, TaskInstance.task_id, TaskInstance.run_id, TaskInstance.operator
     ).where(TaskInstance.state.in_(_UNDER_WAY))

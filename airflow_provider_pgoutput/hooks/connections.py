@@ -38,16 +38,16 @@ _SECRETS = (
 def get_connection(conn_id: str) -> Connection:
     """Return the Airflow connection ``conn_id``.
 
-    :raises ConnectionNotFound: nobody defined it, or a secrets backend or the API server did not answer.
-        Airflow does not say which.
+    :raises ConnectionNotFound: the connection does not exist, or a secrets backend or the API server did not
+        answer. Airflow does not tell the two apart.
     """
     try:
         return BaseHook.get_connection(conn_id)
     except AirflowNotFoundException as error:
         raise ConnectionNotFound(
             f"The Airflow connection {conn_id!r} was not found.",
-            advice="nothing, if the API server or a secrets backend did not answer; else create it (Admin >"
-            " Connections) or name another one.",
+            advice="nothing, if the API server or a secrets backend did not answer; otherwise create the"
+            " connection (Admin > Connections) or name another one.",
         ) from error
 
 
@@ -100,15 +100,15 @@ def libpq_string(parameters: Mapping[str, str], conn_id: str) -> str:
     known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
     if unknown := sorted(parameters.keys() - known):
         raise ConfigurationError(
-            f"The extras of the connection {conn_id!r} hold what libpq does not know: {', '.join(unknown)}.",
-            advice="correct or remove it; each extra is a connection parameter of libpq, of the version that"
-            " psycopg brings.",
+            f"The connection {conn_id!r} has extras that libpq does not know: {', '.join(unknown)}.",
+            advice="correct or remove them; each extra is a connection parameter of libpq, in the version"
+            " that psycopg brings.",
         )
     return make_conninfo("", **parameters)
 
 
 def secret_values(parameters: Mapping[str, str]) -> list[str]:
-    """The values of libpq's parameters that must not be seen."""
+    """The values of libpq's parameters that nobody may see."""
     return [parameters[name] for name in _SECRETS if parameters.get(name)]
 
 

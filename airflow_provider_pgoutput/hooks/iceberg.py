@@ -1,4 +1,4 @@
-"""Airflow's door to the lake's catalog: resolves the connection, and hides its secrets from logs.
+"""Resolves the Airflow connection of the lake's catalog, and hides its secrets from logs.
 
 pyiceberg and Spark open the tables. ``lake_catalog.py`` knows what a connection means to them.
 """
@@ -44,7 +44,7 @@ def resolve_lake_catalog(iceberg_conn_id: str, catalog_name: str | None = None) 
 
 
 def _secrets_of(key: str, value: object) -> Iterator[str]:
-    """The parts of a property that must not be seen: all of it, or the password in its URI."""
+    """The parts of a property that nobody may see: the whole value, or the password in a URI."""
     if isinstance(value, dict):
         for name, part in value.items():
             yield from _secrets_of(f"{key}.{name}", part)

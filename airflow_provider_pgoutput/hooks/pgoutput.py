@@ -1,7 +1,7 @@
-"""Airflow's door to the source database: connection parameters and facts about slot and publication.
+"""Airflow's hook for the source database: connection parameters, and facts about slot and publication.
 
-It stands on the user's ``postgres`` connection and on ``PostgresHook``, which knows its extras and its
-IAM tokens. It reads catalogs only; reading and moving the slot is the work of ``capture``.
+It uses a connection of type ``postgres``, and ``PostgresHook``, which knows the connection's extras and IAM
+tokens. It reads only catalogs. ``capture/`` reads and moves the slot.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ SELECT pg_catalog.current_setting('server_version'), pg_catalog.current_setting(
 
 
 class _FreshParameters(Mapping[str, Any]):
-    """Parameters of libpq that are asked for whenever they are read."""
+    """Parameters of libpq. Each reading asks Airflow for them again."""
 
     def __init__(self, hook: PgoutputHook) -> None:
         self._hook = hook
 
     def items(self) -> ItemsView[str, Any]:
-        """All of them, of one moment."""
+        """All parameters, as they are at one moment."""
         from psycopg.conninfo import conninfo_to_dict
 
         return conninfo_to_dict(self._hook.conninfo()).items()
@@ -64,11 +64,11 @@ class _FreshParameters(Mapping[str, Any]):
 
 
 class PgoutputHook(BaseHook):
-    """Connect to the source and say how slot and publications stand there.
+    """Connect to the source, and describe its slots and publications.
 
-    :param postgres_conn_id: a connection of type ``postgres``; its extras are libpq parameters
-        (``{"sslrootcert": "/etc/ssl/db-ca.pem"}``), ``{"iam": true}`` asks AWS or Azure for a token.
-    :param database: another database of the same server than the connection's.
+    :param postgres_conn_id: a connection of type ``postgres``. Its extras are libpq parameters
+        (``{"sslrootcert": "/etc/ssl/db-ca.pem"}``). With ``{"iam": true}`` AWS or Azure is asked for a token.
+    :param database: another database of the same server; None: the database of the connection.
     """
 
     conn_name_attr = "postgres_conn_id"
@@ -84,10 +84,10 @@ class PgoutputHook(BaseHook):
         self.database = database
 
     def conninfo(self) -> str:
-        """Connection parameters as one libpq string, for psycopg and ADBC alike; it is a secret.
+        """Connection parameters as one libpq string, for psycopg and for ADBC. The string is a secret.
 
-        :raises ConnectionNotFound: when Airflow does not give the connection.
-        :raises ConfigurationError: when it has another type, or an extra that libpq does not know.
+        :raises ConnectionNotFound: Airflow does not give the connection.
+        :raises ConfigurationError: it has another type, or an extra that libpq does not know.
 
         Source: https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING
         """
@@ -108,23 +108,25 @@ class PgoutputHook(BaseHook):
         return conninfo
 
     def session_parameters(self) -> str | Mapping[str, Any]:
-        """What a task that opens sessions for hours hands on: the string, or with IAM what makes it anew.
+        """Connection parameters for a task that opens sessions over hours.
 
-        A token is taken for some minutes only (15 on AWS), and is asked for when a session is opened.
+        With IAM each session needs a new token, because the server takes a token only for some minutes (15 on
+        AWS). So with IAM this returns parameters that bring a new token whenever they are read. Otherwise it
+        returns the string of ``conninfo``.
 
-        :raises ConnectionNotFound: when Airflow does not give the connection.
-        :raises ConfigurationError: as ``conninfo`` does.
+        :raises ConnectionNotFound: Airflow does not give the connection.
+        :raises ConfigurationError: as in ``conninfo``.
         """
         if get_connection(self.postgres_conn_id).extra_dejson.get("iam"):
             return _FreshParameters(self)
         return self.conninfo()
 
     def get_conn(self, *, replication: bool = False) -> PsycopgConnection[tuple[Any, ...]]:
-        """Open a session in autocommit mode, with every setting pinned that changes bytes.
+        """Open a session in autocommit mode. It pins every setting that changes how a value is written.
 
         :param replication: open a walsender session, which takes ``START_REPLICATION``.
-        :raises SourceUnavailable: when the source does not answer.
-        :raises ConfigurationError: when it refuses the login.
+        :raises SourceUnavailable: the source does not answer.
+        :raises ConfigurationError: the source refuses the login.
         """
         from airflow_provider_pgoutput.capture.source.session import connect
 
@@ -137,9 +139,9 @@ class PgoutputHook(BaseHook):
             return session.execute(query, values).fetchall()
 
     def slot(self, slot_name: str) -> SlotStatus:
-        """Say how the slot stands now; it need not exist.
+        """Describe the slot as it is now. The slot need not exist.
 
-        :raises ConfigurationError: when ``slot_name`` cannot be a slot's name.
+        :raises ConfigurationError: ``slot_name`` cannot be the name of a slot.
         """
         from airflow_provider_pgoutput.capture.source.slot import read_slot_status
 
@@ -159,7 +161,7 @@ class PgoutputHook(BaseHook):
             return read_publications(session, names)
 
     def published_tables(self, publication_name: str) -> tuple[str, ...]:
-        """The tables of a publication as ``schema.table``, sorted; none: there is no such publication."""
+        """The tables of a publication as ``schema.table``, sorted. Empty: it does not exist, or has none."""
         from airflow_provider_pgoutput.capture.source.publications import read_table_names
 
         with self.get_conn() as session:
@@ -168,7 +170,7 @@ class PgoutputHook(BaseHook):
     def test_connection(self) -> tuple[bool, str]:
         """Say whether the source has ``wal_level=logical`` and lets this role replicate.
 
-        Rights on tables are not looked at: a run does that before it makes a slot for a copy.
+        Rights on tables are not checked here. A run checks them before it creates a slot for a copy.
         """
         try:
             ((version, wal_level, may_replicate),) = self._query(_ABILITIES_SQL)

@@ -1,8 +1,8 @@
-"""Templated arguments arrive as text; this turns them into what they mean, or says what is wrong.
+"""Turns the arguments of an operator into values, or says what is wrong with them.
 
-A Jinja template renders to a string unless the DAG asks for native objects. So a list or a mapping may
-come as JSON (``{{ params.publication_names | tojson }}``), a number as its digits, and nothing at all as
-``None`` or the empty string. Nothing is ever evaluated as Python.
+A Jinja template renders to a text, unless the DAG asks for native objects. So a list or a mapping may come as
+JSON (``{{ params.publication_names | tojson }}``), and a number as its digits. ``None`` and the empty text
+stand for no value. No text is evaluated as Python.
 """
 
 from __future__ import annotations
@@ -44,41 +44,41 @@ def values_of(task: Any, converters: Mapping[str, Converter]) -> dict[str, Any]:
 
 
 def required_text(value: Any, name: str) -> str:
-    """Return ``value`` when it is a text that is not empty.
+    """Return a text that is not empty.
 
-    :raises ConfigurationError: otherwise.
+    :raises ConfigurationError: it is empty, missing or no text.
     """
     if value is None or (isinstance(value, str) and value.strip() in _EMPTY):
         raise ConfigurationError(f"The argument {name} is missing.", advice=f"give {name}.")
     if not isinstance(value, str):
-        # A number is not turned back: 1_000 and 1000 are two names, and the same number.
+        # A number cannot be turned back into its text. The names "1_000" and "1000" are the same number.
         raise ConfigurationError(
             f"The argument {name} is not a text but of type {type(value).__name__}.",
-            advice="give a text. Where the DAG renders native objects, quote one that looks like a number:"
+            advice="give a text. If the DAG renders native objects, quote a text that looks like a number:"
             f""" {name}="'2024'".""",
         )
     return value.strip()
 
 
 def optional_text(value: Any, _name: str = "") -> str | None:
-    """Return the text, or None when there is none."""
+    """Return a text, or None if there is none."""
     return None if value is None or str(value).strip() in _EMPTY else str(value).strip()
 
 
 def answer(value: Any, name: str) -> str:
-    """Return the answer to one of the questions ``on_...``, see ``batch/answers.py``.
+    """Return the value of an argument ``on_...``, see ``batch/answers.py``.
 
-    :raises ConfigurationError: when the question has no such answer.
+    :raises ConfigurationError: the argument has no such value.
     """
     return check_answer(name, required_text(value, name))
 
 
 def check_answers(task: Any) -> None:
-    """Check the answers of an operator or a sensor when the DAG file is parsed.
+    """Check the arguments ``on_...`` of an operator or a sensor when the DAG file is parsed.
 
-    A template gives its answer later, so that one is checked when the task runs.
+    The value of a template is not known yet. It is checked when the task runs.
 
-    :raises ConfigurationError: when a question has no such answer.
+    :raises ConfigurationError: an argument has no such value.
     """
     for name in ANSWERS:
         value = getattr(task, name, None)
@@ -87,12 +87,12 @@ def check_answers(task: Any) -> None:
 
 
 def text_list(value: Any, name: str) -> tuple[str, ...]:
-    """Return a list given as a list, as JSON, or as text with commas.
+    """Return a list that was given as a list, as JSON, or as a text with commas.
 
-    Blanks around a comma are left out. In a list they are meant: a table's name and a message's prefix may
-    begin or end with one.
+    In a text with commas, blanks around the commas are removed. In a list they are kept, because the name of
+    a table and the prefix of a message may begin or end with a blank.
 
-    :raises ConfigurationError: when it is empty or holds something else than texts.
+    :raises ConfigurationError: the list is empty, or something in it is no text.
     """
     found = value
     if isinstance(value, str):
@@ -107,16 +107,16 @@ def text_list(value: Any, name: str) -> tuple[str, ...]:
 
 
 def optional_text_list(value: Any, name: str) -> tuple[str, ...]:
-    """Return a list as ``text_list`` does, or an empty one when nothing was given."""
+    """Return a list as ``text_list`` does. If nothing was given, it is empty."""
     if value is None or value in (*_EMPTY, "[]", [], ()):
         return ()
     return text_list(value, name)
 
 
 def whole_number(value: Any, name: str) -> int | None:
-    """Return a whole number that is not negative, or None when there is none.
+    """Return a whole number from 0 up, or None if there is none.
 
-    :raises ConfigurationError: when it is something else.
+    :raises ConfigurationError: it is something else.
     """
     if value is None or (isinstance(value, str) and value.strip() in _EMPTY):
         return None
@@ -130,14 +130,14 @@ def whole_number(value: Any, name: str) -> int | None:
 
 
 def lsn(value: Any, name: str) -> Lsn | None:
-    """Return a position in one of the text forms that ``Lsn.parse`` reads, or None when there is none.
+    """Return an LSN that was given in a form that ``Lsn.parse`` reads, or None if there is none.
 
-    :raises ConfigurationError: when it is something else.
+    :raises ConfigurationError: it is something else.
     """
     text = optional_text(value)
     if text is None:
         return None
-    # A number is refused unprinted: its decimal digits could pass for sixteen hexadecimal ones.
+    # ``Lsn.parse`` refuses a number. As a text its decimal digits could be read as sixteen hexadecimal ones.
     given: Any = value if type(value) is int else text
     try:
         return Lsn.parse(given)
@@ -148,18 +148,18 @@ def lsn(value: Any, name: str) -> Lsn | None:
 
 
 def lsn_list(value: Any, name: str) -> tuple[Lsn, ...]:
-    """Return positions given as a list, as JSON, or as text with commas; nothing is an empty list.
+    """Return LSNs that were given as a list, as JSON, or as a text with commas. The list may be empty.
 
-    :raises ConfigurationError: when one is something else.
+    :raises ConfigurationError: one of them is something else.
     """
     found = (lsn(each, name) for each in optional_text_list(value, name))
     return tuple(each for each in found if each is not None)
 
 
 def flag(value: Any, name: str) -> bool:
-    """Return a yes or no.
+    """Return true or false.
 
-    :raises ConfigurationError: when it is neither.
+    :raises ConfigurationError: it is neither.
     """
     known = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
     try:
@@ -169,9 +169,9 @@ def flag(value: Any, name: str) -> bool:
 
 
 def mapping(value: Any, name: str) -> dict[str, Any]:
-    """Return a mapping given as such or as JSON; nothing is an empty mapping.
+    """Return a mapping that was given as such or as JSON. If nothing was given, it is empty.
 
-    :raises ConfigurationError: when it is something else.
+    :raises ConfigurationError: it is something else.
     """
     if value is None or (isinstance(value, str) and value.strip() in _EMPTY):
         return {}
@@ -182,9 +182,9 @@ def mapping(value: Any, name: str) -> dict[str, Any]:
 
 
 def text_mapping(value: Any, name: str) -> dict[str, str]:
-    """Return a mapping as ``mapping`` does, of texts only.
+    """Return a mapping of texts to texts, as ``mapping`` does.
 
-    :raises ConfigurationError: when it holds something else.
+    :raises ConfigurationError: one of its values is no text.
     """
     found = mapping(value, name)
     if not all(isinstance(each, str) for each in found.values()):
@@ -193,15 +193,16 @@ def text_mapping(value: Any, name: str) -> dict[str, str]:
 
 
 def text_list_mapping(value: Any, name: str) -> dict[str, tuple[str, ...]]:
-    """Return a mapping as ``mapping`` does, of lists of texts only.
+    """Return a mapping of texts to lists of texts, as ``mapping`` does.
 
-    :raises ConfigurationError: when it holds something else; a text would count as the list of its letters.
+    :raises ConfigurationError: one of its values is no list of texts. A single text is none, because it would
+        be read as the list of its letters.
     """
     found = mapping(value, name)
     if wrong := sorted(key for key, each in found.items() if not _is_text_list(each)):
         raise ConfigurationError(
             f"The argument {name} has no list of texts for {', '.join(wrong)}.",
-            advice='write a list of one, too, in brackets: {"schema.table": ["column"]}.',
+            advice='write also a list of one column in brackets: {"schema.table": ["column"]}.',
         )
     return {key: tuple(each) for key, each in found.items()}
 

@@ -1,4 +1,4 @@
-"""How far the lake is, as the operators ask for it. The checkpoint is read and written in ``capture``."""
+"""The lake of one pipeline, as operators ask it for the checkpoint. The work itself is in ``lake/``."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Lake:
 
     @classmethod
     def open(cls, iceberg_conn_id: str, catalog_name: Any, namespace: Any) -> Lake:
-        """Resolve the arguments that name it.
+        """Resolve the arguments that name the lake.
 
-        :raises ConfigurationError: when one of them is missing or wrong.
+        :raises ConfigurationError: one of them is missing or wrong.
         """
         catalog = resolve_lake_catalog(
             required_text(iceberg_conn_id, "iceberg_conn_id"), optional_text(catalog_name)
@@ -34,9 +34,9 @@ class Lake:
         return cls(catalog, required_text(namespace, "namespace"))
 
     def checkpoint(self, slot_name: str) -> Checkpoint | None:
-        """How far the lake is for this slot; None: no batch was ever applied.
+        """How far the lake is for this slot. None: no batch was ever applied.
 
-        :raises LakeUnavailable: when the catalog or the table cannot be read.
+        :raises LakeUnavailable: the catalog or the table cannot be read.
         """
         from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
 
@@ -45,9 +45,9 @@ class Lake:
         )
 
     def record_empty_batch(self, job: ApplyJob, manifest: Manifest) -> None:
-        """Move the checkpoint over a batch that changes no table, without Spark.
+        """Move the checkpoint past a batch that changes no table, without Spark.
 
-        :raises LakeUnavailable: when the catalog does not do it.
+        :raises LakeUnavailable: the catalog does not take the new row.
         """
         from airflow_provider_pgoutput.lake.checkpoint_rows import record_empty_batch
 

@@ -1,7 +1,7 @@
-"""The one place where errors of this package become what Airflow understands.
+"""Turns errors of this package into errors of Airflow.
 
-The class of an error decides, its text is never read: whoever has to act first gets a task that fails
-at once, everything else is left as it is, so Airflow's ordinary retry applies.
+The class of an error decides, not its text. If somebody has to act first, the task fails at once. Any other
+error stays as it is, and Airflow retries the task.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def airflow_outcome() -> Iterator[None]:
-    """Turn errors that a retry cannot help into ``AirflowFailException`` with the same text.
+    """Turn an error that no retry can mend into an ``AirflowFailException`` with the same text.
 
-    A ``RetryableError`` passes unchanged: Airflow retries a task that raised it as often as its
-    ``retries`` say.
+    A ``RetryableError`` passes unchanged. Airflow then retries the task as often as its ``retries`` say.
     """
     try:
         yield

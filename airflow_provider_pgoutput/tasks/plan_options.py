@@ -62,7 +62,7 @@ def _optional_flag(given: Any, name: str) -> bool | None:
 
 
 def _transforms(given: Any, name: str) -> tuple[str, ...]:
-    # A transform has commas of its own, so a text is one of them or JSON.
+    # ``bucket(4, id)`` has a comma of its own. So a text is one transform, or a list as JSON.
     if isinstance(given, str) and not given.lstrip().startswith("["):
         only = arguments.optional_text(given)
         given = [only] if only else None

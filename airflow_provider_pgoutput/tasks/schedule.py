@@ -1,6 +1,6 @@
-"""How long a slot may wait between two runs, as far as the DAG's schedule says it.
+"""The longest time between two runs of a DAG, if its schedule tells it.
 
-What is not here: what is done with it; capture compares it with the server's patience.
+Capture compares it with the time for which the server keeps a slot that nobody reads.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from datetime import datetime
 
-#: Runs that are looked ahead: a week of every hour, weekends among them.
+#: So many runs are looked at. An hourly schedule then shows a week, with its weekend.
 _RUNS = 200
 
 
 def longest_seconds_between_runs(dag: Any) -> int | None:
-    """The longest wait between two runs; None: the schedule is by hand, by assets, or an unknown one.
+    """The longest time between two runs.
+
+    None: somebody starts the DAG by hand, or assets do, or we do not know this kind of schedule.
 
     :param dag: an Airflow DAG, or None.
     """
@@ -28,7 +30,7 @@ def longest_seconds_between_runs(dag: Any) -> int | None:
     expression = getattr(timetable, "expression", None)
     if not isinstance(expression, str):
         return None
-    # Airflow's own reckoning; imported here, because only schedules of this kind need it.
+    # Airflow computes the times. Only this kind of schedule needs it, so the import is here.
     from airflow.sdk import timezone
     from airflow.timetables.base import TimeRestriction
     from airflow.timetables.trigger import CronTriggerTimetable
@@ -39,7 +41,7 @@ def longest_seconds_between_runs(dag: Any) -> int | None:
     interval = None
     for _ in range(_RUNS):
         run = cron.next_dagrun_info(last_automated_data_interval=interval, restriction=since)
-        assert run is not None, "nothing says that the schedule ends"
+        assert run is not None, "a schedule without an end has a next run"
         interval = run.data_interval
         runs.append(run.run_after)
     longest = max(later - earlier for earlier, later in itertools.pairwise(runs))

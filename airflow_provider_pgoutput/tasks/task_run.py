@@ -1,7 +1,4 @@
-"""What every task of a pipeline has in common: its run, its log and its place in the lake.
-
-What is not here: any decision about batches; those are made behind the doors.
-"""
+"""What the tasks of a pipeline have in common: their run, their attempt and their log."""
 
 from __future__ import annotations
 
@@ -24,27 +21,27 @@ log = logging.getLogger(__name__)
 def refuse_backfill(context: Context) -> None:
     """Refuse a run that Airflow made for a date in the past.
 
-    A slot cannot go back: such a run would read what is new now and file it under an old date.
+    A slot cannot go back. Such a run would read the changes of today and show them under an old date.
 
-    :raises ConfigurationError: when the run is a backfill run.
+    :raises ConfigurationError: the run is a backfill run.
     """
     run_type = str(getattr(context["dag_run"].run_type, "value", context["dag_run"].run_type))
     if run_type == "backfill":
         raise ConfigurationError(
             "This is a backfill run, and a replication slot cannot go back in time.",
-            advice="trigger an ordinary run to read what is new; replay staged batches to apply"
-            " something again; name tables in copy_tables to copy them again.",
+            advice="trigger an ordinary run to read new changes; replay staged batches to apply them"
+            " again; name tables in copy_tables to copy them again.",
         )
 
 
 def new_attempt(context: Context) -> str:
-    """Name for the files of one try, different for each even if Airflow runs the same try twice."""
+    """A name for the files of one try. It is another name even if Airflow runs the same try twice."""
     return f"{context['ti'].try_number}-{uuid.uuid4().hex[:12]}"
 
 
 @contextmanager
 def log_group(title: str) -> Iterator[None]:
-    """Fold what is logged inside under a line of its own in Airflow's log view."""
+    """Fold the lines that are logged inside, below a title, in Airflow's view of the log."""
     log.info("::group::%s", title)
     try:
         yield
@@ -53,13 +50,13 @@ def log_group(title: str) -> Iterator[None]:
 
 
 def log_tables(tables: Mapping[str, Mapping[str, int]]) -> None:
-    """Log one line per table with its counts, zeros left out; warn of values that were set aside."""
+    """Log a line for each table with its counts above zero. Warn of values that did not fit."""
     for name, counts in sorted(tables.items()):
         shown = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
         log.info("%s: %s", name, shown or "no changes")
         if rejected := counts.get("rejected"):
             log.warning(
-                "%s: %s value(s) did not fit their column: NULL in the table, their text is kept in %s.",
+                "%s: %s value(s) did not fit their column. The table has NULL instead. %s has their text.",
                 name,
                 f"{rejected:,}",
                 REJECTED_TABLE,

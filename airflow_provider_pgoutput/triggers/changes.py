@@ -1,8 +1,7 @@
-"""Waits in the triggerer until a slot is worth a run. Never blocks the event loop, never reads the slot.
+"""Waits in the triggerer until a slot is worth a run. It never blocks the event loop or reads the slot.
 
-The trigger is level-triggered: it looks at how far the slot is behind, not at what happened since it
-last looked, so an event that nobody acted on comes again. It only says that there is work; what the work
-is, the run finds out for itself.
+The trigger looks at how far the slot is behind, and not at what happened since its last look. So an event
+comes again if nobody acted on it. The event only says that there is work. The run itself finds out which.
 """
 
 from __future__ import annotations
@@ -31,31 +30,31 @@ MISSING = "missing"
 LOST = "lost"
 
 _LONGEST_BACKOFF_SECONDS = 300.0
-#: Enough for a connection and one look at a view. A source that needs longer counts as silent.
+#: Enough to connect and to read a view once. A source that takes longer did not answer.
 _LOOK_SECONDS = 60.0
 
 
 class PgoutputChangesTrigger(BaseEventTrigger):
-    """Fire when the slot's lag is worth a run; for the sensor and for ``AssetWatcher`` alike.
+    """Fire when the slot's lag is worth a run. The sensor uses it, and an ``AssetWatcher`` can use it.
 
     The event is ``{"status", "slot_name", "confirmed_flush_lsn", "current_lsn", "lag_bytes",
-    "wal_status"}``; ``status`` is ``ready``, ``missing`` (no slot yet: the first run makes it) or
-    ``lost`` (the server removed WAL that the slot needed: the run will fail and say what to do).
+    "wal_status"}``. Its ``status`` is ``ready``, ``missing`` (there is no slot yet, and the first run creates
+    it) or ``lost`` (the server removed WAL that the slot needs, and the run will fail and say what to do).
 
-    As a watcher it fires once for each position of the slot, and again for the same position when
-    ``max_interval_seconds`` have passed, in case that run failed. A source that does not answer is
-    asked again, with growing pauses: raising would only make the triggerer start it again at once. That goes
-    for whatever else fails, too; but a task that waits fails when its connection is wrong.
+    As a watcher it fires once for each position of the slot. After ``max_interval_seconds`` it fires again
+    for the same position, because the run may have failed. If the source does not answer, the trigger asks
+    again, with growing pauses. If it raised an error instead, the triggerer would start it again at once. Any
+    other error is handled in the same way, with one exception: a task that waits fails if its connection is
+    wrong.
 
     :param slot_name: the replication slot to look at.
-    :param postgres_conn_id: a connection of type ``postgres``.
-    :param min_lag_bytes: WAL that is worth a run. Idle servers write WAL of their own, so small values
-        fire for nothing.
-    :param max_interval_seconds: after this long any lag is worth a run, which also lets the server
-        recycle WAL that other tables wrote.
-    :param poll_interval_seconds: time between two looks.
-    :param waiting_since: Unix time since when ``max_interval_seconds`` count; None: since the trigger
-        starts to run.
+    :param postgres_conn_id: the source, a connection of type ``postgres``.
+    :param min_lag_bytes: so much WAL is worth a run. An idle server writes some WAL, too, so a small value
+        fires without changes.
+    :param max_interval_seconds: after this time any lag is worth a run. Such a run also lets the server
+        recycle the WAL of other tables.
+    :param poll_interval_seconds: time between two looks at the slot.
+    :param waiting_since: Unix time at which ``max_interval_seconds`` begins; None: when the trigger starts.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class PgoutputChangesTrigger(BaseEventTrigger):
         self.waiting_since = waiting_since
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Say how to make this trigger again."""
+        """Return what the triggerer needs to make this trigger again."""
         return (
             "airflow_provider_pgoutput.triggers.changes.PgoutputChangesTrigger",
             {
@@ -104,12 +103,12 @@ class PgoutputChangesTrigger(BaseEventTrigger):
                             connection = await self._connect()
                         seen = await self._look(connection)
                     pause = self.poll_interval_seconds
-                # A cloud's client that is asked for a token has errors of its own, without a common class.
+                # The client of a cloud, asked for a token, raises errors that have no common class.
                 except Exception as error:
                     if isinstance(error, FatalError) and self.task_instance is not None:
                         raise
                     self.log.warning(
-                        "The source of slot %s did not answer (%s); asking again in %.0f s.",
+                        "The source of slot %s did not answer (%s). It is asked again in %.0f s.",
                         self.slot_name,
                         _said(error),
                         pause,
@@ -168,7 +167,7 @@ class PgoutputChangesTrigger(BaseEventTrigger):
 
 
 def _said(error: Exception) -> str:
-    """What may be logged about an error: our own text, which has no secret, or only the class."""
+    """What may be logged about an error: the text of our own errors, which has no secret, or the class."""
     import psycopg
 
     from airflow_provider_pgoutput.capture.source.errors import of_psycopg

@@ -153,7 +153,7 @@ def test_where_else_a_server_and_its_verification_may_be_named(
 
 
 def test_a_connection_that_is_missing_or_of_another_type_is_refused(set_connection: Define) -> None:
-    with pytest.raises(ConnectionNotFound, match="backend did not answer; else create it"):
+    with pytest.raises(ConnectionNotFound, match="backend did not answer; otherwise create"):
         PgoutputHook("nobody_defined_this").conninfo()
     set_connection("source", {"conn_type": "mysql", "host": "localhost"})
     with pytest.raises(ConfigurationError, match="type postgres"):
