@@ -1,13 +1,14 @@
 """Random work, small batches and random kills, all from a seed: the invariants hold throughout.
 
-``PGOUTPUT_TORTURE_SEEDS=5`` repeats one run; without it a few fixed seeds run.
+``PGOUTPUT_TORTURE_SEEDS=5`` repeats one run; without it one fixed seed runs, and two more
+with ``ALL=1``.
 """
 
 from __future__ import annotations
 
 import os
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,8 +23,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.submit
 
-#: More seeds, separated by commas, for longer runs: ``PGOUTPUT_TORTURE_SEEDS=7,8,9 pytest ...``.
-SEEDS = [int(seed) for seed in os.environ.get("PGOUTPUT_TORTURE_SEEDS", "1,2,3").split(",")]
+#: Other seeds, separated by commas: ``PGOUTPUT_TORTURE_SEEDS=7,8,9 pytest ...``.
+_GIVEN = os.environ.get("PGOUTPUT_TORTURE_SEEDS")
+SEEDS: list[Any] = (
+    [int(seed) for seed in _GIVEN.split(",")]
+    if _GIVEN
+    else [1, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (2, 3))]
+)
 _ROUNDS = 3
 
 
