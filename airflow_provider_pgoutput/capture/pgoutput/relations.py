@@ -72,8 +72,15 @@ class Relations:
         if unknown.any():
             raise UnknownRelation(int(np.argmax(unknown)))
         number: NDArray[np.intp] = self._numbers[slot]
-        for changed, changes in self._changes.items():
-            rows = np.flatnonzero(oid == changed)
+        if not self._changes:
+            return number
+        # The rows of each relation, in stream order. To search all rows for each would take long with many.
+        order = np.argsort(slot, kind="stable")
+        changed = np.searchsorted(self._oids, list(self._changes))
+        firsts = np.searchsorted(slot, changed, sorter=order)
+        lasts = np.searchsorted(slot, changed, side="right", sorter=order)
+        for first, last, changes in zip(firsts, lasts, self._changes.values(), strict=True):
+            rows = order[first:last]
             place = np.searchsorted([start for start, _ in changes], message[rows]) - 1
             if (place < 0).any():
                 raise UnknownRelation(int(rows[0]))

@@ -20,6 +20,7 @@ from airflow_provider_pgoutput.capture.source.progress_log import Progress
 from airflow_provider_pgoutput.capture.source.threads import HandOver
 from airflow_provider_pgoutput.capture.stream.choose import Backlog, against_sql, read_room
 from airflow_provider_pgoutput.capture.stream.cut import BatchCut, Limits
+from airflow_provider_pgoutput.capture.stream.gather import Gathering
 from airflow_provider_pgoutput.capture.stream.options import AUTO, SQL, WALSENDER
 from airflow_provider_pgoutput.capture.stream.sql import SLICE_MESSAGES, SqlStream
 from airflow_provider_pgoutput.capture.stream.transport import SlotRead
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
-    from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
+    from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock, MessageChunk
     from airflow_provider_pgoutput.capture.pgoutput.messages import TypeMessage
     from airflow_provider_pgoutput.capture.pgoutput.prepared import PreparedTransactions
     from airflow_provider_pgoutput.capture.source.session import Session
@@ -75,13 +76,16 @@ def drain(
 
     :raises ProtocolError: the stream breaks the protocol, or ends inside a transaction.
     """
+    gathering = Gathering(decoder.decode)
+
+    def add(blocks: list[ChangeBlock]) -> None:
+        for block in blocks:
+            batch.add(block)
+        for messages in decoder.take_messages():
+            batch.add_messages(messages)
+
     for chunk in _fetched_ahead(stream):
-        wanted = cut.take(chunk)
-        if len(wanted.offsets) > 1:
-            for block in decoder.decode(wanted):
-                batch.add(block)
-            for messages in decoder.take_messages():
-                batch.add_messages(messages)
+        add(gathering.add(cut.take(chunk)))
         reach("stage.after_chunk")
         progress.report(batch.rows, len(chunk.data), cut.last_lsn)
         if prepared is not None:
@@ -90,6 +94,7 @@ def drain(
             break
     else:
         cut.end_at(stream.end_lsn)
+    add(gathering.rest())
     if decoder.in_transaction:
         raise ProtocolError(
             "The stream ended inside a transaction.",
