@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_pgoutput.batch.manifest import Manifest
-from benchmarks import report, run
+from benchmarks import connections, report, run
 from benchmarks.staging import CONTENDERS, Measurement, median
 from benchmarks.synthetic_batch import OLD_ROWS, BatchWriter
 from benchmarks.synthetic_keys import KEYS, key_arrays
@@ -160,13 +160,18 @@ def test_keys_of_different_rows_differ_and_are_what_postgresql_would_send() -> N
             {"1", "2"},
         ),
         (
+            "connections",
+            ["--scale=0.002"],
+            {case: {"automatic", "one", "two"} for case in connections.CASES},
+        ),
+        (
             "tiny_batch",
             ["--rows=4000"],
             {run: {"seconds", "cpu_seconds", "times_as_long"} for run in ("empty", "batch")},
         ),
     ],
 )
-def test_a_tiny_run_of_an_apply_measurement_prints_its_figures(
+def test_a_tiny_run_of_a_measurement_prints_its_figures(
     module: str, arguments: list[str], figures: set[str] | dict[str, set[str]]
 ) -> None:
     command = [sys.executable, "-m", f"benchmarks.{module}", "--repetitions", "1", *arguments]

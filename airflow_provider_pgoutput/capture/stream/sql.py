@@ -12,20 +12,23 @@ wanted number of messages ends.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.pgoutput.blocks import MessageChunk
 from airflow_provider_pgoutput.capture.pgoutput.messages import (
     parse_begin,
     parse_commit,
     parse_logical_message,
 )
+from airflow_provider_pgoutput.capture.stream.cores import FreeCores
 from airflow_provider_pgoutput.capture.stream.sql_connection import SlotSession
 from airflow_provider_pgoutput.capture.stream.sql_parallel import (
+    LONG_TRANSACTION_BYTES,
+    MOST_CONNECTIONS,
     PART_BYTES,
     Cutting,
     PartedRead,
@@ -39,11 +42,10 @@ from airflow_provider_pgoutput.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
-    from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.stream.transport import SlotRead
     from airflow_provider_pgoutput.capture.stream.two_phase import TwoPhase
 
@@ -106,10 +108,11 @@ SLICE_MESSAGES = 4_000_000
 class SqlStream:
     """Reads through the SQL function, as Arrow record batches through ADBC.
 
-    :param connections: how many decode at the same time at most; None: the backlog, the cores and the free
-        slots decide.
+    :param connections: how many decode at the same time at most; None: the backlog, the free cores and the
+        free slots decide.
     :param max_messages: about how many messages are wanted; None: all.
     :param part_bytes: WAL for each part. A shorter range is read in one part.
+    :param count_free_cores: says how many cores of this machine are free; None: it is measured.
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class SqlStream:
         connections: int | None = None,
         max_messages: int | None = None,
         part_bytes: int = PART_BYTES,
+        count_free_cores: Callable[[], int] | None = None,
     ) -> None:
         self._read = read
         self._wanted = connections
@@ -128,6 +132,7 @@ class SqlStream:
         self._closed = False
         self._stopping = threading.Event()
         self.end_lsn = read.target
+        self._count_free_cores = count_free_cores or FreeCores().count
         self._sessions = [SlotSession(read)]
 
     def chunks(self) -> Iterator[MessageChunk]:
@@ -170,14 +175,32 @@ class SqlStream:
         if self._wanted is not None:
             return min(self._wanted, useful_connections(backlog_bytes, self._part_bytes))
         free_slots = self._sessions[0].count_free_slots()
-        # The cores that this process may use, not those of the machine.
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        return sensible_connections(backlog_bytes, cores or 1, free_slots)
+        if sensible_connections(backlog_bytes, MOST_CONNECTIONS, free_slots) == 1:
+            return 1
+        return sensible_connections(backlog_bytes, self._count_free_cores(), free_slots)
+
+    def _begins_with_a_long_transaction(self) -> bool:
+        """Whether no transaction commits at the beginning of the range. The first session has a copy there.
+
+        The server ends this answer at the first commit, so it is short if there is one.
+        """
+        session, start = self._sessions[0], self._read.start
+        session.move_copy(start)
+        near = min(self._read.target, Lsn(start + LONG_TRANSACTION_BYTES))
+        # The answer is read to its end, because the connection allows nothing else before.
+        return sum(len(chunk.offsets) - 1 for chunk in session.peek(near, messages=1)) == 0
 
     def _copy_slots(self, connections: int) -> None:
         """Open the connections, each with a copy of the slot, as many as the server allows."""
         try:
             for number in range(connections):
+                if number == 1 and self._wanted is None and self._begins_with_a_long_transaction():
+                    log.info(
+                        "Slot %s is decoded by one connection: the backlog begins with a long transaction.",
+                        self._read.slot_name,
+                    )
+                    self._sessions[0].readers = 1
+                    return
                 if number:
                     self._sessions.append(SlotSession(self._read))
                 if self._stopping.is_set():

@@ -42,8 +42,14 @@ PART_BYTES: Final = 192 << 20
 _SMALLEST_PART_BYTES: Final = 16 << 20
 
 
-#: Another connection pays off for so much WAL. A copy of the slot takes some hundredths of a second.
-_BYTES_PER_CONNECTION: Final = 32 << 20
+#: Another connection pays off for so much WAL. A backlog that one connection reads in a second or two is not
+#: read faster by two: first they make copies of the slot and move them, and read WAL twice for that.
+_BYTES_PER_CONNECTION: Final = 128 << 20
+
+
+#: If no transaction commits in so much WAL, a long one is under way. With a cut inside of it the server
+#: decodes its beginning twice, and writes it to its disk because it is not streamed.
+LONG_TRANSACTION_BYTES: Final = 32 << 20
 
 
 #: WAL pages are multiples of it (``wal_block_size``). Their headers are much shorter.
@@ -62,7 +68,7 @@ MOST_CONNECTIONS: Final = 8
 def sensible_connections(backlog_bytes: int, cores: int, free_slots: int) -> int:
     """How many connections decode a backlog if the user gives no number.
 
-    :param cores: of this machine. The reader itself needs one.
+    :param cores: of this machine, without those that other processes use. The reader itself needs one.
     :param free_slots: replication slots that the server could still make. Half of them are left to others.
     """
     return max(

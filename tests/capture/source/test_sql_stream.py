@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
 from airflow_provider_pgoutput.capture.source.threads import HandOver
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
-from airflow_provider_pgoutput.capture.stream import sql_connection, sql_parallel
+from airflow_provider_pgoutput.capture.stream import sql, sql_connection, sql_parallel
 from airflow_provider_pgoutput.capture.stream.sql import SqlStream
 from airflow_provider_pgoutput.capture.stream.two_phase import TwoPhase
 from airflow_provider_pgoutput.errors import ConfigurationError, SlotNotFound, SourceUnavailable
@@ -287,6 +288,45 @@ def test_without_room_for_copies_fewer_connections_read(
     (line,) = [each.message for each in caplog.records if each.levelname == "WARNING"]
     assert line.startswith(f"Slot {source.slot_name} is decoded by {used} of 3 connections: ")
     assert "max_replication_slots" in line or "replication slots are in use" in line
+
+
+@pytest.mark.parametrize(
+    ("long_rows", "free_cores", "used"), [(0, 3, 3), (0, 2, 2), (0, 0, 1), (5000, 3, 1)]
+)
+def test_a_long_transaction_at_the_beginning_or_busy_cores_leave_one_connection(
+    source: Source,
+    long_rows: int,
+    free_cores: int,
+    used: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(sql_parallel, "_BYTES_PER_CONNECTION", 1 << 16)
+    monkeypatch.setattr(sql, "LONG_TRANSACTION_BYTES", 1 << 17)
+    caplog.set_level(logging.INFO)
+    source.make_slot()
+    start = Lsn.parse(str(source.confirmed()))
+    source.execute(
+        f"INSERT INTO t SELECT -g, repeat('l', 100) FROM generate_series(1, {long_rows}) g",
+        *(
+            f"INSERT INTO t SELECT g, repeat('x', 100) FROM generate_series({n}000, {n}099) g"
+            for n in range(1, 40)
+        ),
+    )
+    order = source.read(start, flush_lsn(source))
+    whole = read(SqlStream(order, connections=1), start, order.target)
+    assert len(whole) == 3900 + long_rows
+    stream = SqlStream(order, count_free_cores=lambda: free_cores)
+    assert read(stream, start, order.target) == whole
+    said = [each.message for each in caplog.records if "is decoded by" in each.message]
+    if long_rows:
+        assert [each.partition(": ")[2] for each in said] == [
+            "the backlog begins with a long transaction."
+        ]
+    elif used > 1:
+        assert said == [f"Slot {source.slot_name} is decoded by {used} connections."]
+    else:
+        assert said == []
 
 
 @pytest.mark.parametrize("messages", [False, True])
