@@ -9,6 +9,7 @@ Source: https://arrow.apache.org/docs/python/parquet.html
 from __future__ import annotations
 
 import contextlib
+import functools
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 ROW_GROUP_BYTES = 16 << 20
 #: A file is closed when it has grown to this size.
 FILE_BYTES = 192 << 20
+
+#: A file with fewer bytes of values is compressed by snappy. Zstd sets up tables for each column of a file.
+#: That takes longer than to compress such values.
+_SMALL_FILE_BYTES = 64 << 10
 
 #: Rows that keep so many times their own bytes in memory are copied.
 _MOST_HELD = 2
@@ -117,13 +122,13 @@ class TableWriter:
 
     def take(self) -> Callable[[], None]:
         """Give the buffered rows away: return a function that writes them."""
+        return functools.partial(self._write, self._emptied())
+
+    def _emptied(self) -> list[pa.RecordBatch]:
+        """The buffered rows, which are buffered no more."""
         buffer, self._buffer, self.buffered_bytes = self._buffer, [], 0
         self._small_blocks = self._small_bytes = 0
-
-        def write() -> None:
-            self._write(buffer)
-
-        return write
+        return buffer
 
     def close(self) -> None:
         """Complete the last file. Nothing may be buffered any more."""
@@ -133,7 +138,9 @@ class TableWriter:
     def complete(self) -> None:
         """Write what is buffered and complete the last file."""
         if self._buffer:
-            self.take()()
+            is_small = sum(each.nbytes for each in self._buffer) < _SMALL_FILE_BYTES
+            buffer = self._emptied()
+            self._write(buffer, is_small=is_small)
         self.close()
 
     def abandon(self) -> None:
@@ -142,7 +149,8 @@ class TableWriter:
             self._open.abandon()
             self._open = None
 
-    def _write(self, buffer: list[pa.RecordBatch]) -> None:
+    def _write(self, buffer: list[pa.RecordBatch], *, is_small: bool = False) -> None:
+        """Write rows as a row group. ``is_small``: a file that begins with them stays small."""
         needed = self.required.union(*(each.schema.names for each in buffer))
         if not needed <= self._columns:
             self.close_file()
@@ -150,7 +158,7 @@ class TableWriter:
         if self._open is None:
             schema = pa.schema([each for each in self.schema if each.name in self._columns])
             path = f"{self.folder}/{file_name(self.kind, len(self.files))}"
-            self._open = _OpenFile(self.area.create(path), path, self.kind, schema)
+            self._open = _OpenFile(self.area.create(path), path, self.kind, schema, is_small)
         self._open.write(buffer)
         if self._open.size_bytes >= FILE_BYTES:
             self.close_file()
@@ -170,7 +178,9 @@ class TableWriter:
 class _OpenFile:
     """One Parquet file being written."""
 
-    def __init__(self, output: StagedOutput, path: str, kind: str, schema: pa.Schema) -> None:
+    def __init__(
+        self, output: StagedOutput, path: str, kind: str, schema: pa.Schema, is_small: bool
+    ) -> None:
         self._output = output
         self._path = path
         self._kind = kind
@@ -181,8 +191,8 @@ class _OpenFile:
             pa.PythonFile(output, mode="w"),
             schema,
             version="2.6",
-            compression="zstd",
-            compression_level=1,
+            compression="snappy" if is_small else "zstd",
+            compression_level=None if is_small else 1,
             # In a column of a table few values repeat. In the leading columns they all do.
             use_dictionary=[name for name in schema.names if name in _DICTIONARY_NAMES],
             write_statistics=[name for name in schema.names if name in _LEADING_NAMES],

@@ -46,6 +46,25 @@ def rows(first: int, count: int, *, old: bool = False) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
+@pytest.mark.parametrize(
+    ("parts", "codecs"), [([500], ["SNAPPY"]), ([20_000], ["ZSTD"]), ([20_000, 5], ["ZSTD"] * 2)]
+)
+def test_only_a_file_that_stays_small_is_compressed_by_the_cheaper_codec(
+    tmp_path: Path, parts: list[int], codecs: list[str]
+) -> None:
+    one = writer(StagingArea(str(tmp_path)))
+    for number, count in enumerate(parts):
+        if number:
+            one.take()()
+        one.append(rows(number * 100_000, count))
+    one.complete()
+    (file,) = one.files
+    found = parquet.read_metadata(tmp_path / file.path)
+    groups = [found.row_group(number) for number in range(found.num_row_groups)]
+    assert [each.column(0).compression for each in groups] == codecs
+    assert file.rows == sum(parts)
+
+
 def test_a_staging_uri_with_credentials_is_refused_and_not_shown() -> None:
     with pytest.raises(ConfigurationError, match="a user or a password") as refused:
         StagingArea("s3://key:secret@bucket/folder")
