@@ -1,8 +1,8 @@
 """``python -m benchmarks.connections``: the automatic number of connections beside one and two.
 
 It should never be slower than one. So there is a case of each kind for which two are slower: one transaction,
-a small backlog of wide rows, and cores that others use. The last case is a long backlog. For it two are faster
-on idle cores. Prints medians as JSON: rows per second, and CPU seconds of us and the server.
+a small backlog of wide rows, and cores that others use. For the last case, a long backlog, two are faster on
+idle cores. Prints medians as JSON: rows per second, and CPU seconds of us and the server.
 """
 
 from __future__ import annotations
