@@ -25,7 +25,7 @@ PgoutputError
 |   |__ TemporaryFilesFull        the server has no room for the temporary file of an answer
 |   |__ NoBinaryForm              a value came in the binary form of a type that is read as text only
 |   |__ DecodedTooEarly           the server cannot decode a transaction before its end, with two_phase
-|   |__ LakeDenied                the Iceberg catalog does not take the login, or forbids what was asked
+|   |__ LakeDenied                catalog or staging area do not take the login, or forbid what was asked
 |   |__ BatchRefused              a manifest or staged file is missing, damaged or of another pipeline
 |   |__ BatchGap                  the batch starts past the checkpoint: something is missing between
 |   |__ TableRefused              the target table is not what the pipeline left there
@@ -188,7 +188,7 @@ class NoBinaryForm(FatalError):
 
 
 class LakeDenied(FatalError):
-    """The Iceberg catalog does not take the login, or forbids what was asked of it."""
+    """The Iceberg catalog or the staging area does not take the login, or forbids what was asked of it."""
 
 
 class BatchRefused(FatalError):

@@ -184,6 +184,8 @@ class PostgresSource:
     def create_slot(self) -> ExportedSnapshot:
         """See ``Source``."""
         request = self.request
+        # A slot holds WAL. Without a staging area that takes a batch nothing would ever release it.
+        self.area.check(request.slot_name)
         snapshot = create_slot(
             request.conninfo,
             request.slot_name,

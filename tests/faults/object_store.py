@@ -33,6 +33,8 @@ class Action(Enum):
 
     #: It is refused, as by a store that has too much to do.
     SLOW_DOWN = "slow down"
+    #: It is refused for good, with the status and the code of ``refusal``.
+    REFUSE = "refuse"
     #: The connection ends in the middle of what is sent; nothing is stored.
     CUT_REQUEST = "cut request"
     #: It is done, and the connection ends in place of the answer.
@@ -57,6 +59,7 @@ class Fault:
     chosen: Callable[[Request], bool]
     times: int = 1
     seconds: float = 0.0
+    refusal: tuple[int, str] = (HTTPStatus.FORBIDDEN, "AccessDenied")
     happened: int = 0
 
 
@@ -261,6 +264,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         body = self._body()
         if fault is not None and fault.action is Action.SLOW_DOWN:
             self._send(_error(HTTPStatus.SERVICE_UNAVAILABLE, "SlowDown"))
+            return
+        if fault is not None and fault.action is Action.REFUSE:
+            self._send(_error(*fault.refusal))
             return
         if fault is not None:
             time.sleep(fault.seconds)

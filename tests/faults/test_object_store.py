@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_pgoutput.capture.request import AFTER_APPLY, AFTER_STAGE
-from airflow_provider_pgoutput.errors import LakeUnavailable, SlotAheadOfCheckpoint
+from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
+    LakeDenied,
+    LakeUnavailable,
+    PgoutputError,
+    SlotAheadOfCheckpoint,
+)
 from tests.capture.pipeline_support import Source, checkpoint_of
 from tests.faults.object_store import BUCKET, Action, Fault, ObjectStore, Request
 from tests.faults.waiting_slot import ROWS, fill, keys, new_source
@@ -113,6 +119,55 @@ def test_f26_a_store_that_takes_nothing_ends_the_run(
     assert refusal.happened > 1
     assert stop.value.advice
     assert len(manifests(store)) == 1
+    assert source.confirmed() == confirmed
+    store.fail()
+    expect_rest(source, store, stage(source, checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "error"),
+    [
+        (403, "AccessDenied", LakeDenied),
+        (403, "InvalidAccessKeyId", LakeDenied),
+        (403, "SignatureDoesNotMatch", LakeDenied),
+        (401, "Unauthorized", LakeDenied),
+        (404, "NoSuchBucket", ConfigurationError),
+        (301, "PermanentRedirect", ConfigurationError),
+        # A retry takes new ones.
+        (400, "ExpiredToken", LakeUnavailable),
+    ],
+)
+def test_a_store_that_refuses_for_good_is_found_out_before_a_slot_is_made(
+    source: Source, store: ObjectStore, status: int, code: str, error: type[PgoutputError]
+) -> None:
+    store.fail(Fault(Action.REFUSE, lambda each: True, _ALWAYS, refusal=(status, code)))
+    with pytest.raises(error) as refused:
+        source.stage(staging_uri=_URI)
+    assert type(refused.value) is error
+    assert refused.value.advice
+    assert source.execute("SELECT slot_name FROM pg_replication_slots") == []
+    store.fail()
+    source.stage(staging_uri=_URI)
+    assert manifests(store)
+    assert not [key for key in store.objects if "check_" in key]
+
+
+def test_a_store_that_deletes_nothing_is_found_out_before_a_slot_is_made(
+    source: Source, store: ObjectStore
+) -> None:
+    store.fail(Fault(Action.REFUSE, lambda each: each.operation == "delete", _ALWAYS))
+    with pytest.raises(LakeDenied, match="did not delete"):
+        source.stage(staging_uri=_URI)
+    assert source.execute("SELECT slot_name FROM pg_replication_slots") == []
+
+
+def test_a_run_with_a_slot_is_refused_by_the_same_errors(
+    source: Source, store: ObjectStore
+) -> None:
+    checkpoint, confirmed = waiting(source), source.confirmed()
+    store.fail(Fault(Action.REFUSE, of_data, _ALWAYS))
+    with pytest.raises(LakeDenied, match="did not write"):
+        stage(source, checkpoint)
     assert source.confirmed() == confirmed
     store.fail()
     expect_rest(source, store, stage(source, checkpoint))

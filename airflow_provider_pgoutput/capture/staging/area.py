@@ -22,10 +22,11 @@ import pyarrow as pa
 from pyarrow import fs
 
 from airflow_provider_pgoutput.batch.layout import join
-from airflow_provider_pgoutput.errors import ConfigurationError, LakeUnavailable
+from airflow_provider_pgoutput.capture.staging.storage_errors import storage_error, storage_errors
+from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from datetime import datetime
 
 #: No access for other users, because the files contain rows.
@@ -152,6 +153,24 @@ class StagingArea:
             path = Path(join(self._root, relative))
             Path(join(self._root, temporary)).replace(path)
             self._sync_folders(path.parent)
+
+    def check(self, folder: str) -> None:
+        """Write a file, read it back and delete it, to find out whether this worker may.
+
+        :raises LakeDenied: the area does not let it.
+        :raises ConfigurationError: there is no such bucket.
+        :raises LakeUnavailable: it did not answer.
+        """
+        name, content = join(folder, f"check_{uuid.uuid4().hex}"), b"to be deleted"
+        self.write_whole(name, content)
+        try:
+            if self.read(name) != content:
+                raise ConfigurationError(
+                    "The staging area gave other bytes back than were written.",
+                    advice="check what stands behind staging_uri.",
+                )
+        finally:
+            self.delete_file(name)
 
     def sync(self, *folders: str) -> None:
         """Make the names of the files in some folders durable."""
@@ -293,11 +312,7 @@ def _opened(staging_uri: str) -> tuple[fs.FileSystem, str]:
         # https://arrow.apache.org/docs/python/filesystems.html#s3
         region = next(filter(None, map(os.environ.get, _REGIONS)), None)
         if not region or not staging_uri.startswith("s3:"):
-            raise LakeUnavailable(
-                f"The staging area did not open: {error}",
-                advice="of a bucket on S3, give the worker its region in AWS_REGION; else check the address"
-                " and try again.",
-            ) from error
+            raise storage_error("open", error) from error
         filesystem, root = fs.FileSystem.from_uri(f"{staging_uri}?region={quote(region, safe='')}")
     return filesystem, root
 
@@ -318,15 +333,3 @@ def _make_private(folder: Path) -> None:
     for each in reversed(missing[: next(i for i, at in enumerate(missing) if at.is_dir())]):
         # Another writer may make it just now.
         each.mkdir(mode=_FOLDER_MODE, exist_ok=True)
-
-
-@contextlib.contextmanager
-def storage_errors(action: str) -> Iterator[None]:
-    """Turn an error of the file system into one that says to try again."""
-    try:
-        yield
-    except (OSError, pa.ArrowException) as error:
-        raise LakeUnavailable(
-            f"The staging area did not {action}: {getattr(error, 'strerror', None) or error}",
-            advice="check its free space, its address and the right to write; then try again.",
-        ) from error

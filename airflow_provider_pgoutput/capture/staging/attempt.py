@@ -6,12 +6,14 @@ manifest names.
 
 from __future__ import annotations
 
+import logging
 import re
 import uuid
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.capture.staging.manifests import seal
+from airflow_provider_pgoutput.errors import PgoutputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.source.catalog import Server
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
+
+log = logging.getLogger(__name__)
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
@@ -68,8 +72,13 @@ class Attempt:
 
     def abandon(self) -> None:
         """Give up the batch. Only sealed tables remain, and the batch itself if it may be sealed."""
-        if not self._sealing:
+        if self._sealing:
+            return
+        try:
             self._delete_files()
+        except PgoutputError as error:
+            # The run fails already, and with the error that counts.
+            log.warning("%s The attempt's files stay until they are pruned by their age.", error)
 
     def _delete_files(self) -> None:
         if not self.sealed_folders:

@@ -20,7 +20,7 @@ from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.passed_over import first_lsn
 from airflow_provider_pgoutput.batch.table_version import Counts
 from airflow_provider_pgoutput.capture.schema.gone import followed
-from airflow_provider_pgoutput.capture.staging.area import storage_errors
+from airflow_provider_pgoutput.capture.staging.storage_errors import storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -21,7 +21,7 @@ from airflow_provider_pgoutput.batch.changes import COMMIT_LSN, LEADING, ORIGIN,
 from airflow_provider_pgoutput.batch.layout import file_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.table_version import StagedFile
-from airflow_provider_pgoutput.capture.staging.area import storage_errors
+from airflow_provider_pgoutput.capture.staging.storage_errors import storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -22,7 +22,7 @@ from airflow_provider_pgoutput.batch.manifest import PreparedTransaction
 from airflow_provider_pgoutput.capture.pgoutput.prepared import PreparedTransactions, Waiting
 from airflow_provider_pgoutput.capture.pgoutput.spool import Piece
 from airflow_provider_pgoutput.capture.pgoutput.stream_messages import Prepare
-from airflow_provider_pgoutput.capture.staging.area import storage_errors
+from airflow_provider_pgoutput.capture.staging.storage_errors import storage_errors
 from airflow_provider_pgoutput.capture.stream.spill import SpillFolder
 from airflow_provider_pgoutput.errors import BatchRefused
 
