@@ -94,6 +94,18 @@ class PgoutputError(Exception):
 class RetryableError(PgoutputError):
     """Trying again, unchanged and later, can succeed."""
 
+    #: What to look at when no retry is left.
+    suspects = "the log of this try"
+
+    def say_no_try_is_left(self) -> None:
+        """Give other advice than to wait for the next try."""
+        waits = self.advice is None or self.advice.startswith("nothing")
+        more = f"look at {self.suspects}" if waits else str(self.advice).rstrip(".")
+        self.advice = (
+            f"{more}. This was the last try. Then clear the task: it begins where this one did."
+        )
+        self.args = (self._text(),)
+
 
 class ConnectionNotFound(RetryableError):
     """Airflow gave no such connection; it says the same when an API server or a secrets backend is silent."""
@@ -101,6 +113,8 @@ class ConnectionNotFound(RetryableError):
 
 class SourceUnavailable(RetryableError):
     """The source did not answer, or it closed the connection."""
+
+    suspects = "the server, at host and port of the connection, and at the network in between"
 
 
 class SnapshotLost(RetryableError):
@@ -117,6 +131,8 @@ class SourceLocked(RetryableError):
 
 class LakeUnavailable(RetryableError):
     """The Iceberg catalog or the staging area did not answer."""
+
+    suspects = "the catalog and the object store, and at the network in between"
 
 
 class StagingFull(RetryableError):

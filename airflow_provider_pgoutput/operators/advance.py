@@ -64,7 +64,7 @@ class PgoutputAdvanceSlotOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, str]:
         """Move the slot."""
-        with airflow_outcome():
+        with airflow_outcome(context):
             refuse_backfill(context)
             from airflow_provider_pgoutput.capture.advance import advance_slot
             from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook

@@ -51,7 +51,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Apply the batch, unless the lake holds it already."""
-        with airflow_outcome():
+        with airflow_outcome(context):
             refuse_backfill(context)
             slot_name = arguments.required_text(self.slot_name, "slot_name")
             batch = ReceivedBatch.required(self.batch, slot_name)

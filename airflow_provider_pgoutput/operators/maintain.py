@@ -78,7 +78,7 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Have Spark do it. Return counts by table, and the tables that are not finished."""
-        with airflow_outcome():
+        with airflow_outcome(context):
             from airflow_provider_pgoutput.capture.staging.area import StagingArea
 
             slot_name = arguments.required_text(self.slot_name, "slot_name")

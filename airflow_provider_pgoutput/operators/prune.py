@@ -72,7 +72,7 @@ class PgoutputPruneStagingOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Delete batches. Return how many ``batches``, ``files`` and ``bytes``, and the ``first_lsn`` now."""
-        with airflow_outcome():
+        with airflow_outcome(context):
             pruned = self._prune()
         if pruned is None:
             self.log.info("The lake has no checkpoint of this slot: nothing is deleted.")

@@ -77,7 +77,7 @@ class PgoutputReplayOperator(SparkApplyOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Choose the batches and have Spark apply them."""
-        with airflow_outcome():
+        with airflow_outcome(context):
             slot_name = arguments.required_text(self.slot_name, "slot_name")
             from_lsn, to_lsn = self._range()
             lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)

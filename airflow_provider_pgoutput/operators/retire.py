@@ -47,7 +47,7 @@ class PgoutputDropSlotOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, str | None]:
         """Drop the slot. Return its name and its last ``confirmed_flush_lsn``, null if there was no slot."""
-        with airflow_outcome():
+        with airflow_outcome(context):
             from airflow_provider_pgoutput.capture.retire import retire_slot
             from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 

@@ -243,7 +243,7 @@ class PgoutputStageOperator(CopyingOperator):
 
     def execute(self, context: Context) -> BatchXCom:
         """Stage one batch."""
-        with airflow_outcome():
+        with airflow_outcome(context):
             refuse_backfill(context)
             # Imported here, so that parsing a DAG file does not load numpy and pyarrow.
             from airflow_provider_pgoutput.capture.pipeline import stage_batch

@@ -81,7 +81,7 @@ class PgoutputChangesSensor(BaseSensorOperator):
             self._defer(context)
 
     def _defer(self, context: Context) -> None:
-        with airflow_outcome():
+        with airflow_outcome(context):
             trigger = PgoutputChangesTrigger(
                 slot_name=required_text(self.slot_name, "slot_name"),
                 postgres_conn_id=self.postgres_conn_id,
@@ -98,7 +98,7 @@ class PgoutputChangesSensor(BaseSensorOperator):
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> None:
         """Go on after the trigger has fired."""
-        with airflow_outcome():
+        with airflow_outcome(context):
             if event["status"] == LOST and not self._copies():
                 raise SlotLost(
                     "The server removed WAL that the slot still needed.",
@@ -121,7 +121,7 @@ class PgoutputChangesSensor(BaseSensorOperator):
 
     def poke(self, context: Context) -> bool:
         """Look at the slot once."""
-        with airflow_outcome():
+        with airflow_outcome(context):
             slot_name = required_text(self.slot_name, "slot_name")
             status = PgoutputHook(self.postgres_conn_id).slot(slot_name)
             slot = status.slot

@@ -11,19 +11,26 @@ from typing import TYPE_CHECKING
 
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_pgoutput.errors import CopyAgainError, FatalError
+from airflow_provider_pgoutput.errors import CopyAgainError, FatalError, RetryableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from airflow.sdk import Context
+
 
 @contextmanager
-def airflow_outcome() -> Iterator[None]:
+def airflow_outcome(context: Context) -> Iterator[None]:
     """Turn an error that no retry can mend into an ``AirflowFailException`` with the same text.
 
-    A ``RetryableError`` passes unchanged. Airflow then retries the task as often as its ``retries`` say.
+    A ``RetryableError`` passes. Airflow then retries the task as often as its ``retries`` say. After the last
+    try the error's advice does not speak of a next one.
     """
     try:
         yield
     except (FatalError, CopyAgainError) as error:
         raise AirflowFailException(f"{type(error).__name__}: {error}") from error
+    except RetryableError as error:
+        if context["ti"].try_number > context["ti"].max_tries:
+            error.say_no_try_is_left()
+        raise

@@ -71,7 +71,7 @@ def cleared_old_run_is_a_no_op(pipeline: Pipeline, old_batch: dict[str, Any]) ->
     """F16: the apply and advance tasks of the first run again, after the second; no staging is left."""
     shutil.rmtree(Path(pipeline.staging_uri.removeprefix("file://")) / "shop" / "data")
     context: Any = {
-        "ti": SimpleNamespace(try_number=2),
+        "ti": SimpleNamespace(try_number=2, max_tries=2),
         "dag_run": SimpleNamespace(dag_id="d", run_id="r", run_type="manual"),
     }
     common: dict[str, Any] = {"batch": old_batch, "slot_name": "shop", "namespace": "shop"}

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_pgoutput import errors
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
+
+
+def task_at(try_number: int = 1) -> Any:
+    """The context of a task with two retries."""
+    return {"ti": SimpleNamespace(try_number=try_number, max_tries=2)}
 
 
 def _below(base: type[errors.PgoutputError]) -> list[type[errors.PgoutputError]]:
@@ -17,7 +25,7 @@ def _below(base: type[errors.PgoutputError]) -> list[type[errors.PgoutputError]]
 def test_what_a_retry_cannot_help_fails_at_once_with_its_text(
     error: type[errors.PgoutputError],
 ) -> None:
-    with pytest.raises(AirflowFailException) as caught, airflow_outcome():
+    with pytest.raises(AirflowFailException) as caught, airflow_outcome(task_at()):
         raise error("It broke.", slot="s", lsn="0/1", advice="mend it.")
     assert str(caught.value) == (
         f"{error.__name__}: It broke. (slot s, LSN 0/1) What to do: mend it."
@@ -26,10 +34,27 @@ def test_what_a_retry_cannot_help_fails_at_once_with_its_text(
 
 @pytest.mark.parametrize("error", _below(errors.RetryableError))
 def test_what_a_retry_can_help_is_left_to_airflow(error: type[errors.PgoutputError]) -> None:
-    with pytest.raises(error, match="later"), airflow_outcome():
+    with pytest.raises(error, match="later"), airflow_outcome(task_at()):
         raise error("later")
 
 
+@pytest.mark.parametrize("error", _below(errors.RetryableError))
+@pytest.mark.parametrize("advice", ["nothing; the next attempt connects again.", "mend it.", None])
+def test_after_the_last_try_no_error_promises_another(
+    error: type[errors.RetryableError], advice: str | None
+) -> None:
+    with pytest.raises(error) as caught, airflow_outcome(task_at(2)):
+        raise error("It broke.", advice=advice)
+    assert "last try" not in str(caught.value)
+    with pytest.raises(error) as caught, airflow_outcome(task_at(3)):
+        raise error("It broke.", slot="s", advice=advice)
+    text = str(caught.value)
+    assert text.startswith("It broke. (slot s) What to do: ")
+    assert "nothing" not in text
+    assert "clear the task" in text
+    assert ("mend it" in text) == (advice == "mend it.")
+
+
 def test_errors_of_others_pass_unchanged() -> None:
-    with pytest.raises(ZeroDivisionError), airflow_outcome():
+    with pytest.raises(ZeroDivisionError), airflow_outcome(task_at()):
         raise ZeroDivisionError
