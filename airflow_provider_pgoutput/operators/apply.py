@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
 
 
-#: For a batch of so many changed and copied rows, Java's optimising compiler costs more than it saves.
+#: Up to so many changed and copied rows in a batch, Java's optimising compiler costs more than it saves.
 _ROWS_OF_A_SHORT_JOB = 100_000
 
 
