@@ -59,9 +59,10 @@ def busy_cores() -> Iterator[None]:
             each.wait()
 
 
-def run(source: Source, case: Case, scale: float, repetitions: int) -> dict[str, dict[str, float]]:
-    """The figures of a case, by contender."""
+def run(folder: Path, case: Case, scale: float, repetitions: int) -> dict[str, dict[str, float]]:
+    """The figures of a case, by contender. Its server is new, because a workload runs once on it."""
     with (
+        Source(folder / "postgres", 1) as source,
         backlog(source, WORKLOADS[case.workload], case.scale * scale) as waiting,
         busy_cores() if case.busy else contextlib.nullcontext(),
     ):
@@ -87,11 +88,10 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="pgoutput-bench-", dir="/var/tmp"))
     folder.chmod(0o755)
     try:
-        with Source(folder / "postgres", 1) as source:
-            found = {
-                name: run(source, CASES[name], options.scale, options.repetitions)
-                for name in options.cases
-            }
+        found = {
+            name: run(folder, CASES[name], options.scale, options.repetitions)
+            for name in options.cases
+        }
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print(json.dumps(found, indent=1))
