@@ -1,7 +1,8 @@
 """Relations as the manifest describes them: announced or published columns with names, types and keys.
 
-The stream says what a row looks like; only the catalog knows the key, the names of types and what old
-rows show in an added column. It is asked over a session of its own, once for each shape.
+The stream says what a row looks like. Only the catalog knows the key, the names of types and what older rows
+show in an added column. It is asked over a session of its own, once for all published tables. A table that
+nobody knew when a batch began is asked about when its first row comes.
 """
 
 from __future__ import annotations
@@ -72,6 +73,9 @@ class Describer:
         self._types: dict[int, TypeInfo] = {}
         self._is_stale = False
         self._announced: Mapping[int, TypeMessage] = {}
+        #: What older rows show, as the catalog has it, and the tables that the catalog was asked about.
+        self._older: dict[tuple[int, str, int, int], str] = {}
+        self._older_of: set[int] = set()
         #: What older rows show, so that a value that is left out is warned of once.
         self._shown: dict[tuple[str, Column, bool], str | None] = {}
 
@@ -85,7 +89,7 @@ class Describer:
     def __call__(self, relation: Relation) -> Described:
         """Describe a relation as the stream announced it."""
         self._keys.load(self._session, [relation.oid])
-        missing = read_missing_values(self._session, [relation.oid])
+        older = self._older_values(relation.oid)
         names = [each.name for each in relation.columns]
         partitions = self._keys.completed(self._session, relation)
         identity = self._keys.of(
@@ -97,7 +101,7 @@ class Describer:
             partitions,
         )
         shown = {
-            each.name: missing.get((relation.oid, each.name, each.type_oid, each.type_modifier))
+            each.name: older.get((relation.oid, each.name, each.type_oid, each.type_modifier))
             for each in relation.columns
         }
         return Described(self._version(relation, identity, shown), partitions)
@@ -124,6 +128,11 @@ class Describer:
         shown = dataclasses.replace(column, missing_value=text)
         types = self._types_with([column.type_oid])
         return self._with_lake_text(table, types, shown)
+
+    def forget_older_rows(self) -> None:
+        """Ask again what older rows show. A batch that begins may end later than the one before."""
+        self._older.clear()
+        self._older_of.clear()
 
     def forget_types(self) -> None:
         """Read the users' types again when they are needed next: they may have been altered."""
@@ -153,6 +162,18 @@ class Describer:
         """Choose the caster of a column whose values are copied; see ``copy_caster``."""
         types = self._types_with([column.type_oid])
         return copy_caster(column, policy, types=types, table=table)
+
+    def _older_values(self, relation_oid: int) -> Mapping[tuple[int, str, int, int], str]:
+        """What older rows show in columns; see ``read_missing_values``.
+
+        The first row of a batch comes when the end of the batch is known. So one question then sees each
+        column that a change in the batch can have.
+        """
+        if relation_oid not in self._older_of:
+            wanted = {relation_oid, *self._keys.relation_oids} - self._older_of
+            self._older |= read_missing_values(self._session, wanted)
+            self._older_of |= wanted
+        return self._older
 
     def _version(
         self,

@@ -191,12 +191,10 @@ def changes_of_membership(
                 publication.name,
             )
     known = {each.relation_oid: each for each in before.tables}
-    for table in now.tables:
-        was_table = known.get(table.relation_oid)
-        if was_table is None or _has_gap(was_table, table):
-            gaps.add(table.relation_oid)
-        if was_table is not None:
-            _warn_of_partitions(session, was_table, table)
+    both = [(known[each.relation_oid], each) for each in now.tables if each.relation_oid in known]
+    gaps |= {each.relation_oid for each in now.tables if each.relation_oid not in known}
+    gaps |= {table.relation_oid for was, table in both if _has_gap(was, table)}
+    _warn_of_partitions(session, both)
     return frozenset(gaps)
 
 
@@ -234,11 +232,7 @@ def refuse_other_names(
     strangers = sorted(set(sent) - known)
     if not strangers:
         return
-    roots = {
-        int(mark.split(" ", maxsplit=1)[0]): each.relation_oid
-        for each in before.tables
-        for mark in each.partitions
-    }
+    roots = {_oid(mark): each.relation_oid for each in before.tables for mark in each.partitions}
     wanted = {roots[oid] for oid in strangers if oid in roots} & published.keys()
     for partitions in partitions_below(session, list(published), strangers).values():
         wanted |= partitions
@@ -305,22 +299,37 @@ def _replaced(published: Sequence[PublishedTable], seen: Mapping[int, str]) -> d
     }
 
 
-def _warn_of_partitions(session: Session, before: TableMark, now: TableMark) -> None:
-    came = sorted(set(now.partitions) - set(before.partitions))
-    if came and (attached := attached_partitions(session, came)):
-        log.warning(
-            "%s got partitions that were tables of their own: %s. Rows that they brought are not in the"
-            " stream: name the table in copy_tables if there were any.",
-            now.name,
-            ", ".join(attached),
-        )
-    if gone := len(set(before.partitions) - set(now.partitions)):
-        log.warning(
-            "%d partitions of %s were detached or dropped. PostgreSQL sends no deletes for that: their rows"
-            " stay in the lake until the table is copied again.",
-            gone,
-            now.name,
-        )
+def _warn_of_partitions(session: Session, both: Sequence[tuple[TableMark, TableMark]]) -> None:
+    """Warn of partitions that came with rows or went. The stream tells of neither.
+
+    :param both: each table as it was and as it is.
+    """
+    came = {
+        now.name: [_oid(mark) for mark in now.partitions if mark not in before.partitions]
+        for before, now in both
+    }
+    oids = [oid for each in came.values() for oid in each]
+    attached = attached_partitions(session, oids) if oids else {}
+    for before, now in both:
+        if names := sorted(attached[oid] for oid in came[now.name] if oid in attached):
+            log.warning(
+                "%s got partitions that were tables of their own: %s. Rows that they brought are not in the"
+                " stream: name the table in copy_tables if there were any.",
+                now.name,
+                ", ".join(names),
+            )
+        if gone := len(set(before.partitions) - set(now.partitions)):
+            log.warning(
+                "%d partitions of %s were detached or dropped. PostgreSQL sends no deletes for that: their"
+                " rows stay in the lake until the table is copied again.",
+                gone,
+                now.name,
+            )
+
+
+def _oid(partition: str) -> int:
+    """The OID of a partition, as ``TableMark`` has it."""
+    return int(partition.split(" ", maxsplit=1)[0])
 
 
 def begins_a_lake(sealed: Manifest, request: CaptureRequest) -> bool:

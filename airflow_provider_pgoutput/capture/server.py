@@ -315,6 +315,7 @@ class PostgresSource:
     def new_batch(self, start: Lsn) -> BatchInProgress:
         """See ``Source``."""
         request, checkpoint = self.request, self.request.checkpoint
+        self.describer.forget_older_rows()
         copied_by_policy: frozenset[int] = frozenset()
         if request.schema_policy.on_unknown_default == COPY and checkpoint is not None:
             copied_by_policy = frozenset(checkpoint.shapes)
@@ -334,7 +335,7 @@ class PostgresSource:
             request.options.message_prefixes,
             Passing(
                 {} if checkpoint is None else checkpoint.passed_over,
-                lambda oid: any(each.relation_oid == oid for each in self.read_tables()),
+                lambda: frozenset(each.relation_oid for each in self.read_tables()),
                 (checkpoint.tables if checkpoint else None) or {},
             ),
             copied_by_policy,

@@ -23,6 +23,8 @@ _PUBLISHED_TABLES = "FROM pg_catalog.pg_publication_tables"
 _PLACES = "relfilenode"
 #: All that a run asks that finds nothing to read, its sessions' settings among it.
 _OF_AN_EMPTY_RUN = 34
+#: And what older rows show in columns, once for all tables.
+_WHEN_TABLES_CHANGED = 35
 
 
 class ServerLog:
@@ -56,16 +58,33 @@ def asked(statements: Counter[str], what: str) -> int:
     return sum(count for text, count in statements.items() if what in text)
 
 
+def publish(source: Source, tables: int) -> None:
+    """Publish so many tables, the one of the fixture among them."""
+    source.execute(
+        f"""DO $$ BEGIN FOR n IN 1..{tables - 1} LOOP
+              EXECUTE format('CREATE TABLE t_%s(a int PRIMARY KEY, b text)', n);
+              EXECUTE format('ALTER PUBLICATION p ADD TABLE t_%s', n);
+            END LOOP; END $$"""
+    )
+
+
+def change(source: Source, tables: int) -> None:
+    """Write to each table before and after it got a column, in one transaction."""
+    source.execute(
+        f"""DO $$ BEGIN FOR n IN 1..{tables - 1} LOOP
+              EXECUTE format('INSERT INTO t_%s VALUES (1, ''x'')', n);
+              EXECUTE format('ALTER TABLE t_%s ADD COLUMN c int DEFAULT 7', n);
+              EXECUTE format('INSERT INTO t_%s VALUES (2, ''y'', 8)', n);
+            END LOOP; END $$"""
+    )
+
+
 @pytest.mark.parametrize("tables", [1, 60])
 def test_an_empty_run_asks_as_often_however_many_tables_are_published(
     source: Source, server_log: ServerLog, tables: int
 ) -> None:
     """It reads the catalogs when it begins and when all was read."""
-    for number in range(1, tables):
-        source.execute(
-            f"CREATE TABLE t_{number}(a int PRIMARY KEY, b text)",
-            f"ALTER PUBLICATION p ADD TABLE t_{number}",
-        )
+    publish(source, tables)
     first = source.stage()
     assert len(first.tables) == tables
     staged, statements = server_log.of_run(first)
@@ -73,3 +92,18 @@ def test_an_empty_run_asks_as_often_however_many_tables_are_published(
     assert asked(statements, _PUBLISHED_TABLES) == 2
     assert asked(statements, _PLACES) == 2
     assert statements.total() == _OF_AN_EMPTY_RUN, statements
+
+
+@pytest.mark.parametrize("tables", [10, 100, pytest.param(1000, marks=pytest.mark.exhaustive)])
+def test_a_run_asks_as_often_however_many_tables_changed(
+    source: Source, server_log: ServerLog, tables: int
+) -> None:
+    """Each table changes in two versions, and the catalog knows what older rows show in the second one."""
+    publish(source, tables)
+    first = source.stage()
+    change(source, tables)
+    staged, statements = server_log.of_run(first)
+    assert [len(each.versions) for each in staged.tables] == [2] * (tables - 1)
+    assert {each.versions[1].columns[2].missing_value for each in staged.tables} == {"7"}
+    print(statements)
+    assert statements.total() == _WHEN_TABLES_CHANGED, statements

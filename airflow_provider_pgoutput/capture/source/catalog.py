@@ -87,6 +87,15 @@ SELECT a.attrelid::pg_catalog.int8, a.attname::pg_catalog.text, a.atttypid::pg_c
 """
 
 
+_MISSING_QUERY = """
+SELECT a.attrelid::pg_catalog.int8, a.attname::pg_catalog.text, a.atttypid::pg_catalog.int8,
+       a.atttypmod, pg_catalog.array_to_string(a.attmissingval, '')
+  FROM pg_catalog.pg_attribute a
+ WHERE a.attrelid = ANY (%s::pg_catalog.oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+   AND pg_catalog.array_to_string(a.attmissingval, '') IS NOT NULL
+"""
+
+
 _NAME_QUERY = """
 SELECT c.oid::pg_catalog.int8, n.nspname::pg_catalog.text, c.relname::pg_catalog.text
   FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -305,5 +314,5 @@ def read_missing_values(
         of that name that was there before had perhaps another type, which does not hold it.
     """
     with translated():
-        rows = session.execute(_COLUMN_QUERY, (sorted(relation_oids),)).fetchall()
-    return {row[:4]: row[4] for row in rows if row[4] is not None}
+        rows = session.execute(_MISSING_QUERY, (sorted(relation_oids),)).fetchall()
+    return {row[:4]: row[4] for row in rows}

@@ -20,7 +20,7 @@ from airflow_provider_pgoutput.capture.source.partition_identity import (
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence, Set
 
     from airflow_provider_pgoutput.capture.pgoutput.messages import Relation
     from airflow_provider_pgoutput.capture.source.session import Session
@@ -114,6 +114,11 @@ class Keys:
         self._leaves |= read_leaves(session, wanted)
         self._asked.update(wanted)
 
+    @property
+    def relation_oids(self) -> Set[int]:
+        """The relations that the catalog was asked about."""
+        return self._asked
+
     def leaves(self, relation_oid: int) -> tuple[Leaves, ...]:
         """The partitions that a root has now."""
         return self._leaves.get(relation_oid, ())
@@ -121,12 +126,12 @@ class Keys:
     def completed(self, session: Session, relation: Relation) -> frozenset[PartitionIdentity]:
         """What the partitions of a root send. The catalog has what an announcement does not list."""
         found = set()
+        self.load(session, [each.incomplete[0] for each in relation.partitions if each.incomplete])
         for each in relation.partitions:
             if each.incomplete is None:
                 found.add(each)
                 continue
             oid, replica_identity = each.incomplete
-            self.load(session, [oid])
             columns = frozenset(self.identity(oid, replica_identity))
             if columns and columns >= each.columns:
                 found.add(PartitionIdentity(columns, name=each.name))

@@ -127,7 +127,7 @@ SELECT t.root::pg_catalog.int8, t.oid::pg_catalog.text || t.steps
 # A table that was made as a partition began empty: its type and its place in the tree were written by one
 # transaction, and its columns by the command that wrote its type. ATTACH PARTITION writes all columns again.
 _ATTACHED_QUERY = """
-SELECT DISTINCT pg_catalog.format('%%s.%%s', n.nspname, c.relname)
+SELECT DISTINCT o.oid::pg_catalog.int8, pg_catalog.format('%%s.%%s', n.nspname, c.relname)
   FROM pg_catalog.unnest(%s::pg_catalog.oid[]) AS o(oid)
   JOIN pg_catalog.pg_class c ON c.oid = o.oid
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -138,7 +138,6 @@ SELECT DISTINCT pg_catalog.format('%%s.%%s', n.nspname, c.relname)
     OR NOT EXISTS (
            SELECT FROM pg_catalog.pg_attribute c
             WHERE c.attrelid = a.relid AND c.attnum > 0 AND c.xmin = t.xmin AND c.cmin = t.cmin)
- ORDER BY 1
 """
 
 
@@ -278,12 +277,10 @@ def read_partitions(
     return {oid: tuple(marks) for oid, marks in leaves.items()}
 
 
-def attached_partitions(session: Session, partitions: Sequence[str]) -> tuple[str, ...]:
-    """Of partitions as ``TableMark`` has them: names of those that were tables of their own before."""
-    oids = [int(mark.split(" ", maxsplit=1)[0]) for mark in partitions]
+def attached_partitions(session: Session, relation_oids: Sequence[int]) -> dict[int, str]:
+    """Of partitions, those that were tables of their own before: ``schema.table`` by OID."""
     with translated():
-        rows = session.execute(_ATTACHED_QUERY, (oids,)).fetchall()
-    return tuple(name for (name,) in rows)
+        return dict(session.execute(_ATTACHED_QUERY, (list(relation_oids),)).fetchall())
 
 
 def with_generated_columns(session: Session, relation_oids: Sequence[int]) -> frozenset[int]:

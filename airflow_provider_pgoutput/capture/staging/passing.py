@@ -27,8 +27,8 @@ _IS_PUBLISHED = "copy_tables=[{!r}] brings the table in again."
 log = logging.getLogger(__name__)
 
 
-def _is_published(_relation_oid: int) -> bool:
-    return True
+def _nothing_known() -> None:
+    return None
 
 
 @dataclass(slots=True)
@@ -37,11 +37,16 @@ class Passing:
 
     #: By OID: from which LSN on earlier batches pass changes over.
     before: Mapping[int, str] = field(default_factory=dict)
-    #: Whether the publications have a table now. Asked when a change of it is refused.
-    is_published: Callable[[int], bool] = _is_published
+    #: OIDs of the tables that the publications have now; None: all. Asked when a change is refused.
+    published: Callable[[], frozenset[int] | None] = _nothing_known
     #: By OID: the tables in the lake, by the names that they have there.
     lake_names: Mapping[int, str] = field(default_factory=dict)
     found: dict[int, PassedOver] = field(default_factory=dict)
+
+    def is_published(self, relation_oid: int) -> bool:
+        """Whether the publications have a table now."""
+        published = self.published()
+        return published is None or relation_oid in published
 
     def takes(self, block: ChangeBlock, *, is_copied: bool) -> bool:
         """Whether the changes of a block are passed over.
@@ -67,6 +72,7 @@ class Passing:
 
         :param copied: OIDs of the tables that the batch copies.
         """
+        published = self.published() if self.found else None
         for each in self.found.values():
             log.warning(
                 "%s: its changes from LSN %s on are passed over, %d in this batch. %s %s",
@@ -75,7 +81,7 @@ class Passing:
                 each.changes,
                 each.reason,
                 _IS_PUBLISHED.format(each.table_name)
-                if self.is_published(each.relation_oid)
+                if published is None or each.relation_oid in published
                 else _IS_GONE,
             )
         ended = [
