@@ -9,8 +9,8 @@ A run reads the catalogs once, when it begins: ``Facts``. It reads these things 
 * The columns and keys of a table, when the snapshot of its copy was taken: the stream does not tell of a
   column that came before the snapshot.
 * The published tables, when a change of one is refused or asks for a copy: it may be gone by now.
-* The publications, and columns, types and storage of the tables, when all was read: ``CatalogAfter``. Only
-  then it is known which tables have rows in the batch, and what became of their columns.
+* The publications, and columns, types and storage of the tables, when all was read and the batch has rows:
+  ``CatalogAfter``. Only then it is known which tables have rows, and what became of their columns.
 """
 
 from __future__ import annotations

@@ -156,7 +156,10 @@ class PostgresSource:
         self, batch: BatchInProgress, start: Start, facts: Facts, found: Found
     ) -> CatalogAfter:
         """See ``Source``."""
-        _, tables = self._read_publications()
+        # When no table has rows in the batch, the tables need not be looked at again.
+        tables = facts.tables
+        if batch.relation_oids or batch.unknown_oids:
+            _, tables = self._read_publications()
         if start.published_before is not None:
             refuse_other_names(
                 self.session,

@@ -22,7 +22,7 @@ _END = "SELECT 'the run is over'"
 _PUBLISHED_TABLES = "FROM pg_catalog.pg_publication_tables"
 _PLACES = "relfilenode"
 #: All that a run asks that finds nothing to read, its sessions' settings among it.
-_OF_AN_EMPTY_RUN = 34
+_OF_AN_EMPTY_RUN = 31
 #: And what older rows show in columns, once for all tables.
 _WHEN_TABLES_CHANGED = 35
 
@@ -83,13 +83,13 @@ def change(source: Source, tables: int) -> None:
 def test_an_empty_run_asks_as_often_however_many_tables_are_published(
     source: Source, server_log: ServerLog, tables: int
 ) -> None:
-    """It reads the catalogs when it begins and when all was read."""
+    """It reads the published tables when it begins. No table has rows, so none is looked at again."""
     publish(source, tables)
     first = source.stage()
     assert len(first.tables) == tables
     staged, statements = server_log.of_run(first)
     assert staged.tables == ()
-    assert asked(statements, _PUBLISHED_TABLES) == 2
+    assert asked(statements, _PUBLISHED_TABLES) == 1
     assert asked(statements, _PLACES) == 2
     assert statements.total() == _OF_AN_EMPTY_RUN, statements
 
