@@ -268,6 +268,7 @@ class PostgresSource:
         """What tells which column is which in the tables that have rows in the batch."""
         checkpoint = self.request.checkpoint
         before = {} if checkpoint is None else checkpoint.shapes
+        written = set(relation_oids)
         return SchemaHistory(
             policy=self.request.schema_policy,
             before=before,
@@ -279,9 +280,10 @@ class PostgresSource:
             published={
                 table.relation_oid: frozenset(column.name for column in table.columns)
                 for table in published
+                if table.relation_oid in written
             },
             types=self._types_of(published, relation_oids),
-            unwritten=[each for each in published if each.relation_oid not in set(relation_oids)],
+            unwritten=[each for each in published if each.relation_oid not in written],
             type_name=self.describer.type_name,
             showing=self.describer.showing,
             constant_default=functools.partial(read_constant_default, self.session),
