@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch import layout
-from airflow_provider_pgoutput.batch.manifest import Manifest
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.source.slot import read_slot
 from airflow_provider_pgoutput.capture.source.timelines import check_timeline
+from airflow_provider_pgoutput.capture.staging.sealed import lost_files, sealed_batches
 from airflow_provider_pgoutput.doctor.diagnose import examine
 from airflow_provider_pgoutput.doctor.findings import PROBLEM, Finding, Observed, RunningTask
 from airflow_provider_pgoutput.errors import BatchRefused, SourceChanged, SourceUnavailable
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.catalog import Catalog
 
+    from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.source.catalog import Server
     from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
@@ -99,25 +100,18 @@ def _check_timeline(
 def _read_manifests(
     area: StagingArea | None, slot_name: str, findings: list[Finding]
 ) -> tuple[list[Manifest], frozenset[str]]:
-    found, incomplete = [], set()
-    folder = layout.manifest_folder(slot_name)
-    for name in [] if area is None else area.names(folder):
-        if area is None or layout.parse_manifest_name(name) is None:
-            continue
+    found: list[Manifest] = []
+    incomplete: set[str] = set()
+    if area is None:
+        return found, frozenset(incomplete)
+    for each in sealed_batches(area, slot_name):
         try:
-            manifest = Manifest.from_json(area.read(f"{folder}/{name}"))
-        except (BatchRefused, UnicodeDecodeError) as error:
-            findings.append(
-                Finding(
-                    PROBLEM,
-                    "staging",
-                    f"The manifest {name} cannot be read: {getattr(error, 'message', 'no UTF-8')}",
-                    "bring it back from a backup; if its batch is not applied and the slot is not past its"
-                    " start, remove it: the next run stages it again.",
-                )
-            )
+            manifest = each.read()
+        except BatchRefused as error:
+            what = f"The manifest {each.entry.name} cannot be read: {error.message}"
+            findings.append(Finding(PROBLEM, "staging", what, error.advice or ""))
             continue
         found.append(manifest)
-        if area.sizes(list(manifest.paths)) != list(manifest.sizes):
+        if lost_files(area, manifest):
             incomplete.add(manifest.batch_id)
     return sorted(found, key=lambda each: (each.start_lsn, each.end_lsn)), frozenset(incomplete)

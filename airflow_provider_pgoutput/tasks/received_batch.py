@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgoutput.batch.checkpoint import refuse_gap
 from airflow_provider_pgoutput.batch.layout import manifest_path, parse_manifest_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.manifest import Manifest
 from airflow_provider_pgoutput.batch.xcom import SCHEMA_VERSION
+from airflow_provider_pgoutput.capture.staging.sealed import sealed_batches
 from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError, LakeUnavailable
 from airflow_provider_pgoutput.tasks.arguments import mapping
 
 if TYPE_CHECKING:
+    from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 
@@ -108,15 +109,15 @@ class ReceivedBatch:
         :raises BatchRefused: it belongs to another batch or another pipeline.
         """
         path = manifest_path(self.slot_name, self.start_lsn, self.end_lsn, self.batch_id)
-        folder, _, name = path.rpartition("/")
-        if self.manifest_uri != area.uri(path) or name not in area.names(folder):
+        found = [each for each in sealed_batches(area, self.slot_name) if each.path == path]
+        if self.manifest_uri != area.uri(path) or not found:
             raise BatchRefused(
                 "The batch is not in this pipeline's staging area.",
                 slot=self.slot_name,
                 lsn=self.end_lsn,
                 advice="give the stage and apply tasks the same staging_uri, and clear the stage task.",
             )
-        manifest = Manifest.from_json(area.read(path))
+        manifest = found[0].read()
         if (manifest.slot_name, manifest.batch_id) != (self.slot_name, self.batch_id):
             raise BatchRefused(
                 "The manifest belongs to another batch than the stage task named.",

@@ -6,22 +6,17 @@ Batches are taken whole. The first one contains ``from_lsn``, or starts there. T
 
 from __future__ import annotations
 
-import contextlib
-import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.manifest import Manifest
+from airflow_provider_pgoutput.capture.staging.sealed import sealed_batches
 from airflow_provider_pgoutput.errors import BatchGap, BatchRefused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
-
-
-log = logging.getLogger(__name__)
 
 
 class Overlaps(NamedTuple):
@@ -37,15 +32,12 @@ def newest_readable(
     area: StagingArea, slot_name: str, system_identifier: str, lake_lsn: Lsn
 ) -> Manifest | None:
     """The newest applied batch whose manifest can be read; None: there is none."""
-    folder = layout.manifest_folder(slot_name)
-    for name in reversed(area.names(folder)):
-        ends = layout.parse_manifest_name(name)
-        if ends is None or ends[1] > lake_lsn:
+    for each in reversed(sealed_batches(area, slot_name)):
+        if each.end_lsn > lake_lsn:
             continue
-        with contextlib.suppress(BatchRefused):
-            manifest = Manifest.from_json(area.read(f"{folder}/{name}"))
-            if manifest.system_identifier == system_identifier:
-                return manifest
+        manifest = each.read_unless_damaged()
+        if manifest is not None and manifest.system_identifier == system_identifier:
+            return manifest
     return None
 
 
@@ -55,21 +47,15 @@ def find_overlaps(
     """Look through the batches that end past ``start``. Batches of other systems do not count."""
     left_out: set[Lsn] = set()
     copied: list[Lsn] = []
-    folder = layout.manifest_folder(slot_name)
-    for name in area.names(folder):
-        ends = layout.parse_manifest_name(name)
-        if ends is None or ends[1] <= start:
+    for each in sealed_batches(area, slot_name):
+        if each.end_lsn <= start:
             continue
-        try:
-            manifest = Manifest.from_json(area.read(f"{folder}/{name}"))
-        except BatchRefused:
-            log.warning("The manifest %s is damaged, and passed over.", name)
+        manifest = each.read_unless_damaged()
+        if manifest is None or manifest.system_identifier != system_identifier:
             continue
-        if manifest.system_identifier != system_identifier:
-            continue
-        left_out.update(Lsn.parse(each.commit_lsn) for each in manifest.skipped)
-        if ends[1] <= lake_lsn and any(each.copy_lsn is not None for each in manifest.tables):
-            copied.append(ends[1])
+        left_out.update(Lsn.parse(skipped.commit_lsn) for skipped in manifest.skipped)
+        if each.end_lsn <= lake_lsn and any(t.copy_lsn is not None for t in manifest.tables):
+            copied.append(each.end_lsn)
     return Overlaps(frozenset(left_out), max(copied, default=None))
 
 
@@ -156,23 +142,21 @@ def _points(found: Sequence[ArchivedBatch], position: Lsn) -> list[ArchivedBatch
 def _past(area: StagingArea, slot_name: str, lsn: Lsn) -> list[ArchivedBatch]:
     """All batches that end past an LSN, or start and end at it, in the order of their ends."""
     found = []
-    for entry in area.entries(layout.manifest_folder(slot_name)):
-        ends = layout.parse_manifest_name(entry.name)
-        # An empty file is being written, or its writer died.
-        if entry.size_bytes and ends is not None and (ends[1] > lsn or ends == (lsn, lsn)):
-            manifest = Manifest.from_json(area.read(entry.path))
+    for each in sealed_batches(area, slot_name):
+        if each.end_lsn > lsn or each.start_lsn == each.end_lsn == lsn:
+            manifest = each.read()
             found.append(
                 ArchivedBatch(
-                    manifest.start_lsn,
-                    manifest.end_lsn,
-                    area.uri(entry.path),
+                    each.start_lsn,
+                    each.end_lsn,
+                    each.uri,
                     manifest.batch_id,
                     manifest.system_identifier,
                     manifest.timeline,
                     manifest.changes,
                 )
             )
-    return sorted(found, key=lambda each: (each.end_lsn, each.start_lsn))
+    return found
 
 
 def _refuse_hole(

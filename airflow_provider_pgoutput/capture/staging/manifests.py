@@ -1,6 +1,6 @@
-"""Manifests: finds sealed batches, and seals a batch. The manifest is written last and makes the batch exist.
+"""Finds the sealed batch that a run needs, and seals a batch.
 
-The data files are complete and durable before that.
+The manifest is written last and makes the batch exist. The data files are complete and durable before that.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.manifest import Manifest
+from airflow_provider_pgoutput.capture.staging.sealed import lost_files, sealed_batches
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import BatchRefused, LakeUnavailable, SlotBusy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
+    from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.source.catalog import Server
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
+    from airflow_provider_pgoutput.capture.staging.sealed import SealedBatch
 
 log = logging.getLogger(__name__)
 
@@ -101,9 +103,8 @@ def make_sure(area: StagingArea, manifest: Manifest, uri: str) -> None:
 
     :raises LakeUnavailable: a file is missing.
     """
-    folder = layout.manifest_folder(manifest.slot_name)
-    area.sync(folder)
-    if not _has_files(area, manifest, f"{folder}/{uri.rpartition('/')[2]}"):
+    area.sync(layout.manifest_folder(manifest.slot_name))
+    if not _has_files(area, manifest, uri):
         raise LakeUnavailable(
             "Files of the sealed batch are missing in the staging area; the slot was not moved.",
             slot=manifest.slot_name,
@@ -122,24 +123,20 @@ def _longest(
 
     If several end there, it is the one that leaves out most: that was asked for after the others were sealed.
     """
-    folder = layout.manifest_folder(slot_name)
-    found = []
-    for name in area.names(folder):
-        positions = layout.parse_manifest_name(name)
-        if positions is not None and counts(*positions):
-            found.append((positions[1], name))
+    found = [
+        each for each in sealed_batches(area, slot_name) if counts(each.start_lsn, each.end_lsn)
+    ]
     best: tuple[Manifest, str] | None = None
-    for end, name in sorted(found, reverse=True):
-        if best is not None and end < best[0].end_lsn:
+    for each in reversed(found):
+        if best is not None and each.end_lsn < best[0].end_lsn:
             break
-        path = f"{folder}/{name}"
-        manifest = _read(area, path, slot_name, end)
+        manifest = each.read()
         if not accepts(manifest):
             continue
         if best is not None and len(manifest.skipped) <= len(best[0].skipped):
             continue
-        if _has_files(area, manifest, path):
-            best = manifest, area.uri(path)
+        if _has_files(area, manifest, each.uri):
+            best = manifest, each.uri
     return best
 
 
@@ -155,14 +152,12 @@ def find_ending(
     :param batch_id: only this batch, because no other can replace it; None: any.
     :raises BatchRefused: a manifest that ends there is damaged, and no other one can be used.
     """
-    folder = layout.manifest_folder(slot_name)
     damaged: BatchRefused | None = None
-    for name in reversed(area.names(folder)):
-        positions = layout.parse_manifest_name(name)
-        if positions is None or positions[1] != end:
+    for each in reversed(sealed_batches(area, slot_name)):
+        if each.end_lsn != end:
             continue
         try:
-            manifest = _read(area, f"{folder}/{name}", slot_name, end)
+            manifest = each.read()
         except BatchRefused as error:
             damaged = error
             continue
@@ -174,32 +169,16 @@ def find_ending(
     return None
 
 
-def _read(area: StagingArea, path: str, slot_name: str, end: Lsn) -> Manifest:
-    """Read a manifest. If it is damaged, the error names it."""
-    try:
-        return Manifest.from_json(area.read(path))
-    except BatchRefused as error:
-        raise BatchRefused(
-            f"{error.message} It is {area.uri(path)}.",
-            slot=slot_name,
-            lsn=end,
-            advice=f"{error.advice or 'bring the file back.'} Or, if nothing of the batch was applied and the"
-            " slot is not past its start, remove the file: the next run stages the batch again.",
-        ) from error
-
-
-def _has_files(area: StagingArea, manifest: Manifest, path: str) -> bool:
-    """Whether every file of a manifest exists with its size. Apply checks the content."""
-    sizes = area.sizes(list(manifest.paths))
-    wanted = zip(manifest.paths, manifest.sizes, sizes, strict=True)
-    lost = [path for path, size, found in wanted if found != size]
+def _has_files(area: StagingArea, manifest: Manifest, uri: str) -> bool:
+    """Whether every file of a manifest exists with its size."""
+    lost = lost_files(area, manifest)
     if lost:
         log.warning(
             "The manifest %s is passed over: %d of its %d files are missing or of another size, the"
             " first is %s. The batch is staged again if the slot still holds it.",
-            area.uri(path),
+            uri,
             len(lost),
-            len(sizes),
+            len(manifest.paths),
             lost[0],
         )
     return not lost
@@ -297,11 +276,13 @@ def _remove_those_that_hold(area: StagingArea, skipping: Manifest, lake_lsn: Lsn
     transaction back.
     """
     left_out = [Lsn.parse(each.commit_lsn) for each in skipping.skipped]
-    for path, other in _past(area, skipping, lake_lsn):
+    for sealed, other in _past(area, skipping, lake_lsn):
         holds = any(other.start_lsn <= lsn < other.end_lsn for lsn in left_out)
         if holds and not other.skips(left_out):
-            log.warning("The sealed batch %s is given up: it holds what is left out now.", path)
-            area.delete_file(path)
+            log.warning(
+                "The sealed batch %s is given up: it holds what is left out now.", sealed.path
+            )
+            sealed.remove()
 
 
 def _remove_undone(
@@ -317,34 +298,28 @@ def _remove_undone(
     server = server_now()
     # A standby that was restarted may first have to replay what it had.
     written = None if server.is_standby else server.flush_lsn
-    for path, other in found:
+    for sealed, other in found:
         if other.timeline < later.timeline:
             why = "the source was promoted since"
         elif other.timeline == later.timeline and written is not None and other.end_lsn > written:
             why = f"it ends past what the source has written, {written}"
         else:
             continue
-        log.warning("The sealed batch %s is given up: %s.", path, why)
-        area.delete_file(path)
+        log.warning("The sealed batch %s is given up: %s.", sealed.path, why)
+        sealed.remove()
 
 
-def _past(area: StagingArea, ours: Manifest, lsn: Lsn) -> Iterator[tuple[str, Manifest]]:
-    """Manifests of the same slot and system that end past an LSN, with their paths.
+def _past(area: StagingArea, ours: Manifest, lsn: Lsn) -> Iterator[tuple[SealedBatch, Manifest]]:
+    """Batches of the same slot and system that end past an LSN.
 
     Damaged ones are left out, because nobody can apply them.
     """
-    folder = layout.manifest_folder(ours.slot_name)
-    for name in area.names(folder):
-        ends = layout.parse_manifest_name(name)
-        if ends is None or ends[1] <= lsn:
+    for sealed in sealed_batches(area, ours.slot_name):
+        if sealed.end_lsn <= lsn:
             continue
-        path = f"{folder}/{name}"
-        try:
-            found = Manifest.from_json(area.read(path))
-        except BatchRefused:
-            continue
-        if found.system_identifier == ours.system_identifier:
-            yield path, found
+        found = sealed.read_unless_damaged()
+        if found is not None and found.system_identifier == ours.system_identifier:
+            yield sealed, found
 
 
 def _remove_covered(area: StagingArea, again: Manifest, lake_lsn: Lsn) -> None:
@@ -353,20 +328,21 @@ def _remove_covered(area: StagingArea, again: Manifest, lake_lsn: Lsn) -> None:
     The new batch exists already. The next run must find no other batch than the new one. A damaged manifest
     would also end each replay and each prune.
     """
-    folder = layout.manifest_folder(again.slot_name)
-    for name in area.names(folder):
-        ends = layout.parse_manifest_name(name)
-        if ends is None or ends[0] < again.start_lsn or ends[1] > again.end_lsn:
+    for sealed in sealed_batches(area, again.slot_name):
+        if sealed.start_lsn < again.start_lsn or sealed.end_lsn > again.end_lsn:
             continue
         try:
-            other = Manifest.from_json(area.read(f"{folder}/{name}"))
+            other = sealed.read()
         except BatchRefused:
             why = "it is damaged"
         else:
             copies = any(table.copy_lsn is not None for table in other.tables)
             ours = other.system_identifier == again.system_identifier
-            if ends[1] <= lake_lsn or copies or not ours or other.batch_id == again.batch_id:
+            is_applied = sealed.end_lsn <= lake_lsn
+            if is_applied or copies or not ours or other.batch_id == again.batch_id:
                 continue
             why = "it was not applied"
-        log.warning("The sealed batch %s gives way to what was read again: %s.", name, why)
-        area.delete_file(f"{folder}/{name}")
+        log.warning(
+            "The sealed batch %s gives way to what was read again: %s.", sealed.entry.name, why
+        )
+        sealed.remove()

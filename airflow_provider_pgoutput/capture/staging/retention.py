@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch import layout
-from airflow_provider_pgoutput.batch.manifest import Manifest
+from airflow_provider_pgoutput.capture.staging.sealed import sealed_batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import datetime
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.staging.area import Entry, StagingArea
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 
@@ -85,13 +86,7 @@ def prune(
 
 def _sealed(area: StagingArea, slot_name: str) -> list[_Sealed]:
     """All batches, in the order of their ends."""
-    found = [
-        _Sealed(Manifest.from_json(area.read(entry.path)), entry)
-        for entry in area.entries(layout.manifest_folder(slot_name))
-        # An empty file is being written, or its writer died.
-        if entry.size_bytes and layout.parse_manifest_name(entry.name) is not None
-    ]
-    return sorted(found, key=lambda each: (each.manifest.end_lsn, each.manifest.start_lsn))
+    return [_Sealed(each.read(), each.entry) for each in sealed_batches(area, slot_name)]
 
 
 def _going(
