@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.batch.shape import SchemaChange
 
 SCHEMA_VERSION = 1
+_MOST_TABLES = 200
 _MOST_SCHEMA_CHANGES = 100
 
 
@@ -24,8 +25,11 @@ class BatchXCom(TypedDict):
     end_lsn: str
     manifest_uri: str
     changes: int
-    #: By ``schema.table``: inserts, updates, deletes, truncates, copied, rejected.
+    #: By ``schema.table``: inserts, updates, deletes, truncates, copied, rejected. If there are more than 200
+    #: tables: those with the highest counts.
     tables: dict[str, dict[str, int]]
+    #: How many more tables the manifest names. Left out if there are none.
+    tables_left_out: NotRequired[int]
     #: By ``schema.table``: changes of its schema in words, at most a hundred, then how many more there are.
     #: Left out if there are none.
     schema_changes: NotRequired[dict[str, list[str]]]
@@ -37,9 +41,35 @@ class BatchXCom(TypedDict):
     passed_over: NotRequired[dict[str, str]]
 
 
+def table_counts(manifest: Manifest) -> dict[str, dict[str, int]]:
+    """The counts of all tables of a batch by ``schema.table``."""
+    shown = ("inserts", "updates", "deletes", "truncates", "copied", "rejected")
+    return {
+        table.name: {name: getattr(table.counts, name) for name in shown}
+        for table in manifest.tables
+    }
+
+
+def largest(tables: Mapping[str, Mapping[str, int]], most: int) -> dict[str, Mapping[str, int]]:
+    """The tables with the highest counts, the highest first. All of them in their order if they are few."""
+    if len(tables) <= most:
+        return dict(tables)
+    ordered = sorted(tables.items(), key=lambda item: (-sum(item[1].values()), item[0]))
+    return dict(ordered[:most])
+
+
+def totals(tables: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """The sums of the counts of tables."""
+    found: dict[str, int] = {}
+    for counts in tables:
+        for what, count in counts.items():
+            found[what] = found.get(what, 0) + count
+    return found
+
+
 def batch_xcom(manifest: Manifest, manifest_uri: str) -> BatchXCom:
     """Describe a sealed batch in few bytes."""
-    shown = ("inserts", "updates", "deletes", "truncates", "copied", "rejected")
+    counts = table_counts(manifest)
     batch = BatchXCom(
         schema_version=SCHEMA_VERSION,
         slot_name=manifest.slot_name,
@@ -48,11 +78,10 @@ def batch_xcom(manifest: Manifest, manifest_uri: str) -> BatchXCom:
         end_lsn=str(manifest.end_lsn),
         manifest_uri=manifest_uri,
         changes=manifest.changes,
-        tables={
-            table.name: {name: getattr(table.counts, name) for name in shown}
-            for table in manifest.tables
-        },
+        tables={name: dict(each) for name, each in largest(counts, _MOST_TABLES).items()},
     )
+    if left_out := len(counts) - len(batch["tables"]):
+        batch["tables_left_out"] = left_out
     changed = {
         table.name: _in_words(table.schema_changes)
         for table in manifest.tables

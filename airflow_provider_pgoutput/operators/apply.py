@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Asset
 
 from airflow_provider_pgoutput.batch.jobs import ApplyJob
-from airflow_provider_pgoutput.batch.xcom import batch_xcom
+from airflow_provider_pgoutput.batch.xcom import batch_xcom, largest, table_counts, totals
 from airflow_provider_pgoutput.errors import LakeDenied, LakeUnavailable
 from airflow_provider_pgoutput.spark_submit.operator import SparkApplyOperator
 from airflow_provider_pgoutput.tasks import arguments
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 #: Up to so many changed and copied rows in a batch, Java's optimising compiler costs more than it saves.
 _ROWS_OF_A_SHORT_JOB = 100_000
+_MOST_TABLES_OF_AN_EVENT = 10
 
 
 class PgoutputApplyOperator(SparkApplyOperator):
@@ -65,8 +66,11 @@ class PgoutputApplyOperator(SparkApplyOperator):
                     before.end_lsn,
                 )
                 # An earlier try applied it, and may have ended before it told Airflow about the assets.
-                self._describe_outlets(context, batch, batch.changes)
-                return _result(batch, batch.changes, batch.tables, applied=False)
+                known = batch.tables if batch.tables_left_out == 0 else None
+                self._describe_outlets(context, batch, batch.changes, batch.tables, known)
+                return _result(
+                    batch, batch.changes, batch.tables, batch.tables_left_out, applied=False
+                )
             from airflow_provider_pgoutput.capture.staging.area import StagingArea
 
             area = StagingArea(arguments.required_text(self.staging_uri, "staging_uri"))
@@ -84,11 +88,12 @@ class PgoutputApplyOperator(SparkApplyOperator):
                     done = self.run_job(context, area, lake, job, batch.batch_id, is_short=is_short)
                     result = done or {}
             batch.demand_applied(lake.checkpoint(slot_name))
-        counts = batch_xcom(manifest, batch.manifest_uri)["tables"]
+        counts = table_counts(manifest)
         log_tables(counts)
-        self._describe_outlets(context, batch, manifest.changes)
-        snapshots = result.get("published", {})
-        return _result(batch, manifest.changes, counts, snapshots, applied=True)
+        self._describe_outlets(context, batch, manifest.changes, counts, counts)
+        shown = batch_xcom(manifest, batch.manifest_uri)
+        left_out, snapshots = shown.get("tables_left_out", 0), result.get("published", {})
+        return _result(batch, manifest.changes, shown["tables"], left_out, snapshots, applied=True)
 
     def _warn_of_unknown(self, job: ApplyJob, manifest: Manifest) -> None:
         """Warn of tables that have options and are not published. Most likely their names are misspelt."""
@@ -114,16 +119,27 @@ class PgoutputApplyOperator(SparkApplyOperator):
         return True
 
     def _describe_outlets(
-        self, context: Context, batch: ReceivedBatch, changes: int | None
+        self,
+        context: Context,
+        batch: ReceivedBatch,
+        changes: int | None,
+        tables: Mapping[str, Mapping[str, int]] | None,
+        every_table: Mapping[str, Mapping[str, int]] | None,
     ) -> None:
-        """Write into the events of the task's assets which batch the lake holds now."""
+        """Write into the events of the task's assets which batch the lake holds now.
+
+        :param every_table: the counts of all tables; None: some are not known.
+        """
+        extra: dict[str, Any] = {
+            "slot_name": batch.slot_name,
+            "end_lsn": str(batch.end_lsn),
+            "changes": changes,
+            "tables": largest(tables or {}, _MOST_TABLES_OF_AN_EVENT),
+            "totals": None if every_table is None else totals(every_table.values()),
+        }
         for outlet in self.outlets:
             if isinstance(outlet, Asset):
-                context["outlet_events"][outlet].extra = {
-                    "slot_name": batch.slot_name,
-                    "end_lsn": str(batch.end_lsn),
-                    "changes": changes,
-                }
+                context["outlet_events"][outlet].extra = extra
 
 
 def _rows(manifest: Manifest) -> int:
@@ -134,12 +150,13 @@ def _result(
     batch: ReceivedBatch,
     changes: int | None,
     tables: Mapping[str, Any] | None,
+    tables_left_out: int,
     snapshots: Mapping[str, int] | None = None,
     *,
     applied: bool,
 ) -> dict[str, Any]:
     """What the task returns. None: an earlier try applied the batch, and only that try knew the value."""
-    return {
+    found = {
         "schema_version": 1,
         "slot_name": batch.slot_name,
         "batch_id": batch.batch_id,
@@ -150,3 +167,6 @@ def _result(
         "tables": tables,
         "snapshots": snapshots,
     }
+    if tables_left_out:
+        found["tables_left_out"] = tables_left_out
+    return found

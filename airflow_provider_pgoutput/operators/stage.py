@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.batch.xcom import batch_xcom
+from airflow_provider_pgoutput.batch.xcom import batch_xcom, table_counts
 from airflow_provider_pgoutput.spark_submit.copy_engine import CopyingOperator
 from airflow_provider_pgoutput.tasks import arguments
 from airflow_provider_pgoutput.tasks.lake import Lake
@@ -252,7 +252,7 @@ class PgoutputStageOperator(CopyingOperator):
             with log_group(f"Stage slot {request.slot_name}"):
                 manifest, manifest_uri = stage_batch(request)
             batch = batch_xcom(manifest, manifest_uri)
-        log_tables(batch["tables"])
+        log_tables(table_counts(manifest))
         self.log.info(
             "Batch %s of slot %s: %s to %s, %s changes, sealed at %s",
             batch["batch_id"][:16],

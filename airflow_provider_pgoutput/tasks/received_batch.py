@@ -33,7 +33,9 @@ class ReceivedBatch:
     #: For people only, so only its type was checked. None: it did not arrive.
     changes: int | None = None
     #: The same by table, ``schema.table``.
-    tables: dict[str, Any] | None = None
+    tables: dict[str, dict[str, int]] | None = None
+    #: How many tables are not in ``tables``.
+    tables_left_out: int = 0
 
     @classmethod
     def optional(cls, value: Any, slot_name: str) -> ReceivedBatch | None:
@@ -66,7 +68,7 @@ class ReceivedBatch:
                 slot=slot_name,
                 advice=_ADVICE,
             )
-        changes, tables = body.get("changes"), body.get("tables")
+        changes, left_out = body.get("changes"), body.get("tables_left_out", 0)
         try:
             batch = cls(
                 slot_name=body["slot_name"],
@@ -75,7 +77,8 @@ class ReceivedBatch:
                 end_lsn=Lsn.parse(body["end_lsn"]),
                 manifest_uri=body["manifest_uri"],
                 changes=changes if isinstance(changes, int) else None,
-                tables=tables if isinstance(tables, dict) else None,
+                tables=_counts_or_none(body.get("tables")),
+                tables_left_out=left_out if isinstance(left_out, int) else 0,
             )
             folder, _, name = batch.manifest_uri.rpartition("/")
         except (KeyError, AttributeError, ConfigurationError) as error:
@@ -139,6 +142,15 @@ class ReceivedBatch:
                 lsn=self.end_lsn,
                 advice="make sure that the iceberg connection and Spark's conf name the same catalog.",
             )
+
+
+def _counts_or_none(value: Any) -> dict[str, dict[str, int]] | None:
+    """Counts by table; None: they are something else."""
+    known = isinstance(value, dict) and all(
+        isinstance(counts, dict) and all(isinstance(count, int) for count in counts.values())
+        for counts in value.values()
+    )
+    return value if known else None
 
 
 def moves_checkpoint_only(manifest: Manifest, before: Checkpoint) -> bool:

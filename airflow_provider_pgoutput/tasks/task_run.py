@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.checkpoint import REJECTED_TABLE
+from airflow_provider_pgoutput.batch.xcom import largest, totals
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 log = logging.getLogger(__name__)
+
+_MOST_LOGGED = 50
 
 
 def refuse_backfill(context: Context) -> None:
@@ -50,14 +53,24 @@ def log_group(title: str) -> Iterator[None]:
 
 
 def log_tables(tables: Mapping[str, Mapping[str, int]]) -> None:
-    """Log a line for each table with its counts above zero. Warn of values that did not fit."""
-    for name, counts in sorted(tables.items()):
-        shown = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-        log.info("%s: %s", name, shown or "no changes")
-        if rejected := counts.get("rejected"):
-            log.warning(
-                "%s: %s value(s) did not fit their column. The table has NULL instead. %s has their text.",
-                name,
-                f"{rejected:,}",
-                REJECTED_TABLE,
-            )
+    """Log a line for each table with its counts above zero. Warn of values that did not fit.
+
+    Of more than 50 tables, only those with the highest counts have a line. One line sums up the others.
+    """
+    shown = largest(tables, _MOST_LOGGED)
+    for name, counts in sorted(shown.items()):
+        _log_counts(name, counts)
+    if others := tables.keys() - shown.keys():
+        _log_counts(f"{len(others):,} more tables", totals(tables[name] for name in others))
+
+
+def _log_counts(name: str, counts: Mapping[str, int]) -> None:
+    words = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    log.info("%s: %s", name, words or "no changes")
+    if rejected := counts.get("rejected"):
+        log.warning(
+            "%s: %s value(s) did not fit their column. The table has NULL instead. %s has their text.",
+            name,
+            f"{rejected:,}",
+            REJECTED_TABLE,
+        )

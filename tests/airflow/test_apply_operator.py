@@ -60,6 +60,8 @@ def test_it_applies_and_returns_what_was_done(workshop: Workshop, task_context: 
         "slot_name": SLOT,
         "end_lsn": "0/20",
         "changes": 4,
+        "tables": {"public.orders": counts},
+        "totals": counts,
     }
 
 
@@ -264,14 +266,38 @@ def test_a_batch_that_the_lake_has_already_is_not_given_to_spark(
     assert result["snapshots"] is None
     assert not workshop.was_started
     # That one may have ended before Airflow knew of its event.
-    extra = {"slot_name": SLOT, "end_lsn": "0/20", "changes": 4}
-    assert task_context["outlet_events"][outlet].extra == extra
+    counts = workshop.batch["tables"]["public.orders"]
+    assert task_context["outlet_events"][outlet].extra == {
+        "slot_name": SLOT,
+        "end_lsn": "0/20",
+        "changes": 4,
+        "tables": {"public.orders": counts},
+        "totals": counts,
+    }
 
 
-def test_counts_that_did_not_arrive_are_left_open(workshop: Workshop, task_context: Any) -> None:
+def test_totals_of_tables_that_did_not_arrive_are_left_open(
+    workshop: Workshop, task_context: Any
+) -> None:
+    workshop.lake.record(SLOT, "0/30")
+    workshop.batch["tables_left_out"] = 7
+    outlet = Asset("orders")
+    result = workshop.operator(outlets=[outlet]).execute(task_context)
+    assert (result["tables"], result["tables_left_out"]) == (workshop.batch["tables"], 7)
+    extra = task_context["outlet_events"][outlet].extra
+    assert (extra["changes"], extra["totals"]) == (4, None)
+    assert extra["tables"] == workshop.batch["tables"]
+
+
+@pytest.mark.parametrize(
+    "tables", ["many", {"public.orders": 4}, {"public.orders": {"inserts": "4"}}]
+)
+def test_counts_that_did_not_arrive_are_left_open(
+    workshop: Workshop, task_context: Any, tables: Any
+) -> None:
     workshop.lake.record(SLOT, "0/30")
     del workshop.batch["changes"]
-    workshop.batch["tables"] = "many"
+    workshop.batch["tables"] = tables
     result = workshop.operator().execute(task_context)
     assert (result["applied"], result["changes"], result["tables"]) == (False, None, None)
 

@@ -1,0 +1,41 @@
+"""The description of a batch stays small, however many tables the batch has."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.manifest import Manifest, Table
+from airflow_provider_pgoutput.batch.table_version import Counts, TableVersion
+from airflow_provider_pgoutput.batch.xcom import batch_xcom, largest, totals
+
+
+def with_tables(number: int) -> Manifest:
+    """Table ``t7`` has seven inserts, and so on."""
+    tables = tuple(
+        Table(
+            n + 1, "public", f"t{n}", (TableVersion(1, "public", f"t{n}", "d", (), ()),), Counts(n)
+        )
+        for n in range(number)
+    )
+    return Manifest("s", "7", 1, "db", ("p",), Lsn(1), Lsn(2), tables)
+
+
+@pytest.mark.parametrize(("number", "shown"), [(0, 0), (200, 200), (201, 200), (4000, 200)])
+def test_it_has_the_tables_with_most_changes_and_says_how_many_are_left_out(
+    number: int, shown: int
+) -> None:
+    value = batch_xcom(with_tables(number), "uri")
+    assert value["tables"].keys() == {f"public.t{n}" for n in range(number - shown, number)}
+    assert value.get("tables_left_out") == (number - shown or None)
+    assert value["changes"] == sum(range(number))
+
+
+def test_tables_with_the_same_counts_are_ordered_by_name() -> None:
+    counts = {"b": {"inserts": 1}, "c": {"copied": 5}, "a": {"deletes": 1}}
+    assert list(largest(counts, 2)) == ["c", "a"]
+    assert list(largest(counts, 3)) == ["b", "c", "a"]
+
+
+def test_totals_are_the_sums_by_kind() -> None:
+    assert totals([{"inserts": 1, "copied": 2}, {"inserts": 3}]) == {"inserts": 4, "copied": 2}
