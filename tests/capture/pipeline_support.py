@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -76,6 +77,18 @@ class Source:
 
     def make_slot(self, plugin: str = "pgoutput") -> None:
         self.execute(f"SELECT pg_create_logical_replication_slot('{self.slot_name}', '{plugin}')")
+
+    def drop_slot(self, slot_name: str) -> None:
+        """Drop a slot once its last reader is gone. The server may notice that a moment later."""
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                self.execute(f"SELECT pg_drop_replication_slot('{slot_name}')")
+                return
+            except psycopg.errors.ObjectInUse:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
 
     def confirmed(self) -> str | None:
         rows = self.execute(

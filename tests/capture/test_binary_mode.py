@@ -113,7 +113,7 @@ def test_text_and_binary_stage_the_same(
             **choices,
         )
         staged.append(content(source, manifest))
-        source.execute(f"SELECT pg_drop_replication_slot('{slot}')")
+        source.drop_slot(slot)
     tables, _, rejected = staged[0]
     assert {name: counts.changes for name, counts in tables.items()} == {
         "public.typed": 12,
@@ -139,7 +139,7 @@ def staged_in(source: Source, *, binary: bool, **options: Any) -> tuple[Any, ...
     manifest = source.stage(
         slot_name=slot, initial_copy="never", options=StreamOptions(binary=binary), **options
     )
-    source.execute(f"SELECT pg_drop_replication_slot('{slot}')")
+    source.drop_slot(slot)
     return content(source, manifest)
 
 

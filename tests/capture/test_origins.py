@@ -135,7 +135,7 @@ def test_c85_to_c88_are_the_same_with_every_version(source: Source, up: str) -> 
             way = dataclasses.replace(source, slot_name=slot, staging=source.staging / folder)
             batch = way.stage(initial_copy="never", transport=transport, options=options)
             staged.append((way.changes(batch, "public.t"), way.messages(batch)))
-            source.execute(f"SELECT pg_drop_replication_slot('{slot}')")
+            source.drop_slot(slot)
         keys = [row["a"] for row in staged[0][0]]
         assert keys == ([1, 2, 3, 4] if origin == "any" else [1, 4])
         assert all(each == staged[0] for each in staged), (origin, messages)

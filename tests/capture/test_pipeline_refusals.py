@@ -52,7 +52,7 @@ def refused(source: Source, error: type[PgoutputError], **options: Any) -> str:
 
 def test_a_slot_that_is_gone_is_not_made_anew(source: Source) -> None:
     first = source.stage()
-    source.execute(f"SELECT pg_drop_replication_slot('{source.slot_name}')")
+    source.drop_slot(source.slot_name)
     refused(source, SlotNotFound, checkpoint=checkpoint_of(first))
     assert source.confirmed() is None
 
@@ -65,7 +65,7 @@ def test_a_slot_of_another_database_is_refused(source: Source) -> None:
     try:
         assert "'postgres'" in refused(source, WrongSlot)
     finally:
-        source.execute(f"SELECT pg_drop_replication_slot('{source.slot_name}')")
+        source.drop_slot(source.slot_name)
 
 
 def test_a_physical_slot_is_refused(source: Source) -> None:
@@ -73,7 +73,7 @@ def test_a_physical_slot_is_refused(source: Source) -> None:
     try:
         assert "physical" in refused(source, WrongSlot)
     finally:
-        source.execute(f"SELECT pg_drop_replication_slot('{source.slot_name}')")
+        source.drop_slot(source.slot_name)
 
 
 def test_a_slot_of_another_plugin_is_refused(source: Source) -> None:
@@ -160,7 +160,7 @@ def test_a_publication_made_after_a_change_of_the_batch_is_refused(
     # The slot is sound, so that option alone does nothing.
     message = refused(source, PublicationMissing, **options)
     assert "drop the slot and run once with on_slot_lost='copy'" in message
-    source.execute(f"SELECT pg_drop_replication_slot('{source.slot_name}')")
+    source.drop_slot(source.slot_name)
     batch = source.stage(**options)
     assert sorted(row["a"] for row in source.copied(batch, "public.t")) == [1, 2]
 

@@ -224,7 +224,7 @@ def test_an_older_position_is_refused_and_the_archive_advised(source: Source) ->
     assert "PgoutputReplayOperator" in str(stop)
     refuse(source, ConfigurationError, "the lake is at", lake, start_lsn=Lsn(lake.end_lsn + 8))
     assert keys(source, source.stage(checkpoint=lake, start_lsn=lake.end_lsn)) == [2]
-    source.execute(f"SELECT pg_drop_replication_slot('{source.slot_name}')")
+    source.drop_slot(source.slot_name)
     for way in ("fail", "copy"):
         refuse(source, SlotNotFound, "start_lsn", lake, start_lsn=lake.end_lsn, on_slot_lost=way)
 

@@ -86,7 +86,7 @@ def test_c65_bytes_that_are_no_utf8_stop_the_run(
             source.stage(checkpoint=checkpoint_of(batch))
         assert caught.value.advice
     finally:
-        source.execute(f"SELECT pg_drop_replication_slot('{name}')")
+        source.drop_slot(name)
         with psycopg.connect(postgres_server.conninfo(), autocommit=True) as session:
             session.execute(sql.SQL("DROP DATABASE {}").format(sql.Identifier(name)))
 

@@ -45,7 +45,7 @@ def stage(source: Source, lake: Checkpoint, **options: Any) -> Manifest:
 
 
 def drop(source: Source) -> None:
-    source.execute(f"SELECT pg_drop_replication_slot('{source.slot_name}')")
+    source.drop_slot(source.slot_name)
 
 
 def assert_all_is_copied(source: Source, batch: Manifest, lake: Checkpoint) -> None:

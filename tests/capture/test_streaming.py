@@ -129,7 +129,7 @@ def test_every_version_stages_the_same(streaming: Source, transport: str) -> Non
             options=StreamOptions(**options),
         )
         staged[number] = content(source, manifest)
-        source.execute(f"SELECT pg_drop_replication_slot('{slot}')")
+        source.drop_slot(slot)
     rows = staged[0]["public.t"][1]
     assert len(rows) > 4000
     assert {row["a"] for row in rows} & {2500, 4500, 6500} == set()
@@ -208,7 +208,7 @@ def test_a_large_subtransaction_that_was_rolled_back_changes_nothing(
         told = [each for each in caplog.messages if "it had sent nothing of them" in each]
         assert len(told) == (version > 17), told
         assert not [each for each in caplog.messages if "Reading again" in each]
-        source.execute(f"SELECT pg_drop_replication_slot('{slot}')")
+        source.drop_slot(slot)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

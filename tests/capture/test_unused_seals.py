@@ -254,7 +254,7 @@ def test_what_alter_type_did_while_a_table_was_read_is_read_again(
     monkeypatch.setattr(stage, "read_type_definitions", after_a_migration)
     source.stage()
     assert "copied again" not in caplog.text
-    source.execute(f"SELECT pg_drop_replication_slot('{source.slot_name}')")
+    source.drop_slot(source.slot_name)
     manifest = source.stage()
     assert caplog.text.count("a type of its columns was altered since") == 2
     assert source.copied(manifest, "public.t") == [{"a": 1, "b": "b", "c": ["new"], "d": "(1,)"}]

@@ -146,7 +146,7 @@ def torture(conninfo: str, seed: int, folder: Path) -> dict[str, int]:
         rows = numbered.read_table(source, table)
         present = Counter(tuple(row[number] for number in columns) for row in rows)
         assert found == present, f"seed {seed}: {table} is not what its changes lead to"
-    source.execute(f"SELECT pg_drop_replication_slot('{source.slot_name}')")
+    source.drop_slot(source.slot_name)
     return {
         **sessions.done,
         "changes": sum(map(len, expected.values())),
@@ -189,7 +189,7 @@ def stage(source: Source, number: int, way: Way, **more: Any) -> Manifest:
             slot_name=slot, initial_copy="never", transport=way.transport, options=options, **more
         )
     finally:
-        source.execute(f"SELECT pg_drop_replication_slot('{slot}')")
+        source.drop_slot(slot)
     assert not manifest.prepared
     return manifest
 

@@ -134,8 +134,7 @@ def _stage(
             # Otherwise every batch is decoded from the WAL of the first.
             advance_slot(pipeline.reader, slot_name, manifest.end_lsn)
     finally:
-        with connect(pipeline.conninfo) as session:
-            session.execute("SELECT pg_drop_replication_slot(%s)", (slot_name,))
+        Source(pipeline.conninfo, slot_name, folder).drop_slot(slot_name)
     return batches
 
 
