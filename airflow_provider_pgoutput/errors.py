@@ -42,6 +42,9 @@ a row's value or a secret.
 
 from __future__ import annotations
 
+#: Stands between what happened and the advice.
+_TO_DO = " What to do: "
+
 
 class PgoutputError(Exception):
     """Base of all errors that this package raises on purpose.
@@ -87,7 +90,7 @@ class PgoutputError(Exception):
         if where:
             text += f" ({', '.join(where)})"
         if self.advice:
-            text += f" What to do: {self.advice}"
+            text += f"{_TO_DO}{self.advice}"
         return text
 
 
@@ -98,12 +101,13 @@ class RetryableError(PgoutputError):
     suspects = "the log of this try"
 
     def say_no_try_is_left(self) -> None:
-        """Give other advice than to wait for the next try."""
-        waits = self.advice is None or self.advice.startswith("nothing")
-        more = f"look at {self.suspects}" if waits else str(self.advice).rstrip(".")
-        self.advice = (
-            f"{more}. This was the last try. Then clear the task: it begins where this one did."
-        )
+        """Give advice that does not wait for a next try."""
+        advice = self.advice or ""
+        if advice.startswith("nothing;"):
+            # Its first sentence is about the next try. What follows is for an error that lasts.
+            advice = advice.partition(". ")[2]
+        advice = advice or f"look at {self.suspects}."
+        self.advice = f"{advice} This was the last try: clear the task to try again."
         self.args = (self._text(),)
 
 
@@ -247,9 +251,13 @@ def error_named(error: str, message: str) -> PgoutputError | None:
     """Make an error that another process reported, in its own class; None: it is not one of ours.
 
     :param error: name of its class. It is looked up among ours only.
+    :param message: the error's whole text, with its advice.
     """
     known = {each.__name__: each for each in _tree(PgoutputError)}
-    return known[error](message) if error in known else None
+    if error not in known:
+        return None
+    happened, _, advice = message.partition(_TO_DO)
+    return known[error](happened, advice=advice or None)
 
 
 def _tree(base: type[PgoutputError]) -> list[type[PgoutputError]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 if TYPE_CHECKING:
@@ -11,8 +12,11 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.shape import SchemaChange
 
 SCHEMA_VERSION = 1
-_MOST_TABLES = 200
+#: A value for each table is in XCom for so many tables at most.
+MOST_TABLES = 200
+#: Of one table, and of all tables together.
 _MOST_SCHEMA_CHANGES = 100
+_MOST_SCHEMA_CHANGES_OF_ALL = 1000
 
 
 class BatchXCom(TypedDict):
@@ -31,13 +35,13 @@ class BatchXCom(TypedDict):
     #: How many more tables the manifest names. Left out if there are none.
     tables_left_out: NotRequired[int]
     #: By ``schema.table``: changes of its schema in words, at most a hundred, then how many more there are.
-    #: Left out if there are none.
+    #: If more than ten tables changed, it is fewer of each. At most 200 tables. Left out if there are none.
     schema_changes: NotRequired[dict[str, list[str]]]
     #: By commit LSN: number of row changes of each transaction that was left out on request. Left out if
     #: there are none.
     skipped: NotRequired[dict[str, int]]
-    #: By ``schema.table`` of a table that is gone: from which LSN on its changes are passed over. Left out if
-    #: there are none.
+    #: By ``schema.table`` of a table that is gone: from which LSN on its changes are passed over. At most 200
+    #: tables. Left out if there are none.
     passed_over: NotRequired[dict[str, str]]
 
 
@@ -78,27 +82,26 @@ def batch_xcom(manifest: Manifest, manifest_uri: str) -> BatchXCom:
         end_lsn=str(manifest.end_lsn),
         manifest_uri=manifest_uri,
         changes=manifest.changes,
-        tables={name: dict(each) for name, each in largest(counts, _MOST_TABLES).items()},
+        tables={name: dict(each) for name, each in largest(counts, MOST_TABLES).items()},
     )
     if left_out := len(counts) - len(batch["tables"]):
         batch["tables_left_out"] = left_out
-    changed = {
-        table.name: _in_words(table.schema_changes)
-        for table in manifest.tables
-        if table.schema_changes
-    }
+    changed = [table for table in manifest.tables if table.schema_changes][:MOST_TABLES]
     if changed:
-        batch["schema_changes"] = changed
+        most = min(_MOST_SCHEMA_CHANGES, _MOST_SCHEMA_CHANGES_OF_ALL // len(changed))
+        batch["schema_changes"] = {
+            table.name: _in_words(table.schema_changes, most) for table in changed
+        }
     if manifest.skipped:
         batch["skipped"] = {each.commit_lsn: each.changes for each in manifest.skipped}
     passed_over = {e.table_name: e.since_lsn for e in manifest.passed_over if e.since_lsn}
     if passed_over:
-        batch["passed_over"] = passed_over
+        batch["passed_over"] = dict(islice(passed_over.items(), MOST_TABLES))
     return batch
 
 
-def _in_words(changes: Sequence[SchemaChange]) -> list[str]:
-    words = [str(change) for change in changes[:_MOST_SCHEMA_CHANGES]]
+def _in_words(changes: Sequence[SchemaChange], most: int) -> list[str]:
+    words = [str(change) for change in changes[:most]]
     more = len(changes) - len(words)
     if more:
         words.append(f"and {more} more, which the log and the checkpoint table have")

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset
 
 from airflow_provider_pgoutput.batch.jobs import ApplyJob
-from airflow_provider_pgoutput.batch.xcom import batch_xcom, largest, table_counts, totals
+from airflow_provider_pgoutput.batch.xcom import (
+    MOST_TABLES,
+    batch_xcom,
+    largest,
+    table_counts,
+    totals,
+)
 from airflow_provider_pgoutput.errors import LakeDenied, LakeUnavailable
 from airflow_provider_pgoutput.spark_submit.operator import SparkApplyOperator
 from airflow_provider_pgoutput.tasks import arguments
@@ -92,7 +99,8 @@ class PgoutputApplyOperator(SparkApplyOperator):
         log_tables(counts)
         self._describe_outlets(context, batch, manifest.changes, counts, counts)
         shown = batch_xcom(manifest, batch.manifest_uri)
-        left_out, snapshots = shown.get("tables_left_out", 0), result.get("published", {})
+        left_out = shown.get("tables_left_out", 0)
+        snapshots = dict(islice(result.get("published", {}).items(), MOST_TABLES))
         return _result(batch, manifest.changes, shown["tables"], left_out, snapshots, applied=True)
 
     def _warn_of_unknown(self, job: ApplyJob, manifest: Manifest) -> None:

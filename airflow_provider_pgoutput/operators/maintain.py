@@ -48,8 +48,8 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
         snapshot with a tag stays as long as the tag, see ``tag_retention_days`` in ``docs/apply.md``.
     :param keep_snapshots: at least this many snapshots stay. (templated)
     :param orphan_retention: files in a table's folders that no snapshot names are removed when they are this
-        old, at least a day; None: no such file is removed. It does nothing for a table that shares its
-        folders with others.
+        old, at least a day; None: no such file is removed. Use it only if no table of another namespace or
+        catalog has files in these folders: they would be removed.
     """
 
     template_fields: Sequence[str] = (*LakeJobOperator.template_fields, "tables", *_OF_JOB)

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.jobs import ReplayJob
+from airflow_provider_pgoutput.batch.xcom import MOST_TABLES
 from airflow_provider_pgoutput.errors import BatchGap, ConfigurationError
 from airflow_provider_pgoutput.spark_submit.operator import SparkApplyOperator
 from airflow_provider_pgoutput.spark_submit.result import demanded
@@ -112,7 +114,7 @@ class PgoutputReplayOperator(SparkApplyOperator):
             "end_lsn": str(batches[-1].end_lsn),
             "batches": len(batches),
             "namespace": job.namespace,
-            "snapshots": result.get("published", {}),
+            "snapshots": dict(islice(result.get("published", {}).items(), MOST_TABLES)),
         }
 
     def _range(self) -> tuple[Lsn, Lsn | None]:

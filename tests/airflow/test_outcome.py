@@ -50,9 +50,30 @@ def test_after_the_last_try_no_error_promises_another(
         raise error("It broke.", slot="s", advice=advice)
     text = str(caught.value)
     assert text.startswith("It broke. (slot s) What to do: ")
+    assert text.count("What to do") == 1
     assert "nothing" not in text
     assert "clear the task" in text
     assert ("mend it" in text) == (advice == "mend it.")
+
+
+def test_after_the_last_try_the_advice_for_an_error_that_lasts_stays() -> None:
+    def last(error: errors.PgoutputError) -> str:
+        with pytest.raises(errors.RetryableError) as caught, airflow_outcome(task_at(3)):
+            raise error
+        return str(caught.value)
+
+    text = last(
+        errors.SourceUnavailable("Gone.", advice="nothing; it connects again. If it lasts, look.")
+    )
+    assert text.startswith("Gone. What to do: If it lasts, look. This was the last try")
+    # An error of a Spark job comes back as a text.
+    told = str(
+        errors.SparkFailed("Lost.", advice="nothing, if memory was short. If it lasts, report it.")
+    )
+    again = errors.error_named("SparkFailed", told)
+    assert again is not None
+    assert str(again) == told
+    assert last(again) == f"{told} This was the last try: clear the task to try again."
 
 
 def test_errors_of_others_pass_unchanged() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest, Table
+from airflow_provider_pgoutput.batch.shape import ADDED, SchemaChange
 from airflow_provider_pgoutput.batch.table_version import Counts, TableVersion
 from airflow_provider_pgoutput.batch.xcom import batch_xcom, largest, totals
 
@@ -29,6 +33,21 @@ def test_it_has_the_tables_with_most_changes_and_says_how_many_are_left_out(
     assert value["tables"].keys() == {f"public.t{n}" for n in range(number - shown, number)}
     assert value.get("tables_left_out") == (number - shown or None)
     assert value["changes"] == sum(range(number))
+
+
+def test_schema_changes_of_thousands_of_tables_are_limited() -> None:
+    def with_changes(tables: int, changes: int) -> Manifest:
+        found = with_tables(tables)
+        added = tuple(SchemaChange(ADDED, f"c{n}", "", "integer", n) for n in range(changes))
+        altered = tuple(dataclasses.replace(each, schema_changes=added) for each in found.tables)
+        return dataclasses.replace(found, tables=altered)
+
+    few = batch_xcom(with_changes(10, 101), "uri")["schema_changes"]
+    assert [len(each) for each in few.values()] == [101] * 10
+    assert few["public.t0"][-1].startswith("and 1 more")
+    many = batch_xcom(with_changes(4000, 20), "uri")
+    assert [len(each) for each in many["schema_changes"].values()] == [6] * 200
+    assert len(json.dumps(many)) < 100_000
 
 
 def test_tables_with_the_same_counts_are_ordered_by_name() -> None:

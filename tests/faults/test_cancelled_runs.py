@@ -49,6 +49,12 @@ SEED = int(os.environ.get("PGOUTPUT_CANCELLATIONS_SEED", "50"))
 _FREE_SECONDS = 15.0
 #: Who reads the slot or, as several connections do for a long range, a copy of it.
 _READERS = "SELECT 1 FROM pg_replication_slots WHERE database = current_database() AND active"
+#: Whether the server decodes the slot. A copy of it is active before that, too.
+_AT_WORK = {
+    "sql": "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND state = 'active'"
+    " AND query LIKE '%pg_logical_slot_peek_%' AND pid <> pg_backend_pid()",
+    "walsender": _READERS,
+}
 
 
 @pytest.fixture
@@ -188,8 +194,8 @@ def test_f50_the_server_stops_working_for_a_reader_that_was_killed(
     )
     child = stager.start(source, checkpoint, transport=transport)
     deadline = time.monotonic() + 60
-    while not source.execute(_READERS):
-        assert time.monotonic() < deadline, "the slot was never seen active"
+    while not source.execute(_AT_WORK[transport]):
+        assert time.monotonic() < deadline, "the server was never seen at work"
         time.sleep(0.01)
     os.kill(child, signal.SIGKILL)
     assert stager.end() == -signal.SIGKILL
