@@ -305,7 +305,7 @@ def _warn_of_partitions(session: Session, both: Sequence[tuple[TableMark, TableM
     :param both: each table as it was and as it is.
     """
     came = {
-        now.name: [_oid(mark) for mark in now.partitions if mark not in before.partitions]
+        now.name: [_oid(mark) for mark in sorted(set(now.partitions) - set(before.partitions))]
         for before, now in both
     }
     oids = [oid for each in came.values() for oid in each]

@@ -144,7 +144,8 @@ class TargetFields:
         target_field = self.by_column.get(key)
         if target_field is None and number is None:
             # No number is known: take the field that has this name now.
-            target_field = next((e for e in self.by_column.values() if e.name == column.name), None)
+            key = next((each for each in self.by_column if column.name in self._names(each)), key)
+            target_field = self.by_column.get(key)
         elif target_field is None and number not in self.added and column.name in self.by_column:
             # The number was not known until now.
             target_field = self.by_column[key] = self.by_column.pop(column.name)
@@ -165,6 +166,11 @@ class TargetFields:
         if not target_field.is_retired:
             target_field.name = column.name
         return target_field
+
+    def _names(self, key: int | str) -> set[str]:
+        """Names of a column's field and of those that an earlier attempt made in its place."""
+        made = self.made.get(key, []) if isinstance(key, int) else []
+        return {each.name for each in [self.by_column[key], *made]}
 
     def _replace(
         self, key: int | str, target_field: TargetField, column: Column, is_key: bool
@@ -474,11 +480,22 @@ def _settle_names(target_fields: TargetFields, foreign: frozenset[str]) -> None:
     taken |= foreign
     # The field with the older values gives up its name, also if the newer column is gone by the end of the
     # batch.
+    unnumbered = set(target_fields.unnumbered().values())
     for each in sorted(target_fields.every, key=lambda target_field: target_field.is_retired):
         if each.is_current and not each.is_retired:
             continue
         if each.name in taken or each.is_dropped:
+            name = each.name
             each.name = _old_name(each, taken)
+            if each in unnumbered and not each.is_dropped:
+                log.warning(
+                    "%s: an earlier batch did not know which column of the source %s was, and it is another"
+                    " one now. What that batch wrote is in column %s now. copy_tables=[%r] makes it exact.",
+                    target_fields.table,
+                    name,
+                    each.name,
+                    target_fields.table,
+                )
         taken.add(each.name)
 
 

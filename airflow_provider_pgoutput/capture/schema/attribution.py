@@ -82,14 +82,18 @@ def attribute(
             highest_number=max([highest_number, *known.values()]),
         )
     every_fence = fences = _fences(before, versions, catalog)
-    hidden = False
+    # A column that was there and is there, and is missing between: it had another name, or was not published.
+    comes_and_goes = _is_missing_between(before, versions, catalog)
+    with_dropped = False
     while True:
         found: list[dict[str, int | None]] = [dict(fences) for _ in versions]
         unsure: set[str] = set()
         tied: set[str] = set()
         wrong: set[float] = set()
         born = {highest_number, *(before or ()), *fences.values()}
-        for gap in _gaps(before, versions, catalog, fences, highest_number, hidden=hidden):
+        for gap in _gaps(
+            before, versions, catalog, fences, highest_number, comes_and_goes, with_dropped
+        ):
             cheapest = search(gap)
             wrong |= set() if cheapest.is_possible else {gap.low, gap.high}
             unsure |= cheapest.unsure
@@ -102,9 +106,9 @@ def attribute(
         fewer = {name: number for name, number in fences.items() if number not in wrong}
         if len(fewer) < len(fences):
             fences = fewer
-        elif wrong and before is not None and not hidden:
+        elif wrong and before is not None and not with_dropped:
             # Nothing fits as long as a column is published all the time or not at all.
-            fences, hidden = every_fence, True
+            fences, comes_and_goes, with_dropped = every_fence, True, True
         else:
             break
     return Attribution(
@@ -116,6 +120,18 @@ def attribute(
         frozenset(tied),
         max(born),
     )
+
+
+def _is_missing_between(
+    before: State | None, versions: Sequence[Sequence[Named]], catalog: Catalog
+) -> bool:
+    """Whether a version lacks the name of a column that has the same name before and now."""
+    kept = {
+        name
+        for number, (name, _) in (before or {}).items()
+        if catalog.published.get(number, ("",))[0] == name
+    }
+    return any(not kept <= {name for name, _ in columns} for columns in versions)
 
 
 def _unlike(before: State, versions: Sequence[Sequence[Named]]) -> frozenset[str]:
@@ -181,9 +197,15 @@ def _gaps(
     catalog: Catalog,
     fences: Mapping[str, int],
     highest_number: int,
-    *,
-    hidden: bool,
+    comes_and_goes: bool,
+    with_dropped: bool,
 ) -> list[Gap]:
+    """The gaps between the fences.
+
+    :param comes_and_goes: see ``Gap``.
+    :param with_dropped: whether a column may have been in a version that was not published before, and that
+        is dropped now.
+    """
     numbers = sorted(fences.values())
     parts = [_parts(columns, fences) for columns in versions]
     born = max(highest_number, *before) if before else 0
@@ -195,9 +217,8 @@ def _gaps(
         candidates = tuple(
             number
             for number in every[bisect.bisect_right(every, low) : bisect.bisect_left(every, high)]
-            # A column that was dropped before the last batch is in no version. What was not published then
-            # may have been dropped since.
-            if hidden
+            # A column that was dropped before the last batch is in no version.
+            if with_dropped
             or before is None
             or number > born
             or number in before
@@ -213,7 +234,7 @@ def _gaps(
                 candidates,
                 born,
                 catalog.live,
-                hidden,
+                comes_and_goes,
             )
         )
     return found

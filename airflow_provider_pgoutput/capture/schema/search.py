@@ -29,6 +29,8 @@ _CLOSE = 2
 _CLOSE_WITHOUT_PAST = 1
 #: With more choices of columns than this, the search is not complete: all columns of the gap are uncertain.
 _MOST_CHOICES = 1000
+#: How many steps from one version to the next are looked at. Beyond it the search is not complete, either.
+_MOST_STEPS = 20_000
 #: How many of several dropped numbers in a row are considered for a new column.
 _MOST_GONE = 4
 
@@ -49,7 +51,7 @@ class Gap:
     #: Columns that exist now, published or not, of the whole table.
     live: State
     #: Whether an older column may come and go: the publication named it for a while, or did not.
-    hidden: bool = False
+    comes_and_goes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +74,17 @@ def search(gap: Gap) -> Found:
     """Follow every reading of a gap from the last batch to now."""
     unknown: list[tuple[int | None, ...]] = [(None,) * len(each) for each in gap.versions]
     names = {name for each in gap.versions for name, _ in each}
+    # Without numbers columns go by their names. A column with another name now would lose its older values.
+    renamed = {
+        name
+        for number, (name, _) in gap.now.items()
+        if (gap.before or {}).get(number, (name,))[0] != name
+    }
     steps, is_whole = _forward(gap)
     ends = {each: _cost_to_now(gap, each) for each in (steps[-1] if steps else ())}
     best = min((steps[-1][each].cost + cost for each, cost in ends.items()), default=_IMPOSSIBLE)
     if best == _IMPOSSIBLE:
-        return Found(unknown, names, is_possible=not is_whole)
+        return Found(unknown, names, names & renamed, is_possible=not is_whole)
     totals = _totals(steps, ends)
     optimal = [{e for e, total in each.items() if total == best} for each in totals]
     path = [_likeliest(gap, optimal[0], gap.before or ())]
@@ -177,9 +185,10 @@ def _forward(gap: Gap) -> tuple[list[dict[_Reading, _Reached]], bool]:
         named = tuple(gap.before.values())
     for version in gap.versions[len(steps) if gap.before is None else 0 :]:
         reached: dict[_Reading, _Reached] = {}
+        most_steps = max(_MOST_STEPS // len(steps[-1]), 1)
         for reading, so_far in steps[-1].items():
             state = dict(zip(reading.numbers, named, strict=True))
-            followed, is_all = _following(gap, reading, state, version)
+            followed, is_all = _following(gap, reading, state, version, most_steps)
             is_whole = is_whole and is_all
             for following, cost in followed:
                 total = so_far.cost + cost
@@ -205,16 +214,23 @@ def _least_ahead(gap: Gap, reading: _Reading) -> int:
 
 
 def _following(
-    gap: Gap, reading: _Reading, state: State, version: Sequence[Named]
+    gap: Gap, reading: _Reading, state: State, version: Sequence[Named], most: int
 ) -> tuple[list[tuple[_Reading, int]], bool]:
-    """The readings of the next version with the cost of each step, and whether these are all readings."""
+    """The readings of the next version with the cost of each step, and whether these are all readings.
+
+    :param most: how many readings are enough.
+    """
     # A published current column cannot go. One that is gone now may go.
-    certain = () if gap.hidden else gap.now
+    certain = () if gap.comes_and_goes else gap.now
     stays = [number for number in reading.numbers if number in certain]
     may_go = {number: state[number][0] for number in reading.numbers if number not in certain}
     names = {name for name, _ in version}
-    found, is_all = [], True
-    for kept_count in range(len(may_go) + 1):
+    found: list[tuple[_Reading, int]] = []
+    is_all = True
+    # Those that need the fewest changes come first.
+    for kept_count in reversed(range(len(may_go) + 1)):
+        if len(found) >= most:
+            return found, False
         new_count = len(version) - len(stays) - kept_count
         fresh, all_fresh = _fresh(gap, reading, state, new_count)
         if not fresh:
@@ -222,7 +238,8 @@ def _following(
             continue
         old, all_old = _kept(may_go, names, kept_count)
         is_all = is_all and all_fresh and all_old
-        for kept, new in itertools.product(old, fresh):
+        is_all = is_all and len(old) * len(fresh) <= most - len(found)
+        for kept, new in itertools.islice(itertools.product(old, fresh), most - len(found)):
             born = max(reading.born, *new) if new else reading.born
             passed = {n for n in gap.candidates if reading.born < n <= born} - set(new)
             numbers = tuple(sorted((*stays, *kept, *new)))
@@ -257,8 +274,10 @@ def _fresh(
     # A column list may begin to name an older column.
     optional = [
         n
-        for n in (gap.candidates if gap.hidden else gap.now)
-        if n <= reading.born and n not in state and (gap.hidden or n not in (gap.before or ()))
+        for n in (gap.candidates if gap.comes_and_goes else gap.now)
+        if n <= reading.born
+        and n not in state
+        and (gap.comes_and_goes or n not in (gap.before or ()))
     ]
     is_all = count < 0 or math.comb(len(optional), count) <= _MOST_CHOICES
     found = list(itertools.combinations(optional, count)) if is_all and count >= 0 else []
@@ -294,7 +313,7 @@ def _cost_to_now(gap: Gap, reading: _Reading) -> float:
     """How many changes lead from a reading of the last version to the catalog."""
     state = dict(zip(reading.numbers, gap.versions[-1], strict=True))
     added = [number for number in gap.now if number not in state]
-    if not gap.hidden and any(n <= reading.born and n in (gap.before or ()) for n in added):
+    if not gap.comes_and_goes and any(n <= reading.born and n in (gap.before or ()) for n in added):
         return _IMPOSSIBLE
     unseen = [n for n in gap.candidates if n > reading.born and n not in gap.live]
     dropped = len([number for number in state if number not in gap.now])

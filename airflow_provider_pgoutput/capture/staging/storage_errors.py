@@ -54,7 +54,8 @@ def storage_error(action: str, error: Exception) -> PgoutputError:
         return LakeDenied(
             said,
             advice="give the worker's identity the right to read, write, list and delete below staging_uri."
-            " On S3 check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the role's policy.",
+            " On S3 check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the role's policy. If the keys come"
+            " from the machine's metadata service, it may have been silent: clear the task.",
         )
     if _NO_BUCKET.search(text):
         return ConfigurationError(said, advice="correct the bucket in staging_uri, or make it.")

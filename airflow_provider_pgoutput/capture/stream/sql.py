@@ -180,8 +180,9 @@ class SqlStream:
         return sensible_connections(backlog_bytes, self._count_free_cores(), free_slots)
 
     def _begins_with_a_long_transaction(self) -> bool:
-        """Whether no transaction commits at the beginning of the range. The first session has a copy there.
+        """Whether no published transaction commits at the beginning of the range.
 
+        The first session has a copy of the slot there.
         The server ends this answer at the first commit, so it is short if there is one.
         """
         session, start = self._sessions[0], self._read.start
@@ -196,7 +197,8 @@ class SqlStream:
             for number in range(connections):
                 if number == 1 and self._wanted is None and self._begins_with_a_long_transaction():
                     log.info(
-                        "Slot %s is decoded by one connection: the backlog begins with a long transaction.",
+                        "Slot %s is decoded by one connection: no published transaction ends at the"
+                        " beginning of the backlog.",
                         self._read.slot_name,
                     )
                     self._sessions[0].readers = 1

@@ -263,6 +263,34 @@ def test_a_column_that_came_without_its_number_makes_room_once_numbers_are_known
     assert (again.renamed, again.numbered) == ({}, copied.numbered)
 
 
+def test_a_field_without_a_number_that_makes_room_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first, fields = renamed_without_numbers()
+    as_new_column(called("c", 2), evolved(first, **fields), False, "0/2")
+    (warning,) = [each for each in caplog.messages if "did not know which column" in each]
+    assert "public.t" in warning
+    assert "c__old" in warning
+    assert "copy_tables" in warning
+
+
+def test_a_type_that_changed_while_no_number_was_known_keeps_the_number_of_the_field() -> None:
+    """The batch may be tried again, and others follow."""
+    columns = tuple(
+        dataclasses.replace(each, attribute_number=None)
+        for each in table("string").versions[0].columns
+    )
+    versions = (dataclasses.replace(table("string").versions[0], columns=columns),)
+    staged = dataclasses.replace(table("string"), versions=versions)
+    before = target({"fields": {"1": 1, "2": 2}}, id=(1, "int"), b=(2, "int"))
+    first = as_new_column(staged, before)
+    assert first.numbered == {(1, 0): "id", (2, 0): "b", (2, 1): "b__old_2"}
+    assert first.unnumbered == set()
+    after = evolved(first, id=(1, "int"), b__old_2=(2, "int"), b=(3, "string"))
+    assert as_new_column(staged, after).numbered == first.numbered
+    assert as_new_column(table("string"), after, True, "0/2").numbered == first.numbered
+
+
 def test_a_column_that_came_without_its_number_keeps_its_field_when_it_gets_one() -> None:
     first, fields = renamed_without_numbers()
     before = evolved(first, **fields)

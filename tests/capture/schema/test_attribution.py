@@ -216,6 +216,41 @@ def test_a_column_that_was_not_published_for_a_while_keeps_its_number() -> None:
     assert attribute(live, versions, now, 3).numbers == ((1, 2), (1, 2, 3), (1, 2))
 
 
+def test_a_column_that_was_hidden_while_another_came_is_not_taken_for_it_unseen() -> None:
+    """``g`` is not published for a while, and ``c`` is added meanwhile. Or ``g`` was called ``c``."""
+    before = {1: ("id", INT), 2: ("a", INT), 3: ("g", INT)}
+    now = {**before, 4: ("c", INT)}
+    versions = [
+        [("id", INT), ("a", INT), ("c", INT)],
+        [("id", INT), ("a", INT), ("g", INT), ("c", INT)],
+    ]
+    found = attribute(before, versions, catalog(now), 3)
+    assert found.numbers == ((1, 2, 4), (1, 2, 3, 4))
+    assert found.tied == {"c"}
+
+
+def test_a_name_that_came_back_is_a_rename_if_no_other_column_could_have_it() -> None:
+    before = {1: ("id", INT), 2: ("a", INT)}
+    versions = [[("id", INT), ("z", INT)], [("id", INT), ("a", INT)]]
+    found = attribute(before, versions, catalog(before), 2)
+    assert (found.numbers, found.unsure) == (((1, 2), (1, 2)), frozenset())
+
+
+def test_another_half_of_the_columns_for_a_while_takes_no_time_and_is_in_doubt() -> None:
+    live = {number: (f"c{number}", INT) for number in range(1, 40)}
+    before = {number: live[number] for number in range(1, 21)}
+    others = {1: live[1], **{number: live[number] for number in range(21, 40)}}
+    started = time.process_time()
+    found = attribute(
+        before,
+        [[*others.values()], [*before.values()]],
+        Catalog(before, frozenset(live), live),
+        39,
+    )
+    assert time.process_time() - started < 20
+    assert {f"c{number}" for number in range(2, 40)} <= found.unsure
+
+
 def test_a_table_as_wide_as_they_come_takes_no_time() -> None:
     """1600 columns, one renamed, one dropped: some milliseconds, and not a search."""
     before = {number: (f"c{number}", INT) for number in range(1, 1601)}

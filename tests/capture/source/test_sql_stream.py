@@ -321,7 +321,7 @@ def test_a_long_transaction_at_the_beginning_or_busy_cores_leave_one_connection(
     said = [each.message for each in caplog.records if "is decoded by" in each.message]
     if long_rows:
         assert [each.partition(": ")[2] for each in said] == [
-            "the backlog begins with a long transaction."
+            "no published transaction ends at the beginning of the backlog."
         ]
     elif used > 1:
         assert said == [f"Slot {source.slot_name} is decoded by {used} connections."]
