@@ -1,8 +1,11 @@
 """Relations as the manifest describes them: announced or published columns with names, types and keys.
 
-The stream says what a row looks like. Only the catalog knows the key, the names of types and what older rows
-show in an added column. It is asked over a session of its own, once for all published tables. A table that
-nobody knew when a batch began is asked about when its first row comes.
+The stream says what a row looks like. Only the catalog knows the key, the names of types and the values of
+older rows: a value that rows from before ``ADD COLUMN`` have in the new column. Example: after ``ADD COLUMN c
+int DEFAULT 7`` older rows show a 7.
+
+The catalog is asked over the run's session, which does not read the stream. One question is for all published
+tables. A table that nobody knew when a batch began is asked about when its first row comes.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ class Described:
     """A relation as the stream announced it."""
 
     version: TableVersion
-    #: What its partitions send, if they are published under its name.
+    #: Replica identities of its partitions, if their rows come under this relation's name.
     partitions: frozenset[PartitionIdentity] = frozenset()
 
 
@@ -50,10 +53,10 @@ class Describer:
     """Asks the catalog what a relation's announcement lacks.
 
     :param session: a session that no read of the stream uses.
+    :param keys: the keys and replica identities of tables. It asks the catalog for those that it lacks.
     :param type_options: what the owner of the pipeline chose about types.
-    :param policy: what becomes of values that older rows show and no lake type holds.
-    :param attributes: ask for the attributes of composite types, whatever was chosen.
-    :param known_types: what earlier batches kept of users' types, which may be gone by now, by OID.
+    :param policy: what to do if the lake type cannot hold the value of older rows.
+    :param known_types: users' types as earlier batches described them, by OID. Some may be dropped by now.
     """
 
     def __init__(
@@ -73,14 +76,16 @@ class Describer:
         self._types: dict[int, TypeInfo] = {}
         self._is_stale = False
         self._announced: Mapping[int, TypeMessage] = {}
-        #: What older rows show, as the catalog has it, and the tables that the catalog was asked about.
+        #: The values of older rows as the catalog has them, and OIDs of the tables whose values were read.
         self._older: dict[tuple[int, str, int, int], str] = {}
         self._older_of: set[int] = set()
-        #: What older rows show, so that a value that is left out is warned of once.
+        #: The same values as text of the lake type. They are kept so that a warning comes once.
         self._shown: dict[tuple[str, Column, bool], str | None] = {}
 
     def announce_types(self, types: Mapping[int, TypeMessage]) -> None:
-        """Take what the stream says of types, by OID: all that is left of a type that was dropped since.
+        """Keep the stream's Type messages, by OID.
+
+        If a type was dropped since, nothing else may describe it.
 
         :param types: grows while the stream is read.
         """
@@ -121,16 +126,20 @@ class Describer:
         return type_name(type_oid, type_modifier, self._types_with([type_oid]))
 
     def showing(self, table: str, column: Column, text: str | None) -> Column:
-        """The column with what older rows show in it: PostgreSQL's text becomes that of the lake type.
+        """The column with the value of its older rows, as text of the lake type.
 
-        :raises ValueRefused: the lake type, which was chosen, does not hold it.
+        :param text: the value as PostgreSQL prints it.
+        :raises ValueRefused: the user chose a lake type that does not hold the value.
         """
         shown = dataclasses.replace(column, missing_value=text)
         types = self._types_with([column.type_oid])
         return self._with_lake_text(table, types, shown)
 
     def forget_older_rows(self) -> None:
-        """Ask again what older rows show. A batch that begins may end later than the one before."""
+        """Forget the values of older rows, so that the catalog is asked again.
+
+        The next batch may end after a further ``ADD COLUMN``.
+        """
         self._older.clear()
         self._older_of.clear()
 
@@ -164,10 +173,10 @@ class Describer:
         return copy_caster(column, policy, types=types, table=table)
 
     def _older_values(self, relation_oid: int) -> Mapping[tuple[int, str, int, int], str]:
-        """What older rows show in columns; see ``read_missing_values``.
+        """The values of older rows; see ``read_missing_values``.
 
-        The first row of a batch comes when the end of the batch is known. So one question then sees each
-        column that a change in the batch can have.
+        The catalog is asked when the first row of a batch comes. By then it is known how far the batch can
+        go. So the catalog has every column that a change of the batch can have, and one question is enough.
         """
         if relation_oid not in self._older_of:
             wanted = {relation_oid, *self._keys.relation_oids} - self._older_of
@@ -209,7 +218,7 @@ class Describer:
         """The users' types, read again when one is not among them yet."""
         wanted = [oid for oid in type_oids if oid >= FIRST_USER_OID]
         if wanted and (self._is_stale or any(oid not in self._types for oid in wanted)):
-            # Rows that were written under a type which is gone by now still need it.
+            # Types are added, and none is removed: rows of this batch may still have a type that was dropped.
             self._types |= read_types(self._session, attributes=self._type_options.wants_attributes)
             self._is_stale = False
             for oid in wanted:
@@ -218,7 +227,10 @@ class Describer:
         return self._types
 
     def _gone(self, type_oid: int, types: dict[int, TypeInfo]) -> dict[int, TypeInfo]:
-        """A type that the catalog does not have any more, as far as anything tells."""
+        """Describe a dropped type as earlier batches did, or else by its Type message.
+
+        :returns: nothing, if neither is known.
+        """
         found = defined_before(type_oid, self._known_types, types)
         if not found and type_oid in self._announced:
             return announced(self._announced[type_oid], types)
@@ -247,12 +259,16 @@ class Describer:
     def _with_lake_text(
         self, table: str, types: dict[int, TypeInfo], column: Column, *, is_key: bool = False
     ) -> Column:
-        """The column with what older rows show in it as text of its lake type."""
-        same = (table, dataclasses.replace(column, identity=False, attribute_number=None), is_key)
-        if same not in self._shown:
+        """The column with the value of its older rows as text of its lake type."""
+        cache_key = (
+            table,
+            dataclasses.replace(column, identity=False, attribute_number=None),
+            is_key,
+        )
+        if cache_key not in self._shown:
             policy = self._policy
-            self._shown[same] = lake_text(column, types, table, policy, is_key=is_key)
-        return dataclasses.replace(column, missing_value=self._shown[same])
+            self._shown[cache_key] = lake_text(column, types, table, policy, is_key=is_key)
+        return dataclasses.replace(column, missing_value=self._shown[cache_key])
 
 
 def copy_caster(

@@ -1,13 +1,15 @@
 """Start here: ``stage_batch`` stages one batch of a slot.
 
-A batch is all transactions with ``start <= commit LSN < end``. It starts at the lake's checkpoint. Where it
-ends is decided once, before anything is read. A run goes five steps:
+A batch is all transactions with ``start <= commit LSN < end``. It starts at the lake's checkpoint. Its target
+is read once, before any change. A limit may end the batch before the target, and a copy may move its end past
+the target. A run goes five steps:
 
 1. facts: the server, the slot and the published tables, each read once (``run.py``);
 2. start: which kind of run this is, and where its batch begins (``start.py``);
 3. copy or stream: rows go into files (``stage.py``);
 4. seal: the manifest makes the batch exist;
-5. confirm: with ``advance="after_stage"`` the slot moves here. Else it moves when the lake has the batch.
+5. confirm: with ``advance="after_stage"`` the slot moves here. Otherwise the advance task moves it, after the
+   apply.
 """
 
 from __future__ import annotations
@@ -86,8 +88,9 @@ def stage_batch(request: CaptureRequest) -> tuple[Manifest, str]:
     ``fallback.py``.
 
     :returns: the manifest of the sealed batch and its URI.
-    :raises PgoutputError: see ``errors.py``; the slot was not moved then, and no batch was sealed, but for
-        ``advance="after_stage"``, where a sealed batch waits for the next run.
+    :raises PgoutputError: see ``errors.py``. No batch was sealed, and the slot was not moved. One exception:
+        with ``advance="after_stage"`` the error may come after the seal. The next run then finds the sealed
+        batch.
     """
     tries = Tries(request)
     while True:
@@ -108,14 +111,17 @@ def _stage_once(request: CaptureRequest) -> tuple[Manifest, str]:
         holders_named(session, slot=request.slot_name),
     ):
         sessions.limit_lock_waits(session)
-        # The flush LSN in here is the batch's target: taken once, before anything is read.
+        # Its flush LSN is the batch's target, except with ``messages``; see ``PostgresSource.read_target``.
         server = read_server(session, request.conninfo)
         source = PostgresSource(request, area, session, server)
         return stage_in(source, ServerRows(source))
 
 
 def stage_in(source: Source, rows: RowSource) -> tuple[Manifest, str]:
-    """Go the five steps with one way to read; see the head of this file."""
+    """Do the five steps; see the head of this file.
+
+    :param rows: says how changes and copies are read.
+    """
     slot, confirmed = _checked_slot(source)
     run = Run(source, rows, source.read_facts(), slot, confirmed)
     sealed = _sealed(run)
@@ -166,7 +172,7 @@ def _confirm(source: Source, sealed: tuple[Manifest, str]) -> None:
     if source.request.advance != AFTER_STAGE or source.request.checkpoint is None:
         return
     slot = source.read_slot()
-    # A batch that was sealed before its slot was lost is applied all the same.
+    # The slot may be lost by now. Then nothing is moved, and the batch is applied all the same.
     if slot is not None and not slot.is_lost:
         make_sure(source.area, *sealed)
         source.confirm(sealed[0].end_lsn)
@@ -218,8 +224,12 @@ def _first_batch_of_existing_slot(
 
 
 def _refuse_lost_checkpoint(run: Run, confirmed: Lsn) -> None:
-    """Where stage runs move the slot, what it has passed may wait in the staging area."""
+    """Refuse to begin anew if the slot has passed a sealed batch.
+
+    With ``advance="after_stage"`` the staging area may hold the only copy of that batch's changes.
+    """
     source, slot_name = run.source, run.request.slot_name
+    # Such a batch begins before the slot's position, and ends at it or later. So it holds this LSN.
     before = Lsn(confirmed - 1)
     if find_bridge(source.area, slot_name, source.server, before, confirmed) is not None:
         raise SlotAheadOfCheckpoint(
@@ -276,7 +286,10 @@ def _next_batch(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str]:
 
 
 def _read_again(run: Run, checkpoint: Checkpoint, last: Manifest | None) -> tuple[Manifest, str]:
-    """Stage anew from ``start_lsn`` on, which the slot still holds and the lake may be past."""
+    """Stage again from ``start_lsn`` on.
+
+    The slot still has these changes. The lake may have some of them already.
+    """
     request, confirmed = run.request, run.confirmed
     if request.advance == AFTER_STAGE and confirmed and confirmed > checkpoint.end_lsn:
         # An attempt that died may have sealed it and moved the slot.
@@ -291,9 +304,12 @@ def _read_again(run: Run, checkpoint: Checkpoint, last: Manifest | None) -> tupl
 
 
 def _bridge(run: Run, checkpoint: Checkpoint, confirmed: Lsn) -> tuple[Manifest, str] | None:
-    """The sealed batch with what the slot has passed and the lake lacks; None: there is none.
+    """The sealed batch that comes next for the lake, if the slot is past the checkpoint; None: there is none.
 
-    It cannot be staged again, so what is asked for beyond it has to wait.
+    The slot no longer has all of its changes, so it cannot be staged again.
+
+    :raises SlotAheadOfCheckpoint: the request asks for a copy that this batch does not have, or for a
+        transaction to be left out that it has.
     """
     request, source = run.request, run.source
     found = find_bridge(
@@ -314,9 +330,9 @@ def _bridge(run: Run, checkpoint: Checkpoint, confirmed: Lsn) -> tuple[Manifest,
         " has passed it: it cannot be staged again, with copies or without a transaction.",
         slot=request.slot_name,
         lsn=checkpoint.end_lsn,
-        advice="run once without what asks for that, which applies it, and then with it. To give the"
-        f" batch up, with its messages and change log entries, remove its manifest ({uri}) and run once"
-        " with on_slot_lost='copy'.",
+        advice="run once without copy_tables, skip_lsns and on_type_change='copy', so that the batch is"
+        " applied; then run with them again. Or give the batch up: its messages and change log entries are"
+        f" lost. For that, remove its manifest ({uri}) and run once with on_slot_lost='copy'.",
     )
 
 
@@ -329,20 +345,23 @@ def _stage_with_copies(
             return stage_changes(run, start, tables)
         except CopyNeeded as needed:
             oid = needed.relation_oid
-            # One that was copied never asks again, so this ends.
+            # A table that the batch copies never asks for a copy, so the loop ends.
             wanted = tuple(each for each in run.source.read_tables() if each.relation_oid == oid)
             if not wanted:
                 log.info("A table that has to be copied is gone: staging the batch again.")
                 continue
             if oid in {each.relation_oid for each in tables}:
-                raise AssertionError("a table that the batch copies asks for no copy") from needed
+                raise AssertionError("a table that the batch copies asked for a copy") from needed
             run.source.check_may_copy(wanted)
             log.info("Staging the batch again, with a copy of %s.", wanted[0].name)
             tables += wanted
 
 
 def _waits_for_copy(request: CaptureRequest, sealed: Manifest, checkpoint: Checkpoint) -> bool:
-    """Whether apply could not follow the types of a batch that was staged without a copy."""
+    """Whether a sealed batch lacks a copy that ``on_type_change="copy"`` asks for.
+
+    It has a change of type that apply cannot follow, and was staged without a copy of the table.
+    """
     if request.schema_policy.on_type_change != COPY:
         return False
     return any(unfollowable(e, checkpoint.shapes.get(e.relation_oid)) for e in sealed.tables)
@@ -352,7 +371,8 @@ def _batch_after_a_loss(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str
     """Stage all published tables anew, in a batch that spans what cannot be read any more."""
     request, source, start = run.request, run.source, checkpoint.end_lsn
     slot, confirmed = run.slot, run.confirmed
-    # Sealed by an attempt that died, or before the slot was lost; what it lacks is the next run's.
+    # A batch may be sealed already: by an attempt that died, or before the slot was lost. It is returned. The
+    # next run copies what is missing.
     found = _find_sealed(run, start, past=start)
     if (
         found
@@ -364,7 +384,8 @@ def _batch_after_a_loss(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str
     if last is not None and last.published is not None:
         refuse_other_root(last.published, run.facts.published, slot_name=request.slot_name)
     tables = without_ignored(run.facts.tables, checkpoint, request)
-    # All are copied; this refuses those that were dropped and made again.
+    # All tables are copied, so the result is not used. The call refuses tables that were dropped and made
+    # again.
     tables_to_copy(tables, checkpoint, request)
     source.check_may_copy(tables)
     check_failover(source.server, failover=request.failover)
@@ -375,7 +396,7 @@ def _batch_after_a_loss(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str
         len(tables),
     )
     if confirmed is not None and slot is not None and _may_keep(source, slot, confirmed):
-        # Made by an attempt that died: what that copied since then is not copied again.
+        # An attempt that died made this slot. The tables that it copied are taken over.
         return stage_copies(run, after_loss(request, checkpoint, confirmed), tables)
     if slot is not None:
         source.drop_slot(slot)
@@ -386,9 +407,10 @@ def _batch_after_a_loss(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str
 
 
 def _may_keep(source: Source, slot: SlotFacts, confirmed: Lsn) -> bool:
-    """Whether copies may go on from where a slot is.
+    """Whether the slot can be kept, so that the copies of an attempt that died count.
 
-    With two_phase, what was prepared before and commits behind it has to be in the staging area.
+    With two_phase, a transaction may be prepared before the slot's position and commit after it. Its rows
+    must be in the staging area.
     """
     if not source.options.two_phase:
         return True
@@ -407,9 +429,10 @@ def _gaps_since(run: Run, last: Manifest | None) -> frozenset[int]:
 
 
 def _waiting_copies(run: Run, start: Lsn) -> tuple[PublishedTable, ...]:
-    """Tables that a sealed batch copied which gives way to the one that begins here.
+    """Tables that a sealed batch copied. The new batch starts at the same LSN and replaces it.
 
-    Somebody asked for them, and their task is green as soon as the lake is past that batch.
+    The new batch copies these tables, too. Otherwise the copy that somebody asked for would be lost: apply
+    skips the old batch as soon as the lake is past it, and its task is green.
     """
     source, name = run.source, run.request.slot_name
     system = source.server.system_identifier

@@ -1,16 +1,20 @@
-"""One run as a value: what it was asked, what it found when it began, and the two seams to the server.
+"""One run as a value: what it was asked, and what it found when it began.
 
-A run reads the catalogs once, when it begins: ``Facts``. It reads these things again, and nothing else:
+``Source`` and ``RowSource`` are its two interfaces to the server. A run reads the catalogs once, when it
+begins: ``Facts``. It asks the server again for these things:
 
-* The slot, when it is open and when all was read: another run may have moved or dropped it.
-* The published tables, before changes are read, when the end of the batch was taken after the facts: it
-  waited for copies, or it is that of the last message. The next run copies a table that was published
-  meanwhile.
+* The slot, when it is open and when all was read: another run may have moved or dropped it. With
+  ``advance="after_stage"`` the slot is read once more before it moves.
+* The published tables, before changes are read. This is done if the batch may end later than the facts: the
+  batch waited for copies, or it goes to the end of the last WAL record (``messages``). The next run copies a
+  table that was published in between.
 * The columns and keys of a table, when the snapshot of its copy was taken: the stream does not tell of a
   column that came before the snapshot.
+* The key, the types and the values of older rows of a table, when its first row comes; see ``describe.py``.
 * The published tables, when a change of one is refused or asks for a copy: it may be gone by now.
 * The publications, and columns, types and storage of the tables, when all was read and the batch has rows:
   ``CatalogAfter``. Only then it is known which tables have rows, and what became of their columns.
+* The flush LSN, when the batch is sealed. An older batch that ends past it is from before a restore.
 """
 
 from __future__ import annotations
@@ -51,7 +55,7 @@ class Facts:
 
 
 class Source(Protocol):
-    """What a run asks of its server. The simulation brings its own."""
+    """What a run asks of its server. ``tests/simulation`` has another one, without a server."""
 
     request: CaptureRequest
     area: StagingArea
@@ -87,14 +91,15 @@ class Source(Protocol):
     ) -> CatalogAfter:
         """Read the catalogs when all of a batch was read.
 
-        :raises PgoutputError: the publications were not all the time as they had to be.
+        :raises PgoutputError: a publication was missing for a while, or partitions sent rows under another
+            name.
         """
         ...
 
     def gaps_since(self, before: PublishedSet | None, facts: Facts) -> frozenset[int]:
         """OIDs of the tables that were not published all the time since ``before``.
 
-        :param before: None: it is not known, so what may have changed is named in warnings.
+        :param before: None: it is not known. Then warnings name everything that may have changed.
         """
         ...
 
@@ -124,7 +129,7 @@ class Source(Protocol):
 
 
 class RowSource(Protocol):
-    """Where the rows of a batch come from. The simulation brings its own."""
+    """Where the rows of a batch come from. ``tests/simulation`` has another one, without a server."""
 
     def copy(
         self,
@@ -133,7 +138,7 @@ class RowSource(Protocol):
         tables: Sequence[PublishedTable],
         snapshot: ExportedSnapshot | None = None,
     ) -> Lsn:
-        """Stage tables as they were at points of their own; return the greatest of those."""
+        """Copy each table as it was at one LSN. The LSNs may differ between tables; return the greatest."""
         ...
 
     def open_slot(

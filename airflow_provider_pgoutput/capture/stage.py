@@ -70,16 +70,18 @@ def stage_changes(
     request, target = run.request, run.source.read_target()
     limits = Limits()
     if start.has_limits and not copied:
-        # A batch with copies has to reach them: they hold already what comes between.
+        # A batch with copies goes at least to the LSN of each copy, so no limit applies. The copies hold the
+        # changes up to there.
         limits = Limits(request.max_changes, request.max_bytes, request.max_seconds)
     reach("stage.before_read")
     with _batch(run, start) as batch, _two_phase(run, start) as two_phase:
         if copied:
             target = max(target, run.rows.copy(batch, start, copied))
-        is_late = bool(copied) or request.options.messages
+        ends_after_facts = bool(copied) or request.options.messages
         batch.want(
             WantedChanges(
-                left_out=_published_since(run) if is_late else frozenset(), known=_only_known(run)
+                left_out=_published_since(run) if ends_after_facts else frozenset(),
+                known=_only_known(run),
             )
         )
         found = _read(run, batch, start, target, limits, two_phase)
@@ -94,7 +96,8 @@ def stage_copies(
 ) -> tuple[Manifest, str]:
     """Stage a batch of copies: tables, up to the last point at which one of them was read.
 
-    Changes of other tables are left out: the lake has nothing that they could change, or they are lost.
+    Changes of other tables are left out. In a first batch the lake has no rows of such a table. After a lost
+    slot the changes are gone.
 
     :param snapshot: that of the slot's position; None: it is gone.
     """
@@ -123,7 +126,7 @@ def _batch(run: Run, start: Start) -> Iterator[BatchInProgress]:
 
 @contextlib.contextmanager
 def _two_phase(run: Run, start: Start) -> Iterator[TwoPhase | None]:
-    """Prepared transactions that wait at the start, when they are read before they commit."""
+    """The prepared transactions that wait at the start of the batch; None: ``two_phase`` is off."""
     source, request = run.source, run.request
     if not source.options.two_phase:
         yield None
@@ -145,7 +148,7 @@ def _two_phase(run: Run, start: Start) -> Iterator[TwoPhase | None]:
 def _published_since(run: Run) -> frozenset[int]:
     """OIDs of tables that were published since the run began; the next run copies them.
 
-    A batch that ends later than that may hold changes of such a table, and no copy of it.
+    A batch that ends after that moment may hold changes of such a table but no copy. They are left out.
     """
     if run.request.initial_copy != ALWAYS:
         return frozenset()
@@ -154,9 +157,10 @@ def _published_since(run: Run) -> frozenset[int]:
 
 
 def _only_known(run: Run) -> frozenset[int] | None:
-    """OIDs of the tables that the lake has, when changes of others are left out; None: they are not.
+    """OIDs of the tables that the lake has: the batch leaves out changes of all others. None: of no table.
 
-    Among the others may be a table that was published for a while only. The catalog has it no more.
+    Among the others may be a table that was published for a while only. The list of published tables does not
+    have it any more.
     """
     checkpoint = run.request.checkpoint
     known = None if checkpoint is None else checkpoint.tables
@@ -182,7 +186,7 @@ def _read(
 def _read_beside_copy(
     run: Run, batch: BatchInProgress, start: Start, end: Lsn, two_phase: TwoPhase | None
 ) -> tuple[SkippedTransaction, ...]:
-    """Read what came before a copy and is not in it: logical messages, and what was prepared."""
+    """Read what a copy does not hold: logical messages and prepared transactions from before it."""
     if two_phase is None and not run.source.options.messages:
         return ()
     with run.rows.open_slot(start, end, Limits(), two_phase) as reading:
@@ -214,7 +218,10 @@ def _seal(
 
 
 def _refuse_moved(run: Run, start: Start) -> None:
-    """The server silently begins later when the slot was moved between our look and the read."""
+    """Refuse if the slot was moved since this run looked at it.
+
+    The server would begin at the later position and say nothing.
+    """
     slot, slot_name = run.source.read_slot(), run.request.slot_name
     if slot is None or slot.confirmed_flush_lsn is None:
         raise SlotNotFound("The slot was dropped while it was read.", slot=slot_name)

@@ -69,8 +69,8 @@ class Decoder:
         self._range = start_lsn, end_lsn
         self._relations = Relations()
         self._partitions = Partitions()
-        #: Number of the message after the chunk's last announcement; -1: that message is an announcement,
-        #: too.
+        #: Number of the message that follows the last announcement. Between two chunks: 0: the last chunk
+        #: ended with an announcement, so message 0 of the next chunk is looked at; -1: it did not.
         self._behind = -1
         self._origins = Origins()
         self._found_messages: list[LogicalMessageBlock] = []
@@ -125,7 +125,10 @@ class Decoder:
         return blocks
 
     def take_messages(self) -> list[LogicalMessageBlock]:
-        """Return the wanted logical messages of the chunks that were decoded since the last call."""
+        """Return the logical messages since the last call, without those that are out of the range.
+
+        Messages of skipped transactions are left out, too.
+        """
         found, self._found_messages = self._found_messages, []
         return found
 
@@ -167,7 +170,8 @@ class Decoder:
     def _follow(self, messages: Messages, index: int) -> None:
         """Look at the message after an announcement.
 
-        A row shows that the announced relation is a partition.
+        The server announces a root, then its partition, and then sends a row of the root. So if a row of the
+        root follows the two announcements, the second one is that of a partition; see ``partitions.py``.
         """
         self._behind = index
         if index == len(messages):
