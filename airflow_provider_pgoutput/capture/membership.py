@@ -43,10 +43,10 @@ _OPERATIONS = frozenset("iudt")
 def warn_of_membership_changes(
     session: Session, slot_name: str, publication_names: Sequence[str]
 ) -> tuple[str, ...]:
-    """Name in warnings what was altered or added since the slot's position.
+    """Warn of publications that were altered and of tables that were added since the slot's position.
 
-    The slot may need transactions from before its position, so a later run may name a change again. It is not
-    named for ever, and none is left out.
+    The oldest transaction that the slot still needs is the limit. It may be older than the slot's position,
+    so two runs may give the same warning. No change is missed.
 
     :returns: the altered publications and the added tables, as the warnings name them.
     """
@@ -125,9 +125,9 @@ def tables_to_copy(
             advice="write them as schema.table, and add them to a publication that is read.",
         )
     published = without_ignored(published, checkpoint, request)
-    tables = None if checkpoint is None else checkpoint.tables
-    unasked = request.initial_copy == ALWAYS and tables is not None
-    seen = tables or {}
+    lake_tables = None if checkpoint is None else checkpoint.tables
+    copies_new = request.initial_copy == ALWAYS and lake_tables is not None
+    seen = lake_tables or {}
     known = set(seen.values())
     recreated = [
         each
@@ -138,27 +138,28 @@ def tables_to_copy(
     ]
     renamed = _replaced(published, seen)
     if recreated and request.on_recreated_table == FAIL:
-        former = next((new for old, new in renamed.items() if old == recreated[0].name), None)
+        renamed_to = next((new for old, new in renamed.items() if old == recreated[0].name), None)
         raise TableRefused(
             "The table was dropped and created again, and the lake has the rows of the earlier table."
-            if former is None
-            else f"The table was renamed to {former}, and another made under its name, new to the lake.",
+            if renamed_to is None
+            else f"The table was renamed to {renamed_to}, and another made under its name, new to the lake.",
             slot=request.slot_name,
             table=recreated[0].name,
             advice="name it in copy_tables, which replaces them in this run; on_recreated_table='copy' does "
             "so whenever it happens.",
         )
     wanted = {*request.copy_tables, *(each.name for each in recreated)}
-    # The copy replaces the rows that the lake has of a table which has another name now.
+    # A table was renamed, and another took its name. The copy of the new one replaces the lake's rows under
+    # that name. So the renamed table is copied, too.
     wanted |= {now for name, now in renamed.items() if name in wanted}
     copied = tuple(
         each
         for each in published
         if each.name in wanted
-        or (unasked and (each.relation_oid not in seen or each.relation_oid in gaps))
+        or (copies_new and (each.relation_oid not in seen or each.relation_oid in gaps))
     )
     for each in published:
-        is_new = tables is not None and each.relation_oid not in seen and each in copied
+        is_new = lake_tables is not None and each.relation_oid not in seen and each in copied
         if each.relation_oid in gaps and not is_new:
             log.warning(
                 "%s was not published all the time since the last batch, or with fewer rows or columns than"
@@ -199,7 +200,10 @@ def changes_of_membership(
 
 
 def _newly_generated(session: Session, before: PublishedSet, now: PublishedSet) -> frozenset[int]:
-    """Tables with stored generated columns that are published since. Older rows were sent without them."""
+    """Tables with stored generated columns, if a publication sends these now and did not before.
+
+    Older rows were sent without them.
+    """
     earlier = {each.oid: each.generated_columns for each in before.publications}
     if not any(
         each.generated_columns and earlier.get(each.oid) is False for each in now.publications
@@ -216,10 +220,10 @@ def refuse_other_names(
     copied: Collection[int],
     slot_name: str,
 ) -> None:
-    """Refuse rows of partitions that came under another table's name than the one they are published by.
+    """Refuse rows of partitions that came under another table's name than the partitions have now.
 
-    ``publish_via_partition_root`` may have been different for a while, and be the same before and after. Or
-    a partition was detached, got rows as a table of its own, and was attached again.
+    There are two causes. ``publish_via_partition_root`` was changed and changed back. Or a partition was
+    detached, got rows as a table of its own, and was attached again.
 
     :param marks: what was published when the batch before began, and now.
     :param sent: OIDs of the tables that sent rows, in the batch or left out.
@@ -254,7 +258,7 @@ def _has_gap(before: TableMark, now: TableMark) -> bool:
     if not kept:
         return True
     out_before, out_now = dict(before.leaves_out), dict(now.leaves_out)
-    # Memberships that stay and have no filter carry all of their operations, whatever else comes or goes.
+    # A membership that was there all the time, without a row filter, sent every change of its operations.
     carried = {
         operation
         for each in kept
@@ -288,7 +292,7 @@ def refuse_other_root(before: PublishedSet, now: PublishedSet, *, slot_name: str
 
 
 def _replaced(published: Sequence[PublishedTable], seen: Mapping[int, str]) -> dict[str, str]:
-    """Tables that were renamed while another took their name: the name in the lake, and the current name."""
+    """Tables that were renamed while another took their name: by name in the lake, the current name."""
     names = {each.name: each.relation_oid for each in published}
     return {
         seen[each.relation_oid]: each.name
@@ -352,7 +356,7 @@ def begins_a_lake(sealed: Manifest, request: CaptureRequest) -> bool:
 def holds_copies(sealed: Manifest, copy_tables: Sequence[str]) -> bool:
     """Whether a batch that waits to be applied has the copies that are asked for.
 
-    If it has not, it may be the very batch that cannot be applied before a table is copied again.
+    If a copy is missing, the batch is not taken as it is. Perhaps it cannot be applied without the copy.
     """
     copied = {table.name for table in sealed.tables if table.copy_lsn is not None}
     if missing := sorted(set(copy_tables) - copied):

@@ -6,9 +6,9 @@ does not end within the read, it is dropped, and the next read sends it again. A
 until ``COMMIT PREPARED``, which may come in another batch. Transactions that the server sends whole pass
 through unchanged. So batches are the same with every version and option.
 
-The server announces a relation once for everything that it sends at commit, and once more inside of each
-transaction that it streams. ``relation_cache.py`` makes sure that the decoder knows each relation that the
-server takes for announced.
+The server announces a relation once for all transactions that it sends at commit. It announces the relation
+again inside each transaction that it streams. ``relation_cache.py`` makes sure that the decoder knows each
+relation that the server will not announce again.
 
 Source: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -203,11 +203,13 @@ class Reassembler:
         self._check_inside(chunk, tags, first, last)
         if self._preparing is not None:
             piece = whole_piece(chunk, first, last, self._open.xid)
-            # An announcement outlives a transaction that is rolled back, although nobody reads the rows.
+            # Check the announcements now. They stay valid even if the transaction is rolled back and its rows
+            # are never read.
             for index in np.flatnonzero(tags[first:last] == _RELATION).tolist():
                 parse_relation(_body(chunk, first + index))
             self._announced.complete(piece, self._open)
-            # The server takes what it announces here for announced to everybody.
+            # The server will not announce these relations again, except in streamed transactions. The decoder
+            # does not see the announcement now, so it is owed.
             self._announced.learn(piece, self._position + first, owed=True)
         else:
             piece = streamed_piece(chunk, first, last, self._open.xid)
@@ -242,7 +244,7 @@ class Reassembler:
             before_changes = np.cumsum(changes) == 0
             allowed |= (inside == _ORIGIN) & before_changes
         if self._preparing is not None and (logical := inside == _MESSAGE).any():
-            # In a stream block the flag stands after an ID, and the decoder reads it.
+            # In a stream block a transaction ID comes before the flag. There the decoder checks the flag.
             flags = chunk.offsets[first:last][logical] + 1
             allowed[logical] = chunk.data[np.minimum(flags, len(chunk.data) - 1)] == 1
         if not allowed.all():
@@ -302,7 +304,7 @@ class Reassembler:
         if streamed is None:
             self._unstreamed.add(abort)
             if abort.subxid != abort.xid:
-                # It may not get rows later, either.
+                # Later rows of this subtransaction are refused, too.
                 self._aborted_before.setdefault(abort.xid, set()).add(abort.subxid)
             else:
                 self._aborted_before.pop(abort.xid, None)

@@ -110,15 +110,21 @@ class OlderRows:
         return {each.attribute_number or each.column for each in added}
 
     def storage_of(self, table: Table, before: Shape | None) -> Storage | None:
-        """The table's files at a moment when it had no other columns than the batch, if that is known.
+        """The table's files at a moment when it had only columns that the batch knows; None: not known.
 
-        Then a column that is added later, and the values that it wrote, are younger than that moment.
+        The next batch compares its files with these. If they differ, the rows were rewritten since.
+
+        Example: the batch ends with the columns 1 and 2. Then ``ADD COLUMN c float DEFAULT random()`` adds
+        column 3 and rewrites all rows. Only after that this run reads the catalog. The files of now have the
+        values of ``c`` already, so a comparison with them shows nothing about ``c``. So the files from the
+        end of the last batch are recorded. The next batch finds other files: older rows have values in ``c``.
         """
         oid = table.relation_oid
         now, earlier = self.storage.get(oid), self._earlier(oid, before)
         if now is None or earlier is None:
             return now or earlier
-        # An earlier moment is as good. It only misses rewrites that brought no new column.
+        # The earlier files do, too. At worst a rewrite since then that brought no column (VACUUM FULL) leads
+        # to a warning that was not needed.
         known = max(table.highest_number or 0, earlier.columns)
         return now if now.columns <= known else earlier
 
@@ -130,7 +136,14 @@ class OlderRows:
     def _is_unknown(
         self, relation_oid: int, found: Attribute, before: Shape | None, *, was_there: bool
     ) -> bool:
-        """Whether older rows may show a value in an added column that the catalog does not have."""
+        """Whether older rows may have a value in an added column, and the catalog does not tell which.
+
+        Examples: ``ADD COLUMN c int DEFAULT 7``: the catalog tells the 7. ``ADD COLUMN c int``: the table
+        keeps its files, so older rows have NULL. ``ADD COLUMN c float DEFAULT random()``: the table gets
+        other files, so the values are not known.
+
+        :param was_there: the column is older, and was not published before. Each row has a value of its own.
+        """
         if found.missing_value is not None or found.is_dropped:
             return False
         if was_there:
@@ -141,7 +154,8 @@ class OlderRows:
         earlier = self._earlier(relation_oid, before)
         if earlier is not None and found.number > earlier.columns:
             return now.differs(earlier)
-        # It is not known what the table was before the column. So the column's definition has to show it.
+        # The files from before the column are not known. So two things are looked at: whether the table was
+        # ever rewritten, and whether the column's definition could have filled rows.
         return now.differs() and found.may_have_filled
 
     def _with_values(
@@ -192,7 +206,13 @@ class OlderRows:
 def seen_from(
     before: Mapping[int, Shape], attributes: Mapping[int, tuple[Attribute, ...]]
 ) -> dict[int, tuple[Attribute, ...]]:
-    """The tables' columns, with the partitions that the last batch saw for a table."""
+    """The tables' columns. Partitions that the last batch knew may make a value of older rows unknown.
+
+    Example: the catalog keeps a 7 for older rows of partition ``a`` in column ``c``, and nothing for
+    partition ``b``. If ``b`` was attached after the last batch, the lake's older rows are those of ``a``, and
+    they show the 7. If the last batch knew ``b``, the lake has older rows of both. Then no single value is
+    right.
+    """
     found = {}
     for oid, columns in attributes.items():
         shape = before.get(oid)
@@ -205,7 +225,7 @@ def seen_from(
 def refuse_unknown_key(table: Table, number: int | None, what: str) -> None:
     """Refuse a key column whose values in older rows are not known.
 
-    These rows would not be found, and doubled.
+    The lake would not find these rows by their key, and would have them twice.
 
     :raises TableRefused: the column is part of a key of the batch.
     """

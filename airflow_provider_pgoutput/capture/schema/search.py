@@ -1,8 +1,20 @@
-"""Searches the cheapest numbers for the columns between two columns that kept theirs; see ``attribution.py``.
+"""Finds the number (``attnum``) of each column in a gap; see ``attribution.py``.
 
-A *reading* is one way to give a version's columns their numbers. All readings that may be worth it are
-followed, from the last batch through every version to the catalog. Their cost is the number of schema
-changes.
+A *gap* is the part between two neighbouring columns that kept name and number all the time, or before the
+first or after the last of these. A *reading* is one way to give a version's columns their numbers. All
+readings that may be worth it are followed, from the last batch through every version to the catalog. Their
+cost is the number of schema changes.
+
+Example: the last batch knew ``id`` (1) and ``x`` (2). The stream announces ``id, y``. The catalog has ``id``
+(1) and ``y`` (3), and 2 is dropped. ``id`` kept its name and number, so the gap behind it has ``x`` before,
+``y`` in the stream and ``y`` now. There are two readings:
+
+* ``y`` is 3: ``x`` was dropped and ``y`` was added. That is two changes.
+* ``y`` is 2: ``x`` was renamed to ``y``. Later it was dropped, and another ``y`` was added. That is three
+  changes.
+
+The first one is cheaper and is taken. The second one needs only one change more, so ``y`` is reported as
+uncertain.
 """
 
 from __future__ import annotations
@@ -46,11 +58,12 @@ class Gap:
     versions: tuple[tuple[Named, ...], ...]
     now: State
     candidates: tuple[int, ...]
-    #: For the whole table: the highest number that was used before the gap's first version.
+    #: For the whole table: the highest number that was used before the gap's first version. A column with a
+    #: higher number is added later.
     born: int
     #: Columns that exist now, published or not, of the whole table.
     live: State
-    #: Whether an older column may come and go: the publication named it for a while, or did not.
+    #: Whether an existing column may be missing in some versions: a column list left it out for a while.
     comes_and_goes: bool = False
 
 
@@ -62,8 +75,8 @@ class Found:
     numbers: list[tuple[int | None, ...]]
     #: Names of columns for which another reading costs as little, or hardly more.
     unsure: set[str]
-    #: Names of those among them that may be one current column in one reading, and another one in an equally
-    #: cheap reading.
+    #: Of these, the names for which two equally cheap readings name different columns, at least one of them a
+    #: current column.
     tied: set[str] = field(default_factory=set)
     #: The highest number that a column had by the end, in the reading in which this number is least.
     born: int = 0
@@ -206,9 +219,13 @@ def _forward(gap: Gap) -> tuple[list[dict[_Reading, _Reached]], bool]:
 
 
 def _least_ahead(gap: Gap, reading: _Reading) -> int:
-    """How many changes every way from a reading to now needs. Higher numbers leave fewer columns to come."""
-    unborn = [number for number in gap.candidates if number > reading.born]
-    return sum(1 if number in gap.live else 2 for number in unborn) + len(
+    """How many changes at least lead from a reading to the catalog.
+
+    A reading with a higher ``born`` has fewer columns left to add. A column that exists now costs one change:
+    it is added. One that is gone costs two: it is added and dropped.
+    """
+    unused = [number for number in gap.candidates if number > reading.born]
+    return sum(1 if number in gap.live else 2 for number in unused) + len(
         [number for number in reading.numbers if number not in gap.now]
     )
 
@@ -218,9 +235,14 @@ def _following(
 ) -> tuple[list[tuple[_Reading, int]], bool]:
     """The readings of the next version with the cost of each step, and whether these are all readings.
 
+    Each reading keeps some of the columns and adds some. Example of the file head: from ``x`` (2) to the
+    version ``y``. One reading keeps column 2: that is a rename, so it costs 1. The other one keeps none and
+    adds column 3: that is a drop and an add, so it costs 2.
+
     :param most: how many readings are enough.
     """
-    # A published current column cannot go. One that is gone now may go.
+    # A column that is published now stays in every later version, unless a column list may have left it out.
+    # One that is gone now may go.
     certain = () if gap.comes_and_goes else gap.now
     stays = [number for number in reading.numbers if number in certain]
     may_go = {number: state[number][0] for number in reading.numbers if number not in certain}
@@ -243,7 +265,8 @@ def _following(
             born = max(reading.born, *new) if new else reading.born
             passed = {n for n in gap.candidates if reading.born < n <= born} - set(new)
             numbers = tuple(sorted((*stays, *kept, *new)))
-            # A number that was passed over belongs to a column that came and went between two versions.
+            # Example: the highest number so far is 4, the new column is 6, and 5 is gone by now. Then 5 was
+            # added and dropped between the two versions: two changes.
             cost = len(may_go) - kept_count + new_count + 2 * len(passed - set(gap.live))
             cost += _differences(state, dict(zip(numbers, version, strict=True)))
             gone = {number: state[number] for number in may_go if number not in kept}
@@ -255,7 +278,12 @@ def _following(
 def _kept(
     may_go: Mapping[int, str], names: set[str], count: int
 ) -> tuple[list[tuple[int, ...]], bool]:
-    """Which of the columns that are gone by now are still there, and whether these are all choices."""
+    """Which of the columns that are gone by now the next version still has; whether these are all choices.
+
+    Example: of the columns ``x`` (2) and ``y`` (3), both gone by now, ``count=1`` is kept: (2,) or (3,).
+
+    :param names: names of the columns in the next version.
+    """
     if math.comb(len(may_go), count) <= _MOST_CHOICES:
         return list(itertools.combinations(may_go, count)), True
     # There are too many. Take only those that keep every column whose name is still there.
@@ -270,7 +298,14 @@ def _kept(
 def _fresh(
     gap: Gap, reading: _Reading, state: State, count: int
 ) -> tuple[list[tuple[int, ...]], bool]:
-    """Which columns may be new in the next version, and whether these are all choices."""
+    """Which columns may be new in the next version, and whether these are all choices.
+
+    Example: numbers up to 3 are used, 4 is gone by now, 5 and 6 exist now. The next version has two new
+    columns. These are 4 and 5 if the newest is 5. They are 5 and 6 if the newest is 6: when 6 was added, 5
+    was there, and it still is. Not 4 and 6, because 5 would be missing.
+
+    :param count: how many columns are new.
+    """
     # A column list may begin to name an older column.
     optional = [
         n
@@ -283,7 +318,7 @@ def _fresh(
     found = list(itertools.combinations(optional, count)) if is_all and count >= 0 else []
     certain: list[int] = []
     for newest in _unborn(gap, reading.born):
-        # A current column with a number that was used by then was there.
+        # A column that exists now was there as soon as a higher number was in use. It is in ``certain``.
         missing = count - len(certain) - 1
         if missing < 0:
             break

@@ -69,13 +69,14 @@ def find_bridge(
 
     It may begin before the checkpoint: two runs at once may each have sealed one, and the shorter was
     applied. Batches from before a restore of the source do not count, because they may contain what never
-    happened. There are several batches to go if the lake went back, for instance to a backup. Then each is
-    the next one in its turn.
+    happened. If the lake was restored from a backup, several batches may follow the checkpoint. Each run
+    returns the next one.
 
     :returns: the manifest and its URI.
     :raises BatchRefused: a manifest is damaged.
     """
 
+    # ``position`` begins at the checkpoint, and moves on in the loop below.
     def counts(start: Lsn, end: Lsn) -> bool:
         return start <= position < end <= server.flush_lsn
 
@@ -83,7 +84,8 @@ def find_bridge(
         return counts(start, end) and confirmed <= end
 
     def accepts(manifest: Manifest) -> bool:
-        # After a promotion, a synchronised slot goes on where the batch ends.
+        # A batch of another timeline counts if it ends exactly at the slot's position. After a promotion a
+        # synchronised slot goes on from there.
         followed = manifest.timeline == server.timeline or manifest.end_lsn == confirmed
         return manifest.system_identifier == server.system_identifier and followed
 
@@ -196,8 +198,9 @@ def seal(
     :param server_now: reads the source's state when it is called. An older batch that ends past what the
         source has written by then is from before a restore.
     :param skip_lsns: see ``find_sealed``.
-    :param lake_lsn: the slot was read again, with the lake at this checkpoint. Then no other batch can
-        replace this one, and it replaces those that wait or are damaged. None: it starts at the checkpoint.
+    :param lake_lsn: the checkpoint, if the run reads again what the lake has (``start_lsn``). Then no other
+        batch can replace this one. This one replaces batches inside its range that wait or are damaged. None:
+        an ordinary run, which starts at the checkpoint.
     """
     reach("stage.after_files")
     if (
@@ -209,7 +212,8 @@ def seal(
         manifest.slot_name, manifest.start_lsn, manifest.end_lsn, manifest.batch_id
     )
     if manifest.skipped:
-        # Before the new manifest: a kill in between leaves no batch, but never the one that was given up.
+        # This comes before the new manifest. A kill between the two may leave no batch. It never leaves the
+        # one that was given up.
         _remove_those_that_hold(area, manifest, lake_lsn or manifest.start_lsn)
     _remove_undone(area, manifest, server_now, lake_lsn or manifest.start_lsn)
     reach("stage.before_manifest")
@@ -238,20 +242,22 @@ def _covering(
     )
     if other is None:
         return None
+    # A shorter batch lacks changes. A new batch without a range has only copies, and no other replaces it.
     if other[0].end_lsn < manifest.end_lsn or manifest.start_lsn == manifest.end_lsn:
         return None
     lacking = sorted(_copied(manifest) - _copied(other[0]))
     if not lacking:
         return other
     if other[0].end_lsn == manifest.end_lsn:
+        # It has the same changes and fewer copies. This run seals its own batch and hands that on.
         return None
     raise SlotBusy(
         "Another run sealed a longer batch meanwhile, which lacks the copies that were made here: "
         + ", ".join(lacking),
         slot=manifest.slot_name,
         lsn=other[0].end_lsn,
-        advice="run the task again, which takes them over; let one run at a time use the slot"
-        " (max_active_runs=1).",
+        advice="run the task again: it takes over the copies that were made here. Let one run at a time use"
+        " the slot (max_active_runs=1).",
     )
 
 
@@ -294,7 +300,8 @@ def _remove_undone(
     happened. A late task or a replay would bring these back. What did happen is staged again.
     """
     found = list(_past(area, later, lake_lsn))
-    # Asked after the list was read: a run at the same time seals only what was written before that.
+    # The list is read first, the server's position second. So a batch that another run sealed in between does
+    # not seem to end past the server.
     server = server_now()
     # A standby that was restarted may first have to replay what it had.
     written = None if server.is_standby else server.flush_lsn

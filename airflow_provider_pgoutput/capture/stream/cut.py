@@ -1,4 +1,4 @@
-"""Where a batch begins and ends: which messages of a stream belong to ``[start, end)``.
+"""Where a batch ends. The decoder skips the transactions that commit before its start.
 
 A batch has the transactions whose commit LSN lies in its range, whoever reads it and however often. A limit
 cuts only after a commit, at its end LSN. It never cuts inside a transaction, or between rows with the same
@@ -59,6 +59,7 @@ class BatchCut:
         self._deadline = (
             None if limits.max_seconds is None else time.monotonic() + limits.max_seconds
         )
+        #: Whether a transaction that commits at or after the start was seen.
         self._inside = False
         #: Where the batch ends: at the target, until a limit is reached.
         self.end_lsn = target
@@ -71,7 +72,7 @@ class BatchCut:
         self.last_lsn = start
 
     def take(self, chunk: MessageChunk) -> MessageChunk:
-        """The part of ``chunk`` that belongs to the batch or lies before it."""
+        """The part of ``chunk`` that lies before the end of the batch."""
         tags = chunk.data[chunk.offsets[:-1]]
         begins = np.flatnonzero(tags == _BEGIN)
         chunk, tags = self._up_to_target(chunk, tags, begins)
@@ -117,7 +118,8 @@ class BatchCut:
             reached |= sizes[commits] >= self._limits.max_bytes
         if self._deadline is not None and time.monotonic() >= self._deadline:
             reached[:] = True
-        # A cut before the start would be an empty batch, again and again.
+        # ``max_seconds`` may be over before the start is reached. A cut there would make an empty batch in
+        # every run.
         reached &= wanted[commits]
         found = np.flatnonzero(reached)
         if len(found) == 0:
@@ -154,7 +156,10 @@ def _begin_lsn(chunk: MessageChunk, index: int) -> Lsn:
 
 
 def _first_at(chunk: MessageChunk, begins: NDArray[np.intp], lsn: Lsn) -> int:
-    """Number of the first of ``begins`` that commits at or after ``lsn``; how many they are if none does."""
+    """Index in ``begins`` of the first transaction that commits at or after ``lsn``.
+
+    :returns: ``len(begins)``: none does.
+    """
     low, high = 0, len(begins)
     while low < high:
         middle = (low + high) // 2

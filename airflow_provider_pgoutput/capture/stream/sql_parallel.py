@@ -6,9 +6,10 @@ start of its next part. Moving is ten times cheaper than decoding. The slot itse
 connection hands over its part, the server decodes the parts of the others.
 
 A part depends on the slot only, and not on the parts before it. The copy keeps WAL and catalog from where the
-slot restarts. So a transaction that began before a part and commits in it is decoded whole. A transaction
-that commits after the part may be streamed up to its end. That is dropped, because the part with the commit
-has all of it. The server announces relations to each connection anew, in the order of the WAL.
+slot restarts. So a transaction that began before a part and commits in it is decoded whole. If a transaction
+commits after the part, the server may send its beginning with this part. The reader drops it: the part with
+the commit has the whole transaction. The server announces relations to each connection anew, in the order of
+the WAL.
 
 An error in a part is raised when it is the part's turn, and fails the read. A part is never left out.
 
@@ -32,9 +33,10 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.stream.sql_connection import SlotSession
 
 
-#: Most WAL of a part (a long transaction can make it more), because the server writes the answer to a
-#: temporary file. Every part reads the WAL again from where the slot restarts: with 64 MiB two million
-#: changes took a quarter longer, and one long transaction half as long again (docs/performance.md).
+#: A part has at most this much WAL, and more only if a transaction is long. There is a limit because the
+#: server writes each answer to a temporary file. Smaller parts cost time, because each part reads the WAL
+#: again from where the slot restarts. With 64 MiB two million changes took 1.25 times as long, and one long
+#: transaction 1.5 times (docs/performance.md).
 PART_BYTES: Final = 192 << 20
 
 
@@ -47,12 +49,13 @@ _SMALLEST_PART_BYTES: Final = 16 << 20
 _BYTES_PER_CONNECTION: Final = 128 << 20
 
 
-#: If no transaction commits in so much WAL, a long one is under way. With a cut inside of it the server
-#: decodes its beginning twice, and writes it to its disk because it is not streamed.
+#: If no transaction commits in so much WAL, a long one is under way. If a part ends inside it, the server
+#: decodes the beginning of the transaction twice. The second time it writes the beginning to its disk: it
+#: streams nothing that lies before the position of a slot.
 LONG_TRANSACTION_BYTES: Final = 32 << 20
 
 
-#: WAL pages are multiples of it (``wal_block_size``). Their headers are much shorter.
+#: The size of a WAL page (``wal_block_size``) is a multiple of this. The header of a page is much shorter.
 _BLOCK_BYTES: Final = 1024
 
 
@@ -154,8 +157,8 @@ class PartedRead:
         self._cursor = Lsn(cutting.start)
         self._lock = threading.Lock()
         self._stopping = stopping
-        #: Parts in order, so few that their memory is bounded. Each thread says when there are no more. The
-        #: first one to say so is right.
+        #: Parts in order, so few that their memory is bounded. A thread that finds no part left calls
+        #: ``end``. The first such call is right already.
         self._parts: HandOver[_Part] = HandOver(2 * len(sessions), stopping=self._stopping)
         self._threads = [
             threading.Thread(target=self._work, args=(each,), name=f"part-{number}", daemon=True)
@@ -206,7 +209,7 @@ class PartedRead:
     def _add(self, high: Lsn) -> _Part:
         """Add the next part.
 
-        The caller holds the lock, so nobody says that there are no more before it is there.
+        The caller holds the lock. So no thread can end the list of parts before this part is in it.
         """
         part = _Part(self._cursor, high, HandOver(self._queued_chunks, stopping=self._stopping))
         self._parts.put(part)

@@ -76,14 +76,16 @@ class TypeRow:
     lake_type: str = STRING
     #: The kind of type that a user chooses the lake type of, see ``options.CHOICES``.
     kind: str = ""
-    #: The lake type when it is chosen to be no string; of ``numeric`` the choice itself says it.
+    #: The lake type if the user chooses another than ``string``. For ``numeric`` the choice itself is the
+    #: type.
     chosen_lake_type: str = STRING
     #: Casts text to a lake type other than ``string``; None: the lake type alone says how.
     text_caster: Caster | None = None
     #: None: a publication with such a column is read as text.
     binary: BinaryForm | None = None
     copied: CopyForm = CopyForm()
-    #: What is exact, and what does not fit, in ``docs/types.md``; None: what is said of the lake type.
+    #: Texts of the table in ``docs/types.md``: which values are exact, and which do not fit. None: the text
+    #: of the lake type.
     exact: str | None = None
     unfit: str | None = None
 
@@ -122,7 +124,7 @@ def _timestamp(zone: bytes) -> BinaryForm:
 TEXT_FORM = BinaryForm(scalars.same_texts)
 _ADBC = CopyForm(as_adbc_reads=True)
 _ADBC_AND_KEY = CopyForm(as_adbc_reads=True, as_adbc_reads_key=True)
-#: A moment in a key is printed.
+#: For dates and timestamps. In a key column the copy fetches their text.
 _ADBC_OR_CAST = CopyForm(as_adbc_reads=True, castable=True)
 _SENT_OR_CAST = CopyForm(sent=True, castable=True)
 _CAST = CopyForm(castable=True)
