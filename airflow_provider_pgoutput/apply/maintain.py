@@ -92,6 +92,7 @@ _CONFLICTS = {
 }
 
 
+#: The same for all other procedures.
 _CONFLICTS_OF_OTHERS = ("CommitFailedException",)
 
 
@@ -294,7 +295,7 @@ class _TableMaintenance:
         self._step("rewrite_manifests", Sql("use_caching => false"))
 
     def _expire(self, retention_s: int) -> None:
-        """Expire snapshots that no reader saw since the retention began.
+        """Expire snapshots that were not main's head at any moment of the retention time.
 
         Iceberg looks at the time at which a snapshot was made. A snapshot may be old and yet have been main's
         head until a moment ago. So a tag keeps the snapshot that was main's head when the retention began.
@@ -302,6 +303,8 @@ class _TableMaintenance:
         before = datetime.now(UTC) - timedelta(seconds=retention_s)
         self._table.java.refresh()
         kept = self._table.head_at(int(before.timestamp() * 1000))
+        # With a retention of 0 only main's head has to stay, and it does without a tag. If an earlier
+        # maintenance made a tag, the tag moves to the head. Otherwise it would keep an old snapshot.
         if kept is not None and (retention_s or self._table.branch_head(_KEPT_TAG) is not None):
             batch = _left_by_a_batch(self._table, kept) if retention_s else kept
             try:
@@ -366,8 +369,8 @@ class _TableMaintenance:
     def _call(self, procedure: str, *arguments: Sql) -> list[Any] | None:
         """The rows of a procedure's answer; None: somebody else committed at the same time."""
         name = self._table.name
-        # The catalog stands in front: Spark takes the first part of a name for a catalog if there is one of
-        # that name.
+        # The name begins with the catalog. Without it Spark would take a namespace ``lake`` for a catalog
+        # ``lake``, if there is one.
         given = ", ".join((f"table => {literal(name.sql)}", *arguments))
         try:
             return self._spark.sql(
@@ -407,8 +410,8 @@ def _left_by_a_batch(table: IcebergTable, head: int) -> int | None:
     Between the two are only compactions, which change no row: https://iceberg.apache.org/spec/#snapshots
 
     :param head: a snapshot that was main's head.
-    :return: None: somebody else changed rows in between, or a snapshot between them expired, and then a tag
-        names the batch already.
+    :return: None: somebody else changed rows since that batch. Or a snapshot between the two has expired;
+        then a tag of an earlier maintenance already marks the batch.
     """
     begun = False
     for snapshot in table.history():

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RowWork:
-    """The classes that read and write rows. The simulation has others."""
+    """The classes that read and write rows. ``tests/simulation`` has others, without Spark."""
 
     preparation: type[Preparation]
     checkpoint: CheckpointRows
@@ -108,12 +108,12 @@ def _apply(spark: SparkSession, job: ApplyJob, work: RowWork) -> ApplyResult:
     gone, starts = GoneTables(), {}
     for target in found:
         look = functools.partial(start, spark, target, manifest, progress)
-        if (begin := gone.unless_refused(target.source, look)) is not None:
-            starts[target.name.target] = begin
+        if (table_start := gone.unless_refused(target.source, look)) is not None:
+            starts[target.name.target] = table_start
     found = [each for each in found if each.name.target in starts]
-    over = progress.end_lsn is not None and progress.end_lsn >= manifest.end_lsn
-    result = ApplyResult(manifest.batch_id, str(manifest.end_lsn), over)
-    if over:
+    already_applied = progress.end_lsn is not None and progress.end_lsn >= manifest.end_lsn
+    result = ApplyResult(manifest.batch_id, str(manifest.end_lsn), already_applied)
+    if already_applied:
         logger.info("The batch was applied before; the checkpoint is %s.", progress.end_lsn)
         return result
     check_side_tables(spark, batch)

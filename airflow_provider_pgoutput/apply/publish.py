@@ -159,9 +159,9 @@ def remove_dead_branches(spark: SparkSession, batch: StagedBatch, name: TableNam
     same_batch = f"{BRANCH_PREFIX}{batch.manifest.batch_id[:16]}_"
     oldest_ms = time.time() * 1000 - _DEAD_AFTER_MS
     dead = [
-        name
-        for name, newest_ms in table.branch_ages_ms().items()
-        if name.startswith(same_batch) or newest_ms < oldest_ms
+        branch
+        for branch, newest_ms in table.branch_ages_ms().items()
+        if branch.startswith(same_batch) or newest_ms < oldest_ms
     ]
     try:
         table.remove_branches(dead)

@@ -1,8 +1,11 @@
-"""A replay in place first takes its tables back to the start of its first batch: all of them or none.
+"""A replay in place first takes its tables back to the start of its first batch.
 
-The checkpoint table names the snapshot of each table at that LSN. If it does not (it was lost, and rebuilt
-from the newest snapshots), the summaries of the table's own snapshots and its tags show it. If they do not
-either, one of the batches must hold a copy of the table.
+All tables are checked before the first one goes back. Each table goes back in a commit of its own. A replay
+that was killed between two of them is run again, and starts from the beginning.
+
+The checkpoint table names the snapshot of each table at the LSN where the first batch starts. If it does not
+(it was lost, and rebuilt from the newest snapshots), the summaries of the table's own snapshots and its tags
+show it. If they do not either, one of the batches must hold a copy of the table.
 """
 
 from __future__ import annotations
@@ -58,25 +61,27 @@ def go_back(
     from_lsn = steps[0].batch.manifest.start_lsn
     known = checkpoint.snapshots_at(spark, job, last, from_lsn)
     copied: set[str] = set()
-    ways: list[tuple[IcebergTable, int]] = []
+    rollbacks: list[tuple[IcebergTable, int]] = []
     for name, (target, manifest) in firsts.items():
         _refuse_other_target(target, progress)
         table = IcebergTable.load(spark, target.name)
         snapshot_id = None
         if table is not None:
             end_lsn, snapshots = known.get(name, (None, ()))
-            told = snapshot_at(table, manifest, from_lsn)
-            ends = {each: table.end_of(each) for each in (*snapshots, told) if each is not None}
+            by_history = snapshot_at(table, manifest, from_lsn)
+            ends = {
+                each: table.end_of(each) for each in (*snapshots, by_history) if each is not None
+            }
             # Not the snapshot of a batch that is older than the one that the checkpoint names: changes in
             # between would be missing.
             snapshot_id = next((each for each in ends if end_lsn in {None, ends[each]}), None)
-            # Refuses the table of another pipeline. How far the table is does not matter here.
+            # Called for its refusals only: the table may belong to another pipeline. The result is not used.
             start(spark, target, manifest, checkpoint.Progress(from_lsn))
             refuse_other_deletes(target, table)
         _refuse_other_columns(steps, target, table, snapshot_id)
         if table is not None and snapshot_id is not None:
             _refuse_inside_batch(table, manifest, snapshot_id, from_lsn)
-            ways.append((table, snapshot_id))
+            rollbacks.append((table, snapshot_id))
         elif target.source.copy_lsn and not target.is_log:
             copied.add(name)
         else:
@@ -92,7 +97,7 @@ def go_back(
         logger.info(
             "No batch has a change of these, so they stay as they are: %s.", ", ".join(untouched)
         )
-    for table, snapshot_id in ways:
+    for table, snapshot_id in rollbacks:
         if table.head != snapshot_id:
             logger.info("%s goes back to snapshot %d.", table.name.target, snapshot_id)
             table.go_back(snapshot_id)
@@ -101,7 +106,10 @@ def go_back(
 
 
 def _refuse_other_target(target: Target, progress: checkpoint.Progress) -> None:
-    """Refuse if the pipeline writes the source's table to another target: this would make a second one."""
+    """Refuse if the pipeline writes the source's table to another target.
+
+    The replay would make a second target.
+    """
     earlier = progress.target_of.get(target.source.relation_oid)
     if earlier is not None and earlier != target.name.target:
         raise TableRefused(

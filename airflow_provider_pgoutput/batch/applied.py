@@ -1,7 +1,9 @@
 """The rule that finds the LSN up to which a table has its changes: the table's applied LSN.
 
-Exactly-once depends on it. Apply reads a table through Java, ``lake/`` reads it through pyiceberg. Both give
-the snapshots of main's history, newest first, and the table property of the last publish.
+Exactly-once depends on it. *main* is the table's main branch, which readers see. Apply prepares a batch on
+another branch. A *publish* moves main to it. Apply reads a table through Java, ``lake/`` reads it through
+pyiceberg. Both give the snapshots of main's history, newest first, and the table property of the last
+publish.
 
 The newest snapshot that a batch of the slot wrote has the answer in its summary. Other writers may have
 committed after it. If that snapshot has expired, the table property has the answer. But if the last publish
@@ -57,8 +59,8 @@ class Applied:
     marker: Marker | None
     #: The batch that was published last; None: none was.
     published: Marker | None
-    #: The history ends with snapshots of other writers that are older than the last publish. So somebody
-    #: rolled main back, and the pipeline's snapshots before them have expired.
+    #: Main has no snapshot of the pipeline, and its oldest snapshot is older than the last publish. So
+    #: somebody rolled main back, and the pipeline's earlier snapshots have expired.
     lacks_published: bool = False
 
     @property

@@ -41,7 +41,7 @@ _DAY_S = 24 * 60 * 60
 _LEAST_ORPHAN_S = _DAY_S
 
 _COLUMN = r"(?:[^\W\d]\w*|`(?:[^`]|``)+`)(?:\.(?:[^\W\d]\w*|`(?:[^`]|``)+`))*"
-#: It becomes part of a statement unchanged, so nothing else is allowed.
+#: The text is put into an SQL statement as it is. So only these forms are allowed.
 #: https://iceberg.apache.org/docs/latest/spark-ddl/#partitioned-by
 _PARTITION_TRANSFORM = re.compile(
     rf"\s*(?:{_COLUMN}|(?:years?|months?|days?|date|hours?|date_hour)\(\s*{_COLUMN}\s*\)"
@@ -106,7 +106,8 @@ class TunedJob(Job):
     write_mode: str = MERGE_ON_READ
     #: How long the tag of a batch is kept, in days; 0: no tags.
     tag_retention_days: int = 7
-    #: Tables prepared, and staged files verified (four at most), at the same time.
+    #: How many tables are prepared at the same time. As many staged files are verified at the same time, but
+    #: never more than four.
     parallel_tables: int = 4
     #: What to do if a column changes to a type that Iceberg cannot follow. True: old values stay in a column
     #: of another name. False: the table is refused.
@@ -207,7 +208,10 @@ class ReplayJob(WriteJob):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenanceJob(Job):
-    """Keep the tables of a pipeline fast and small: the steps, and how long what is replaced stays."""
+    """Keep the tables of a pipeline fast and small.
+
+    The options say which steps to do, and how long replaced files and old snapshots stay.
+    """
 
     KIND: ClassVar[str] = "maintenance"
 

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.doctor.findings import Observed
     from airflow_provider_pgoutput.lake.state import LakeTable, Recorded
 
-#: No attempt at an apply takes so long. Apply uses the same age for such branches.
+#: No attempt at an apply takes so long. A branch whose newest commit is older than this belongs to an attempt
+#: that died. Apply uses the same age.
 DEAD_AFTER: Final = timedelta(days=1)
 
 
@@ -162,7 +163,7 @@ def _checkpoint(observed: Observed) -> Iterator[Finding]:
             "checkpoint",
             f"{len(applied)} tables hold batches of the slot, and the checkpoint table has rows of tables"
             " only: a replay of some tables into this namespace.",
-            "nothing; a pipeline cannot go on from here.",
+            "nothing. No pipeline can go on in this namespace, as it holds only a replay.",
         )
     elif checkpoint is None and applied:
         yield Finding(
@@ -243,7 +244,7 @@ def _gone(observed: Observed, row: Recorded, newest: Mapping[str, Recorded]) -> 
     last = max(ours, key=lambda each: each.end_lsn, default=None)
     published = None if last is None else last.published
     if later:
-        text = f"{said}. Its source goes to {', '.join(map(str, later))} since."
+        text = f"{said}. Since then its source is written to {', '.join(map(str, later))}."
         return Finding(NOTE, str(row.target), text, "nothing, if you dropped it.")
     if published is not None and row.relation_oid not in {
         each.relation_oid for each in published.tables
@@ -332,7 +333,10 @@ def _is_passed(manifest: Manifest, observed: Observed) -> bool:
 
 
 def _is_passed_over(manifest: Manifest, observed: Observed) -> bool:
-    """Whether no run takes a batch: it may end with transactions that the source lost at a promotion."""
+    """Whether no run takes a batch, as it is of a timeline that the source has left.
+
+    It may end with transactions that the source lost at a promotion.
+    """
     server, slot = observed.server, observed.slot
     if server is None or manifest.timeline >= server.timeline:
         return False

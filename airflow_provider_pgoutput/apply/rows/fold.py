@@ -1,7 +1,12 @@
-"""Folds the events of a table with a key to at most one row for each key, alive or gone.
+"""Folds the events of a table with a key to at most one row for each key.
 
-The newest event of a key decides. A *folded* frame has the columns ``n<i>`` of the newest row, ``live``, and
-the leading columns of the newest change. With ``keep_gone``, rows that are gone have values, too.
+The row says whether the key exists or was deleted. The newest event of a key decides. A *folded* frame has
+these columns:
+
+* ``n<i>``: the new value of the column at position i, see ``batch/changes.py``. With ``keep_gone``, rows that
+  are gone have values, too.
+* ``live``: the row exists.
+* the leading columns of the newest change: LSN, sequence, operation, transaction ID and commit time.
 
 A column may lack its value. Then the frame has ``lacks<i>`` for it, and ``held_under``: the key under which
 the target has all values that the row lacks. They were one row before the batch.

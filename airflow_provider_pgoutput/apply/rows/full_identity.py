@@ -1,4 +1,4 @@
-"""Nets changes with whole old rows (REPLICA IDENTITY FULL).
+"""Sets removed rows off against added rows, for tables with REPLICA IDENTITY FULL.
 
 The *image* of a row is all of its values in comparable form (``i0``, ``i1``, ...). An update removes the
 image of the old row and adds the image of the new one. The *net* of an image is how often it was added minus
@@ -7,9 +7,9 @@ how often it was removed. Images are compared to the last bit, and NULL equals N
 A table without a key is netted over all changes, and equal rows are counted. With a key, the net is taken for
 each key and transaction, because a deferrable key may stand twice inside one transaction.
 
-``ALTER TABLE`` may change the images of rows without an event. A transaction that does so is netted in each
-version of the columns. The rest is compared in the columns that stay the same. ``branch_writer.py`` finds the
-rows in the target.
+``ALTER TABLE`` may change the images of rows without an event. If a transaction does that, images are first
+netted within each version of the columns. What is left is compared across versions, in the columns that are
+the same in all of them. ``branch_writer.py`` finds the rows in the target.
 
 Source: https://www.postgresql.org/docs/current/sql-altertable.html (REPLICA IDENTITY FULL).
 """
@@ -44,7 +44,13 @@ def image(i: int) -> Sql:
 
 
 def fold_full(changes: DataFrame, segment: Segment) -> DataFrame:
-    """Fold the changes of a table with a key and whole old rows; see ``fold.py`` for the columns."""
+    """Fold the changes of a table with a key and whole old rows; see ``fold.py`` for the columns.
+
+    Example, for the row (1,a) with the key 1: ``UPDATE t SET v = 'b'`` removes the image (1,a) and adds
+    (1,b). The net of (1,a) is -1, that of (1,b) is +1. So the key lives, with the values of (1,b). If a
+    ``DELETE`` in the same transaction removes (1,b), its net is 0, and it was not there before. Only the -1
+    of (1,a) is left, so the key is gone.
+    """
     keys = segment.key_names
     values = [staged.new(i) for i in range(len(segment.columns)) if i not in segment.key]
     groups = [*keys, staged.COMMIT_LSN, *_images(segment)]
@@ -60,9 +66,9 @@ def fold_full(changes: DataFrame, segment: Segment) -> DataFrame:
         images = _of_several_versions(images, changes, segment)
         position = Sql(f"struct({VERSION}, {_SIGN})")
     netted = images.groupBy(*groups).agg(*_netted(row, position))
-    # An image that was there, was removed and was added again is the current row. Still, the target may not
-    # have it: after a rewrite of the table, an update that changes nothing may be the first event with the
-    # new values.
+    # An image with the net 0 that was there before is the current row: it was removed and added again. It is
+    # written all the same, because the target may not have it. Example: a rewrite of the table changed the
+    # values, and an update that changes nothing is the first event that shows them.
     live = Sql(f"({COPIES} > 0 OR {COPIES} = 0 AND {_WAS})")
     rows = netted.where(f"{COPIES} < 0 OR {live}").selectExpr(
         *plain, staged.COMMIT_LSN, COPIES, f"{live} AS live", _told_of(live)
@@ -70,8 +76,9 @@ def fold_full(changes: DataFrame, segment: Segment) -> DataFrame:
     rows = rows.select(*plain, staged.COMMIT_LSN, COPIES, "live", "row.*")
     newest = ", ".join((*_LEADING, *values))
     ended = rows.groupBy(*keys, staged.COMMIT_LSN).agg(
-        # A rewrite that keeps the columns (USING) is not seen. It may leave an added image that nothing
-        # removes. Then more rows were removed than added.
+        # A rewrite that keeps the columns (USING) is not seen. Example, in one transaction: an update makes b
+        # of a, the rewrite makes B of b, and a delete removes B. The nets of a, b and B are -1, +1 and -1.
+        # Nothing removes b, but the sum is below zero: the row is gone.
         F.expr(f"max(live) AND sum({COPIES}) >= 0").alias("live"),
         F.expr(f"max_by(struct({newest}), struct(live, {staged.SEQ}))").alias("newest"),
     )
@@ -82,10 +89,15 @@ def fold_full(changes: DataFrame, segment: Segment) -> DataFrame:
 def _of_several_versions(images: DataFrame, changes: DataFrame, segment: Segment) -> DataFrame:
     """Net in each version, and make the images of one transaction comparable across versions.
 
-    After that, a removed image was there when its version began, and an added image is there when it ends;
-    their positions do not matter. In transactions that change columns, images lose the columns that do not
-    last. There are fewer such transactions than versions, because ``ALTER TABLE`` locks out all others until
-    its commit.
+    Example: a table has the columns id, v and x, and the row (1,a,5). One transaction runs ``UPDATE t SET v =
+    'b'``, then ``ALTER TABLE t DROP COLUMN x``, then ``DELETE FROM t``. The first version removes (1,a,5) and
+    adds (1,b,5). The second version removes (1,b), which is the same row. So ``x`` is left out of all three
+    images. Then (1,b) is added and removed, and only the removed (1,a) is left.
+
+    After that, positions inside a version do not matter. A removed image was there when its version began,
+    and an added image is there when its version ends. Only images of transactions that change columns lose
+    columns. There are fewer such transactions than versions, because ``ALTER TABLE`` locks out all others
+    until its commit.
     """
     whole = F.struct(*(each for each in images.columns if each != _SIGN))
     groups = [*segment.key_names, staged.COMMIT_LSN, VERSION, *_images(segment)]
@@ -103,9 +115,9 @@ def _of_several_versions(images: DataFrame, changes: DataFrame, segment: Segment
     spanning = [each[0] for each in versions.where("several").select(staged.COMMIT_LSN).collect()]
     if not spanning:
         return ends
-    is_alone = ~F.col(staged.COMMIT_LSN).isin(spanning)
-    passing = [image(i) for i in segment.imaged if i not in segment.lasting]
-    return ends.withColumns({name: F.when(is_alone, F.col(name)) for name in passing})
+    has_one_version = ~F.col(staged.COMMIT_LSN).isin(spanning)
+    not_lasting = [image(i) for i in segment.imaged if i not in segment.lasting]
+    return ends.withColumns({name: F.when(has_one_version, F.col(name)) for name in not_lasting})
 
 
 def net_images(changes: DataFrame, segment: Segment) -> DataFrame:
@@ -125,7 +137,11 @@ def net_images(changes: DataFrame, segment: Segment) -> DataFrame:
 
 
 def _netted(row: Sql, position: Sql) -> tuple[Column, ...]:
-    """Aggregates of an image: its net, whether it was there first, the newest change that added it, any."""
+    """Aggregates of an image.
+
+    They are its net, whether it was there before, the newest change that added it, and the newest change of
+    any kind.
+    """
     return (
         F.expr(f"sum({_SIGN})").alias(COPIES),
         F.expr(f"min_by({_SIGN}, {position}) < 0").alias(_WAS),
@@ -135,7 +151,7 @@ def _netted(row: Sql, position: Sql) -> tuple[Column, ...]:
 
 
 def _told_of(is_there: Sql) -> Sql:
-    """A row gets its leading columns from this change: the one that added it, or else the newest."""
+    """The change that gives a row its leading columns: the one that added it, or else the newest."""
     return Sql(f"CASE WHEN {is_there} THEN added ELSE newest END AS row")
 
 

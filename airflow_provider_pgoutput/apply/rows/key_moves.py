@@ -44,7 +44,10 @@ _BEGINS, _IS_NEWEST, _LIFE = "begins", "is_newest", "life"
 
 
 def newest(rows: DataFrame, segment: Segment, missing: tuple[int, ...]) -> DataFrame:
-    """The newest event of each key, and what is known of its row then; ``fold.py`` describes both frames."""
+    """For each key its newest event, and the newest known value of each column of that row.
+
+    The frame is that of ``fold._newest``.
+    """
     rows = _with_stays(rows, segment)
     links = _follow(_links(rows, segment))
     goes_on = F.expr(f"{_STAY}.lsn = link_lsn AND {_STAY}.seq = link_seq")
@@ -110,4 +113,4 @@ def _follow(links: DataFrame) -> DataFrame:
         went_on, links = links.where("went_on"), links.drop("went_on")
         if went_on.isEmpty():
             return links
-    raise AssertionError("a chain of moves is a chain: each points to an earlier position")
+    raise AssertionError("the links between stays form a cycle")

@@ -38,6 +38,7 @@ def over_copy(
     """
     layout, held = preparation.layout, preparation.writer().rows_as_they_are()
     kept = sorted(layout.foreign) if key else []
+    # ``others``: the user's own columns. ``foreign``: these, and fields that the batch says nothing of.
     if lost := sorted((layout.others | layout.foreign) - set(kept)):
         _warn(preparation, held, lost)
     if not kept:
@@ -61,7 +62,9 @@ def over_copy(
 
 
 def _alone(held: DataFrame, rows: DataFrame) -> DataFrame:
-    """The rows whose key no other row has. The target may have had another key until now.
+    """The rows whose key no other row has.
+
+    If the target had another key until now, several of its rows may share one new key. They are left out.
 
     :param held: the keys of all rows.
     """
