@@ -10,15 +10,17 @@ here: the comparison.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import re
-import shutil
 from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 
 from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.manifest import Manifest
 from airflow_provider_pgoutput.capture.advance import advance_slot
+from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 from tests.capture.pipeline_support import Source
@@ -107,6 +109,13 @@ def stage_every_way(
     return found
 
 
+def _of_slot(sealed: Manifest, slot_name: str) -> tuple[str, bytes]:
+    """The manifest of the same batch of another slot: its path and its content."""
+    other = dataclasses.replace(sealed, slot_name=slot_name)
+    path = layout.manifest_path(slot_name, other.start_lsn, other.end_lsn, other.batch_id)
+    return path, other.to_json().encode()
+
+
 def _stage(
     pipeline: Pipeline, way: str, options: dict[str, Any], target: Lsn, folder: Path
 ) -> list[Batch]:
@@ -117,10 +126,9 @@ def _stage(
             "SELECT pg_copy_logical_replication_slot(%s, %s)", (pipeline.slot_name, slot_name)
         )
     # By what the tables were published when the lake was filled.
-    shutil.copytree(
-        pipeline.staging / layout.manifest_folder(pipeline.slot_name),
-        folder / layout.manifest_folder(slot_name),
-    )
+    for path in (pipeline.staging / layout.manifest_folder(pipeline.slot_name)).glob("*.json"):
+        sealed = Manifest.from_json(path.read_bytes())
+        StagingArea(folder.as_uri()).write_whole(*_of_slot(sealed, slot_name))
     try:
         while not batches or batches[-1].manifest.end_lsn < target:
             named = {
