@@ -109,11 +109,13 @@ def stage_every_way(
     return found
 
 
-def _of_slot(sealed: Manifest, slot_name: str) -> tuple[str, bytes]:
-    """The manifest of the same batch of another slot: its path and its content."""
-    other = dataclasses.replace(sealed, slot_name=slot_name)
-    path = layout.manifest_path(slot_name, other.start_lsn, other.end_lsn, other.batch_id)
-    return path, other.to_json().encode()
+def _keep_last(staging: Path, position: Checkpoint, folder: Path, slot_name: str) -> Checkpoint:
+    """Give another slot the manifest of the batch that filled the lake; the checkpoint that names it."""
+    (path,) = staging.glob(f"*-{position.batch_id[:16]}.json")
+    sealed = dataclasses.replace(Manifest.from_json(path.read_bytes()), slot_name=slot_name)
+    name = layout.manifest_path(slot_name, sealed.start_lsn, sealed.end_lsn, sealed.batch_id)
+    StagingArea(folder.as_uri()).write_whole(name, sealed.to_json().encode())
+    return dataclasses.replace(position, batch_id=sealed.batch_id)
 
 
 def _stage(
@@ -126,9 +128,8 @@ def _stage(
             "SELECT pg_copy_logical_replication_slot(%s, %s)", (pipeline.slot_name, slot_name)
         )
     # By what the tables were published when the lake was filled.
-    for path in (pipeline.staging / layout.manifest_folder(pipeline.slot_name)).glob("*.json"):
-        sealed = Manifest.from_json(path.read_bytes())
-        StagingArea(folder.as_uri()).write_whole(*_of_slot(sealed, slot_name))
+    manifests = pipeline.staging / layout.manifest_folder(pipeline.slot_name)
+    position = _keep_last(manifests, position, folder, slot_name)
     try:
         while not batches or batches[-1].manifest.end_lsn < target:
             named = {
