@@ -7,7 +7,9 @@ import functools
 import logging
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.answers import COPY
+from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import SlotOnServer, move_slot
 from airflow_provider_pgoutput.capture.column_choices import check_column_types, check_key_columns
 from airflow_provider_pgoutput.capture.describe import Describer
@@ -61,7 +63,6 @@ from airflow_provider_pgoutput.crash_points import reach
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.membership import PublishedSet
     from airflow_provider_pgoutput.batch.shape import Storage
     from airflow_provider_pgoutput.capture.request import CaptureRequest
@@ -188,7 +189,8 @@ class PostgresSource:
         """See ``Source``."""
         request = self.request
         # A slot holds WAL. Without a staging area that takes a batch nothing would ever release it.
-        self.area.check(request.slot_name)
+        # If this run is killed meanwhile, the file is pruned like those of an attempt.
+        self.area.check(layout.attempt_folder(request.slot_name, Lsn(0), "check"))
         snapshot = create_slot(
             request.conninfo,
             request.slot_name,

@@ -171,6 +171,7 @@ class StagingArea:
                 )
         finally:
             self.delete_file(name)
+            self.delete_empty_folders(folder.rpartition("/")[0])
 
     def sync(self, *folders: str) -> None:
         """Make the names of the files in some folders durable."""
