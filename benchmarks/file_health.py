@@ -2,7 +2,7 @@
 
 One warm Spark session applies the batches, with a maintenance after every so many of them, and
 now and then reads the table and a fresh copy of the same rows. Prints medians in seconds and the number of
-files as JSON. What is not here: what the batches cost (``growth.py``).
+files as JSON. With several format versions the same batches go into a table of each, in turns.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ from quickstart.spark import LocalLake
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-NAMESPACE = "health"
-TARGET = f"lake.{NAMESPACE}.{TABLE_NAME}"
-FRESH = f"lake.{NAMESPACE}.fresh"
 ROWS = 5_000_000
 BATCHES = 500
 CHANGES = 1000
@@ -33,14 +30,14 @@ CHANGES = 1000
 MAINTAIN_EVERY, MEASURE_EVERY = 25, 125
 
 
-def maintain(spark: SparkSession, staging: Path) -> float:
+def maintain(spark: SparkSession, staging: Path, namespace: str) -> float:
     """Seconds of the pipeline's maintenance, with its defaults but that no snapshot is kept."""
     from airflow_provider_pgoutput.apply import maintain as maintenance  # noqa: PLC0415
 
     job = MaintenanceJob(
         staging_uri=staging.as_uri(),
         catalog="lake",
-        namespace=NAMESPACE,
+        namespace=namespace,
         slot_name=SLOT,
         snapshot_retention_s=0,
     )
@@ -57,45 +54,65 @@ def read(spark: SparkSession, table: str) -> float:
     return time.perf_counter() - started
 
 
-def compare(spark: SparkSession, repetitions: int) -> dict[str, Any]:
+def compare(spark: SparkSession, namespace: str, repetitions: int) -> dict[str, Any]:
     """The table as the batches left it, beside its rows written anew by Spark."""
-    spark.sql(f"DROP TABLE IF EXISTS {FRESH} PURGE")
-    spark.sql(f"CREATE TABLE {FRESH} USING iceberg AS SELECT * FROM {TARGET} ORDER BY id")
-    times: dict[str, list[float]] = {TARGET: [], FRESH: []}
+    target, fresh = f"lake.{namespace}.{TABLE_NAME}", f"lake.{namespace}.fresh"
+    spark.sql(f"DROP TABLE IF EXISTS {fresh} PURGE")
+    spark.sql(f"CREATE TABLE {fresh} USING iceberg AS SELECT * FROM {target} ORDER BY id")
+    times: dict[str, list[float]] = {target: [], fresh: []}
     for repetition in range(-1, repetitions):
         for table, found in times.items():
             seconds = read(spark, table)
             if repetition >= 0:
                 found.append(seconds)
-    files = spark.sql(f"SELECT content, count(*) AS n FROM {TARGET}.files GROUP BY content")
-    counts = {row["content"]: row["n"] for row in files.collect()}
+    files = spark.sql(
+        f"SELECT content, count(*) AS entries, count(DISTINCT file_path) AS files,"
+        f" sum(coalesce(content_size_in_bytes, file_size_in_bytes)) AS bytes FROM {target}.files"
+        " GROUP BY content"
+    )
+    counts = {row["content"]: row for row in files.collect()}
     medians = {table: statistics.median(found) for table, found in times.items()}
+    deletes = counts.get(1)
     return {
-        "seconds": medians[TARGET],
-        "seconds_fresh": medians[FRESH],
-        "times_as_slow": medians[TARGET] / medians[FRESH],
-        "data_files": counts.get(0, 0),
-        "delete_files": counts.get(1, 0),
+        "seconds": medians[target],
+        "seconds_fresh": medians[fresh],
+        "times_as_slow": medians[target] / medians[fresh],
+        "data_files": counts[0]["files"],
+        "delete_files": deletes["files"] if deletes else 0,
+        "delete_entries": deletes["entries"] if deletes else 0,
+        "delete_bytes": deletes["bytes"] if deletes else 0,
     }
 
 
-def run(folder: Path, options: argparse.Namespace) -> dict[int, dict[str, Any]]:
-    """What was measured, by the number of batches before it."""
+def run(folder: Path, options: argparse.Namespace) -> dict[str, dict[int, dict[str, Any]]]:
+    """What was measured, by format version, then by the number of batches before it."""
     staging = folder / "staging"
     spark = open_spark(LocalLake(folder / "lake").create())
-    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS lake.{NAMESPACE}")
     writer = BatchWriter(staging, options.rows, most_batches=options.batches + 1)
-    apply(spark, NAMESPACE, staging, writer.write_copy().manifest_path)
-    found = {}
+    copy = writer.write_copy()
+    namespaces = {f"health_{version}": version for version in options.format_versions}
+    for namespace, version in namespaces.items():
+        spark.sql(f"CREATE NAMESPACE IF NOT EXISTS lake.{namespace}")
+        apply(spark, namespace, staging, copy.manifest_path, format_version=version)
+    found: dict[str, dict[int, dict[str, Any]]] = {each: {} for each in namespaces}
+    applied: dict[str, list[float]] = {each: [] for each in namespaces}
     for number in range(1, options.batches + 1):
         batch = writer.write_changes(options.changes)
-        seconds = apply(spark, NAMESPACE, staging, batch.manifest_path)
+        for namespace in namespaces:
+            applied[namespace].append(apply(spark, namespace, staging, batch.manifest_path))
         if number % options.measure_every == 0 or number == options.batches:
-            found[number] = compare(spark, options.repetitions)
-            say(f"after {number} batches: {found[number]}")
+            for namespace in namespaces:
+                measured = compare(spark, namespace, options.repetitions)
+                measured["apply_seconds"] = statistics.median(applied[namespace])
+                applied[namespace].clear()
+                found[namespace][number] = measured
+                say(f"{namespace} after {number} batches: {measured}")
         # After the reading: every second one is of a table whose last maintenance was longest ago.
         if options.maintain_every and number % options.maintain_every == 0:
-            say(f"batch {number}: {seconds:.2f} s, maintenance: {maintain(spark, staging):.1f} s")
+            for namespace in namespaces:
+                seconds = maintain(spark, staging, namespace)
+                found[namespace].setdefault(number, {})["maintenance_seconds"] = seconds
+                say(f"{namespace}, batch {number}: maintenance {seconds:.1f} s")
     spark.stop()
     return found
 
@@ -111,6 +128,7 @@ def main() -> None:
     )
     parser.add_argument("--measure-every", type=int, default=MEASURE_EVERY, help="batches")
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--format-versions", type=int, nargs="+", default=[2])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pgoutput-health-", dir="/var/tmp") as folder:
         print(json.dumps(run(Path(folder), options), indent=1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.jobs import ApplyJob
 from quickstart.spark import LocalLake, local_conf, spark_environment
@@ -35,8 +35,13 @@ def open_spark(lake: LocalLake) -> SparkSession:
     return session
 
 
-def apply(spark: SparkSession, namespace: str, staging: Path, manifest_path: Path) -> float:
-    """Seconds of the pipeline's apply of a sealed batch, from the manifest to the checkpoint row."""
+def apply(
+    spark: SparkSession, namespace: str, staging: Path, manifest_path: Path, **options: Any
+) -> float:
+    """Seconds of the pipeline's apply of a sealed batch, from the manifest to the checkpoint row.
+
+    :param options: fields of the job over its defaults.
+    """
     from airflow_provider_pgoutput.apply.pipeline import apply_batch  # noqa: PLC0415
 
     job = ApplyJob(
@@ -44,6 +49,7 @@ def apply(spark: SparkSession, namespace: str, staging: Path, manifest_path: Pat
         staging_uri=staging.as_uri(),
         catalog="lake",
         namespace=namespace,
+        **options,
     )
     started = time.perf_counter()
     apply_batch(spark, job)

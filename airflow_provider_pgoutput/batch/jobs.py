@@ -100,9 +100,10 @@ class Job:
 class TunedJob(Job):
     """The options in the argument ``plan_options``. They have defaults that suit most tables."""
 
-    #: Iceberg format version of new tables; 3 brings deletion vectors.
-    format_version: int = 3
-    #: ``merge-on-read`` or ``copy-on-write``, for new tables.
+    #: Iceberg format version of new tables. More engines read version 2, see docs/engines.md. Version 3 has
+    #: deletion vectors and column defaults.
+    format_version: int = 2
+    #: How deletes are written to new tables: ``merge-on-read`` or ``copy-on-write``.
     write_mode: str = MERGE_ON_READ
     #: How long the tag of a batch is kept, in days; 0: no tags.
     tag_retention_days: int = 7

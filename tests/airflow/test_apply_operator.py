@@ -109,7 +109,7 @@ def test_the_job_gets_a_plan_the_package_and_the_catalog(
 def test_every_option_reaches_the_job(workshop: Workshop, task_context: Any) -> None:
     """Each as a template gives it, and with another value than its default."""
     options = {
-        "format_version": "2",
+        "format_version": "3",
         "write_mode": "copy-on-write",
         "tag_retention_days": "30",
         "parallel_tables": "2",

@@ -21,7 +21,7 @@ from airflow_provider_pgoutput.tasks.plan_options import plan_fields, table_opti
         ({"parallel_tables": "4"}, {"parallel_tables": 4}),
         ({"tag_retention_days": "30"}, {"tag_retention_days": 30}),
         ({"tag_retention_days": "None"}, {}),
-        ({"format_version": "2"}, {"format_version": 2}),
+        ({"format_version": "3"}, {"format_version": 3}),
         ({"write_mode": " copy-on-write "}, {"write_mode": "copy-on-write"}),
         ({"keep_retyped_columns": "true"}, {"keep_retyped_columns": True}),
     ],

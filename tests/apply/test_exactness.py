@@ -64,19 +64,20 @@ def test_an_update_of_a_column_that_was_just_added_is_kept_with_full_identity(
     assert lake_rows(t) == source_rows(t)
 
 
+@pytest.mark.parametrize("format_version", [2, 3])
 def test_a_null_written_after_a_default_was_filled_in_stays_null(
-    spark: SparkSession, source: Source, lake_rows: Any
+    spark: SparkSession, source: Source, lake_rows: Any, format_version: int
 ) -> None:
     t = source.table("t", (column("a"),), key=("a",))
     t.insert(1)
     t.insert(2)
-    apply_batch(spark, replace(source.stage(), format_version=2))
+    apply_batch(spark, replace(source.stage(), format_version=format_version))
     t.alter(columns=(column("a"), column("c", "int", "7")))
     t.update(a_is(1), {"c": None})
-    apply_batch(spark, replace(source.stage(), format_version=2))
+    apply_batch(spark, source.stage())
     assert lake_rows(t) == source_rows(t)
     t.insert(3, 5)
-    apply_batch(spark, replace(source.stage(), format_version=2))
+    apply_batch(spark, source.stage())
     assert lake_rows(t) == source_rows(t)
 
 

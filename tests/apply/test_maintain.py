@@ -207,7 +207,7 @@ def test_what_is_kept_and_what_is_refused(spark: SparkSession, source: Source) -
     for number in range(2):
         one.insert(number)
         two.insert(number)
-        plan = replace(source.stage(), format_version=2)
+        plan = source.stage()
         apply_batch(spark, plan)
     names = {each: TableName("lake", source.slot_name, each) for each in ("one", "two")}
     spark.sql(f"CREATE TABLE lake.{source.slot_name}.theirs (x int) USING iceberg")

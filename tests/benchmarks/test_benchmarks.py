@@ -156,8 +156,9 @@ def test_keys_of_different_rows_differ_and_are_what_postgresql_would_send() -> N
                 "--changes=100",
                 "--maintain-every=1",
                 "--measure-every=1",
+                "--format-versions=3",
             ],
-            {"1", "2"},
+            {"health_3": {"1", "2"}},
         ),
         (
             "connections",

@@ -95,7 +95,7 @@ def drawn(chance: random.Random, version: int, names: list[str]) -> Options:
         "on_unsure_column": chance.choice(("fail", "ignore", "copy")),
     }
     plan: dict[str, Any] = {
-        "format_version": chance.choice((2, 3, 3)),
+        "format_version": chance.choice((2, 2, 3)),
         "write_mode": chance.choice(("merge-on-read", "merge-on-read", "copy-on-write")),
         "tag_retention_days": chance.choice((0, 7)),
         "parallel_tables": chance.choice((1, 4)),

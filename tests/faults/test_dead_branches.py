@@ -89,7 +89,6 @@ def test_the_doctor_removes_branches_that_a_killed_attempt_left(
 ) -> None:
     """Of format version 3 through a REST catalog only, which writes metadata itself; pyiceberg cannot."""
     run = subject(5)
-    run.pipeline.plan_options["format_version"] = 2
     run.run()
     spark, namespace = run.pipeline.spark, f"lake.{run.pipeline.namespace}"
     for table in NEWER:

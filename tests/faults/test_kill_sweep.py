@@ -45,14 +45,14 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "copy-on-write": ({"transport": "walsender"}, {"write_mode": "copy-on-write"}),
     # Not the change log: what a copy holds of it comes in no other entry, and the judge counts those.
     "copies": ({}, {}),
-    "messages": ({"options": StreamOptions(messages=True)}, {"format_version": 2}),
+    "messages": ({"options": StreamOptions(messages=True)}, {"format_version": 3}),
     "after stage": ({"advance": AFTER_STAGE}, {}),
     "small batches": ({"max_changes": 3}, {"parallel_tables": 1}),
     "prepared": ({"options": StreamOptions(two_phase=True, binary=True)}, {}),
     "copies, after stage": ({"advance": AFTER_STAGE}, {"write_mode": "copy-on-write"}),
     "small batches, after stage": (
         {"advance": AFTER_STAGE, "max_changes": 3, "transport": "walsender"},
-        {"format_version": 2},
+        {"format_version": 3},
     ),
     "prepared, after stage": (
         {
