@@ -62,6 +62,7 @@ from airflow_provider_pgoutput.capture.start_position import (
     last_batch,
     last_known,
 )
+from airflow_provider_pgoutput.capture.stream.options import WALSENDER
 from airflow_provider_pgoutput.errors import (
     PgoutputError,
     SlotAheadOfCheckpoint,
@@ -112,7 +113,9 @@ def _stage_once(request: CaptureRequest) -> tuple[Manifest, str]:
     ):
         sessions.limit_lock_waits(session)
         # Its flush LSN is the batch's target, except with ``messages``; see ``PostgresSource.read_target``.
-        server = read_server(session, request.conninfo)
+        if request.transport == WALSENDER:
+            sessions.check_replication(session, request.direct, slot=request.slot_name)
+        server = read_server(session, request.direct)
         source = PostgresSource(request, area, session, server)
         return stage_in(source, ServerRows(source))
 

@@ -40,6 +40,9 @@ class CaptureRequest:
     slot_name: str
     publication_names: Sequence[str]
     staging_uri: str
+    #: The same server without a connection pooler in between, for replication connections and copies; None:
+    #: ``conninfo`` leads there.
+    direct_conninfo: str | Mapping[str, Any] | None = field(repr=False, default=None)
     #: How far the lake is; None: nothing of this slot was ever applied.
     checkpoint: Checkpoint | None = None
     #: ``sql`` or ``walsender``; ``auto``: SQL, unless the server has no room for its temporary files.
@@ -159,6 +162,11 @@ class CaptureRequest:
                 " outside, and goes with initial_copy='never' only.",
                 advice="set initial_copy='never', or leave start_lsn out: a copy knows its own position.",
             )
+
+    @property
+    def direct(self) -> str | Mapping[str, Any]:
+        """Connection parameters that lead to the server itself, as far as it is known."""
+        return self.conninfo if self.direct_conninfo is None else self.direct_conninfo
 
     @property
     def policy(self) -> ValuePolicy:

@@ -42,6 +42,7 @@ from airflow_provider_pgoutput.capture.source.publications import (
     warn_of_missing_operations,
 )
 from airflow_provider_pgoutput.capture.source.rights import check_may_copy
+from airflow_provider_pgoutput.capture.source.session import check_replication
 from airflow_provider_pgoutput.capture.source.slot import create_slot, drop_slot, read_slot
 from airflow_provider_pgoutput.capture.source.storage import read_storage
 from airflow_provider_pgoutput.capture.source.type_definitions import (
@@ -188,11 +189,12 @@ class PostgresSource:
     def create_slot(self) -> ExportedSnapshot:
         """See ``Source``."""
         request = self.request
+        self._check_replication()
         # A slot holds WAL. Without a staging area that takes a batch nothing would ever release it.
         # If this run is killed meanwhile, the file is pruned like those of an attempt.
         self.area.check(layout.attempt_folder(request.slot_name, Lsn(0), "check"))
         snapshot = create_slot(
-            request.conninfo,
+            request.direct,
             request.slot_name,
             two_phase=self.options.two_phase,
             failover=request.failover,
@@ -202,21 +204,28 @@ class PostgresSource:
 
     def confirm(self, lsn: Lsn) -> None:
         """See ``Source``."""
-        slot = SlotOnServer(self.session, self.request.conninfo, self.request.slot_name)
+        slot = SlotOnServer(self.session, self.request.direct, self.request.slot_name)
         slot.wait_for_its_reader()
         move_slot(slot, lsn, self.server.system_identifier)
 
     def drop_slot(self, slot: SlotFacts) -> None:
-        """See ``Source``."""
+        """See ``Source``. A slot is dropped only to make another one."""
+        self._check_replication()
         drop_slot(self.session, slot)
         log.warning("Dropped slot %s, which could not give what the lake lacks.", slot.name)
         reach("stage.after_drop")
 
     def check_may_copy(self, tables: Sequence[PublishedTable]) -> None:
         """See ``Source``."""
+        if tables:
+            self._check_replication()
         check_may_copy(
             self.session, self.publication_names, tables, slot_name=self.request.slot_name
         )
+
+    def _check_replication(self) -> None:
+        """Refuse a pooler where a replication connection is needed."""
+        check_replication(self.session, self.request.direct, slot=self.request.slot_name)
 
     def gaps_since(self, before: PublishedSet | None, facts: Facts) -> frozenset[int]:
         """See ``Source``."""
@@ -232,6 +241,7 @@ class PostgresSource:
         return ReadSettings(
             session=self.session,
             conninfo=request.conninfo,
+            direct_conninfo=request.direct,
             slot_name=request.slot_name,
             options=self.options,
             transport=request.transport,

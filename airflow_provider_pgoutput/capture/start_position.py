@@ -64,7 +64,7 @@ def check_source(source: Source, checkpoint: Checkpoint) -> None:
         )
     check_written(server, checkpoint.end_lsn, slot_name)
     check_timeline(
-        source.request.conninfo,
+        source.request.direct,
         server,
         then=checkpoint.timeline,
         end_lsn=checkpoint.end_lsn,

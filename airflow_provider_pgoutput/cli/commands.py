@@ -108,7 +108,7 @@ def _examined(
 ) -> tuple[Observed, list[Finding]]:
     def examined() -> tuple[Observed, list[Finding]]:
         return examine_pipeline(
-            PgoutputHook(args.postgres_conn_id).conninfo(),
+            PgoutputHook(args.postgres_conn_id).direct().conninfo(),
             args.slot_name,
             catalog,
             args.namespace,

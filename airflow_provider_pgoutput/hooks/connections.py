@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _VERIFIED = ("verify-ca", "verify-full")
+#: The extra that names the connection past a pooler.
+DIRECT_CONN_ID = "direct_conn_id"
 #: Parameters of libpq whose values are secrets.
 _SECRETS = (
     "password",
@@ -59,7 +61,7 @@ def libpq_parameters(connection: Connection, extra: dict[str, Any]) -> dict[str,
 
     :param connection: a connection of type ``postgres``.
     :param extra: its extras, already parsed. Each of them is a libpq parameter (``sslmode``, ``sslrootcert``,
-        ``application_name``...), unless ``PostgresHook`` uses it itself.
+        ``application_name``...), unless ``PostgresHook`` uses it itself, or it is ``direct_conn_id``.
     :raises ConfigurationError: the connection is of another type.
 
     Source: https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
@@ -83,7 +85,7 @@ def libpq_parameters(connection: Connection, extra: dict[str, Any]) -> dict[str,
     parameters |= {
         name: value
         for name, value in extra.items()
-        if name not in PostgresHook.ignored_extra_options
+        if name not in PostgresHook.ignored_extra_options and name != DIRECT_CONN_ID
     }
     given = {name: _text(value) for name, value in parameters.items() if value not in (None, "")}
     return _with_tls(given, str(connection.conn_id))

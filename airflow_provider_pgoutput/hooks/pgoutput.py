@@ -15,6 +15,7 @@ from airflow.sdk.log import mask_secret
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.errors import PgoutputError
 from airflow_provider_pgoutput.hooks.connections import (
+    DIRECT_CONN_ID,
     get_connection,
     libpq_parameters,
     libpq_string,
@@ -68,6 +69,8 @@ class PgoutputHook(BaseHook):
 
     :param postgres_conn_id: a connection of type ``postgres``. Its extras are libpq parameters
         (``{"sslrootcert": "/etc/ssl/db-ca.pem"}``). With ``{"iam": true}`` AWS or Azure is asked for a token.
+        If it leads to a connection pooler, ``{"direct_conn_id": "..."}`` names a connection to the server
+        itself.
     :param database: another database of the same server; None: the database of the connection.
     """
 
@@ -106,6 +109,14 @@ class PgoutputHook(BaseHook):
         conninfo = libpq_string(parameters, self.postgres_conn_id)
         mask_secret(conninfo)
         return conninfo
+
+    def direct(self) -> PgoutputHook:
+        """The hook of the server itself, past a connection pooler. Without ``direct_conn_id``: this hook.
+
+        :raises ConnectionNotFound: Airflow does not give the connection.
+        """
+        named = get_connection(self.postgres_conn_id).extra_dejson.get(DIRECT_CONN_ID)
+        return PgoutputHook(str(named), database=self.database) if named else self
 
     def session_parameters(self) -> str | Mapping[str, Any]:
         """Connection parameters for a task that opens sessions over hours.

@@ -75,7 +75,7 @@ class PgoutputAdvanceSlotOperator(BaseOperator):
             batch = ReceivedBatch.optional(self.batch, slot_name)
             checkpoint = confirmable(slot_name, found, batch)
             confirmed = advance_slot(
-                PgoutputHook(self.postgres_conn_id).conninfo(),
+                PgoutputHook(self.postgres_conn_id).direct().conninfo(),
                 slot_name,
                 checkpoint.end_lsn,
                 system_identifier=checkpoint.system_identifier,

@@ -53,7 +53,7 @@ class PgoutputDropSlotOperator(BaseOperator):
 
             slot_name = arguments.required_text(self.slot_name, "slot_name")
             confirmed = retire_slot(
-                PgoutputHook(self.postgres_conn_id).conninfo(),
+                PgoutputHook(self.postgres_conn_id).direct().conninfo(),
                 slot_name,
                 arguments.optional_text(self.confirmation),
             )

@@ -88,7 +88,9 @@ class PgoutputStageOperator(CopyingOperator):
     :param publication_names: the publications to read.
     :param staging_uri: folder of the staging area (``s3://bucket/path``, ``file:///path``).
     :param namespace: namespace of the Iceberg tables. It also holds the checkpoint.
-    :param postgres_conn_id: the source, a connection of type ``postgres``.
+    :param postgres_conn_id: the source, a connection of type ``postgres``. If it leads to a connection
+        pooler, its extra ``direct_conn_id`` names a connection to the server itself, for new slots and
+        copies.
     :param iceberg_conn_id: the lake's catalog, a connection of type ``iceberg``.
     :param catalog_name: name of the catalog; None: the name of its connection.
 
@@ -274,10 +276,13 @@ class PgoutputStageOperator(CopyingOperator):
         fields = arguments.values_of(self, _OF_REQUEST)
         options = StreamOptions(**arguments.values_of(self, _OF_STREAM))
         policy = SchemaPolicy(**arguments.values_of(self, _OF_POLICY))
-        copy_engine = self._copy_engine(self.postgres_conn_id)
+        source = PgoutputHook(self.postgres_conn_id)
+        direct = source.direct()
+        copy_engine = self._copy_engine(direct.postgres_conn_id)
         lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
         return CaptureRequest(
-            conninfo=PgoutputHook(self.postgres_conn_id).session_parameters(),
+            conninfo=source.session_parameters(),
+            direct_conninfo=None if direct is source else direct.session_parameters(),
             checkpoint=lake.checkpoint(fields["slot_name"]),
             options=options,
             schema_policy=policy,

@@ -15,7 +15,7 @@ from airflow.sdk.log import amask_secret
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_provider_pgoutput.batch.layout import check_slot_name
-from airflow_provider_pgoutput.capture.source.pinned import startup_options
+from airflow_provider_pgoutput.capture.source.pinned import refuses_startup, startup_options
 from airflow_provider_pgoutput.capture.source.slot_facts import SLOT_QUERY, SlotStatus
 from airflow_provider_pgoutput.errors import FatalError, PgoutputError
 from airflow_provider_pgoutput.hooks.connections import libpq_parameters, secret_values
@@ -138,7 +138,7 @@ class PgoutputChangesTrigger(BaseEventTrigger):
 
     async def _connect(self) -> AsyncConnection[tuple[Any, ...]]:
         from airflow.providers.postgres.hooks.postgres import PostgresHook
-        from psycopg import AsyncConnection
+        from psycopg import AsyncConnection, OperationalError
 
         airflow_connection = await BaseHook.aget_connection(self.postgres_conn_id)
         extra = await airflow_connection.aextra_dejson()
@@ -150,14 +150,17 @@ class PgoutputChangesTrigger(BaseEventTrigger):
             parameters |= {"user": login, "password": token, "port": str(port)}
         for secret in secret_values(parameters):
             await amask_secret(secret)
-        options = startup_options(
-            parameters.get("options"), {"statement_timeout": f"{_LOOK_SECONDS:.0f}s"}
-        )
-        return await AsyncConnection.connect(
-            "",
-            autocommit=True,
-            **{**parameters, "options": options},  # type: ignore[arg-type]
-        )
+        own = parameters.get("options")
+        options = startup_options(own, {"statement_timeout": f"{_LOOK_SECONDS:.0f}s"})
+        given: dict[str, Any] = {**parameters, "options": options}
+        try:
+            return await AsyncConnection.connect("", autocommit=True, **given)
+        except OperationalError as error:
+            if not refuses_startup(str(error)):
+                raise
+        # A pooler does not take the settings. The query needs none of them: it names each schema.
+        given["options"] = own or ""
+        return await AsyncConnection.connect("", autocommit=True, **given)
 
     async def _look(self, connection: AsyncConnection[tuple[Any, ...]]) -> SlotStatus:
         cursor = await connection.execute(SLOT_QUERY, (self.slot_name,))

@@ -82,7 +82,7 @@ def copied_elsewhere(
             )
             for each in orders
         ),
-        conninfo=request.conninfo,
+        conninfo=request.direct,
     )
     with engine.started(job) as found:
         yield (TableElsewhere(by_oid[copied.relation_oid], copied) for copied in found)

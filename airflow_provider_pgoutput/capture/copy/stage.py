@@ -94,7 +94,7 @@ def _new_snapshot(source: PostgresSource, tables: Sequence[PublishedTable]) -> E
     table before the table was published is still open.
     """
     name = f"pgoutput_copy_{uuid.uuid4().hex[:16]}"
-    snapshot = create_slot(source.request.conninfo, name, temporary=True)
+    snapshot = create_slot(source.request.direct, name, temporary=True)
     names = ", ".join(table.name for table in tables[:20])
     more = ", ..." if len(tables) > 20 else ""
     log.info("Copying %s%s at %s.", names, more, snapshot.consistent_point)
@@ -211,7 +211,7 @@ class _Round:
         self._unsealed = {each.relation_oid: each for each in tables}
         try:
             plan = read_plan(
-                self._source.request.conninfo,
+                self._source.request.direct,
                 self._snapshot.name,
                 self._source.publication_names,
                 tables,
@@ -278,7 +278,7 @@ class _Round:
     ) -> Generator[CopiedRows | CopiedPart, None, None]:
         """Copy tables by connections of this process."""
         request = self._source.request
-        return copy_tables(request.conninfo, self._snapshot.name, orders, request.copy_connections)
+        return copy_tables(request.direct, self._snapshot.name, orders, request.copy_connections)
 
     def _take(
         self,

@@ -16,6 +16,7 @@ import adbc_driver_manager
 import psycopg
 
 from airflow_provider_pgoutput import errors
+from airflow_provider_pgoutput.capture.source.pinned import refuses_startup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,6 +49,10 @@ _VERIFY = (
     "let sslrootcert in the connection's extras name the certificate of the authority that signed the "
     "server's (of a public one: the machine's bundle), and host the server by the name in its certificate; a "
     "lower sslmode has to be given there by name."
+)
+_DIRECT = (
+    "connect to the server itself, past the pooler (host and port of the server, mostly 5432), or name a "
+    'connection that does, in the extras of this one: {"direct_conn_id": "..."}.'
 )
 _LATER = "nothing; the next attempt connects again."
 #: A server fails so if a transaction changed the catalog and its rows are decoded before it ended.
@@ -168,6 +173,7 @@ _MEANINGS = (
     _Meaning(
         "42883", "^no binary output function available for type ", errors.NoBinaryForm, _AS_TEXT
     ),
+    _Meaning("08P01", "statement pooling mode", errors.ConfigurationError, _DIRECT),
     _Meaning("08", "", errors.SourceUnavailable, _LATER),
     _Meaning("53", "", errors.SourceUnavailable, _LATER),
     _Meaning("57", "", errors.SourceUnavailable, _LATER),
@@ -228,29 +234,7 @@ def meaning(
     # What libpq prints has several lines. A line of a log has one.
     message = " ".join(message.split())
     if not sqlstate:
-        if any(words in message for words in _REPLICATION_NEEDED):
-            return errors.MissingPrivilege(
-                "The role may not start a walsender, which creating a slot with a snapshot needs.",
-                slot=slot,
-                advice=_REPLICATION,
-            )
-        if "permission denied for database" in message:
-            return errors.MissingPrivilege(
-                "The role may not connect to the database.",
-                slot=slot,
-                advice="GRANT CONNECT ON DATABASE <it> TO <role>.",
-            )
-        said = _QUOTED.sub("", message)
-        passing = any(words in said for words in _PASSING)
-        if not passing and any(words in said for words in _REFUSED):
-            return errors.ConfigurationError(
-                f"The source refused the connection: {message}",
-                slot=slot,
-                advice=_VERIFY if re.search("certificate|SSL", said) else _CONNECT,
-            )
-        return errors.SourceUnavailable(
-            f"The source did not answer: {message}", slot=slot, advice=_LATER
-        )
+        return _of_connecting(message, slot)
     for each in _MEANINGS if table is None else (*_MEANINGS, *_GONE):
         if sqlstate.startswith(each.sqlstate) and re.search(each.pattern, message):
             return each.error(
@@ -263,6 +247,37 @@ def meaning(
         slot=slot,
         table=table,
         advice="see the server's log at this time for the whole message.",
+    )
+
+
+def _of_connecting(message: str, slot: str | None) -> errors.PgoutputError:
+    """Our error for what libpq says when a connection fails. It has no SQLSTATE then."""
+    if any(words in message for words in _REPLICATION_NEEDED):
+        return errors.MissingPrivilege(
+            "The role may not start a walsender, which creating a slot with a snapshot needs.",
+            slot=slot,
+            advice=_REPLICATION,
+        )
+    if "permission denied for database" in message:
+        return errors.MissingPrivilege(
+            "The role may not connect to the database.",
+            slot=slot,
+            advice="GRANT CONNECT ON DATABASE <it> TO <role>.",
+        )
+    if refuses_startup(message):
+        return errors.ConfigurationError(
+            f"A connection pooler refused the connection: {message}", slot=slot, advice=_DIRECT
+        )
+    said = _QUOTED.sub("", message)
+    passing = any(words in said for words in _PASSING)
+    if not passing and any(words in said for words in _REFUSED):
+        return errors.ConfigurationError(
+            f"The source refused the connection: {message}",
+            slot=slot,
+            advice=_VERIFY if re.search("certificate|SSL", said) else _CONNECT,
+        )
+    return errors.SourceUnavailable(
+        f"The source did not answer: {message}", slot=slot, advice=_LATER
     )
 
 

@@ -77,8 +77,14 @@ def _is_made_of_money(type_oid: int, types: Mapping[int, TypeInfo]) -> bool:
 
 def _read_units(conninfo: str | Mapping[str, Any], slot_name: str) -> tuple[str, int]:
     """Ask a session that has the server's own ``lc_monetary``. A pinned setting cannot be unpinned."""
-    given = sessions.parameters(conninfo, changed={"lc_monetary": None})
-    with translated(slot=slot_name), psycopg.connect(**given, autocommit=True) as session:
+    with (
+        translated(slot=slot_name),
+        sessions.open_pinned(
+            conninfo,
+            lambda given: psycopg.connect(**given, autocommit=True),
+            changed={"lc_monetary": None},
+        ) as session,
+    ):
         row = session.execute(_UNITS_QUERY).fetchone()
     assert row is not None, "a query without a table has a row"
     return row[0], int(row[1], 16)

@@ -27,6 +27,11 @@ DEFAULTS: Final = {
 }
 
 
+#: Words of PgBouncer and of RDS Proxy for a parameter that they do not take when a connection starts, such as
+#: ``options`` or ``replication``. libpq has no SQLSTATE when a connection fails.
+_REFUSES_STARTUP: Final = ("unsupported startup parameter", "RDS Proxy currently doesn't support")
+
+
 #: How often the server checks whether its client is still there while it works on an answer. Otherwise it
 #: would finish the answer for a reader that was killed, and keep the slot busy until then.
 CLIENT_CHECK_INTERVAL: Final = "2s"
@@ -61,6 +66,14 @@ PINNED = {
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
 }
+
+
+def refuses_startup(text: str) -> bool:
+    """Whether a pooler did not take a parameter that we gave at the start of a connection.
+
+    :param text: of an error.
+    """
+    return any(words in text for words in _REFUSES_STARTUP)
 
 
 def startup_options(own: str | None, changed: Mapping[str, str | None] | None = None) -> str:

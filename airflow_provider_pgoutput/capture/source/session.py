@@ -1,15 +1,17 @@
 """Opens connections to the source. Every setting that changes bytes is pinned, and then checked.
 
 A default of the role or the database, a ``PG...`` variable of the environment, or the connection's own
-``options`` must not win. So the settings are given at the start, set again and read back.
+``options`` must not win. So the settings are given at the start, set again and read back. A connection pooler
+may refuse settings at the start. Then they are only set and read back.
 
 Source: https://www.postgresql.org/docs/current/runtime-config-client.html
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import adbc_driver_manager
 import adbc_driver_postgresql.dbapi
 import psycopg
 from psycopg import sql
@@ -17,17 +19,28 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_provider_pgoutput.capture.source import pinned
 from airflow_provider_pgoutput.capture.source.errors import translated
-from airflow_provider_pgoutput.capture.source.pinned import PINNED, startup_options
+from airflow_provider_pgoutput.capture.source.pinned import (
+    PINNED,
+    refuses_startup,
+    startup_options,
+)
+from airflow_provider_pgoutput.capture.source.pooler import (
+    is_pooled,
+    refuse_shared_sessions,
+    replication_refused,
+)
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import pyarrow as pa
     from adbc_driver_manager.dbapi import Connection as AdbcConnection
     from adbc_driver_manager.dbapi import Cursor as AdbcCursor
 
     Session = psycopg.Connection[tuple[Any, ...]]
+
+_Opened = TypeVar("_Opened")
 
 
 APPLICATION_NAME = "airflow-provider-pgoutput"
@@ -55,12 +68,7 @@ def parameters(
     :param more: parameters that win over those of ``conninfo``.
     :raises ConfigurationError: ``conninfo`` cannot be parsed.
     """
-    with translated():
-        given: dict[str, Any] = (
-            dict(conninfo_to_dict(conninfo))
-            if isinstance(conninfo, str)
-            else {name: value for name, value in conninfo.items() if value is not None}
-        )
+    given = _as_given(conninfo)
     own = given.get("options")
     return {
         **pinned.DEFAULTS,
@@ -72,6 +80,13 @@ def parameters(
     }
 
 
+def _as_given(conninfo: str | Mapping[str, Any]) -> dict[str, Any]:
+    with translated():
+        if isinstance(conninfo, str):
+            return dict(conninfo_to_dict(conninfo))
+        return {name: value for name, value in conninfo.items() if value is not None}
+
+
 def connect(
     conninfo: str | Mapping[str, Any], *, replication: bool = False, slot: str | None = None
 ) -> psycopg.Connection[tuple[Any, ...]]:
@@ -80,19 +95,66 @@ def connect(
     :param replication: open a walsender session for logical replication instead of a plain one.
     :param slot: for the text of an error.
     :raises SourceUnavailable: the source does not answer.
-    :raises ConfigurationError: the source refuses us, or a setting cannot be pinned.
+    :raises ConfigurationError: the source refuses us, a setting cannot be pinned, or a pooler stands in
+        between and is not in session mode.
     """
-    given = parameters(conninfo, replication="database" if replication else None)
     with translated(slot=slot):
-        connection = psycopg.connect(**given, autocommit=True)
+        if replication:
+            connection = _psycopg(parameters(conninfo, replication="database"))
+        else:
+            connection = open_pinned(conninfo, _psycopg)
         try:
             # Without parameters psycopg uses the simple protocol, the only one that a walsender has.
             connection.execute(_set_statement())
             _check(dict(connection.execute(_show_statement()).fetchall()))
+            if not replication and is_pooled(connection):
+                refuse_shared_sessions(connection, lambda: open_pinned(conninfo, _psycopg))
         except BaseException:
             connection.close()
             raise
     return connection
+
+
+def _psycopg(given: dict[str, Any]) -> Session:
+    return psycopg.connect(**given, autocommit=True)
+
+
+def open_pinned(
+    conninfo: str | Mapping[str, Any],
+    open_session: Callable[[dict[str, Any]], _Opened],
+    *,
+    changed: Mapping[str, str | None] | None = None,
+) -> _Opened:
+    """Open a session with the pinned settings at its start, or without them if a pooler refuses these.
+
+    The caller has to set them again in any case. The connection's own ``options`` are never left out.
+    """
+    given = parameters(conninfo, changed=changed)
+    try:
+        return open_session(given)
+    except (psycopg.OperationalError, adbc_driver_manager.Error) as error:
+        if not refuses_startup(str(error)):
+            raise
+    return open_session({**given, "options": _as_given(conninfo).get("options", "")})
+
+
+def check_replication(
+    session: Session, conninfo: str | Mapping[str, Any], *, slot: str | None = None
+) -> None:
+    """Refuse a pooler that gives no replication connection, before anything is made that needs one.
+
+    :param session: a session of the same server. Without a pooler nothing is tried.
+    :param conninfo: where the replication connection would be opened.
+    :raises ConfigurationError: there is none.
+    """
+    if not is_pooled(session):
+        return
+    try:
+        connect(conninfo, replication=True, slot=slot).close()
+    except ConfigurationError as error:
+        if not refuses_startup(str(error)):
+            raise
+        raise replication_refused(session) from error
 
 
 def limit_lock_waits(connection: psycopg.Connection[tuple[Any, ...]]) -> None:
@@ -115,8 +177,11 @@ def connect_adbc(conninfo: str | Mapping[str, Any], *, slot: str | None = None) 
     :raises ConfigurationError: the source refuses us, or a setting cannot be pinned.
     """
     with translated(slot=slot):
-        connection = adbc_driver_postgresql.dbapi.connect(
-            make_conninfo(**parameters(conninfo)), autocommit=True
+        connection = open_pinned(
+            conninfo,
+            lambda given: adbc_driver_postgresql.dbapi.connect(
+                make_conninfo(**given), autocommit=True
+            ),
         )
         try:
             with connection.cursor() as cursor:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgoutput.batch.manifest import SkippedTransaction
 from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
 from airflow_provider_pgoutput.capture.pgoutput.reassemble import UnstreamedAborts
+from airflow_provider_pgoutput.capture.source.pooler import is_pooled
 from airflow_provider_pgoutput.capture.source.progress_log import Progress
 from airflow_provider_pgoutput.capture.source.threads import HandOver
 from airflow_provider_pgoutput.capture.stream.choose import Backlog, against_sql, read_room
@@ -192,6 +193,8 @@ class ReadSettings:
     session: Session
     #: See ``session.connect``.
     conninfo: str | Mapping[str, Any] = field(repr=False)
+    #: For the walsender: the same server, without a pooler in between.
+    direct_conninfo: str | Mapping[str, Any] = field(repr=False)
     slot_name: str
     options: PluginOptions
     #: ``sql``, ``walsender`` or ``auto``.
@@ -316,16 +319,18 @@ class SlotReading:
 
     def _open_stream(self, two_phase: TwoPhase | None) -> ChangeStream:
         settings = self._settings
+        is_sql = self._transport == SQL
         read = SlotRead(
-            settings.conninfo,
+            settings.conninfo if is_sql else settings.direct_conninfo,
             settings.slot_name,
             settings.options,
             self._start,
             self._target,
             two_phase,
             self._unstreamed,
+            is_pooled=is_sql and is_pooled(settings.session),
         )
-        if self._transport == WALSENDER:
+        if not is_sql:
             return WalsenderStream(read)
         return SqlStream(
             read,

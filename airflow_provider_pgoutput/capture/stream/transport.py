@@ -42,6 +42,8 @@ class SlotRead:
     two_phase: TwoPhase | None = None
     #: Counts rollbacks of what the server never sent.
     unstreamed: UnstreamedAborts = field(default_factory=UnstreamedAborts)
+    #: Whether ``conninfo`` leads to a connection pooler.
+    is_pooled: bool = False
 
     @contextlib.contextmanager
     def reassembler(self, readers: int = 1) -> Iterator[Reassembler]:
