@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+_TESTS = Path(__file__).parent
 _AIRFLOW_HOME = Path(tempfile.mkdtemp(prefix="pgoutput-tests-airflow-"))
 os.environ.update(
     {
@@ -73,9 +74,14 @@ NEEDS = {
 }
 
 
+#: Rooms whose files take minutes. They run first, so that at the end no process waits long for another.
+LONG = ("airflow", "apply", "conformance", "faults", "types_end_to_end")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with what it needs, before pytest looks at ``-m``."""
+    """Mark each test with what it needs, before pytest looks at ``-m``; put long files first."""
+    items.sort(key=lambda item: item.path.relative_to(_TESTS).parts[0] not in LONG)
     for item in items:
         asked_for = set(getattr(item, "fixturenames", ()))
         for mark, fixtures in NEEDS.items():
@@ -185,6 +191,15 @@ def lake_catalog_properties(local_lake: LocalLake) -> dict[str, str]:
     return local_lake.pyiceberg_properties()
 
 
+# Thousands of queries over a few rows. A description of each plan is written for a page that nobody
+# opens, and code of one plan serves the next test that has the same.
+_FEW_ROWS = {
+    "spark.sql.ui.explainMode": "simple",
+    "spark.sql.debug.maxToStringFields": "0",
+    "spark.sql.codegen.cache.maxEntries": "5000",
+}
+
+
 @pytest.fixture(scope="session")
 def spark(local_lake: LocalLake) -> Iterator[SparkSession]:
     """A Spark session with two cores and the Iceberg catalog ``lake``."""
@@ -192,21 +207,53 @@ def spark(local_lake: LocalLake) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[2]").appName("pgoutput-tests")
-    for name, value in {**local_conf(driver_memory="2g"), **local_lake.spark_conf()}.items():
+    conf = {**local_conf(driver_memory="2g"), **local_lake.spark_conf(), **_FEW_ROWS}
+    for name, value in conf.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
-    without_checksum_files(session)
+    write_files_without_processes(session)
     yield session
     session.stop()
 
 
-def without_checksum_files(session: SparkSession) -> None:
-    """Let Hadoop write no ``.crc`` file beside each file: for every file it runs a ``chmod``."""
+_LOCAL_FILES = """
+import org.apache.hadoop.fs.LocalFileSystem;
+import org.apache.hadoop.fs.Path;
+import org.apache.hadoop.fs.RawLocalFileSystem;
+import org.apache.hadoop.fs.permission.FsPermission;
+
+public class LocalFiles extends LocalFileSystem {
+    public LocalFiles() {
+        super(new WithoutPermissions());
+        setWriteChecksum(false);
+    }
+
+    public static class WithoutPermissions extends RawLocalFileSystem {
+        public void setPermission(Path path, FsPermission permission) {}
+    }
+}
+"""
+
+
+def write_files_without_processes(session: SparkSession) -> None:
+    """Let Hadoop start no ``chmod`` for each file that it writes, and write no ``.crc`` file beside it.
+
+    Spark brings a compiler for Java. An open file system is found by its URI, whatever its settings.
+    """
     jvm, context = cast("Any", session._jvm), cast("Any", session.sparkContext)
+    compiler = getattr(jvm, "org.codehaus.janino.SimpleCompiler")()
+    compiler.cook(_LOCAL_FILES)
+    settings = getattr(jvm, "org.apache.hadoop.conf.Configuration")(
+        context._jsc.hadoopConfiguration()
+    )
+    settings.setClassLoader(compiler.getClassLoader())
+    settings.set("fs.file.impl", "LocalFiles")
     root = getattr(jvm, "java.net.URI")("file:///")
     file_systems = getattr(jvm, "org.apache.hadoop.fs.FileSystem")
-    file_systems.get(root, context._jsc.hadoopConfiguration()).setWriteChecksum(False)
+    file_systems.get(root, settings).close()
+    opened = file_systems.get(root, settings)
+    assert opened.getClass().getName() == "LocalFiles"
 
 
 @pytest.fixture(scope="session")

@@ -104,9 +104,9 @@ def main() -> None:
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
-    from tests.conftest import without_checksum_files
+    from tests.conftest import write_files_without_processes
 
-    without_checksum_files(session)
+    write_files_without_processes(session)
     gateway = session.sparkContext._gateway
     assert gateway is not None
     parameters = gateway.gateway_parameters
