@@ -34,9 +34,22 @@ def noted(
     return t
 
 
-@pytest.mark.parametrize("one_by_one", [False, True], ids=["one batch", "a batch per transaction"])
-@pytest.mark.parametrize("soft_delete", [False, True], ids=["", "soft delete"])
-@pytest.mark.parametrize("identity", ["d", "f"])
+@pytest.mark.parametrize(
+    ("identity", "soft_delete", "one_by_one"),
+    [
+        # Each two of the three are seen together in every run of the tests.
+        pytest.param(
+            identity,
+            soft_delete,
+            one_by_one,
+            id=f"{identity}-{'soft delete' * soft_delete}-{'one by one' if one_by_one else 'one batch'}",
+            marks=() if (identity == "f") ^ soft_delete == one_by_one else pytest.mark.exhaustive,
+        )
+        for identity in ("d", "f")
+        for soft_delete in (False, True)
+        for one_by_one in (False, True)
+    ],
+)
 def test_a_row_that_came_under_a_key_has_nothing_of_the_one_before(
     spark: SparkSession,
     source: Source,

@@ -24,7 +24,25 @@ if TYPE_CHECKING:
 
 
 _numbers = itertools.count(1)
-both_transports = pytest.mark.parametrize("transport", ["sql", "walsender"])
+SQL, WALSENDER = "sql", "walsender"
+LIMITS: dict[str, dict[str, int]] = {"one_batch": {}, "per_transaction": {"max_changes": 1}}
+
+
+def transports(**by_case: str) -> list[Any]:
+    """Each case over one transport; over the other one with ``ALL=1``.
+
+    What a transport carries is staged alike: the scenarios are staged over both.
+    """
+    return [
+        pytest.param(
+            LIMITS.get(case, case),
+            transport,
+            id=f"{case}-{transport}",
+            marks=() if transport == always else pytest.mark.exhaustive,
+        )
+        for case, always in by_case.items()
+        for transport in (SQL, WALSENDER)
+    ]
 
 
 @pytest.fixture
@@ -90,8 +108,9 @@ C85 = (
 )
 
 
-@both_transports
-@pytest.mark.parametrize("limits", [{}, {"max_changes": 1}], ids=["one_batch", "per_transaction"])
+@pytest.mark.parametrize(
+    ("limits", "transport"), transports(one_batch=SQL, per_transaction=WALSENDER)
+)
 def test_c85_logical_messages_reach_their_table_once(
     pipeline: Pipeline, limits: dict[str, int]
 ) -> None:
@@ -109,7 +128,7 @@ def test_c85_logical_messages_reach_their_table_once(
     ]
 
 
-@both_transports
+@pytest.mark.parametrize("transport", [SQL, pytest.param(WALSENDER, marks=pytest.mark.exhaustive)])
 def test_c86_without_messages_there_are_none(pipeline: Pipeline) -> None:
     pipeline.apply(pipeline.stage())
     execute(pipeline.conninfo, *C85)
@@ -145,8 +164,7 @@ def replicate(conninfo: str, origin: str, lsn: str, *statements: str) -> None:
 LOGGED = ("a", "_pgoutput_origin", "_pgoutput_origin_lsn")
 
 
-@both_transports
-@pytest.mark.parametrize("origin", ["any", "none"])
+@pytest.mark.parametrize(("origin", "transport"), transports(any=SQL, none=WALSENDER))
 def test_c87_origins_are_named_or_left_out(
     pipeline: Pipeline, origins: tuple[str, str], origin: str
 ) -> None:
@@ -162,8 +180,9 @@ def test_c87_origins_are_named_or_left_out(
     assert sorted(rows(pipeline, "t", *LOGGED)) == wanted
 
 
-@both_transports
-@pytest.mark.parametrize("limits", [{}, {"max_changes": 1}], ids=["one_batch", "per_transaction"])
+@pytest.mark.parametrize(
+    ("limits", "transport"), transports(one_batch=WALSENDER, per_transaction=SQL)
+)
 def test_c88_an_origin_is_that_of_its_transaction_alone(
     pipeline: Pipeline, origins: tuple[str, str], limits: dict[str, int]
 ) -> None:
@@ -194,7 +213,7 @@ def test_c88_an_origin_is_that_of_its_transaction_alone(
     ]
 
 
-@both_transports
+@pytest.mark.parametrize("transport", [WALSENDER, pytest.param(SQL, marks=pytest.mark.exhaustive)])
 def test_c87_tables_that_are_updated_take_rows_of_any_origin(
     pipeline: Pipeline, origins: tuple[str, str]
 ) -> None:

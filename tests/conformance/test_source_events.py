@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 TABLE = ("CREATE TABLE t(a int PRIMARY KEY, b text)", "INSERT INTO t VALUES (1, 'copied')")
-TRANSPORTS = ("sql", "walsender")
 
 
 @pytest.fixture
@@ -104,7 +103,9 @@ def test_different_column_lists_stop_the_run(tables: Tables, scenario: str) -> N
     assert tables.lake_rows("t", columns=columns) == dict.fromkeys(wanted, 1)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    "transport", ["sql", pytest.param("walsender", marks=pytest.mark.exhaustive)]
+)
 def test_c84_a_silent_publication_moves_the_checkpoint_alone(
     tables: Tables, transport: str
 ) -> None:
@@ -128,7 +129,9 @@ def test_c84_a_silent_publication_moves_the_checkpoint_alone(
     tables.assert_equal("t")
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    "transport", [pytest.param("sql", marks=pytest.mark.exhaustive), "walsender"]
+)
 def test_c93_transactions_that_go_on_while_the_copy_waits_for_them(
     tables: Tables, transport: str
 ) -> None:

@@ -178,7 +178,9 @@ def test_a_renamed_or_moved_table_goes_on_as_it_is_told(pipeline: Pipeline) -> N
     tables.assert_repeatable()
 
 
-@pytest.mark.parametrize("transport", ["sql", "walsender"])
+@pytest.mark.parametrize(
+    "transport", [pytest.param("sql", marks=pytest.mark.exhaustive), "walsender"]
+)
 def test_c59_two_tables_that_had_one_name_in_a_transaction_are_told_apart(
     pipeline: Pipeline, transport: str
 ) -> None:
@@ -278,7 +280,9 @@ def test_tables_that_leave_a_publication_and_come_to_one(pipeline: Pipeline) -> 
     tables.assert_repeatable()
 
 
-@pytest.mark.parametrize("transport", ["sql", "walsender"])
+@pytest.mark.parametrize(
+    "transport", ["sql", pytest.param("walsender", marks=pytest.mark.exhaustive)]
+)
 def test_c91_without_a_copy_what_was_published_flows_and_the_gap_is_named(
     pipeline: Pipeline, transport: str
 ) -> None:

@@ -26,8 +26,14 @@ if TYPE_CHECKING:
 
 _numbers = itertools.count(1)
 
-#: Files of tests that every run does in both settings of ``advance``; the others with ``ALL=1``.
-ALWAYS_BOTH = ("test_capture_crashes", "test_positions", "test_lost_slot", "test_cancelled_runs")
+#: Files and tests that every run does in both settings of ``advance``; the others with ``ALL=1``.
+#: ``test_kill_sweep`` kills a task of each kind in both settings.
+ALWAYS_BOTH = {
+    "test_lost_slot",
+    "test_cancelled_runs",
+    "test_f18_advancing_before_the_apply_moves_to_the_checkpoint_only",
+    "test_f20_what_a_crashed_server_delivers_again_is_not_applied_again",
+}
 #: Files of tests that choose the setting themselves.
 ITS_OWN = ("test_kill_sweep", "test_saved_positions", "test_slot_watch")
 
@@ -37,7 +43,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     file = metafunc.module.__name__.rpartition(".")[2]
     settings: list[Any] = [setting.advance]
     if file not in ITS_OWN and setting.advance == AFTER_APPLY:
-        marks = () if file in ALWAYS_BOTH else (pytest.mark.exhaustive,)
+        always = ALWAYS_BOTH & {file, metafunc.function.__name__}
+        marks = () if always else (pytest.mark.exhaustive,)
         settings.append(pytest.param(AFTER_STAGE, marks=marks))
     metafunc.parametrize("advance", settings, indirect=True)
 
