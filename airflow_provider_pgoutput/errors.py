@@ -98,7 +98,7 @@ class RetryableError(PgoutputError):
     """Trying again, unchanged and later, can succeed."""
 
     #: What to look at when no retry is left.
-    suspects = "the log of this try"
+    where_to_look = "the log of this try"
 
     def say_no_try_is_left(self) -> None:
         """Give advice that does not wait for a next try."""
@@ -106,7 +106,7 @@ class RetryableError(PgoutputError):
         if advice.startswith("nothing;"):
             # Its first sentence is about the next try. What follows is for an error that lasts.
             advice = advice.partition(". ")[2]
-        advice = advice or f"look at {self.suspects}."
+        advice = advice or f"look at {self.where_to_look}."
         self.advice = f"{advice} This was the last try: clear the task to try again."
         self.args = (self._text(),)
 
@@ -118,7 +118,7 @@ class ConnectionNotFound(RetryableError):
 class SourceUnavailable(RetryableError):
     """The source did not answer, or it closed the connection."""
 
-    suspects = "the server, at host and port of the connection, and at the network in between"
+    where_to_look = "the server, at host and port of the connection, and at the network in between"
 
 
 class SnapshotLost(RetryableError):
@@ -136,7 +136,7 @@ class SourceLocked(RetryableError):
 class LakeUnavailable(RetryableError):
     """The Iceberg catalog or the staging area did not answer."""
 
-    suspects = "the catalog and the object store, and at the network in between"
+    where_to_look = "the catalog and the object store, and at the network in between"
 
 
 class StagingFull(RetryableError):

@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest, Table
-from airflow_provider_pgoutput.batch.membership import PublicationMark, PublishedSet, TableMark
+from airflow_provider_pgoutput.batch.membership import (
+    PublicationVersion,
+    PublishedSet,
+    TableMembership,
+)
 from airflow_provider_pgoutput.batch.shape import Storage
 from airflow_provider_pgoutput.batch.table_version import Column, Counts, StagedFile, TableVersion
 
@@ -33,7 +37,7 @@ _TYPES = (
 def made(tables: int, columns: int) -> Manifest:
     """A manifest as a run leaves it in which each table got one row."""
     oids = range(16384, 16384 + tables)
-    marks = tuple(TableMark(oid, f"public.table_{oid}", (f"p {oid} 750",)) for oid in oids)
+    marks = tuple(TableMembership(oid, f"public.table_{oid}", (f"p {oid} 750",)) for oid in oids)
     return Manifest(
         slot_name="bench",
         system_identifier="7000000000000000001",
@@ -44,7 +48,7 @@ def made(tables: int, columns: int) -> Manifest:
         end_lsn=Lsn(0x20000000),
         tables=tuple(_table(oid, columns) for oid in oids),
         transactions=tables,
-        published=PublishedSet((PublicationMark("p", 16383, "750", False, False),), marks),
+        published=PublishedSet((PublicationVersion("p", 16383, "750", False, False),), marks),
     )
 
 

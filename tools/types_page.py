@@ -62,7 +62,7 @@ _EXACT = {
     "list": "all elements in order, NULL included",
     "map": "all pairs, NULL values included",
 }
-_UNFIT = {
+_DOES_NOT_FIT = {
     "decimal": "NaN, ±infinity",
     "date": "±infinity, BC, years after 9999",
     "timestamp": "±infinity, BC, years after 9999",
@@ -135,8 +135,8 @@ def spark_type(lake: str) -> str:
 def _row(label: str, lake: str, info: TypeInfo | None, *, binary: str) -> str:
     family, row = re.split(r"[<(]", lake)[0], row_of(info)
     exact = _EXACT[family] if row.exact is None else row.exact
-    unfit = _UNFIT.get(family, "") if row.unfit is None else row.unfit
-    return f"| {label} | `{lake}` | `{spark_type(lake)}` | {binary} | {exact} | {unfit} |\n"
+    does_not_fit = _DOES_NOT_FIT.get(family, "") if row.does_not_fit is None else row.does_not_fit
+    return f"| {label} | `{lake}` | `{spark_type(lake)}` | {binary} | {exact} | {does_not_fit} |\n"
 
 
 def _binary(type_oid: int, catalog: Mapping[int, TypeInfo]) -> str:
@@ -168,14 +168,14 @@ def _builtin_rows() -> Iterator[str]:
 
 def _chosen_rows() -> Iterator[str]:
     catalog = {info.oid: info for info, _, _ in _SAMPLES}
-    for kind, choice, type_oid, exact, unfit in CHOSEN:
+    for kind, choice, type_oid, exact, does_not_fit in CHOSEN:
         options = TypeOptions({kind: choice})
         lake = lake_type(type_oid, -1, catalog, options.of("", ""))
         name = "composite" if kind == "composite" else f"`{type_name(type_oid, -1, catalog)}`"
         option = f"`{{{json.dumps(kind)}: {json.dumps(choice)}}}`"
         binary = _binary(type_oid, catalog)
         kinds = f"`{lake}` | `{spark_type(lake)}` | {binary}"
-        yield f"| {option} | {name} | {kinds} | {exact} | {unfit} |\n"
+        yield f"| {option} | {name} | {kinds} | {exact} | {does_not_fit} |\n"
 
 
 def _user_rows() -> Iterator[str]:

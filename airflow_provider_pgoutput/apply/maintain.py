@@ -26,7 +26,7 @@ from airflow_provider_pgoutput.apply.iceberg.jvm import (
 from airflow_provider_pgoutput.apply.iceberg.session import isolated
 from airflow_provider_pgoutput.apply.iceberg.sql import Sql, TableName, literal, quote
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
-from airflow_provider_pgoutput.batch import checkpoint as words
+from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     LakeDenied,
@@ -225,11 +225,13 @@ def _present(spark: SparkSession, job: MaintenanceJob) -> tuple[list[IcebergTabl
 
 
 def _chosen(present: Sequence[IcebergTable], job: MaintenanceJob) -> list[IcebergTable]:
-    ours = [each for each in present if each.properties.get(words.PROPERTY_SLOT) == job.slot_name]
+    ours = [
+        each for each in present if each.properties.get(lake_names.PROPERTY_SLOT) == job.slot_name
+    ]
     if not job.source_tables:
-        own = [each for each in present if each.name.name in words.OWN_TABLES]
+        own = [each for each in present if each.name.name in lake_names.OWN_TABLES]
         return ours + [each for each in own if each not in ours]
-    sources = {each.properties.get(words.PROPERTY_SOURCE_TABLE): each for each in ours}
+    sources = {each.properties.get(lake_names.PROPERTY_SOURCE_TABLE): each for each in ours}
     if left := set(job.source_tables) - set(sources):
         raise TableRefused(
             f"There is no target of it in namespace {job.namespace}.",
@@ -413,12 +415,12 @@ def _left_by_a_batch(table: IcebergTable, head: int) -> int | None:
     :return: None: somebody else changed rows since that batch. Or a snapshot between the two has expired;
         then a tag of an earlier maintenance already marks the batch.
     """
-    begun = False
+    is_reached = False
     for snapshot in table.history():
-        begun = begun or int(snapshot.snapshotId()) == head
-        if not begun:
+        is_reached = is_reached or int(snapshot.snapshotId()) == head
+        if not is_reached:
             continue
-        if snapshot.summary().get(words.SUMMARY_END_LSN):
+        if snapshot.summary().get(lake_names.SUMMARY_END_LSN):
             return int(snapshot.snapshotId())
         if snapshot.operation() != "replace":
             break

@@ -17,7 +17,7 @@ from airflow_provider_pgoutput.apply.iceberg.jvm import entries
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.table import checkpoint
 from airflow_provider_pgoutput.apply.table.target import Target, refuse_other_deletes, start
-from airflow_provider_pgoutput.batch import checkpoint as words
+from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import BatchGap, TableRefused
@@ -161,7 +161,7 @@ def _refuse_inside_batch(
     for snapshot in table.history():
         if int(snapshot.snapshotId()) == snapshot_id:
             break
-        begins = snapshot.summary().get(words.SUMMARY_START_LSN)
+        begins = snapshot.summary().get(lake_names.SUMMARY_START_LSN)
         if begins and _end_of(snapshot, manifest) is not None:
             following = Lsn.parse(begins)
     else:
@@ -206,7 +206,10 @@ def _end_of(snapshot: Any, manifest: Manifest) -> Lsn | None:
     """Where the batch that made a snapshot ends; None: no batch of the manifest's slot and system made it."""
     summary = snapshot.summary()
     ours = (manifest.slot_name, manifest.system_identifier)
-    if (summary.get(words.SUMMARY_SLOT), summary.get(words.SUMMARY_SYSTEM_IDENTIFIER)) != ours:
+    if (
+        summary.get(lake_names.SUMMARY_SLOT),
+        summary.get(lake_names.SUMMARY_SYSTEM_IDENTIFIER),
+    ) != ours:
         return None
-    text = summary.get(words.SUMMARY_END_LSN)
+    text = summary.get(lake_names.SUMMARY_END_LSN)
     return Lsn.parse(text) if text else None

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.batch import checkpoint as words
+from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.lsn import Lsn
 
 if TYPE_CHECKING:
@@ -106,13 +106,13 @@ def _parse(text: str) -> tuple[Marker, int]:
 
 def _marker(snapshot: Snapshot, slot_name: str) -> Marker | None:
     summary = snapshot.summary
-    end_lsn = summary.get(words.SUMMARY_END_LSN)
-    if summary.get(words.SUMMARY_SLOT) != slot_name or not end_lsn:
+    end_lsn = summary.get(lake_names.SUMMARY_END_LSN)
+    if summary.get(lake_names.SUMMARY_SLOT) != slot_name or not end_lsn:
         return None
-    start_lsn = summary.get(words.SUMMARY_START_LSN)
+    start_lsn = summary.get(lake_names.SUMMARY_START_LSN)
     return Marker(
-        summary[words.SUMMARY_SYSTEM_IDENTIFIER],
-        summary[words.SUMMARY_BATCH_ID],
+        summary[lake_names.SUMMARY_SYSTEM_IDENTIFIER],
+        summary[lake_names.SUMMARY_BATCH_ID],
         Lsn.parse(end_lsn),
         Lsn.parse(start_lsn) if start_lsn else None,
         snapshot.snapshot_id,

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.table_version import TableVersion
 
 
-def sought_by(version: TableVersion) -> tuple[str, ...]:
+def lookup_columns(version: TableVersion) -> tuple[str, ...]:
     """The names of the key columns. Without a key, if whole old rows are sent: all columns."""
     if version.key_columns or version.replica_identity != FULL:
         return version.key_columns

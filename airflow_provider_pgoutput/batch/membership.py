@@ -14,7 +14,7 @@ FILTERED = " filtered"
 
 
 @dataclass(frozen=True, slots=True)
-class PublicationMark:
+class PublicationVersion:
     """A publication."""
 
     name: str
@@ -27,7 +27,7 @@ class PublicationMark:
 
 
 @dataclass(frozen=True, slots=True)
-class TableMark:
+class TableMembership:
     """A published table, and the rows of the catalog that make it one."""
 
     relation_oid: int
@@ -47,8 +47,8 @@ class TableMark:
 class PublishedSet:
     """All publications that are read, and their tables."""
 
-    publications: tuple[PublicationMark, ...]
-    tables: tuple[TableMark, ...]
+    publications: tuple[PublicationVersion, ...]
+    tables: tuple[TableMembership, ...]
 
     @classmethod
     def from_body(cls, body: dict[str, Any] | None) -> PublishedSet | None:
@@ -56,9 +56,9 @@ class PublishedSet:
         if body is None:
             return None
         return cls(
-            tuple(PublicationMark(**each) for each in body["publications"]),
+            tuple(PublicationVersion(**each) for each in body["publications"]),
             tuple(
-                TableMark(
+                TableMembership(
                     **{
                         **each,
                         "memberships": tuple(each["memberships"]),

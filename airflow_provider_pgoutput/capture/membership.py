@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
-    from airflow_provider_pgoutput.batch.membership import PublishedSet, TableMark
+    from airflow_provider_pgoutput.batch.membership import PublishedSet, TableMembership
     from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.capture.source.session import Session
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Letters of ``TableMark.leaves_out``: insert, update, delete, truncate.
+#: Letters of ``TableMembership.leaves_out``: insert, update, delete, truncate.
 _OPERATIONS = frozenset("iudt")
 
 
@@ -233,12 +233,12 @@ def refuse_other_names(
     before, now = marks
     published = {each.relation_oid: each.name for each in now.tables}
     known = published.keys() | {each.relation_oid for each in before.tables}
-    strangers = sorted(set(sent) - known)
-    if not strangers:
+    not_published = sorted(set(sent) - known)
+    if not not_published:
         return
     roots = {_oid(mark): each.relation_oid for each in before.tables for mark in each.partitions}
-    wanted = {roots[oid] for oid in strangers if oid in roots} & published.keys()
-    for partitions in partitions_below(session, list(published), strangers).values():
+    wanted = {roots[oid] for oid in not_published if oid in roots} & published.keys()
+    for partitions in partitions_below(session, list(published), not_published).values():
         wanted |= partitions
     if lacking := sorted(published[oid] for oid in wanted - set(copied)):
         raise PublicationChanged(
@@ -252,7 +252,7 @@ def refuse_other_names(
         )
 
 
-def _has_gap(before: TableMark, now: TableMark) -> bool:
+def _has_gap(before: TableMembership, now: TableMembership) -> bool:
     """Whether rows that are published now were not published at some time since."""
     kept = set(before.memberships) & set(now.memberships)
     if not kept:
@@ -281,12 +281,12 @@ def refuse_other_root(before: PublishedSet, now: PublishedSet, *, slot_name: str
         was = by_oid.get(publication.oid) or by_name.get(publication.name)
         if was is not None and was.via_partition_root != publication.via_partition_root:
             value = str(publication.via_partition_root).lower()
-            former = str(was.via_partition_root).lower()
+            earlier = str(was.via_partition_root).lower()
             raise PublicationChanged(
-                f"publish_via_partition_root of publication {publication.name} was {former} and is {value} "
+                f"publish_via_partition_root of publication {publication.name} was {earlier} and is {value} "
                 "now, which gives the rows of partitioned tables another table in the lake.",
                 slot=slot_name,
-                advice=f"set it to {former} again and name the partitioned tables in copy_tables once; or"
+                advice=f"set it to {earlier} again and name the partitioned tables in copy_tables once; or"
                 " read the publication with a new slot into another namespace.",
             )
 
@@ -303,7 +303,9 @@ def _replaced(published: Sequence[PublishedTable], seen: Mapping[int, str]) -> d
     }
 
 
-def _warn_of_partitions(session: Session, both: Sequence[tuple[TableMark, TableMark]]) -> None:
+def _warn_of_partitions(
+    session: Session, both: Sequence[tuple[TableMembership, TableMembership]]
+) -> None:
     """Warn of partitions that came with rows or went. The stream tells of neither.
 
     :param both: each table as it was and as it is.
@@ -332,7 +334,7 @@ def _warn_of_partitions(session: Session, both: Sequence[tuple[TableMark, TableM
 
 
 def _oid(partition: str) -> int:
-    """The OID of a partition, as ``TableMark`` has it."""
+    """The OID of a partition, as ``TableMembership`` has it."""
     return int(partition.split(" ", maxsplit=1)[0])
 
 

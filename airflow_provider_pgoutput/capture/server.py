@@ -36,8 +36,8 @@ from airflow_provider_pgoutput.capture.source.flush_position import read_flush_l
 from airflow_provider_pgoutput.capture.source.keys import Keys
 from airflow_provider_pgoutput.capture.source.money import warn_of_other_decimals
 from airflow_provider_pgoutput.capture.source.publications import (
-    read_marks,
     read_publications,
+    read_published_set,
     warn_of_missing_identity,
     warn_of_missing_operations,
 )
@@ -141,7 +141,7 @@ class PostgresSource:
         warn_of_other_decimals(self.request.conninfo, tables, types, slot_name=slot_name)
         return Facts(
             tables,
-            read_marks(self.session, self.publication_names, tables),
+            read_published_set(self.session, self.publication_names, tables),
             read_storage(self.session, (each.relation_oid for each in tables)),
         )
 
@@ -284,7 +284,7 @@ class PostgresSource:
         return SchemaHistory(
             policy=self.request.schema_policy,
             before=before,
-            former={} if checkpoint is None else checkpoint.shapes_by_name,
+            shapes_by_name={} if checkpoint is None else checkpoint.shapes_by_name,
             attributes=seen_from(before, read_attributes(self.session, relation_oids)),
             # Read after the columns. So if a column is known, a rewrite that came with it is known, too.
             storage=read_storage(self.session, relation_oids),

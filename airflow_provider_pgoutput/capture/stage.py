@@ -140,7 +140,10 @@ def _two_phase(run: Run, start: Start) -> Iterator[TwoPhase | None]:
             reads_from,
         )
     with TwoPhase(
-        source.area, reads_from, earlier, lone_commits=source.options.lone_commits
+        source.area,
+        reads_from,
+        earlier,
+        commits_without_prepare=source.options.commits_without_prepare,
     ) as two_phase:
         yield two_phase
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.batch import checkpoint as words
+from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.passed_over import to_text
 from airflow_provider_pgoutput.doctor.diagnose import bridge, dead_branches, is_ours
@@ -60,7 +60,7 @@ def rebuild_checkpoint(catalog: Catalog, namespace: str, observed: Observed) -> 
         raise TableRefused(
             "There is a checkpoint of the slot already.",
             slot=observed.slot_name,
-            table=f"{namespace}.{words.CHECKPOINT_TABLE}",
+            table=f"{namespace}.{lake_names.CHECKPOINT_TABLE}",
         )
     if observed.lake.recorded:
         raise TableRefused(
@@ -90,7 +90,7 @@ def rebuild_checkpoint(catalog: Catalog, namespace: str, observed: Observed) -> 
         {
             "slot_name": observed.slot_name,
             "system_identifier": systems.pop(),
-            "batch_id": words.REBUILT,
+            "batch_id": lake_names.REBUILT,
             "start_lsn": position.sortable,
             "end_lsn": position.sortable,
             "passed_over": _passed_over(observed, position),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from airflow_provider_pgoutput.batch import checkpoint as words
+from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.lake.state import lake_errors
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def append_rows(
     :raises LakeUnavailable: the catalog failed, or its answer did not arrive.
     """
     now = datetime.now(UTC)
-    schema = pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in words.CHECKPOINT])
-    identifier = (*namespace.split("."), words.CHECKPOINT_TABLE)
+    schema = pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in lake_names.CHECKPOINT])
+    identifier = (*namespace.split("."), lake_names.CHECKPOINT_TABLE)
     with lake_errors("written"):
         table = catalog.create_table_if_not_exists(
             identifier, schema, properties={"format-version": "2"}
@@ -73,7 +73,7 @@ def record_empty_batch(
     row = row_of_empty_batch(job, manifest)
     with lake_errors("opened"):
         catalog = load_catalog(catalog_name, **dict(catalog_properties))
-    append_rows(catalog, job.namespace, [row], words.marker_of(manifest))
+    append_rows(catalog, job.namespace, [row], lake_names.marker_of(manifest))
 
 
 def row_of_empty_batch(job: ApplyJob, manifest: Manifest) -> dict[str, Any]:

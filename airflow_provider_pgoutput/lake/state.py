@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.batch import checkpoint as words
+from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.applied import Snapshot, find_applied
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
@@ -120,9 +120,9 @@ def read_lake(catalog: Catalog, namespace: str, slot_name: str) -> LakeState:
     with lake_errors("read"):
         for identifier in _table_names(catalog, namespace):
             table = catalog.load_table(identifier)
-            if identifier[-1] == words.CHECKPOINT_TABLE:
+            if identifier[-1] == lake_names.CHECKPOINT_TABLE:
                 recorded = _recorded(table, slot_name)
-            elif table.properties.get(words.PROPERTY_SLOT) == slot_name:
+            elif table.properties.get(lake_names.PROPERTY_SLOT) == slot_name:
                 tables.append(_lake_table(table, ".".join(identifier), slot_name))
     return LakeState(recorded, tuple(sorted(tables, key=lambda each: each.target)))
 
@@ -132,7 +132,7 @@ def read_recorded(catalog: Catalog, namespace: str, slot_name: str) -> tuple[Rec
 
     :raises LakeUnavailable: the catalog or the table cannot be read.
     """
-    identifier = (*namespace.split("."), words.CHECKPOINT_TABLE)
+    identifier = (*namespace.split("."), lake_names.CHECKPOINT_TABLE)
     with lake_errors("read"):
         if not catalog.table_exists(identifier):
             return ()
@@ -192,7 +192,9 @@ def _table_names(catalog: Catalog, namespace: str) -> list[tuple[str, ...]]:
 
 def _recorded(table: Table, slot_name: str) -> tuple[Recorded, ...] | None:
     there = table.schema().column_names
-    names = [name for name, _ in words.CHECKPOINT if name in Recorded.__slots__ and name in there]
+    names = [
+        name for name, _ in lake_names.CHECKPOINT if name in Recorded.__slots__ and name in there
+    ]
     # A slot name has only letters, digits and underscores, so it needs no quotes.
     rows = table.scan(
         row_filter=f"slot_name = '{check_slot_name(slot_name)}'", selected_fields=tuple(names)
@@ -218,17 +220,17 @@ def _lake_table(table: Table, target: str, slot_name: str) -> LakeTable:
         name: datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)
         for name, reference in table.metadata.refs.items()
         if reference.snapshot_ref_type == "branch"
-        and name.startswith(words.BRANCH_PREFIX)
+        and name.startswith(lake_names.BRANCH_PREFIX)
         and (snapshot := table.snapshot_by_id(reference.snapshot_id)) is not None
     }
-    text = properties.get(words.PROPERTY_APPLIED + slot_name)
+    text = properties.get(lake_names.PROPERTY_APPLIED + slot_name)
     applied = find_applied(slot_name, _history(table), text)
     published = applied.published
     return LakeTable(
         target=target,
-        source_name=properties[words.PROPERTY_SOURCE_TABLE],
-        relation_oid=int(properties[words.PROPERTY_RELATION_OID]),
-        system_identifier=properties[words.PROPERTY_SYSTEM_IDENTIFIER],
+        source_name=properties[lake_names.PROPERTY_SOURCE_TABLE],
+        relation_oid=int(properties[lake_names.PROPERTY_RELATION_OID]),
+        system_identifier=properties[lake_names.PROPERTY_SYSTEM_IDENTIFIER],
         marker=applied.marker,
         branches=branches,
         was_rolled_back=applied.was_rolled_back,
@@ -264,7 +266,7 @@ def _snapshot_of(table: Table, batch_id: str) -> int | None:
         each
         for each in table.snapshots()
         if each.summary is not None
-        and each.summary.additional_properties.get(words.SUMMARY_BATCH_ID) == batch_id
+        and each.summary.additional_properties.get(lake_names.SUMMARY_BATCH_ID) == batch_id
     ]
     newest = max(found, key=lambda each: each.sequence_number or 0, default=None)
     return None if newest is None else newest.snapshot_id

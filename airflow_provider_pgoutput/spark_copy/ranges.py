@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyspark import AccumulatorParam
 
 from airflow_provider_pgoutput.batch.table_version import Counts
-from airflow_provider_pgoutput.capture.copy.read import CopiedRows, CopyOrder, copy_tables
+from airflow_provider_pgoutput.capture.copy.read import CopiedRows, TableCopy, copy_tables
 from airflow_provider_pgoutput.capture.describe import copy_caster
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.rejected import SCHEMA as REJECTED_SCHEMA
@@ -130,10 +130,10 @@ class _Range:
 
     def copy(self, conninfo: str | Mapping[str, Any], blocks: BlockRange) -> CopiedRange:
         """Read all rows of the range and complete their files."""
-        order = CopyOrder(self._table.table, self._staged, [blocks])
+        table_copy = TableCopy(self._table.table, self._staged, [blocks])
         counts, read_bytes = Counts(), 0
         try:
-            for part in copy_tables(conninfo, self._job.snapshot_name, [order], 1):
+            for part in copy_tables(conninfo, self._job.snapshot_name, [table_copy], 1):
                 if isinstance(part, CopiedRows):
                     counts += self._keep(part)
                     read_bytes += part.rows.nbytes

@@ -19,7 +19,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_pgoutput.batch.jobs import ApplyJob, job_from_json
 from airflow_provider_pgoutput.batch.manifest import SkippedTransaction
-from airflow_provider_pgoutput.batch.membership import PublishedSet, TableMark
+from airflow_provider_pgoutput.batch.membership import PublishedSet, TableMembership
 from airflow_provider_pgoutput.batch.table_version import Counts
 from airflow_provider_pgoutput.errors import ConnectionNotFound, LakeUnavailable, PublishRefused
 from tests.airflow.spark_submit_double import SLOT, Workshop
@@ -223,7 +223,7 @@ def test_options_of_a_table_that_is_not_published_are_warned_of_by_name(
 ) -> None:
     """A table that the batch does not change is published all the same."""
     marks = tuple(
-        TableMark(oid, f"public.{name}", ()) for oid, name in ((1, "orders"), (2, "idle"))
+        TableMembership(oid, f"public.{name}", ()) for oid, name in ((1, "orders"), (2, "idle"))
     )
     workshop.seal(published=PublishedSet((), marks))
     options: dict[str, Any] = {"public.orders": {}, "public.idle": {}, "public.ordres": {}}

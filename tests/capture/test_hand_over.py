@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_pgoutput.capture.source.threads import HandOver, interleaved
+from airflow_provider_pgoutput.capture.source.threads import BoundedQueue, interleaved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -31,17 +31,17 @@ def numbers(count: int) -> Generator[int, None, None]:
 
 
 def test_items_arrive_in_order_and_end() -> None:
-    ready: HandOver[int] = HandOver(2)
+    ready: BoundedQueue[int] = BoundedQueue(2)
     maker = in_a_thread(lambda: ready.feed(numbers(50)))
     assert list(ready) == list(range(50))
     assert joined(maker)
 
 
 def test_items_of_several_makers_end_with_the_last_one() -> None:
-    ready: HandOver[int] = HandOver(2, makers=3)
-    makers = [in_a_thread(lambda: ready.feed(numbers(20))) for _ in range(3)]
+    ready: BoundedQueue[int] = BoundedQueue(2, producers=3)
+    producers = [in_a_thread(lambda: ready.feed(numbers(20))) for _ in range(3)]
     assert sorted(ready) == sorted([*range(20)] * 3)
-    assert all(joined(each) for each in makers)
+    assert all(joined(each) for each in producers)
 
 
 def test_an_error_of_a_maker_is_raised_after_what_it_made() -> None:
@@ -49,7 +49,7 @@ def test_an_error_of_a_maker_is_raised_after_what_it_made() -> None:
         yield 1
         raise OSError("of the maker")
 
-    ready: HandOver[int] = HandOver(2, makers=2)
+    ready: BoundedQueue[int] = BoundedQueue(2, producers=2)
     assert ready.feed(failing()) is False
     taker = iter(ready)
     assert next(taker) == 1
@@ -67,7 +67,7 @@ def test_a_stopped_maker_leaves_and_its_generator_is_closed() -> None:
         finally:
             closed.set()
 
-    ready: HandOver[int] = HandOver(1)
+    ready: BoundedQueue[int] = BoundedQueue(1)
     results: list[bool] = []
     maker = in_a_thread(lambda: results.append(ready.feed(endless())))
     assert next(iter(ready)) == 1
@@ -79,8 +79,8 @@ def test_a_stopped_maker_leaves_and_its_generator_is_closed() -> None:
 
 def test_a_stopped_taker_leaves_although_nothing_comes() -> None:
     stopping = threading.Event()
-    empty: HandOver[int] = HandOver(1, stopping=stopping)
-    other: HandOver[int] = HandOver(1, stopping=stopping)
+    empty: BoundedQueue[int] = BoundedQueue(1, stopping=stopping)
+    other: BoundedQueue[int] = BoundedQueue(1, stopping=stopping)
     taken: list[int] = []
     taker = in_a_thread(lambda: taken.extend(empty))
     other.stop()

@@ -16,7 +16,7 @@ import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.copy import plan, stage
-from airflow_provider_pgoutput.capture.copy.read import CopyOrder, copy_tables
+from airflow_provider_pgoutput.capture.copy.read import TableCopy, copy_tables
 from airflow_provider_pgoutput.capture.run import Run
 from airflow_provider_pgoutput.capture.server import PostgresSource
 from airflow_provider_pgoutput.capture.source import session as sessions
@@ -295,7 +295,7 @@ def test_a_type_that_changed_without_a_rewrite_means_another_snapshot(
         point = snapshot.consistent_point
         batch = server.new_batch(point)
         version = server.describer.published(published)
-        order = CopyOrder(published, batch.add_copy(published.relation_oid, version, point))
+        order = TableCopy(published, batch.add_copy(published.relation_oid, version, point))
         with pytest.raises(SnapshotLost) as lost:
             list(copy_tables(source.conninfo, snapshot.name, [order], 1))
         batch.abandon()

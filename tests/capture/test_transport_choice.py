@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_pgoutput.capture.stream.choose import Backlog, Room, against_sql
+from airflow_provider_pgoutput.capture.stream.choose import Backlog, Capacity, against_sql
 from airflow_provider_pgoutput.errors import TemporaryFilesFull
 from tests.capture.pipeline_support import Source, checkpoint_of
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
 
 MIB, GIB = 1 << 20, 1 << 30
-NO_LIMIT, LIMITED = Room(None, makes_copies=True), Room(500 * MIB, makes_copies=True)
-NO_COPIES = Room(None, makes_copies=False)
+NO_LIMIT, LIMITED = Capacity(None, makes_copies=True), Capacity(500 * MIB, makes_copies=True)
+NO_COPIES = Capacity(None, makes_copies=False)
 PART = 192 * MIB
 
 
@@ -28,7 +28,7 @@ PART = 192 * MIB
         (NO_LIMIT, Backlog(500 * GIB, PART, is_cut=True), None),
         (LIMITED, Backlog(500 * GIB, PART, is_cut=True), None),
         # Nothing can be larger than the backlog.
-        (Room(MIB, makes_copies=True), Backlog(MIB, PART, is_cut=True), "temp_file_limit of 1"),
+        (Capacity(MIB, makes_copies=True), Backlog(MIB, PART, is_cut=True), "temp_file_limit of 1"),
         (NO_COPIES, Backlog(GIB, PART, is_cut=True), None),
         (NO_COPIES, Backlog(5 * GIB, PART, is_cut=True), "5120 MiB .* cannot be cut"),
         # With two_phase the slot is read in one answer.
@@ -36,7 +36,7 @@ PART = 192 * MIB
         (LIMITED, Backlog(GIB, PART, is_cut=False), "1024 MiB .* temp_file_limit"),
     ],
 )
-def test_what_speaks_against_sql(room: Room, backlog: Backlog, words: str | None) -> None:
+def test_what_speaks_against_sql(room: Capacity, backlog: Backlog, words: str | None) -> None:
     reason = against_sql(room, backlog)
     if words is None:
         assert reason is None

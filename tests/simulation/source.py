@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest, Table
-from airflow_provider_pgoutput.batch.membership import PublishedSet, TableMark
+from airflow_provider_pgoutput.batch.membership import PublishedSet, TableMembership
 from airflow_provider_pgoutput.batch.table_version import Column, Counts, StagedFile, TableVersion
 from airflow_provider_pgoutput.capture.advance import move_slot
 from airflow_provider_pgoutput.capture.membership import changes_of_membership
@@ -390,7 +390,7 @@ class SimulatedSource:
     def read_facts(self) -> Facts:
         """See ``Source``."""
         tables = self.read_tables()
-        marks = (TableMark(each.relation_oid, each.name, ("all",)) for each in tables)
+        marks = (TableMembership(each.relation_oid, each.name, ("all",)) for each in tables)
         return Facts(tables, PublishedSet((), tuple(marks)))
 
     def read_after(self, batch: Any, start: Start, facts: Facts, found: Found) -> CatalogAfter:

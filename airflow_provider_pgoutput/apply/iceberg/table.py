@@ -20,7 +20,7 @@ from airflow_provider_pgoutput.apply.iceberg.jvm import (
     entries,
     java_class,
 )
-from airflow_provider_pgoutput.batch import checkpoint as words
+from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.applied import Snapshot, find_applied, property_of
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.errors import (
@@ -133,7 +133,7 @@ class IcebergTable:
     def applied(self, slot_name: str) -> Applied:
         """Which batch of a slot main ends with, and which one was published last."""
         history = (_plain(each, slot_name) for each in self.history())
-        text = self.properties.get(words.PROPERTY_APPLIED + slot_name)
+        text = self.properties.get(lake_names.PROPERTY_APPLIED + slot_name)
         return find_applied(slot_name, history, text)
 
     def marker(self, slot_name: str) -> Marker | None:
@@ -171,7 +171,7 @@ class IcebergTable:
         for snapshot in self.history():
             if since is not None and int(snapshot.snapshotId()) == since:
                 return None
-            if snapshot.summary().get(words.SUMMARY_BATCH_ID) == batch_id:
+            if snapshot.summary().get(lake_names.SUMMARY_BATCH_ID) == batch_id:
                 return int(snapshot.snapshotId())
         return None
 
@@ -180,10 +180,10 @@ class IcebergTable:
         found = None
         for snapshot in self.history():
             summary = snapshot.summary()
-            if summary.get(words.SUMMARY_SLOT) == slot_name and summary.get(
-                words.SUMMARY_START_LSN
+            if summary.get(lake_names.SUMMARY_SLOT) == slot_name and summary.get(
+                lake_names.SUMMARY_START_LSN
             ):
-                found = Lsn.parse(summary.get(words.SUMMARY_START_LSN))
+                found = Lsn.parse(summary.get(lake_names.SUMMARY_START_LSN))
             if snapshot.parentId() is None:
                 return found
         return None
@@ -199,7 +199,7 @@ class IcebergTable:
     def end_of(self, snapshot_id: int) -> Lsn | None:
         """Where the batch of a snapshot ends; None: the snapshot is gone, or not ours."""
         snapshot = self.java.snapshot(snapshot_id)
-        text = None if snapshot is None else snapshot.summary().get(words.SUMMARY_END_LSN)
+        text = None if snapshot is None else snapshot.summary().get(lake_names.SUMMARY_END_LSN)
         return Lsn.parse(text) if text else None
 
     def has_other_columns(self, snapshot_id: int) -> bool:
@@ -271,7 +271,7 @@ class IcebergTable:
         return {
             name: int(self.java.snapshot(reference.snapshotId()).timestampMillis())
             for name, reference in entries(self.java.refs())
-            if reference.isBranch() and name.startswith(words.BRANCH_PREFIX)
+            if reference.isBranch() and name.startswith(lake_names.BRANCH_PREFIX)
         }
 
     def publish(
@@ -318,7 +318,7 @@ class IcebergTable:
         change.removeBranch(branch).commit()
         applied = property_of(manifest, int(self.java.snapshot(head).sequenceNumber()))
         properties = transaction.updateProperties()
-        properties = properties.set(words.PROPERTY_APPLIED + manifest.slot_name, applied)
+        properties = properties.set(lake_names.PROPERTY_APPLIED + manifest.slot_name, applied)
         for name in done:
             properties = properties.remove(name)
         column_properties.commit(properties, self.name.target)
@@ -336,8 +336,8 @@ class IcebergTable:
 def _plain(java: Any, slot_name: str) -> Snapshot:
     """A snapshot as plain values. Each one costs a call to Java, so other writers' keys are not read."""
     found = java.summary()
-    is_ours = found.get(words.SUMMARY_SLOT) == slot_name
-    summary = {key: found.get(key) for key in words.SUMMARY_KEYS} if is_ours else {}
+    is_ours = found.get(lake_names.SUMMARY_SLOT) == slot_name
+    summary = {key: found.get(key) for key in lake_names.SUMMARY_KEYS} if is_ours else {}
     return Snapshot(
         int(java.snapshotId()),
         int(java.sequenceNumber()),

@@ -13,7 +13,11 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply.iceberg.sql import quote
 from airflow_provider_pgoutput.apply.rows import change_log, key_ranges
-from airflow_provider_pgoutput.apply.rows.fill_missing import keep_foreign, keep_unsent, resolve
+from airflow_provider_pgoutput.apply.rows.fill_missing import (
+    keep_not_in_batch,
+    keep_unsent,
+    resolve,
+)
 from airflow_provider_pgoutput.apply.rows.fold import fold
 from airflow_provider_pgoutput.apply.rows.key_events import HELD_UNDER, LIVE, arrivals
 from airflow_provider_pgoutput.batch import changes as staged
@@ -70,15 +74,19 @@ def apply(preparation: TableState, segment: Segment, changes: DataFrame, is_last
                 folded, held, segment, missing, converted, is_large=_is_large(preparation)
             )
         extra = change_log.of_folded()
-        foreign = preparation.layout.foreign
-        if (segment.unsent or foreign) and (facts.live or soft_delete) and not preparation.empty:
+        not_in_batch = preparation.layout.not_in_batch
+        if (
+            (segment.unsent or not_in_batch)
+            and (facts.live or soft_delete)
+            and not preparation.empty
+        ):
             arrived = _arrived(preparation, segment, changes)
             if segment.unsent:
                 held = key_ranges.within(preparation.writer().rows(), ranges)
                 rows = keep_unsent(rows, held, segment, arrived)
-            if foreign:
+            if not_in_batch:
                 held = preparation.writer().rows_as_they_are()
-                rows, kept = keep_foreign(rows, held, segment, foreign, arrived)
+                rows, kept = keep_not_in_batch(rows, held, segment, not_in_batch, arrived)
                 extra |= kept
         # Also if there are only inserts: a row can leave the source without an event (its partition is
         # detached, deletes are not published) and come back.

@@ -66,10 +66,10 @@ def _apply_net(
     live = Sql(f"NOT ({OP_COLUMN} <=> 'D')" if marks else "true")
     try:
         gone = netted.where(f"{COPIES} < 0").selectExpr(
-            *(image(i) for i in segment.imaged), f"-{COPIES} AS {COPIES}"
+            *(image(i) for i in segment.image_columns), f"-{COPIES} AS {COPIES}"
         )
         if segment.unknown and not gone.isEmpty():
-            held = preparation.writer().images(segment.imaged, live)
+            held = preparation.writer().images(segment.image_columns, live)
             found = settle(netted, held, segment)
             if found.missing:
                 raise preparation.writer().row_missing()

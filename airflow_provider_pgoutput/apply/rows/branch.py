@@ -14,7 +14,7 @@ from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.schema.column_map import COLUMNS_PROPERTY
 from airflow_provider_pgoutput.apply.schema.evolve import Evolved
 from airflow_provider_pgoutput.apply.table.target import properties
-from airflow_provider_pgoutput.batch import checkpoint as words
+from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX, marker_of
 from airflow_provider_pgoutput.batch.jobs import ReplayJob
 from airflow_provider_pgoutput.crash_points import reach
@@ -28,7 +28,11 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.table.target import Start, Target
 
 #: The properties that name the source and the table that a target is written from.
-_OWNER = (words.PROPERTY_SLOT, words.PROPERTY_SYSTEM_IDENTIFIER, words.PROPERTY_RELATION_OID)
+_OWNER = (
+    lake_names.PROPERTY_SLOT,
+    lake_names.PROPERTY_SYSTEM_IDENTIFIER,
+    lake_names.PROPERTY_RELATION_OID,
+)
 
 
 @dataclass(frozen=True, slots=True)

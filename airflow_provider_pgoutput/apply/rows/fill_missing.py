@@ -86,11 +86,11 @@ def _refuse_unconverted(rows: DataFrame, segment: Segment, i: int) -> None:
         )
 
 
-def keep_foreign(
+def keep_not_in_batch(
     rows: DataFrame,
     target: DataFrame,
     segment: Segment,
-    foreign: frozenset[str],
+    not_in_batch: frozenset[str],
     arrived: DataFrame | None,
 ) -> tuple[DataFrame, dict[str, Sql]]:
     """Give rows the values that the target has under their key in columns that are not the source's.
@@ -102,7 +102,7 @@ def keep_foreign(
     :param arrived: keys ``n<i>`` under which the target may have another row. Their rows get nothing.
     :return: the rows with further columns, and the names of these, by column of the target.
     """
-    names = {name: Sql(f"x{i}") for i, name in enumerate(sorted(foreign))}
+    names = {name: Sql(f"x{i}") for i, name in enumerate(sorted(not_in_batch))}
     keys = {segment.columns[i].name: staged.new(i) for i in segment.key}
     held = target.select(
         *(F.col(quote(column)).alias(f"k{name}") for column, name in keys.items()),
@@ -116,10 +116,10 @@ def keep_unsent(
 ) -> DataFrame:
     """Give rows the values that the target has under their key in columns that the source no longer sends.
 
-    They are read now, as in ``keep_foreign``.
+    They are read now, as in ``keep_not_in_batch``.
 
     :param target: the target's rows in the columns ``n<i>``.
-    :param arrived: see ``keep_foreign``.
+    :param arrived: see ``keep_not_in_batch``.
     """
     names = [staged.new(i) for i in segment.unsent]
     held = target.select(
@@ -131,7 +131,7 @@ def keep_unsent(
 def _with_held(
     rows: DataFrame, held: DataFrame, segment: Segment, arrived: DataFrame | None
 ) -> DataFrame:
-    """Join rows with the target's rows, whose key columns are called ``kn<i>``; see ``keep_foreign``."""
+    """Join rows with the target's rows, whose key columns are called ``kn<i>``; see ``keep_not_in_batch``."""
     keys: list[str] = [*segment.key_names]
     same = [F.col(f"k{name}") == F.col(name) for name in keys]
     wanted = rows.select(*keys).distinct()

@@ -63,11 +63,11 @@ def fold(
         newest = key_moves.newest(rows, segment, missing)
     else:
         newest = _newest(rows, segment, missing)
-    return _told(newest, missing, keep_gone), missing
+    return _with_newest_values(newest, missing, keep_gone), missing
 
 
 def _newest(rows: DataFrame, segment: Segment, missing: tuple[int, ...]) -> DataFrame:
-    """The newest event of each key, and the newest known value of each column in ``missing``; see ``_told``.
+    """The newest event of each key, and the newest known value of each column in ``missing``.
 
     The newest known value is the right one. After a removal, a key comes back only by an insert or by a move
     with all values, so there is a known value that is newer than the removal.
@@ -88,7 +88,7 @@ def _newest(rows: DataFrame, segment: Segment, missing: tuple[int, ...]) -> Data
     return grouped.selectExpr(*plain, "newest.*", own_key, *(known(i) for i in missing))
 
 
-def _told(newest: DataFrame, missing: tuple[int, ...], keep_gone: bool) -> DataFrame:
+def _with_newest_values(newest: DataFrame, missing: tuple[int, ...], keep_gone: bool) -> DataFrame:
     """The folded frame.
 
     :param newest: the newest event of each key. It has a struct ``known<i>`` in place of each column in

@@ -71,7 +71,7 @@ def fold_full(changes: DataFrame, segment: Segment) -> DataFrame:
     # values, and an update that changes nothing is the first event that shows them.
     live = Sql(f"({COPIES} > 0 OR {COPIES} = 0 AND {_WAS})")
     rows = netted.where(f"{COPIES} < 0 OR {live}").selectExpr(
-        *plain, staged.COMMIT_LSN, COPIES, f"{live} AS live", _told_of(live)
+        *plain, staged.COMMIT_LSN, COPIES, f"{live} AS live", _leading_columns(live)
     )
     rows = rows.select(*plain, staged.COMMIT_LSN, COPIES, "live", "row.*")
     newest = ", ".join((*_LEADING, *values))
@@ -108,7 +108,7 @@ def _of_several_versions(images: DataFrame, changes: DataFrame, segment: Segment
     images = images.withColumn("whole", whole)
     netted = images.groupBy(*groups).agg(*_netted(Sql("whole"), _POSITION))
     ends = netted.selectExpr(f"explode({signs}) AS {_SIGN}", "added", "newest")
-    ends = ends.selectExpr(_SIGN, _told_of(Sql(f"{_SIGN} > 0"))).select(_SIGN, "row.*")
+    ends = ends.selectExpr(_SIGN, _leading_columns(Sql(f"{_SIGN} > 0"))).select(_SIGN, "row.*")
     versions = changes.groupBy(staged.COMMIT_LSN).agg(
         F.expr(f"min({VERSION}) < max({VERSION})").alias("several")
     )
@@ -116,7 +116,7 @@ def _of_several_versions(images: DataFrame, changes: DataFrame, segment: Segment
     if not spanning:
         return ends
     has_one_version = ~F.col(staged.COMMIT_LSN).isin(spanning)
-    not_lasting = [image(i) for i in segment.imaged if i not in segment.lasting]
+    not_lasting = [image(i) for i in segment.image_columns if i not in segment.lasting]
     return ends.withColumns({name: F.when(has_one_version, F.col(name)) for name in not_lasting})
 
 
@@ -131,7 +131,7 @@ def net_images(changes: DataFrame, segment: Segment) -> DataFrame:
     row = Sql(f"struct({', '.join((*_LEADING, *values))})")
     netted = _signed(changes, segment).groupBy(*images).agg(*_netted(row, _POSITION))
     rows = netted.where(f"{COPIES} != 0").selectExpr(
-        *images, COPIES, _told_of(Sql(f"{COPIES} > 0"))
+        *images, COPIES, _leading_columns(Sql(f"{COPIES} > 0"))
     )
     return rows.select(*images, COPIES, "row.*")
 
@@ -150,13 +150,13 @@ def _netted(row: Sql, position: Sql) -> tuple[Column, ...]:
     )
 
 
-def _told_of(is_there: Sql) -> Sql:
+def _leading_columns(is_there: Sql) -> Sql:
     """The change that gives a row its leading columns: the one that added it, or else the newest."""
     return Sql(f"CASE WHEN {is_there} THEN added ELSE newest END AS row")
 
 
 def _images(segment: Segment) -> list[Sql]:
-    return [image(i) for i in segment.imaged]
+    return [image(i) for i in segment.image_columns]
 
 
 def _signed(changes: DataFrame, segment: Segment) -> DataFrame:
@@ -178,6 +178,6 @@ def _signed(changes: DataFrame, segment: Segment) -> DataFrame:
     return rows.withColumns(
         {
             image(i): F.expr(comparable(Sql(staged.new(i)), segment.columns[i].lake_type))
-            for i in segment.imaged
+            for i in segment.image_columns
         }
     )

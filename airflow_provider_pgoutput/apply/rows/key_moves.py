@@ -3,12 +3,12 @@
 Example: ``UPDATE t SET id = 2 WHERE id = 1``, then ``UPDATE t SET id = 3 WHERE id = 2``. Both updates leave
 out a large text, which did not change. So row 3 has the text that row 1 had.
 
-The events of one key are cut into *stays*. A stay is the time that one row has this key: it begins when the
-row gets the key, and ends when the row leaves. A stay that begins without all values continues the stay that
-the row left. All stays of one row are its *life*, which is named after the first of them. The newest value in
-a life so far is the row's value.
+The events of one key are cut into *spans*. In a span one row has this key: the span begins when the row gets
+the key, and ends when the row gets another one. A span that begins without all values continues the span that
+the row left. So the spans of one row form a chain, which is named by its first span. The newest value in a
+chain so far is the row's value.
 
-Pointers from stay to stay are followed by doubling: for a row that moved a thousand times, ten joins are
+Pointers from span to span are followed by doubling: for a row that moved a thousand times, ten joins are
 enough. Only moves without all values take part, and all columns share the joins.
 """
 
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 #: Each join doubles the length of the chains that are followed: 2**40 moves of one row.
 _MAX_JOINS = 40
 _AT = (staged.COMMIT_LSN, staged.SEQ)
-#: Key, and position of the change with which the stay began; no position: the row was there before the batch.
-_STAY = "stay"
-_BEGINS, _IS_NEWEST, _LIFE = "begins", "is_newest", "life"
+#: Key, and position of the change with which the span began; no position: the row was there before the batch.
+_SPAN = "span"
+_BEGINS, _IS_NEWEST, _FIRST_SPAN = "begins", "is_newest", "first_span"
 
 
 def newest(rows: DataFrame, segment: Segment, missing: tuple[int, ...]) -> DataFrame:
@@ -48,35 +48,35 @@ def newest(rows: DataFrame, segment: Segment, missing: tuple[int, ...]) -> DataF
 
     The frame is that of ``fold._newest``.
     """
-    rows = _with_stays(rows, segment)
+    rows = _with_spans(rows, segment)
     links = _follow(_links(rows, segment))
-    goes_on = F.expr(f"{_STAY}.lsn = link_lsn AND {_STAY}.seq = link_seq")
+    goes_on = F.expr(f"{_SPAN}.lsn = link_lsn AND {_SPAN}.seq = link_seq")
     rows = rows.join(links, goes_on, "left")
-    rows = rows.withColumn(_LIFE, F.expr(f"coalesce(before, {_STAY})"))
-    so_far = _so_far(_in_order(_LIFE))
+    rows = rows.withColumn(_FIRST_SPAN, F.expr(f"coalesce(before, {_SPAN})"))
+    so_far = _so_far(_in_order(_FIRST_SPAN))
     newest_known = []
     for i in missing:
         here = f"CASE WHEN {LIVE} AND NOT {left_out(segment, i)} THEN struct({staged.new(i)}) END"
         newest_known.append(F.last(F.expr(here), ignorenulls=True).over(so_far).alias(known(i)))
     others = [staged.new(i) for i in range(len(segment.columns)) if i not in missing]
-    held_under = F.col(_LIFE)["key"].alias(HELD_UNDER)
-    told = rows.select(*others, LIVE, *LEADING, _IS_NEWEST, held_under, *newest_known)
-    return told.where(_IS_NEWEST).drop(_IS_NEWEST)
+    held_under = F.col(_FIRST_SPAN)["key"].alias(HELD_UNDER)
+    newest_rows = rows.select(*others, LIVE, *LEADING, _IS_NEWEST, held_under, *newest_known)
+    return newest_rows.where(_IS_NEWEST).drop(_IS_NEWEST)
 
 
-def _with_stays(rows: DataFrame, segment: Segment) -> DataFrame:
-    """The events, each with its stay. The event that removes a row belongs to the stay that it ends."""
+def _with_spans(rows: DataFrame, segment: Segment) -> DataFrame:
+    """The events, each with its span. The event that removes a row belongs to the span that it ends."""
     in_order = _in_order(*segment.key_names)
     # An update after a removal is about another row. That happens when a partition is attached, for example.
     was_gone = ~F.coalesce(F.lag(LIVE).over(in_order), F.lit(True))
     comes = F.expr(f"{MOVED} OR {staged.OP} = '{staged.INSERT}'")
     rows = rows.withColumn(_BEGINS, F.col(LIVE) & (comes | was_gone))
     begins = F.expr(f"CASE WHEN {_BEGINS} THEN struct({', '.join(_AT)}) END")
-    begun = F.last(begins, ignorenulls=True).over(_so_far(in_order))
+    start = F.last(begins, ignorenulls=True).over(_so_far(in_order))
     key = F.struct(*segment.key_names).alias("key")
-    stay = F.struct(key, begun[staged.COMMIT_LSN].alias("lsn"), begun[staged.SEQ].alias("seq"))
+    span = F.struct(key, start[staged.COMMIT_LSN].alias("lsn"), start[staged.SEQ].alias("seq"))
     is_newest = F.lead(LIVE).over(in_order).isNull()
-    return rows.withColumns({_STAY: stay, _IS_NEWEST: is_newest}).drop(_BEGINS)
+    return rows.withColumns({_SPAN: span, _IS_NEWEST: is_newest}).drop(_BEGINS)
 
 
 def _in_order(*partition: str) -> WindowSpec:
@@ -88,15 +88,15 @@ def _so_far(in_order: WindowSpec) -> WindowSpec:
 
 
 def _links(rows: DataFrame, segment: Segment) -> DataFrame:
-    """One row for each arrival without all values: where its stay begins, and the stay that it continues."""
+    """One row for each arrival without all values: where its span begins, and the span that it continues."""
     departures = rows.where(f"{MOVED} AND NOT {LIVE} AND ({leaves_some_out(segment)})")
     return departures.selectExpr(
-        f"{staged.COMMIT_LSN} AS link_lsn", f"{staged.SEQ} AS link_seq", f"{_STAY} AS before"
+        f"{staged.COMMIT_LSN} AS link_lsn", f"{staged.SEQ} AS link_seq", f"{_SPAN} AS before"
     )
 
 
 def _follow(links: DataFrame) -> DataFrame:
-    """Replace pointers to pointers, until each one points to the first stay of a life."""
+    """Replace pointers to pointers, until each one points to the first span of its chain."""
     links = links.localCheckpoint()
     for _ in range(_MAX_JOINS):
         joined = links.alias("a").join(
@@ -113,4 +113,4 @@ def _follow(links: DataFrame) -> DataFrame:
         went_on, links = links.where("went_on"), links.drop("went_on")
         if went_on.isEmpty():
             return links
-    raise AssertionError("the links between stays form a cycle")
+    raise AssertionError("the links between spans form a cycle")

@@ -181,11 +181,11 @@ def _merged(
 ) -> list[tuple[str, str]]:
     """Ranges in order. All gaps but the widest are closed."""
     gaps = [
-        (_number(kind, after[0]) - _number(kind, before[1]), place)
-        for place, (before, after) in enumerate(itertools.pairwise(held), start=1)
+        (_number(kind, after[0]) - _number(kind, before[1]), position)
+        for position, (before, after) in enumerate(itertools.pairwise(held), start=1)
     ]
     widest = sorted((each for each in gaps if each[0] > least_gap), reverse=True)
-    cuts = sorted(place for _, place in widest[: _MOST_RANGES - 1])
+    cuts = sorted(position for _, position in widest[: _MOST_RANGES - 1])
     pairs = itertools.pairwise([0, *cuts, len(held)])
     return [(held[begin][0], held[end - 1][1]) for begin, end in pairs]
 

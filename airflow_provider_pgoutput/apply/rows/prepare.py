@@ -89,7 +89,7 @@ class TablePreparation(TableState):
 
     @property
     def _starts(self) -> tuple[str, ...]:
-        """The LSNs at which attempts at this batch may have started, see ``column_map.begun_counts``."""
+        """The LSNs at which attempts at this batch may have started, see ``retired_before_batch``."""
         found = (self.start.lake_lsn, self.batch.manifest.start_lsn)
         return tuple(str(each) for each in found if each is not None)
 

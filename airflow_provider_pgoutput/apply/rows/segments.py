@@ -71,7 +71,7 @@ class Segment:
         return self.full and len(self.versions) > 1
 
     @property
-    def imaged(self) -> tuple[int, ...]:
+    def image_columns(self) -> tuple[int, ...]:
         """Positions of the columns that make up a row's image: those of the segment's newest version.
 
         Older rows have in a newer column the value that PostgreSQL shows. Dropped columns do not count.
@@ -81,8 +81,8 @@ class Segment:
 
     @property
     def unknown(self) -> tuple[int, ...]:
-        """Positions of those columns of ``imaged`` in which the target may have NULL instead of the value."""
-        return tuple(i for i in self.imaged if self.columns[i].older_unknown)
+        """Positions of those ``image_columns`` in which the target may have NULL instead of the value."""
+        return tuple(i for i in self.image_columns if self.columns[i].older_unknown)
 
     @property
     def lasting(self) -> tuple[int, ...]:
@@ -94,7 +94,7 @@ class Segment:
             )
         )
         names = {name for name, _, _ in alike}
-        return tuple(i for i in self.imaged if self.columns[i].name in names)
+        return tuple(i for i in self.image_columns if self.columns[i].name in names)
 
     @property
     def unchanged(self) -> tuple[int, ...]:

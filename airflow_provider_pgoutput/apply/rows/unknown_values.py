@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 #: Counts of an image: how many are looked for, how many there are, how many of the found ones the target had.
 #: And the row of the batch.
-_WANTED, _THERE, _OF_TARGET, _ROW = "wanted", "there", "of_target", "row"
+_WANTED, _PRESENT, _OF_TARGET, _ROW = "wanted", "present", "of_target", "row"
 #: The order in which rows are taken: first those that the batch itself added.
 _ORIGIN = "origin"
-_ADDED, _HELD, _SOUGHT = range(3)
+_ADDED, _HELD, _SEARCHED = range(3)
 
 
 class Settled(NamedTuple):
@@ -55,43 +55,45 @@ def settle(netted: DataFrame, held: DataFrame, segment: Segment) -> Settled:
     :param netted: the result of ``net_images``.
     :param held: images of the target's rows, in columns ``i<position>``.
     """
-    images = [image(i) for i in segment.imaged]
+    images = [image(i) for i in segment.image_columns]
     unknown = [image(i) for i in segment.unknown]
     row = F.struct(*(each for each in netted.columns if each not in images))
-    sought = netted.where(f"{COPIES} < 0")
+    searched = netted.where(f"{COPIES} < 0")
     # With NULL in none of them, in the last one, in the last two, and so on.
     rounds = [unknown[first:] for first in reversed(range(len(unknown) + 1))]
     possible = reduce(
         lambda left, right: left.union(right),
-        (sought.selectExpr(*_shown(images, each)) for each in rounds),
+        (searched.selectExpr(*_shown(images, each)) for each in rounds),
     )
     same = F.expr(" AND ".join(f"l.{each} <=> r.{each}" for each in images))
-    there = (
+    present = (
         held.alias("l")
         .join(possible.distinct().alias("r"), same, "left_semi")
         .groupBy(*images)
         .count()
-        .selectExpr(*images, f"{_HELD} AS {_ORIGIN}", f"0L AS {_WANTED}", f"count AS {_THERE}")
+        .selectExpr(*images, f"{_HELD} AS {_ORIGIN}", f"0L AS {_WANTED}", f"count AS {_PRESENT}")
     )
     rows = netted.select(
         *images,
-        F.expr(f"CASE WHEN {COPIES} < 0 THEN {_SOUGHT} ELSE {_ADDED} END").alias(_ORIGIN),
+        F.expr(f"CASE WHEN {COPIES} < 0 THEN {_SEARCHED} ELSE {_ADDED} END").alias(_ORIGIN),
         F.expr(f"greatest(-{COPIES}, 0L)").alias(_WANTED),
-        F.expr(f"greatest({COPIES}, 0L)").alias(_THERE),
+        F.expr(f"greatest({COPIES}, 0L)").alias(_PRESENT),
         row.alias(_ROW),
     )
-    rows = rows.unionByName(there.withColumn(_ROW, F.lit(None).cast(rows.schema[_ROW].dataType)))
-    rows = rows.withColumns({"had": F.col(_THERE), _OF_TARGET: F.expr("0L")}).localCheckpoint()
+    rows = rows.unionByName(present.withColumn(_ROW, F.lit(None).cast(rows.schema[_ROW].dataType)))
+    rows = rows.withColumns({"had": F.col(_PRESENT), _OF_TARGET: F.expr("0L")}).localCheckpoint()
     for each in rounds:
         rows = _round(rows, each, images).localCheckpoint()
     missing = rows.agg(F.sum(_WANTED)).collect()[0][0]
-    is_done = f"{_ORIGIN} = {_ADDED} AND {_THERE} > 0 OR {_ORIGIN} = {_SOUGHT} AND {_OF_TARGET} > 0"
-    copies = F.expr(f"CASE WHEN {_ORIGIN} = {_ADDED} THEN {_THERE} ELSE -{_OF_TARGET} END")
+    is_done = (
+        f"{_ORIGIN} = {_ADDED} AND {_PRESENT} > 0 OR {_ORIGIN} = {_SEARCHED} AND {_OF_TARGET} > 0"
+    )
+    copies = F.expr(f"CASE WHEN {_ORIGIN} = {_ADDED} THEN {_PRESENT} ELSE -{_OF_TARGET} END")
     fields = [f"{_ROW}.{each}" for each in netted.columns if each not in (*images, COPIES)]
     return Settled(
         rows.where(is_done).select(*images, copies.alias(COPIES), *fields),
-        rows.where(f"{_ORIGIN} = {_HELD} AND {_THERE} < had").selectExpr(
-            *images, f"had - {_THERE} AS {COPIES}"
+        rows.where(f"{_ORIGIN} = {_HELD} AND {_PRESENT} < had").selectExpr(
+            *images, f"had - {_PRESENT} AS {COPIES}"
         ),
         int(missing or 0),
     )
@@ -105,7 +107,7 @@ def _shown(images: Sequence[Sql], unknown: Collection[Sql]) -> list[Sql]:
 def _round(rows: DataFrame, unknown: Collection[Sql], images: Sequence[Sql]) -> DataFrame:
     """Find rows for the old rows that are still looked for, with NULL in the ``unknown`` columns."""
     keys = [
-        F.expr(f"CASE WHEN {_ORIGIN} != {_SOUGHT} THEN {each} END")
+        F.expr(f"CASE WHEN {_ORIGIN} != {_SEARCHED} THEN {each} END")
         if each in unknown
         else F.col(each)
         for each in images
@@ -114,18 +116,18 @@ def _round(rows: DataFrame, unknown: Collection[Sql], images: Sequence[Sql]) -> 
     so_far = alike.orderBy(_ORIGIN).rowsBetween(Window.unboundedPreceding, Window.currentRow)
     rows = rows.withColumns(
         {
-            "settled": F.least(F.sum(_WANTED).over(alike), F.sum(_THERE).over(alike)),
-            "added": F.sum(F.expr(f"CASE WHEN {_ORIGIN} = {_ADDED} THEN {_THERE} ELSE 0 END")).over(
-                alike
-            ),
+            "settled": F.least(F.sum(_WANTED).over(alike), F.sum(_PRESENT).over(alike)),
+            "added": F.sum(
+                F.expr(f"CASE WHEN {_ORIGIN} = {_ADDED} THEN {_PRESENT} ELSE 0 END")
+            ).over(alike),
             "wanted_before": F.sum(_WANTED).over(so_far) - F.col(_WANTED),
-            "there_before": F.sum(_THERE).over(so_far) - F.col(_THERE),
+            "present_before": F.sum(_PRESENT).over(so_far) - F.col(_PRESENT),
         }
     )
     rows = rows.withColumns(
         {
             "found": F.expr(f"greatest(0, least({_WANTED}, settled - wanted_before))"),
-            "taken": F.expr(f"greatest(0, least({_THERE}, settled - there_before))"),
+            "taken": F.expr(f"greatest(0, least({_PRESENT}, settled - present_before))"),
         }
     )
     # Rows that the batch added are taken first. Rows beyond their number are the target's.
@@ -134,7 +136,7 @@ def _round(rows: DataFrame, unknown: Collection[Sql], images: Sequence[Sql]) -> 
         {
             _OF_TARGET: F.expr(f"{_OF_TARGET} + {beyond}"),
             _WANTED: F.expr(f"{_WANTED} - found"),
-            _THERE: F.expr(f"{_THERE} - taken"),
+            _PRESENT: F.expr(f"{_PRESENT} - taken"),
         }
     )
-    return rows.drop("settled", "added", "wanted_before", "there_before", "found", "taken")
+    return rows.drop("settled", "added", "wanted_before", "present_before", "found", "taken")

@@ -37,9 +37,9 @@ def over_copy(
     :return: the rows with further columns, and the names of these, by column of the target.
     """
     layout, held = preparation.layout, preparation.writer().rows_as_they_are()
-    kept = sorted(layout.foreign) if key else []
-    # ``others``: the user's own columns. ``foreign``: these, and fields that the batch says nothing of.
-    if lost := sorted((layout.others | layout.foreign) - set(kept)):
+    kept = sorted(layout.not_in_batch) if key else []
+    # ``not_in_batch``: the user's own columns, and fields that the batch says nothing of.
+    if lost := sorted((layout.user_columns | layout.not_in_batch) - set(kept)):
         _warn(preparation, held, lost)
     if not kept:
         return rows, {}

@@ -19,18 +19,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply.schema.column_map import (
-    begun,
-    begun_counts,
+    earlier_table_fields,
     fields_of,
-    former_fields,
     known_fields,
+    retired_before_batch,
     retired_fields,
+    retiring_batch,
     unnumbered_fields,
     unsent_numbers,
 )
 from airflow_provider_pgoutput.apply.schema.partitioning import columns_in_use
 from airflow_provider_pgoutput.batch import shape
-from airflow_provider_pgoutput.batch.identity import sought_by
+from airflow_provider_pgoutput.batch.identity import lookup_columns
 from airflow_provider_pgoutput.batch.jobs import METADATA_COLUMNS
 from airflow_provider_pgoutput.batch.lake_types import loses_fields, widens
 from airflow_provider_pgoutput.errors import TableRefused
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
-    from airflow_provider_pgoutput.apply.schema.column_map import Begun, Field
+    from airflow_provider_pgoutput.apply.schema.column_map import Field, RetiringBatch
     from airflow_provider_pgoutput.batch.manifest import Table
     from airflow_provider_pgoutput.batch.table_version import Column, TableVersion
 
@@ -82,7 +82,7 @@ class TargetFields:
     #: needed.
     made: dict[int, list[TargetField]] = field(default_factory=dict)
     #: Fields that belong to an earlier table of the same name, and to no column of this one.
-    former: list[TargetField] = field(default_factory=list)
+    of_earlier_table: list[TargetField] = field(default_factory=list)
     #: Each ``attnum`` that is new at the source. Known only if the target has the property.
     added: frozenset[int | None] = frozenset()
 
@@ -97,10 +97,10 @@ class TargetFields:
         """
         by_id = {each.id: each for each in fields_of(target)}
         known, retired = known_fields(target, relation_oid), retired_fields(target, relation_oid)
-        begun = begun_counts(target, relation_oid, starts)
+        before_batch = retired_before_batch(target, relation_oid, starts)
         # Retired fields first: then the next field to retire gets another name.
         for number, field_ids in retired.items():
-            count = len(field_ids) if begun is None else begun.get(number, 0)
+            count = len(field_ids) if before_batch is None else before_batch.get(number, 0)
             # Without its number: when the source drops the column, the field with its old values stays.
             for held in (by_id[each] for each in field_ids[:count] if each in by_id):
                 target_field = self._known(held, None)
@@ -108,7 +108,11 @@ class TargetFields:
                 self.every.append(target_field)
                 self.retired.setdefault(number, []).append(target_field)
         for number, field_id in known.items():
-            count = len(retired.get(number, ())) if begun is None else begun.get(number, 0)
+            count = (
+                len(retired.get(number, ()))
+                if before_batch is None
+                else before_batch.get(number, 0)
+            )
             chain = [*retired.get(number, ())[count:], field_id]
             target_fields = [self._known(by_id[each], number) for each in chain if each in by_id]
             if target_fields:
@@ -118,7 +122,7 @@ class TargetFields:
             self.every.append(self._known(held, None))
             self.by_column[held.name] = self.every[-1]
         if known:
-            self.leave(former_fields(target, relation_oid))
+            self.leave(earlier_table_fields(target, relation_oid))
         return bool(known)
 
     def leave(self, field_ids: Collection[int], *, is_dropped: bool = False) -> None:
@@ -131,7 +135,7 @@ class TargetFields:
             target_field = self._known(held, None)
             target_field.is_dropped = is_dropped
             self.every.append(target_field)
-            self.former.append(target_field)
+            self.of_earlier_table.append(target_field)
 
     def _known(self, found: Field, number: int | None) -> TargetField:
         del self.free[found.name]
@@ -260,20 +264,20 @@ class Layout:
     #: oldest first.
     numbered: Mapping[tuple[int, int], str] = field(default_factory=dict)
     #: Names of fields that no version of the batch has: a user's own, or of a column that is gone.
-    foreign: frozenset[str] = frozenset()
+    not_in_batch: frozenset[str] = frozenset()
     #: Names of fields that are a user's own, as far as anything tells.
-    others: frozenset[str] = frozenset()
+    user_columns: frozenset[str] = frozenset()
     #: Names of fields that are metadata columns. A column of the source may have such a name; it is not among
     #: them.
     metadata: frozenset[str] = frozenset()
     #: Each ``attnum`` that the source still has, but that a column list leaves out.
     unsent: frozenset[int] = frozenset()
     #: Names of fields that belong to an earlier table of the same name only.
-    former: frozenset[str] = frozenset()
+    of_earlier_table: frozenset[str] = frozenset()
     #: Names of fields whose column came without its ``attnum``.
     unnumbered: frozenset[str] = frozenset()
     #: For the target's property: which batch retired fields, see ``column_map.py``.
-    begun: Begun | None = None
+    retiring_batch: RetiringBatch | None = None
 
     @property
     def converted(self) -> frozenset[int]:
@@ -306,7 +310,7 @@ def lay_out(
     :raises TableRefused: a change of type cannot be followed, or a name is taken.
     """
     fields = fields_of(target)
-    keys = frozenset(name for v in table.versions for name in sought_by(v) if not is_log)
+    keys = frozenset(name for v in table.versions for name in lookup_columns(v) if not is_log)
     target_fields = TargetFields(
         table.name, keeps_retyped, copies, {each.name: each for each in fields}, keys
     )
@@ -327,7 +331,9 @@ def lay_out(
             each.is_current = True
         at.append(row)
         if at_version == copied and row and not known and (copies or is_log):
-            target_fields.leave(former_fields(target, table.relation_oid), is_dropped=drop_columns)
+            target_fields.leave(
+                earlier_table_fields(target, table.relation_oid), is_dropped=drop_columns
+            )
     if fields and not known and not copies:
         _warn_of_no_numbers(target_fields, metadata)
     unsent = _unsent(table, target)
@@ -351,17 +357,19 @@ def lay_out(
         left_out=frozenset(each.name for each in target_fields.every if each.is_dropped),
         existing=_existing(target_fields),
         numbered=(numbered := target_fields.numbered()),
-        foreign=_foreign(target_fields, at, unsent, copies=copies)
+        not_in_batch=_not_in_batch(target_fields, at, unsent, copies=copies)
         if known or loaded
         else frozenset(),
-        others=_others(target_fields),
+        user_columns=_user_columns(target_fields),
         metadata=frozenset(target_fields.free) & set(METADATA_COLUMNS),
         unsent=unsent,
-        former=frozenset(each.name for each in target_fields.former if not each.is_dropped),
+        of_earlier_table=frozenset(
+            each.name for each in target_fields.of_earlier_table if not each.is_dropped
+        ),
         unnumbered=frozenset(
             e.name for e in target_fields.unnumbered().values() if not e.is_dropped
         ),
-        begun=begun(target, table.relation_oid, starts, numbered),
+        retiring_batch=retiring_batch(target, table.relation_oid, starts, numbered),
     )
 
 
@@ -372,11 +380,11 @@ def _existing(target_fields: TargetFields) -> dict[str, str]:
     }
 
 
-def _others(target_fields: TargetFields) -> frozenset[str]:
+def _user_columns(target_fields: TargetFields) -> frozenset[str]:
     return frozenset(target_fields.free) - set(METADATA_COLUMNS)
 
 
-def _foreign(
+def _not_in_batch(
     target_fields: TargetFields,
     at: Sequence[Sequence[TargetField]],
     unsent: frozenset[int],
@@ -394,7 +402,7 @@ def _foreign(
         for each in target_fields.every
         if (each.is_retired or each.number in unsent) and not each.is_dropped and each not in taken
     }
-    return _others(target_fields) | left
+    return _user_columns(target_fields) | left
 
 
 def _unsent(table: Table, target: IcebergTable | None) -> frozenset[int]:
@@ -469,15 +477,15 @@ def _mark_dropped(table: Table, every: Sequence[TargetField]) -> None:
             each.is_dropped = each.name not in keys
 
 
-def _settle_names(target_fields: TargetFields, foreign: frozenset[str]) -> None:
+def _settle_names(target_fields: TargetFields, free: frozenset[str]) -> None:
     """Give current columns the names that the source has. A retired field that has such a name gets another.
 
     :raises TableRefused: a user's own column of the target has the name.
     """
     taken = {each.name for each in target_fields.every if each.is_current and not each.is_retired}
-    if clash := sorted(taken & foreign):
+    if clash := sorted(taken & free):
         target_fields.refuse_taken(clash[0], "renamed at the source to")
-    taken |= foreign
+    taken |= free
     # The field with the older values gives up its name, also if the newer column is gone by the end of the
     # batch.
     unnumbered = set(target_fields.unnumbered().values())

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 #: ``unsent``: each ``attnum`` that the source still has, but that a column list leaves out.
 #: ``former``: ids of fields that belong to an earlier table of the same name only.
 #: ``unnumbered``: ids of fields whose column came in a batch that did not know its ``attnum``.
-#: ``begun``: the newest batch that retired fields, see ``Begun``.
+#: ``begun``: the newest batch that retired fields, see ``RetiringBatch``.
 COLUMNS_PROPERTY = "pgoutput.columns"
 
 
 #: First, where the batch starts, or the checkpoint if that is past it. Second, by ``attnum`` as text: how
 #: many fields were retired before the batch.
-Begun = tuple[str, dict[str, int]]
+RetiringBatch = tuple[str, dict[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def unnumbered_fields(target: IcebergTable | None, relation_oid: int) -> list[in
     return [int(each) for each in _recorded(target, relation_oid).get("unnumbered", ())]
 
 
-def former_fields(target: IcebergTable | None, relation_oid: int) -> frozenset[int]:
+def earlier_table_fields(target: IcebergTable | None, relation_oid: int) -> frozenset[int]:
     """Ids of the fields that belong to earlier tables of the same name, as far as is known."""
     body = _body(target)
     found = list(body.get("former", ()))
@@ -81,7 +81,7 @@ def former_fields(target: IcebergTable | None, relation_oid: int) -> frozenset[i
     return frozenset(int(each) for each in found)
 
 
-def begun_counts(
+def retired_before_batch(
     target: IcebergTable | None, relation_oid: int, starts: Collection[str]
 ) -> dict[int, int] | None:
     """By ``attnum``: how many fields were retired before this batch; None: no attempt at it retired any.
@@ -98,15 +98,15 @@ def begun_counts(
     return {int(number): int(count) for number, count in found[1].items()}
 
 
-def begun(
+def retiring_batch(
     target: IcebergTable | None,
     relation_oid: int,
     starts: Sequence[str],
     fields: Mapping[tuple[int, int], object],
-) -> Begun | None:
+) -> RetiringBatch | None:
     """The entry ``begun`` to record.
 
-    :param starts: see ``begun_counts``; the first one is recorded.
+    :param starts: see ``retired_before_batch``; the first one is recorded.
     :param fields: fields after this batch, by ``attnum`` and age, see ``Layout.numbered``.
     :return: None: there is nothing to record.
     """
@@ -115,7 +115,7 @@ def begun(
     known = _recorded(target, relation_oid).get("begun")
     if all(count <= before.get(number, 0) for number, count in after.items()):
         return None if known is None else (known[0], known[1])
-    counts = begun_counts(target, relation_oid, starts)
+    counts = retired_before_batch(target, relation_oid, starts)
     if counts is None:
         counts = before
     return starts[0], {str(number): count for number, count in counts.items()}
@@ -141,16 +141,16 @@ def columns_property(
     relation_oid: int,
     fields: Mapping[tuple[int, int], int],
     unsent: Iterable[int] = (),
-    begun_by: Begun | None = None,
-    former: Iterable[int] = (),
+    retiring_batch: RetiringBatch | None = None,
+    of_earlier_table: Iterable[int] = (),
     unnumbered: Iterable[int] = (),
 ) -> str:
     """The property's text.
 
     :param fields: field ids by ``attnum`` and age, see ``Layout.numbered``.
     :param unsent: see ``Layout.unsent``.
-    :param begun_by: see ``begun``.
-    :param former: field ids, see ``former_fields``.
+    :param retiring_batch: see the function of this name.
+    :param of_earlier_table: field ids, see ``earlier_table_fields``.
     :param unnumbered: field ids, see ``unnumbered_fields``.
     """
     by_number: dict[str, int] = {}
@@ -161,6 +161,6 @@ def columns_property(
         else:
             retired.setdefault(str(number), []).append(field_id)
     body: dict[str, Any] = {"relation_oid": relation_oid, "fields": by_number}
-    optional = {"retired": retired, "unsent": sorted(unsent), "begun": begun_by}
-    optional |= {"former": sorted(former), "unnumbered": sorted(unnumbered)}
+    optional = {"retired": retired, "unsent": sorted(unsent), "begun": retiring_batch}
+    optional |= {"former": sorted(of_earlier_table), "unnumbered": sorted(unnumbered)}
     return json.dumps(body | {name: each for name, each in optional.items() if each})

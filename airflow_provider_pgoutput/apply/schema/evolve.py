@@ -324,10 +324,12 @@ def _numbers(ids: Mapping[str, int], layout: Layout) -> dict[str, str]:
     fields = {number: ids[name] for number, name in layout.numbered.items() if name in ids}
     if not fields:
         return {}
-    former = [ids[name] for name in layout.former if name in ids]
+    of_earlier_table = [ids[name] for name in layout.of_earlier_table if name in ids]
     unnumbered = [ids[name] for name in layout.unnumbered if name in ids]
     oid = layout.table.relation_oid
-    text = columns_property(oid, fields, layout.unsent, layout.begun, former, unnumbered)
+    text = columns_property(
+        oid, fields, layout.unsent, layout.retiring_batch, of_earlier_table, unnumbered
+    )
     return {COLUMNS_PROPERTY: text}
 
 

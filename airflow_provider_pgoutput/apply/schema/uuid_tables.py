@@ -125,6 +125,6 @@ def create(
 def _array(spark: SparkSession, kind: Any, values: Sequence[Any]) -> Any:
     context: Any = spark.sparkContext
     found = context._gateway.new_array(kind, len(values))
-    for place, value in enumerate(values):
-        found[place] = value
+    for position, value in enumerate(values):
+        found[position] = value
     return found

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
-from airflow_provider_pgoutput.batch import checkpoint as words
+from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.jobs import (
     CHANGE_LOG,
     METADATA_COLUMNS,
@@ -153,7 +153,7 @@ def _target(job: WriteJob, table: Table) -> Target:
             advice="rename the column or leave it out of the publication.",
         )
     target_name = job.target_name(table.schema_name, table.table_name)
-    if target_name in words.OWN_TABLES:
+    if target_name in lake_names.OWN_TABLES:
         raise ConfigurationError(
             f"Its target {target_name} is a table of the pipeline's own.",
             table=table.name,
@@ -166,10 +166,10 @@ def _target(job: WriteJob, table: Table) -> Target:
 def properties(target: Target, manifest: Manifest) -> dict[str, str]:
     """The table properties that name the source."""
     return {
-        words.PROPERTY_SOURCE_TABLE: target.source.name,
-        words.PROPERTY_RELATION_OID: str(target.source.relation_oid),
-        words.PROPERTY_SLOT: manifest.slot_name,
-        words.PROPERTY_SYSTEM_IDENTIFIER: manifest.system_identifier,
+        lake_names.PROPERTY_SOURCE_TABLE: target.source.name,
+        lake_names.PROPERTY_RELATION_OID: str(target.source.relation_oid),
+        lake_names.PROPERTY_SLOT: manifest.slot_name,
+        lake_names.PROPERTY_SYSTEM_IDENTIFIER: manifest.system_identifier,
         _MODE: target.mode,
         _SOFT_DELETE: str(target.soft_delete).lower(),
     }
@@ -207,7 +207,7 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
         marker, behind = found.marker, found.lacks_published
         loaded = _was_loaded(table, marker, target, manifest, progress) and not behind
         if not behind:
-            _refuse_foreign(table, marker, target, manifest, loaded=loaded)
+            _refuse_other_source(table, marker, target, manifest, loaded=loaded)
     applied = marker.end_lsn if marker else None
     copies = copy_lsn is not None and (
         applied is None
@@ -292,7 +292,7 @@ def _was_loaded(
     return manifest.loaded_lsn is not None and unknown and not table.is_empty and not target.is_log
 
 
-def _refuse_foreign(
+def _refuse_other_source(
     table: IcebergTable,
     marker: Marker | None,
     target: Target,
@@ -302,8 +302,8 @@ def _refuse_foreign(
 ) -> None:
     found, ours = table.properties, properties(target, manifest)
     for key, what in (
-        (words.PROPERTY_SLOT, "slot"),
-        (words.PROPERTY_SYSTEM_IDENTIFIER, "PostgreSQL system"),
+        (lake_names.PROPERTY_SLOT, "slot"),
+        (lake_names.PROPERTY_SYSTEM_IDENTIFIER, "PostgreSQL system"),
     ):
         if key in found and found[key] != ours[key]:
             raise TableRefused(
@@ -349,8 +349,8 @@ def _refuse_renamed(target: Target, progress: Progress, copies: bool) -> None:
 
 
 def _refuse_made_again(table: IcebergTable | None, target: Target, manifest: Manifest) -> None:
-    oid = properties(target, manifest)[words.PROPERTY_RELATION_OID]
-    found = oid if table is None else table.properties.get(words.PROPERTY_RELATION_OID, oid)
+    oid = properties(target, manifest)[lake_names.PROPERTY_RELATION_OID]
+    found = oid if table is None else table.properties.get(lake_names.PROPERTY_RELATION_OID, oid)
     if found != oid:
         _refuse_two_sources(int(found), target, manifest)
     if found != oid and target.source.copy_lsn is None:

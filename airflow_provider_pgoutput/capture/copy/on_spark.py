@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from airflow_provider_pgoutput.capture.copy.plan import TableStorage
-    from airflow_provider_pgoutput.capture.copy.read import CopyOrder
+    from airflow_provider_pgoutput.capture.copy.read import TableCopy
     from airflow_provider_pgoutput.capture.copy_job import BlockRange
     from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.capture.server import PostgresSource
@@ -33,7 +33,7 @@ PART_BYTES = 256 << 20
 class TableElsewhere(NamedTuple):
     """A table that the other engine copied; see ``check``."""
 
-    order: CopyOrder
+    table_copy: TableCopy
     copied: CopiedTable
 
 
@@ -52,25 +52,25 @@ def ranges(request: CaptureRequest, storage: TableStorage) -> list[BlockRange]:
 def copied_elsewhere(
     source: PostgresSource,
     snapshot_name: str,
-    orders: Sequence[CopyOrder],
+    table_copies: Sequence[TableCopy],
     storage: Mapping[int, TableStorage],
 ) -> Iterator[Generator[TableElsewhere, None, None]]:
     """Start to copy tables with the other engine.
 
     Each table is yielded when the engine says that it is copied.
 
-    :param orders: at least one.
+    :param table_copies: at least one.
     :param storage: how large the tables are, by OID.
     :raises SnapshotLost: the snapshot does not exist any more.
     """
     engine, request = source.request.copy_engine, source.request
     assert engine is not None, "a table is elsewhere only where there is an engine"
-    by_oid = {each.table.relation_oid: each for each in orders}
+    by_oid = {each.table.relation_oid: each for each in table_copies}
     job = CopyJob(
         snapshot_name=snapshot_name,
         staging_uri=source.area.staging_uri,
         policy=request.policy,
-        types=source.describer.types_of([each.table for each in orders]),
+        types=source.describer.types_of([each.table for each in table_copies]),
         memory_mib=request.memory_mib,
         tables=tuple(
             TableJob(
@@ -80,7 +80,7 @@ def copied_elsewhere(
                 tuple(each.ranges),
                 storage[each.table.relation_oid].size_bytes,
             )
-            for each in orders
+            for each in table_copies
         ),
         conninfo=request.direct,
     )
@@ -88,25 +88,25 @@ def copied_elsewhere(
         yield (TableElsewhere(by_oid[copied.relation_oid], copied) for copied in found)
 
 
-def _folder(order: CopyOrder) -> str:
-    writer = order.staged.versions[-1].copy_writer
+def _folder(table_copy: TableCopy) -> str:
+    writer = table_copy.staged.versions[-1].copy_writer
     assert writer is not None, "the table was added to the batch"
     return writer.folder
 
 
-def check(source: PostgresSource, order: CopyOrder, copied: CopiedTable) -> None:
+def check(source: PostgresSource, table_copy: TableCopy, copied: CopiedTable) -> None:
     """Check a table's files, and delete files of tasks that died or ran twice.
 
     :raises ConfigurationError: the engine's files are not in the staging area as this process sees it.
     """
-    files, folder = (*copied.files, *copied.rejected_files), _folder(order)
+    files, folder = (*copied.files, *copied.rejected_files), _folder(table_copy)
     sizes = source.area.sizes([each.path for each in files])
     inside = all(each.path.startswith(f"{folder}/") for each in files)
     if not inside or sizes != [each.size_bytes for each in files]:
         raise ConfigurationError(
             "Files that the executors wrote are not in the staging area as this worker sees it.",
             slot=source.request.slot_name,
-            table=order.table.name,
+            table=table_copy.table.name,
             advice="use a staging_uri that leads Airflow's workers and all executors to the same place.",
         )
     named = {each.path for each in files}

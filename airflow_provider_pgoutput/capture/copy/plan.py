@@ -21,13 +21,16 @@ from airflow_provider_pgoutput.capture.copy_job import BlockRange
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.commit_wait import wait_for_commits
 from airflow_provider_pgoutput.capture.source.errors import translated
-from airflow_provider_pgoutput.capture.source.publications import read_marks, read_partitions
+from airflow_provider_pgoutput.capture.source.publications import (
+    read_partitions,
+    read_published_set,
+)
 from airflow_provider_pgoutput.capture.source.type_definitions import read_type_definitions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from airflow_provider_pgoutput.batch.membership import PublicationMark
+    from airflow_provider_pgoutput.batch.membership import PublicationVersion
     from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.capture.source.session import Session
@@ -87,7 +90,7 @@ class TableStorage:
 
 
 @dataclass(frozen=True, slots=True)
-class TablePlace:
+class TableLocation:
     """The files that hold a table's rows, in a form that is only good for comparing.
 
     If the files change, rows come or go. The stream does not have these rows, and neither does an older
@@ -96,7 +99,7 @@ class TablePlace:
 
     #: OID and file node of the table, or of each of its leaves.
     files: tuple[str, ...]
-    #: See ``TableMark``.
+    #: See ``TableMembership``.
     partitions: tuple[str, ...]
 
 
@@ -107,10 +110,10 @@ class TableState:
     Only for comparing.
     """
 
-    place: TablePlace
+    location: TableLocation
     #: Every publication that is read. It may have published other operations for a while.
-    publications: tuple[PublicationMark, ...]
-    #: See ``TableMark``.
+    publications: tuple[PublicationVersion, ...]
+    #: See ``TableMembership``.
     memberships: tuple[str, ...]
     #: ``pg_attribute.attnum`` by name. A column that was dropped and made again has another one.
     numbers: Mapping[str, int]
@@ -165,12 +168,12 @@ def read_storage(session: Session, relation_oids: Sequence[int]) -> dict[int, Ta
     }
 
 
-def read_places(session: Session, tables: Sequence[PublishedTable]) -> dict[int, TablePlace]:
+def read_locations(session: Session, tables: Sequence[PublishedTable]) -> dict[int, TableLocation]:
     """Where rows are, as the session's snapshot sees it, by OID. It waits for no table's lock."""
     leaves = _leaves(session, [each.relation_oid for each in tables])
     partitions = read_partitions(session, tables)
     return {
-        oid: TablePlace(tuple(f"{leaf.oid} {leaf.file}" for leaf in found), partitions[oid])
+        oid: TableLocation(tuple(f"{leaf.oid} {leaf.file}" for leaf in found), partitions[oid])
         for oid, found in leaves.items()
     }
 
@@ -196,13 +199,13 @@ def read_states(
     session: Session, publication_names: Sequence[str], tables: Sequence[PublishedTable]
 ) -> dict[int, TableState]:
     """The state of tables as the session's snapshot sees it, by OID. It waits for no table's lock."""
-    marks = read_marks(session, publication_names, tables)
-    places = read_places(session, tables)
+    marks = read_published_set(session, publication_names, tables)
+    locations = read_locations(session, tables)
     numbers = read_numbers(session, tables)
     types = read_type_definitions(session, [each.relation_oid for each in tables])
     return {
         each.relation_oid: TableState(
-            places[each.relation_oid],
+            locations[each.relation_oid],
             marks.publications,
             each.memberships,
             numbers[each.relation_oid],

@@ -26,7 +26,7 @@ from airflow_provider_pgoutput.capture.copy_job import BlockRange
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.copy_form import expression, is_binary, is_sent
 from airflow_provider_pgoutput.capture.source.errors import translated
-from airflow_provider_pgoutput.capture.source.threads import HandOver
+from airflow_provider_pgoutput.capture.source.threads import BoundedQueue
 from airflow_provider_pgoutput.capture.staging.rejected import NEW_TUPLE, Rejection, rejected_rows
 from airflow_provider_pgoutput.capture.types.arrow_bytes import in_parts
 from airflow_provider_pgoutput.capture.types.copied_moments import moment_caster
@@ -48,7 +48,7 @@ _STOP_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class CopyOrder:
+class TableCopy:
     """One table to copy: its publications' columns and filters, its ranges, and where its rows go."""
 
     table: PublishedTable
@@ -60,7 +60,7 @@ class CopyOrder:
 class CopiedRows:
     """Some rows of a table, cast."""
 
-    order: CopyOrder
+    table_copy: TableCopy
     rows: pa.RecordBatch
     rejected: list[pa.RecordBatch]
 
@@ -69,18 +69,18 @@ class CopiedRows:
 class CopiedPart:
     """Says that all rows of one range of a table were handed over."""
 
-    order: CopyOrder
+    table_copy: TableCopy
 
 
 class _Part(NamedTuple):
-    order: CopyOrder
+    table_copy: TableCopy
     blocks: BlockRange
 
 
 def copy_tables(
     conninfo: str | Mapping[str, Any],
     snapshot_name: str,
-    orders: Sequence[CopyOrder],
+    table_copies: Sequence[TableCopy],
     connections: int,
 ) -> Generator[CopiedRows | CopiedPart, None, None]:
     """Read all tables, in this order. Batches of several tables and ranges come mixed.
@@ -89,12 +89,16 @@ def copy_tables(
     :raises SnapshotLost: the snapshot does not exist any more, or a column has another type now.
     :raises MissingPrivilege: the role may not SELECT a table.
     """
-    parts = [_Part(order, blocks) for order in orders for blocks in order.ranges]
+    parts = [
+        _Part(table_copy, blocks) for table_copy in table_copies for blocks in table_copy.ranges
+    ]
     waiting: queue.SimpleQueue[_Part] = queue.SimpleQueue()
     for part in parts:
         waiting.put(part)
     threads_wanted = max(1, min(connections, len(parts)))
-    ready: HandOver[CopiedRows | CopiedPart] = HandOver(_QUEUED_BATCHES, makers=threads_wanted)
+    ready: BoundedQueue[CopiedRows | CopiedPart] = BoundedQueue(
+        _QUEUED_BATCHES, producers=threads_wanted
+    )
 
     def work() -> None:
         ready.feed(_copy_waiting(conninfo, snapshot_name, waiting))
@@ -129,7 +133,7 @@ def _copy_waiting(
             # Whoever wants to alter or truncate this table need not wait until all others are copied.
             with translated():
                 connection.adbc_connection.set_autocommit(True)
-            yield CopiedPart(part.order)
+            yield CopiedPart(part.table_copy)
 
 
 def select_statement(
@@ -180,48 +184,50 @@ def _enter_snapshot(connection: AdbcConnection, snapshot_name: str) -> None:
 
 
 def _copy_part(connection: AdbcConnection, part: _Part) -> Iterator[CopiedRows]:
-    order, version = part.order, part.order.staged.versions[-1]
-    statement = select_statement(order.table, version.version.columns, part.blocks).as_string()
+    table_copy, version = part.table_copy, part.table_copy.staged.versions[-1]
+    statement = select_statement(table_copy.table, version.version.columns, part.blocks).as_string()
     with connection.cursor() as cursor:
         cursor.adbc_statement.set_options(
             **{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)}
         )
-        for fetched in sessions.record_batches(cursor, statement, table=order.table.name):
+        for fetched in sessions.record_batches(cursor, statement, table=table_copy.table.name):
             if fetched.num_rows:
-                yield from in_parts(functools.partial(_cast, order, version), fetched)
+                yield from in_parts(functools.partial(_cast, table_copy, version), fetched)
 
 
-def _cast(order: CopyOrder, version: StagedVersion, fetched: pa.RecordBatch) -> CopiedRows:
+def _cast(table_copy: TableCopy, version: StagedVersion, fetched: pa.RecordBatch) -> CopiedRows:
     """Turn fetched columns into staged ones, by the casters of the stream if they came as text."""
-    key = set(order.table.key_columns)
+    key = set(table_copy.table.key_columns)
     columns, rejected = [], []
-    for place, text_caster in enumerate(version.casters):
-        column, values, caster = text_caster.column, fetched.column(place), text_caster
+    for position, text_caster in enumerate(version.casters):
+        column, values, caster = text_caster.column, fetched.column(position), text_caster
         if not is_binary(column, is_key=column.name in key):
             # Either its text, or what its send function makes.
             values = values.view(pa.binary())
         elif pa.types.is_temporal(text_caster.arrow_type):
             if values.type != text_caster.arrow_type:
-                raise _other_type(order, column)
+                raise _other_type(table_copy, column)
             caster = moment_caster(text_caster)
         else:
-            columns.append(_exact(values, text_caster.arrow_type, order, column))
+            columns.append(_exact(values, text_caster.arrow_type, table_copy, column))
             continue
         result = caster.cast(values)
         columns.append(result.values)
         if len(result.rejected):
             chosen = pa.array(result.rejected)
             raw = caster.texts(values.take(chosen))
-            rejected.append(_rejected(order, version, fetched, place, chosen, raw))
-    names = [new(place) for place in range(len(columns))]
+            rejected.append(_rejected(table_copy, version, fetched, position, chosen, raw))
+    names = [new(position) for position in range(len(columns))]
     if not columns:
         rows = pa.RecordBatch.from_struct_array(pa.array([{}] * fetched.num_rows, pa.struct([])))
     else:
         rows = pa.RecordBatch.from_arrays(columns, names=names)
-    return CopiedRows(order, rows, rejected)
+    return CopiedRows(table_copy, rows, rejected)
 
 
-def _exact(values: pa.Array, wanted: pa.DataType, order: CopyOrder, column: Column) -> pa.Array:
+def _exact(
+    values: pa.Array, wanted: pa.DataType, table_copy: TableCopy, column: Column
+) -> pa.Array:
     if isinstance(values, pa.ExtensionArray):
         values = values.storage
     if values.type == wanted:
@@ -230,34 +236,34 @@ def _exact(values: pa.Array, wanted: pa.DataType, order: CopyOrder, column: Colu
         return values.cast(wanted)
     except pa.ArrowException:
         # Without a cause: its text quotes the value.
-        raise _other_type(order, column) from None
+        raise _other_type(table_copy, column) from None
 
 
-def _other_type(order: CopyOrder, column: Column) -> SnapshotLost:
+def _other_type(table_copy: TableCopy, column: Column) -> SnapshotLost:
     """The error for a type that ALTER TABLE changed since the table was described, without a new file."""
     return SnapshotLost(
         "The column has another type than when the copy began.",
-        table=order.table.name,
+        table=table_copy.table.name,
         column=column.name,
         advice="nothing; the table is copied again as it is now.",
     )
 
 
 def _rejected(
-    order: CopyOrder,
+    table_copy: TableCopy,
     version: StagedVersion,
     fetched: pa.RecordBatch,
-    place: int,
+    position: int,
     chosen: pa.Array,
     raw: pa.Array,
 ) -> pa.RecordBatch:
     key = {
         caster.column.name: _printed(caster, fetched.column(number).take(chosen))
         for number, caster in enumerate(version.casters)
-        if caster.column.name in order.table.key_columns
+        if caster.column.name in table_copy.table.key_columns
     }
     rejection = Rejection(
-        column=version.version.columns[place],
+        column=version.version.columns[position],
         tuple_kind=NEW_TUPLE,
         raw=raw,
         key=key,

@@ -24,12 +24,12 @@ from airflow_provider_pgoutput.capture.copy.on_spark import (
     ranges,
 )
 from airflow_provider_pgoutput.capture.copy.plan import (
+    read_locations,
     read_numbers,
-    read_places,
     read_plan,
     read_states,
 )
-from airflow_provider_pgoutput.capture.copy.read import CopiedRows, CopyOrder, copy_tables
+from airflow_provider_pgoutput.capture.copy.read import CopiedRows, TableCopy, copy_tables
 from airflow_provider_pgoutput.capture.source.catalog import read_names
 from airflow_provider_pgoutput.capture.source.progress_log import CopyProgress
 from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot, create_slot
@@ -202,7 +202,7 @@ class _Round:
         self._batch = batch
         self._snapshot = snapshot
         self._unsealed: dict[int, PublishedTable] = {}
-        self._orders: list[CopyOrder] = []
+        self._table_copies: list[TableCopy] = []
         #: Parts of each table that were not read yet.
         self._missing: dict[int, int] = {}
 
@@ -224,9 +224,9 @@ class _Round:
                 len(self._unsealed),
                 len(tables),
             )
-        for order in self._orders:
-            if order.table.relation_oid in self._unsealed:
-                self._batch.drop_copy(order.staged)
+        for table_copy in self._table_copies:
+            if table_copy.table.relation_oid in self._unsealed:
+                self._batch.drop_copy(table_copy.staged)
         return list(self._unsealed.values())
 
     def _read(self, plan: CopyPlan) -> None:
@@ -237,8 +237,8 @@ class _Round:
             key=lambda each: -plan.storage[each.relation_oid].size_bytes,
         )
         request, storage = source.request, plan.storage
-        self._orders = [
-            CopyOrder(
+        self._table_copies = [
+            TableCopy(
                 each,
                 batch.add_copy(
                     each.relation_oid,
@@ -250,12 +250,12 @@ class _Round:
             )
             for each in tables
         ]
-        self._missing = {each.table.relation_oid: len(each.ranges) for each in self._orders}
-        here: list[CopyOrder] = []
-        there: list[CopyOrder] = []
-        for order in self._orders:
-            is_there = is_elsewhere(request, storage[order.table.relation_oid])
-            (there if is_there else here).append(order)
+        self._missing = {each.table.relation_oid: len(each.ranges) for each in self._table_copies}
+        here: list[TableCopy] = []
+        there: list[TableCopy] = []
+        for table_copy in self._table_copies:
+            is_there = is_elsewhere(request, storage[table_copy.table.relation_oid])
+            (there if is_there else here).append(table_copy)
         progress = CopyProgress(
             {each.name: storage[each.relation_oid].size_bytes for each in tables}
         )
@@ -274,7 +274,7 @@ class _Round:
         progress.done()
 
     def _read_here(
-        self, orders: Sequence[CopyOrder]
+        self, orders: Sequence[TableCopy]
     ) -> Generator[CopiedRows | CopiedPart, None, None]:
         """Copy tables by connections of this process."""
         request = self._source.request
@@ -287,23 +287,23 @@ class _Round:
         progress: CopyProgress,
     ) -> None:
         """Stage rows that were copied. Seal the table after its last rows."""
-        order, oid = copied.order, copied.order.table.relation_oid
+        table_copy, oid = copied.table_copy, copied.table_copy.table.relation_oid
         if isinstance(copied, CopiedRows):
-            self._batch.copy_rows(order.staged, copied.rows, copied.rejected)
+            self._batch.copy_rows(table_copy.staged, copied.rows, copied.rejected)
             reach("stage.during_copy")
             progress.rows(copied.rows.num_rows, copied.rows.nbytes)
             return
         if isinstance(copied, TableElsewhere):
-            check(self._source, order, copied.copied)
-            self._batch.take_copy(order.staged, copied.copied)
+            check(self._source, table_copy, copied.copied)
+            self._batch.take_copy(table_copy.staged, copied.copied)
             self._missing[oid] = 0
-            progress.part(order.table.name, 1)
+            progress.part(table_copy.table.name, 1)
             progress.rows(copied.copied.counts.copied, copied.copied.read_bytes)
         else:
             self._missing[oid] -= 1
-            progress.part(order.table.name, 1 / len(order.ranges))
+            progress.part(table_copy.table.name, 1 / len(table_copy.ranges))
         if not self._missing[oid]:
-            self._seal(order, plan)
+            self._seal(table_copy, plan)
 
     def _is_of_the_point(self, table: PublishedTable, plan: CopyPlan) -> bool:
         """Whether the table's columns are the same now as at the snapshot's point.
@@ -321,13 +321,13 @@ class _Round:
         )
         return False
 
-    def _seal(self, order: CopyOrder, plan: CopyPlan) -> None:
+    def _seal(self, table_copy: TableCopy, plan: CopyPlan) -> None:
         """Seal a table that was read completely. It is read again if it changed while it was read."""
-        table, source = order.table, self._source
+        table, source = table_copy.table, self._source
         oid = table.relation_oid
         state = plan.states[oid]
         if (
-            read_places(source.session, [table])[oid] != state.place
+            read_locations(source.session, [table])[oid] != state.location
             # COPY names the table and its columns. The server resolves the names when it begins to read.
             or read_numbers(source.session, [table])[oid] != _numbers(table)
             # Rows that were read after ALTER TYPE have the new text.
@@ -341,6 +341,6 @@ class _Round:
                 self._snapshot.consistent_point,
             )
             return
-        version = order.staged.versions[-1].version
-        self._batch.seal_copy(order.staged, _fingerprint(source, table, version, state))
+        version = table_copy.staged.versions[-1].version
+        self._batch.seal_copy(table_copy.staged, _fingerprint(source, table, version, state))
         del self._unsealed[oid]

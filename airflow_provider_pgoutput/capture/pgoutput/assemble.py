@@ -65,12 +65,12 @@ def _of_width(
     old_columns = _columns(old, order, width)
     if order is not None:
         rows = rows.pick(order)
-    placement = rows.chunk.placement
-    transaction = placement.transaction[rows.message]
-    commit_lsn = placement.commit_lsn[transaction]
-    seq = placement.seq[rows.message]
-    xid = placement.xid[transaction]
-    commit_ts_us = placement.commit_ts_us[transaction]
+    positions = rows.chunk.positions
+    transaction = positions.transaction[rows.message]
+    commit_lsn = positions.commit_lsn[transaction]
+    seq = positions.seq[rows.message]
+    xid = positions.xid[transaction]
+    commit_ts_us = positions.commit_ts_us[transaction]
     no_old = (rows.kind == NEW) | (rows.tag == TRUNCATE)
     old_kind = np.where(no_old, np.uint8(0), rows.kind)
 

@@ -71,7 +71,7 @@ class Decoder:
         self._partitions = Partitions()
         #: Number of the message that follows the last announcement. Between two chunks: 0: the last chunk
         #: ended with an announcement, so message 0 of the next chunk is looked at; -1: it did not.
-        self._behind = -1
+        self._after_announcement = -1
         self._origins = Origins()
         self._found_messages: list[LogicalMessageBlock] = []
         self._failed = False
@@ -134,26 +134,26 @@ class Decoder:
 
     def _decode(self, chunk: MessageChunk) -> list[ChangeBlock]:
         messages = Messages(chunk)
-        placed = Chunk(messages, self._transactions.follow(messages), self._relations)
+        located = Chunk(messages, self._transactions.follow(messages), self._relations)
         self._relations.start_chunk()
         truncates: list[tuple[int, int]] = []
-        if self._behind == 0:
+        if self._after_announcement == 0:
             self._follow(messages, 0)
         for index in messages.of("RYT").tolist():
-            self._control(placed, index, truncates)
-        self._behind = 0 if self._behind == len(messages) else -1
-        origins = self._origins.follow(messages, placed.placement)
+            self._control(located, index, truncates)
+        self._after_announcement = 0 if self._after_announcement == len(messages) else -1
+        origins = self._origins.follow(messages, located.positions)
         self.origins += len(messages.of("O"))
         self.logical_messages += len(messages.of("Mm"))
-        if (found := cut_logical_messages(placed, *self._range)) is not None:
+        if (found := cut_logical_messages(located, *self._range)) is not None:
             self._found_messages.append(found)
-        return assemble(select_rows(placed, truncates), origins)
+        return assemble(select_rows(located, truncates), origins)
 
     def _control(self, chunk: Chunk, index: int, truncates: list[tuple[int, int]]) -> None:
         """Read a message that is neither a row nor the begin or commit of a transaction."""
         event = chunk.messages.event(index)
         body = chunk.messages.body(index)
-        lsn = chunk.placement.lsn(index)
+        lsn = chunk.positions.lsn(index)
         if event == "R":
             for relation in self._partitions.announce(parse_relation(body, lsn)):
                 self._relations.announce(index, relation)
@@ -164,7 +164,7 @@ class Decoder:
             self._follow(chunk.messages, index + 1)
         else:
             truncate = parse_truncate(body, lsn)
-            if chunk.placement.wanted[chunk.placement.transaction[index]]:
+            if chunk.positions.wanted[chunk.positions.transaction[index]]:
                 truncates += [(index, oid) for oid in truncate.relation_oids]
 
     def _follow(self, messages: Messages, index: int) -> None:
@@ -173,7 +173,7 @@ class Decoder:
         The server announces a root, then its partition, and then sends a row of the root. So if a row of the
         root follows the two announcements, the second one is that of a partition; see ``partitions.py``.
         """
-        self._behind = index
+        self._after_announcement = index
         if index == len(messages):
             return
         event = messages.event(index)

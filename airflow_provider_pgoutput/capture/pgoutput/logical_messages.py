@@ -40,15 +40,15 @@ def cut_logical_messages(
 
     :raises ProtocolError: a message is not valid, wanted or not.
     """
-    messages, placement = chunk.messages, chunk.placement
+    messages, positions = chunk.messages, chunk.positions
     index = messages.of("Mm")
     if not len(index):
         return None
     lsn, prefix, content = _fields(chunk, index)
     transactional = messages.data[messages.starts[index] + 1] == 1
-    transaction = placement.transaction[index]
+    transaction = positions.transaction[index]
     of_range = _in_range(lsn, start_lsn, end_lsn)
-    wanted = np.where(transactional, placement.wanted[transaction], of_range)
+    wanted = np.where(transactional, positions.wanted[transaction], of_range)
     if not wanted.any():
         return None
     transaction, alone = transaction[wanted], ~transactional[wanted]
@@ -60,11 +60,11 @@ def cut_logical_messages(
     return LogicalMessageBlock(
         lsn=lsn[wanted],
         transactional=transactional[wanted],
-        commit_lsn=of_transaction(placement.commit_lsn[transaction]),
+        commit_lsn=of_transaction(positions.commit_lsn[transaction]),
         # A message takes no number of its own, so the number after the change before it is its position.
-        seq=of_transaction(placement.seq[index[wanted]] + 1),
-        xid=of_transaction(placement.xid[transaction]),
-        commit_ts_us=of_transaction(placement.commit_ts_us[transaction]),
+        seq=of_transaction(positions.seq[index[wanted]] + 1),
+        xid=of_transaction(positions.xid[transaction]),
+        commit_ts_us=of_transaction(positions.commit_ts_us[transaction]),
         prefix=prefix.filter(chosen),
         content=content.filter(chosen),
     )
@@ -122,6 +122,6 @@ def _refuse(chunk: Chunk, index: NDArray[np.intp]) -> NoReturn:
     for each in index.tolist():
         inside = chunk.messages.event(each) == "M"
         parse_logical_message(
-            chunk.messages.body(each), chunk.placement.lsn(each) if inside else None
+            chunk.messages.body(each), chunk.positions.lsn(each) if inside else None
         )
     raise AssertionError("the reference decoder accepts a message that this one refused")

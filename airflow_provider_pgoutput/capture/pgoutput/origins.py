@@ -21,7 +21,7 @@ from airflow_provider_pgoutput.capture.pgoutput.messages import Origin, parse_or
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from airflow_provider_pgoutput.capture.pgoutput.transactions import Messages, Placement
+    from airflow_provider_pgoutput.capture.pgoutput.transactions import Messages, Positions
 
 #: Tag and LSN, which stand before the name.
 _HEAD_BYTES: Final = 9
@@ -54,7 +54,7 @@ class Origins:
     def __init__(self) -> None:
         self._open: Origin | None = None
 
-    def follow(self, messages: Messages, placement: Placement) -> ChunkOrigins | None:
+    def follow(self, messages: Messages, positions: Positions) -> ChunkOrigins | None:
         """Read the origins of the next chunk's transactions; None: no transaction has one.
 
         :raises ProtocolError: an Origin message is not valid.
@@ -62,14 +62,14 @@ class Origins:
         index = messages.of("O")
         if not len(index) and self._open is None:
             return None
-        code = np.full(len(placement.commit_lsn), _NO_ORIGIN, dtype=np.int32)
+        code = np.full(len(positions.commit_lsn), _NO_ORIGIN, dtype=np.int32)
         lsn = np.zeros(len(code), dtype=np.int64)
         names = pa.array([], pa.string())
         if len(index):
-            names, codes, lsns = _fields(messages, placement, index)
+            names, codes, lsns = _fields(messages, positions, index)
             # If a transaction has several, the last one counts.
-            code[placement.transaction[index]] = codes
-            lsn[placement.transaction[index]] = lsns
+            code[positions.transaction[index]] = codes
+            lsn[positions.transaction[index]] = lsns
         if self._open is not None and code[0] == _NO_ORIGIN:
             code[0], lsn[0] = len(names), self._open.commit_lsn
             names = pa.concat_arrays([names, pa.array([self._open.name])])
@@ -80,14 +80,14 @@ class Origins:
 
 
 def _fields(
-    messages: Messages, placement: Placement, index: NDArray[np.intp]
+    messages: Messages, positions: Positions, index: NDArray[np.intp]
 ) -> tuple[pa.Array, NDArray[np.int32], NDArray[np.int64]]:
     """The distinct names. And for each Origin message its position among these, and its LSN."""
     starts, ends = messages.starts[index], messages.ends[index]
     lsn = messages.words(">i8")[starts + 1].astype(np.int64)
     wrong = (ends - starts <= _HEAD_BYTES) | (messages.data[ends - 1] != 0) | (lsn < 0)
     if wrong.any():
-        _refuse(messages, placement, index[wrong])
+        _refuse(messages, positions, index[wrong])
     # Every second run of bytes is a name, without the NUL at its end.
     cuts = np.stack((starts + _HEAD_BYTES, ends - 1), axis=1).reshape(-1)
     buffers = [None, pa.py_buffer(cuts), pa.py_buffer(messages.data)]
@@ -96,14 +96,14 @@ def _fields(
     try:
         names = encoded.dictionary.cast(pa.binary()).cast(pa.string())
     except pa.ArrowInvalid:
-        _refuse(messages, placement, index)
+        _refuse(messages, positions, index)
     if pc.any(pc.match_substring(names, "\0")).as_py():
-        _refuse(messages, placement, index)
+        _refuse(messages, positions, index)
     return names, encoded.indices.to_numpy(), lsn
 
 
-def _refuse(messages: Messages, placement: Placement, index: NDArray[np.intp]) -> NoReturn:
+def _refuse(messages: Messages, positions: Positions, index: NDArray[np.intp]) -> NoReturn:
     """Raise the ProtocolError that says what is wrong with the first wrong message of some."""
     for each in index.tolist():
-        parse_origin(messages.body(each), placement.lsn(each))
+        parse_origin(messages.body(each), positions.lsn(each))
     raise AssertionError("the reference decoder accepts an Origin that this one refused")

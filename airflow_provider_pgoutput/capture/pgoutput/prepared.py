@@ -47,13 +47,15 @@ class PreparedTransactions:
 
     :param start: of the batch.
     :param earlier: transactions that waited at the end of the batch before.
-    :param lone_commits: whether the server sends ``COMMIT PREPARED`` of transactions that changed nothing,
-        without a Prepare (before 15.19, 16.15 and 17.11).
+    :param commits_without_prepare: whether the server sends ``COMMIT PREPARED`` of transactions that changed
+        nothing, without a Prepare (before 15.19, 16.15 and 17.11).
     """
 
-    def __init__(self, start: Lsn, earlier: Iterable[Waiting], *, lone_commits: bool) -> None:
+    def __init__(
+        self, start: Lsn, earlier: Iterable[Waiting], *, commits_without_prepare: bool
+    ) -> None:
         self._start = start
-        self._lone_commits = lone_commits
+        self._commits_without_prepare = commits_without_prepare
         self._lock = threading.Lock()
         self._waiting = {each.key: each for each in earlier}
         #: By transaction: the LSN at which it ended.
@@ -92,7 +94,7 @@ class PreparedTransactions:
                 return found.spool
             if message.commit.commit_lsn < self._start:
                 return None
-            if self._lone_commits:
+            if self._commits_without_prepare:
                 self.empty += 1
                 return None
         raise ProtocolError(

@@ -29,14 +29,14 @@ from airflow_provider_pgoutput.capture.pgoutput.relation_cache import (
     tag_mask,
 )
 from airflow_provider_pgoutput.capture.pgoutput.spool import (
+    Fragment,
     MemorySpool,
-    Piece,
     Spool,
     check_offsets,
     chunks_of,
     one_message,
-    streamed_piece,
-    whole_piece,
+    streamed_fragment,
+    whole_fragment,
     without,
 )
 from airflow_provider_pgoutput.capture.pgoutput.state import (
@@ -78,7 +78,7 @@ _OID: Final = struct.Struct("!I")
 
 
 #: Messages with which something other than a whole transaction begins or ends.
-_STEERS: Final = tag_mask("".join(FIRST_VERSION))
+_CONTROL: Final = tag_mask("".join(FIRST_VERSION))
 _BRACKETS: Final = tag_mask("BC")
 _ANNOUNCES: Final = tag_mask("RY")
 #: Row messages, truncates and logical messages. No origin may follow them.
@@ -156,8 +156,8 @@ class Reassembler:
             return
         check_offsets(chunk)
         tags = chunk.data[chunk.offsets[:-1]]
-        steering = np.flatnonzero(_STEERS[tags])
-        if not len(steering) and self._open is None and not self._announced.owed:
+        control = np.flatnonzero(_CONTROL[tags])
+        if not len(control) and self._open is None and not self._announced.unseen:
             # By far the most frequent case: only whole transactions.
             if self._version > 1:
                 self._announced.note_partitions(chunk, 0, len(tags), streamed=False)
@@ -165,7 +165,7 @@ class Reassembler:
             self._follow_brackets(tags)
             yield chunk
         else:
-            yield from chunks_of(self._pieces(chunk, tags, steering), self._chunk_bytes)
+            yield from chunks_of(self._fragments(chunk, tags, control), self._chunk_bytes)
         self._position += len(tags)
 
     def drop(self) -> None:
@@ -177,50 +177,51 @@ class Reassembler:
             self._open.spool.discard()
         self._preparing = self._open = None
 
-    def _pieces(
-        self, chunk: MessageChunk, tags: NDArray[np.uint8], steering: NDArray[np.intp]
-    ) -> Iterator[Piece]:
+    def _fragments(
+        self, chunk: MessageChunk, tags: NDArray[np.uint8], control: NDArray[np.intp]
+    ) -> Iterator[Fragment]:
         first = 0
-        for index in (*steering.tolist(), len(tags)):
+        for index in (*control.tolist(), len(tags)):
             if first < index:
                 yield from self._between(chunk, tags, first, index)
             if index < len(tags):
-                yield from self._steer(_body(chunk, index))
+                yield from self._control(_body(chunk, index))
             first = index + 1
 
     def _between(
         self, chunk: MessageChunk, tags: NDArray[np.uint8], first: int, last: int
-    ) -> Iterator[Piece]:
-        """Messages with no steering message among them."""
+    ) -> Iterator[Fragment]:
+        """Messages with no control message among them."""
         is_streamed = self._open is not None and self._preparing is None
         self._announced.note_partitions(chunk, first, last, streamed=is_streamed)
         if self._open is None:
-            yield from self._announced.settle(whole_piece(chunk, first, last, 0))
-            # Only now: owed announcements go to the first transaction, before its own announcements.
+            yield from self._announced.settle(whole_fragment(chunk, first, last, 0))
+            # Only now: what the decoder has not seen goes into the first transaction, before what this
+            # transaction announces.
             self._learn(chunk, tags, first, last)
             self._follow_brackets(tags[first:last])
             return
         self._check_inside(chunk, tags, first, last)
         if self._preparing is not None:
-            piece = whole_piece(chunk, first, last, self._open.xid)
+            fragment = whole_fragment(chunk, first, last, self._open.xid)
             # Check the announcements now. They stay valid even if the transaction is rolled back and its rows
             # are never read.
             for index in np.flatnonzero(tags[first:last] == _RELATION).tolist():
                 parse_relation(_body(chunk, first + index))
-            self._announced.complete(piece, self._open)
+            self._announced.complete(fragment, self._open)
             # The server will not announce these relations again, except in streamed transactions. The decoder
-            # does not see the announcement now, so it is owed.
-            self._announced.learn(piece, self._position + first, owed=True)
+            # does not see the announcement now, so it is noted as unseen.
+            self._announced.learn(fragment, self._position + first, unseen=True)
         else:
-            piece = streamed_piece(chunk, first, last, self._open.xid)
-            self._check_alive(piece, self._open)
-            self._announced.note(piece, self._position + first, self._open)
-        self._open.spool.append(piece)
+            fragment = streamed_fragment(chunk, first, last, self._open.xid)
+            self._check_alive(fragment, self._open)
+            self._announced.note(fragment, self._position + first, self._open)
+        self._open.spool.append(fragment)
 
     def _learn(self, chunk: MessageChunk, tags: NDArray[np.uint8], first: int, last: int) -> None:
         if self._version > 1 and (tags[first:last] == _RELATION).any():
-            piece = whole_piece(chunk, first, last, 0)
-            self._announced.learn(piece, self._position + first, owed=False)
+            fragment = whole_fragment(chunk, first, last, 0)
+            self._announced.learn(fragment, self._position + first, unseen=False)
 
     def _follow_brackets(self, tags: NDArray[np.uint8]) -> None:
         """Note whether the stream is inside of a whole transaction. The decoder checks the rest."""
@@ -256,15 +257,15 @@ class Reassembler:
             self._state = changing
 
     @staticmethod
-    def _check_alive(piece: Piece, streamed: Unfinished) -> None:
+    def _check_alive(fragment: Fragment, streamed: Unfinished) -> None:
         """Refuse messages of a rolled back subtransaction: it is left out at the commit."""
-        if streamed.aborted and not streamed.aborted.isdisjoint(np.unique(piece.xids).tolist()):
+        if streamed.aborted and not streamed.aborted.isdisjoint(np.unique(fragment.xids).tolist()):
             raise ProtocolError(
                 f"A message of transaction {streamed.xid} belongs to a subtransaction that was rolled "
                 "back before, at byte 1."
             )
 
-    def _steer(self, body: bytes) -> Iterator[Piece]:
+    def _control(self, body: bytes) -> Iterator[Fragment]:
         # PostgreSQL 18 reports rollbacks of what it never streamed, even if it streams nothing.
         event = "A" if body[:1] == b"A" else event_of(body, self._version)
         if event not in NEXT_STATE[self._state]:
@@ -323,7 +324,7 @@ class Reassembler:
             )
         return self._streams[xid]
 
-    def _two_phase(self, event: str, body: bytes) -> Iterator[Piece]:
+    def _two_phase(self, event: str, body: bytes) -> Iterator[Fragment]:
         if self._prepared is None:
             raise ProtocolError(
                 f"{EVENT_NAMES[event]} message: the read did not ask for two_phase, at byte 0."
@@ -363,21 +364,21 @@ class Reassembler:
         if not streamed.aborted:
             return streamed.spool
         spool = self._new_spool()
-        for piece in streamed.spool.pieces():
-            spool.append(without(piece, streamed.aborted))
+        for fragment in streamed.spool.fragments():
+            spool.append(without(fragment, streamed.aborted))
         streamed.spool.discard()
         return spool
 
-    def _replay(self, unfinished: Unfinished, commit: Commit) -> Iterator[Piece]:
+    def _replay(self, unfinished: Unfinished, commit: Commit) -> Iterator[Fragment]:
         """A transaction as version 1 sends it, up to its commit."""
         begin = (commit.commit_lsn, commit.committed_at_us, unfinished.xid)
         yield one_message(_BEGIN_LAYOUT.pack(b"B", *begin), unfinished.xid)
-        for piece in unfinished.spool.pieces():
-            kept = without(piece, unfinished.aborted) if unfinished.aborted else piece
+        for fragment in unfinished.spool.fragments():
+            kept = without(fragment, unfinished.aborted) if unfinished.aborted else fragment
             unfinished.oids |= set(relations_in(kept))
             yield kept
 
-    def _end(self, unfinished: Unfinished, commit: Commit) -> Iterator[Piece]:
+    def _end(self, unfinished: Unfinished, commit: Commit) -> Iterator[Fragment]:
         yield from self._announced.again(unfinished.oids)
         end = (commit.commit_lsn, commit.end_lsn, commit.committed_at_us)
         yield one_message(_COMMIT_LAYOUT.pack(b"C", 0, *end), unfinished.xid)

@@ -236,16 +236,16 @@ class ReferenceDecoder:
             return []
         begin = self._begin
         committed_at_us = begin.committed_at_us + POSTGRES_EPOCH_US
-        place = (int(begin.final_lsn), seq, event, begin.xid, committed_at_us)
+        position = (int(begin.final_lsn), seq, event, begin.xid, committed_at_us)
         origin: tuple[str | None, int | None] = (None, None)
         if self._origin is not None:
             origin = self._origin.name, int(self._origin.commit_lsn) or None
         if truncate is not None:
             relations = [self._relation(oid) for oid in truncate.relation_oids]
-            return [Change(each, *place, None, None, None, *origin) for each in relations]
+            return [Change(each, *position, None, None, None, *origin) for each in relations]
         relation = self._relation(oid_of_row(body, self._lsn))
         old_kind, old, new = parse_row(body, relation, self._lsn)
-        return [Change(relation, *place, old_kind, new, old, *origin)]
+        return [Change(relation, *position, old_kind, new, old, *origin)]
 
     def _relation(self, oid: int) -> Relation:
         if oid not in self.relations:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from airflow_provider_pgoutput.capture.pgoutput.spool import Piece, Spool, one_message
+from airflow_provider_pgoutput.capture.pgoutput.spool import Fragment, Spool, one_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +64,7 @@ class Announced:
         #: By OID: position in the stream, and the Relation message.
         self._messages: dict[int, tuple[int, bytes]] = {}
         #: OIDs of the relations whose message the decoder has not seen.
-        self.owed: set[int] = set()
+        self.unseen: set[int] = set()
         #: OID of the root by OID of the partition, for partitions that send rows under the root's name.
         self._roots: dict[int, int] = {}
         #: OIDs of the last two announcements, until another message follows.
@@ -79,14 +79,14 @@ class Announced:
         :param last: number of the last message, plus one.
         :param streamed: the messages have a transaction ID after the tag.
         """
-        place = 1 + _OID.size * streamed
+        offset = 1 + _OID.size * streamed
         starts, ends = chunk.offsets[first:last], chunk.offsets[first + 1 : last + 1]
         tags = chunk.data[starts]
 
         def oid(index: int) -> int:
-            if ends[index] - starts[index] < place + _OID.size:
+            if ends[index] - starts[index] < offset + _OID.size:
                 return -1  # The decoder refuses it.
-            at = int(starts[index]) + place
+            at = int(starts[index]) + offset
             return int.from_bytes(chunk.data[at : at + _OID.size].tobytes(), "big")
 
         def look(index: int) -> None:
@@ -105,35 +105,37 @@ class Announced:
                 self._run = [*self._run[-1:], oid(index)]
             look(index + 1)
 
-    def learn(self, piece: Piece, position: int, *, owed: bool) -> None:
-        """Note announcements to everybody; ``owed``: the decoder does not see them now."""
-        for oid, (index, body) in relations_in(piece).items():
+    def learn(self, fragment: Fragment, position: int, *, unseen: bool) -> None:
+        """Note announcements to everybody; ``unseen``: the decoder does not see them now."""
+        for oid, (index, body) in relations_in(fragment).items():
             self._messages[oid] = (position + index, body)
-            if owed:
-                self.owed.add(oid)
+            if unseen:
+                self.unseen.add(oid)
             else:
-                self.owed.discard(oid)
+                self.unseen.discard(oid)
 
-    def note(self, piece: Piece, position: int, unfinished: Unfinished) -> None:
+    def note(self, fragment: Fragment, position: int, unfinished: Unfinished) -> None:
         """Note announcements that hold inside of a streamed transaction."""
-        for oid, (index, body) in relations_in(piece).items():
+        for oid, (index, body) in relations_in(fragment).items():
             unfinished.announced[oid] = (position + index, body)
 
-    def complete(self, piece: Piece, unfinished: Unfinished) -> None:
+    def complete(self, fragment: Fragment, unfinished: Unfinished) -> None:
         """Put the announcements that a prepared transaction's rows rely on in front of its rows.
 
         Its spool is read later, perhaps in another run, after other announcements. Its rows may rely on an
         older announcement even if the transaction makes its own: it can change the columns of a table between
         them.
         """
-        rows = set(row_oids(piece))
+        rows = set(row_oids(fragment))
         partitions = {oid for oid, root in self._roots.items() if root in rows}
         relied_on = self._messages.keys() & (rows | partitions)
         if relied_on - unfinished.oids:
             # For all partitions: these messages may come between a partition's announcement and its row.
-            for each in self._spoken(relied_on - (unfinished.oids - partitions), unfinished.xid):
+            for each in self._announcements(
+                relied_on - (unfinished.oids - partitions), unfinished.xid
+            ):
                 unfinished.spool.append(each)
-        unfinished.oids |= rows | partitions | set(relations_in(piece))
+        unfinished.oids |= rows | partitions | set(relations_in(fragment))
 
     def promote(self, streamed: Unfinished) -> None:
         """Take over the announcements of a streamed transaction that committed."""
@@ -141,12 +143,14 @@ class Announced:
             if oid not in self._messages or self._messages[oid][0] < position:
                 self._messages[oid] = (position, body)
 
-    def again(self, oids: set[int]) -> Iterator[Piece]:
-        """Send the decoder the announcements of these relations, and of those that it is owed."""
-        yield from self._spoken({oid for oid in oids | self.owed if oid in self._messages}, 0)
-        self.owed.clear()
+    def again(self, oids: set[int]) -> Iterator[Fragment]:
+        """Send the decoder the announcements of these relations, and of those that it has not seen."""
+        yield from self._announcements(
+            {oid for oid in oids | self.unseen if oid in self._messages}, 0
+        )
+        self.unseen.clear()
 
-    def _spoken(self, oids: set[int], xid: int) -> Iterator[Piece]:
+    def _announcements(self, oids: set[int], xid: int) -> Iterator[Fragment]:
         """Announcements of relations, in an order that shows the decoder the partitions among them.
 
         A relation between two announcements of its root is a partition of it. All other relations are
@@ -161,54 +165,57 @@ class Announced:
             for body in (root, self._messages[oid][1], root):
                 yield one_message(body, xid)
 
-    def settle(self, piece: Piece) -> Iterator[Piece]:
-        """Whole transactions. What the decoder is owed comes after the first Begin."""
-        begins = np.flatnonzero(piece.tags == ord("B"))
-        if not self.owed or not len(begins):
-            yield piece
+    def settle(self, fragment: Fragment) -> Iterator[Fragment]:
+        """Whole transactions. What the decoder has not seen comes after the first Begin."""
+        begins = np.flatnonzero(fragment.tags == ord("B"))
+        if not self.unseen or not len(begins):
+            yield fragment
             return
-        place = int(begins[0]) + 1
-        yield _part(piece, 0, place)
+        offset = int(begins[0]) + 1
+        yield _part(fragment, 0, offset)
         yield from self.again(set())
-        yield _part(piece, place, len(piece))
+        yield _part(fragment, offset, len(fragment))
 
 
-def relations_in(piece: Piece) -> dict[int, tuple[int, bytes]]:
-    """By OID: the last Relation message of each relation in a piece, and its index."""
+def relations_in(fragment: Fragment) -> dict[int, tuple[int, bytes]]:
+    """By OID: the last Relation message of each relation in a fragment, and its index."""
     found: dict[int, tuple[int, bytes]] = {}
-    indexes = np.flatnonzero(piece.tags == _RELATION)
+    indexes = np.flatnonzero(fragment.tags == _RELATION)
     if not len(indexes):
         return found
-    offsets = piece.offsets
+    offsets = fragment.offsets
     for index in indexes.tolist():
-        body = piece.data[offsets[index] : offsets[index + 1]].tobytes()
+        body = fragment.data[offsets[index] : offsets[index + 1]].tobytes()
         if len(body) > _OID.size:
             found[_OID.unpack_from(body, 1)[0]] = (index, body)
     return found
 
 
-def row_oids(piece: Piece) -> list[int]:
-    """OIDs of the relations that rows and truncates of a piece change."""
-    starts = piece.offsets[:-1]
-    rows = starts[_ROWS[piece.tags] & (piece.lengths > _OID.size)]
+def row_oids(fragment: Fragment) -> list[int]:
+    """OIDs of the relations that rows and truncates of a fragment change."""
+    starts = fragment.offsets[:-1]
+    rows = starts[_ROWS[fragment.tags] & (fragment.lengths > _OID.size)]
     found = set()
     if len(rows):
         words = np.ndarray(
-            (len(piece.data) - _OID.size + 1,), dtype=">u4", buffer=piece.data.data, strides=(1,)
+            (len(fragment.data) - _OID.size + 1,),
+            dtype=">u4",
+            buffer=fragment.data.data,
+            strides=(1,),
         )
         found |= set(np.unique(words[rows + 1]).tolist())
-    for index in np.flatnonzero(piece.tags == ord("T")).tolist():
-        body = piece.data[starts[index] : starts[index] + piece.lengths[index]].tobytes()
+    for index in np.flatnonzero(fragment.tags == ord("T")).tolist():
+        body = fragment.data[starts[index] : starts[index] + fragment.lengths[index]].tobytes()
         found |= {
             int(each) for each in np.frombuffer(body[6 : 6 + (len(body) - 6) // 4 * 4], ">u4")
         }
     return sorted(found)
 
 
-def _part(piece: Piece, first: int, last: int) -> Piece:
-    offsets = piece.offsets
-    return Piece(
-        piece.data[offsets[first] : offsets[last]],
-        piece.lengths[first:last],
-        piece.xids[first:last],
+def _part(fragment: Fragment, first: int, last: int) -> Fragment:
+    offsets = fragment.offsets
+    return Fragment(
+        fragment.data[offsets[first] : offsets[last]],
+        fragment.lengths[first:last],
+        fragment.xids[first:last],
     )

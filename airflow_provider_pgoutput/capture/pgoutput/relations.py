@@ -81,10 +81,10 @@ class Relations:
         lasts = np.searchsorted(slot, changed, side="right", sorter=order)
         for first, last, changes in zip(firsts, lasts, self._changes.values(), strict=True):
             rows = order[first:last]
-            place = np.searchsorted([start for start, _ in changes], message[rows]) - 1
-            if (place < 0).any():
+            index = np.searchsorted([start for start, _ in changes], message[rows]) - 1
+            if (index < 0).any():
                 raise UnknownRelation(int(rows[0]))
-            number[rows] = np.array([each for _, each in changes], dtype=np.intp)[place]
+            number[rows] = np.array([each for _, each in changes], dtype=np.intp)[index]
         return number
 
     def widths(self, numbers: NDArray[np.intp]) -> NDArray[np.intp]:

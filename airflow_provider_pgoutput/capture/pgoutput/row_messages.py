@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from airflow_provider_pgoutput.capture.pgoutput.relations import Relations
-    from airflow_provider_pgoutput.capture.pgoutput.transactions import Messages, Placement
+    from airflow_provider_pgoutput.capture.pgoutput.transactions import Messages, Positions
 
 INSERT, UPDATE, DELETE, TRUNCATE = b"IUDT"
 NEW, KEY, OLD = b"NKO"
@@ -53,7 +53,7 @@ class Chunk:
     """A chunk whose transactions and relations are known."""
 
     messages: Messages
-    placement: Placement
+    positions: Positions
     relations: Relations
 
 
@@ -96,7 +96,7 @@ class Rows:
         """Raise the ProtocolError that says what is wrong with a row."""
         index = int(self.message[row])
         relation = self.chunk.relations.versions[int(self.version[row])]
-        body, lsn = self.chunk.messages.body(index), self.chunk.placement.lsn(index)
+        body, lsn = self.chunk.messages.body(index), self.chunk.positions.lsn(index)
         parse_row(body, relation, lsn)
         raise AssertionError("the reference decoder accepts a row that this one refused")
 
@@ -107,10 +107,10 @@ def select_rows(chunk: Chunk, truncates: Sequence[tuple[int, int]]) -> Rows:
     :param truncates: the wanted truncates: number of the message and an OID, ascending.
     :raises ProtocolError: a row is cut short, comes before its relation, or has a wrong tuple.
     """
-    messages, placement = chunk.messages, chunk.placement
+    messages, positions = chunk.messages, chunk.positions
     message = messages.of("IUD")
-    if not placement.wanted.all():
-        message = message[placement.wanted[placement.transaction[message]]]
+    if not positions.wanted.all():
+        message = message[positions.wanted[positions.transaction[message]]]
     head = messages.head[message]
     oid = ((head >> np.uint64(24)) & np.uint64(0xFFFFFFFF)).astype(np.int64)
     if truncates:
@@ -124,7 +124,7 @@ def select_rows(chunk: Chunk, truncates: Sequence[tuple[int, int]]) -> Rows:
         version = chunk.relations.in_force(message, oid)
     except UnknownRelation as unknown:
         index = int(message[unknown.row])
-        lsn = placement.lsn(index)
+        lsn = positions.lsn(index)
         if messages.event(index) != "T":
             oid_of_row(messages.body(index), lsn)  # Raises when the OID itself is cut short.
         raise unknown_relation(int(oid[unknown.row]), lsn) from None

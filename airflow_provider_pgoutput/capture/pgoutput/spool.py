@@ -1,9 +1,9 @@
-"""Keeps messages until their transaction ends, and cuts chunks of messages into pieces for that.
+"""Keeps messages until their transaction ends, and cuts chunks of messages into fragments for that.
 
-A *piece* is some messages in the order of the stream, each with its transaction ID, in the form of protocol
-version 1: the ID that streamed messages carry is taken out. A *spool* holds the pieces of one transaction.
-All of it is vectorised: no message becomes a Python object. ``reassemble.py`` decides which piece belongs to
-which transaction. ``stream/spill.py`` has the spool that writes files.
+A *fragment* is some messages in the order of the stream, each with its transaction ID, in the form of
+protocol version 1: the ID that streamed messages carry is taken out. A *spool* holds the fragments of one
+transaction. All of it is vectorised: no message becomes a Python object. ``reassemble.py`` decides which
+fragment belongs to which transaction. ``stream/spill.py`` has the spool that writes files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TAG_AND_XID_BYTES = 1 + _XID_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Fragment:
     """Messages of one transaction. It keeps no reference to the chunk from which they came."""
 
     data: NDArray[np.uint8]
@@ -53,14 +53,14 @@ class Piece:
 
 
 class Spool(Protocol):
-    """Holds the pieces of one transaction that is not committed yet."""
+    """Holds the fragments of one transaction that is not committed yet."""
 
-    def append(self, piece: Piece) -> None:
-        """Add a piece at the end."""
+    def append(self, fragment: Fragment) -> None:
+        """Add a fragment at the end."""
         ...
 
-    def pieces(self) -> Iterator[Piece]:
-        """All pieces in order, as often as asked. They may be cut differently than when they were added."""
+    def fragments(self) -> Iterator[Fragment]:
+        """All fragments in order, as often as asked. They may be cut differently than they were added."""
         ...
 
     def discard(self) -> None:
@@ -72,19 +72,19 @@ class MemorySpool:
     """A spool without files."""
 
     def __init__(self) -> None:
-        self._pieces: list[Piece] = []
+        self._fragments: list[Fragment] = []
 
-    def append(self, piece: Piece) -> None:
+    def append(self, fragment: Fragment) -> None:
         """See ``Spool``."""
-        self._pieces.append(piece)
+        self._fragments.append(fragment)
 
-    def pieces(self) -> Iterator[Piece]:
+    def fragments(self) -> Iterator[Fragment]:
         """See ``Spool``."""
-        return iter(tuple(self._pieces))
+        return iter(tuple(self._fragments))
 
     def discard(self) -> None:
         """See ``Spool``."""
-        self._pieces.clear()
+        self._fragments.clear()
 
 
 def check_offsets(chunk: MessageChunk) -> None:
@@ -99,14 +99,14 @@ def check_offsets(chunk: MessageChunk) -> None:
         raise ProtocolError("A message is empty or its offset goes back, at byte 0.")
 
 
-def whole_piece(chunk: MessageChunk, first: int, last: int, xid: int) -> Piece:
-    """Messages ``first`` to ``last`` (exclusive) of a chunk, which have no ID, as a piece of ``xid``."""
+def whole_fragment(chunk: MessageChunk, first: int, last: int, xid: int) -> Fragment:
+    """Messages ``first`` to ``last`` (exclusive) of a chunk, which have no ID, as a fragment of ``xid``."""
     offsets = chunk.offsets[first : last + 1]
     data = chunk.data[int(offsets[0]) : int(offsets[-1])].copy()
-    return Piece(data, np.diff(offsets), np.full(last - first, xid, dtype=np.uint32))
+    return Fragment(data, np.diff(offsets), np.full(last - first, xid, dtype=np.uint32))
 
 
-def streamed_piece(chunk: MessageChunk, first: int, last: int, xid: int) -> Piece:
+def streamed_fragment(chunk: MessageChunk, first: int, last: int, xid: int) -> Fragment:
     """Messages ``first`` to ``last`` (exclusive) of a stream block of ``xid``, with their IDs taken out.
 
     All messages of a stream block have the ID of their (sub)transaction after the tag, except for Origin.
@@ -134,29 +134,29 @@ def streamed_piece(chunk: MessageChunk, first: int, last: int, xid: int) -> Piec
     cuts[:, 2] = starts + 1 + np.where(carries, _XID_BYTES, 0)
     kept = np.arange(2 * (last - first), dtype=np.int64) * 2
     data = _runs(chunk.data, cuts.reshape(-1), kept)
-    return Piece(data, ends - starts - np.where(carries, _XID_BYTES, 0), xids)
+    return Fragment(data, ends - starts - np.where(carries, _XID_BYTES, 0), xids)
 
 
-def without(piece: Piece, xids: Iterable[int]) -> Piece:
-    """The piece without the messages of some (sub)transactions."""
-    unwanted = np.isin(piece.xids, np.fromiter(xids, dtype=np.uint32))
+def without(fragment: Fragment, xids: Iterable[int]) -> Fragment:
+    """The fragment without the messages of some (sub)transactions."""
+    unwanted = np.isin(fragment.xids, np.fromiter(xids, dtype=np.uint32))
     if not unwanted.any():
-        return piece
+        return fragment
     kept = np.flatnonzero(~unwanted)
-    offsets = piece.offsets
-    data = _runs(piece.data, offsets, kept) if len(kept) else piece.data[:0]
-    return Piece(data, piece.lengths[kept], piece.xids[kept])
+    offsets = fragment.offsets
+    data = _runs(fragment.data, offsets, kept) if len(kept) else fragment.data[:0]
+    return Fragment(data, fragment.lengths[kept], fragment.xids[kept])
 
 
-def chunks_of(pieces: Iterable[Piece], chunk_bytes: int) -> Iterator[MessageChunk]:
-    """The messages of pieces, in chunks of about ``chunk_bytes``, whatever the sizes of the pieces."""
-    waiting: list[Piece] = []
+def chunks_of(fragments: Iterable[Fragment], chunk_bytes: int) -> Iterator[MessageChunk]:
+    """The messages of fragments, in chunks of about ``chunk_bytes``, whatever the sizes of the fragments."""
+    waiting: list[Fragment] = []
     size = 0
-    for piece in pieces:
-        if len(piece) == 0:
+    for fragment in fragments:
+        if len(fragment) == 0:
             continue
-        waiting.append(piece)
-        size += len(piece.data)
+        waiting.append(fragment)
+        size += len(fragment.data)
         if size >= chunk_bytes:
             yield from _cut(joined(waiting), chunk_bytes)
             waiting, size = [], 0
@@ -164,33 +164,33 @@ def chunks_of(pieces: Iterable[Piece], chunk_bytes: int) -> Iterator[MessageChun
         yield from _cut(joined(waiting), chunk_bytes)
 
 
-def joined(pieces: list[Piece]) -> Piece:
-    """One piece of several."""
-    if len(pieces) == 1:
-        return pieces[0]
-    return Piece(
-        np.concatenate([each.data for each in pieces]),
-        np.concatenate([each.lengths for each in pieces]),
-        np.concatenate([each.xids for each in pieces]),
+def joined(fragments: list[Fragment]) -> Fragment:
+    """One fragment of several."""
+    if len(fragments) == 1:
+        return fragments[0]
+    return Fragment(
+        np.concatenate([each.data for each in fragments]),
+        np.concatenate([each.lengths for each in fragments]),
+        np.concatenate([each.xids for each in fragments]),
     )
 
 
-def one_message(body: bytes, xid: int) -> Piece:
-    """A piece of a single message."""
-    return Piece(
+def one_message(body: bytes, xid: int) -> Fragment:
+    """A fragment of a single message."""
+    return Fragment(
         np.frombuffer(body, dtype=np.uint8),
         np.array([len(body)], dtype=np.int64),
         np.array([xid], dtype=np.uint32),
     )
 
 
-def _cut(piece: Piece, chunk_bytes: int) -> Iterator[MessageChunk]:
-    offsets = piece.offsets
+def _cut(fragment: Fragment, chunk_bytes: int) -> Iterator[MessageChunk]:
+    offsets = fragment.offsets
     first = 0
-    while first < len(piece):
+    while first < len(fragment):
         wanted = np.searchsorted(offsets, offsets[first] + 2 * chunk_bytes, side="right") - 1
-        last = min(max(int(wanted), first + 1), len(piece))
-        yield MessageChunk(piece.data, offsets[first : last + 1])
+        last = min(max(int(wanted), first + 1), len(fragment))
+        yield MessageChunk(fragment.data, offsets[first : last + 1])
         first = last
 
 

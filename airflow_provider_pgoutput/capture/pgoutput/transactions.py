@@ -142,7 +142,7 @@ class Messages:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class Positions:
     """The transaction of each message. Transaction 0 is the one that the chunk before left open."""
 
     #: By message: number of its transaction.
@@ -187,7 +187,7 @@ class Transactions:
         self.last_commit: Commit | None = None
         self.count = 0
 
-    def follow(self, messages: Messages) -> Placement:
+    def follow(self, messages: Messages) -> Positions:
         """Find the transaction of every message of the next chunk.
 
         :raises ProtocolError: a message may not stand at its position, or a Begin or Commit is wrong.
@@ -216,7 +216,7 @@ class Transactions:
         base = np.concatenate(([-self._next_seq], counted[begins]))
         if len(messages):
             self._next_seq = int(counted[-1] - base[-1])
-        return Placement(
+        return Positions(
             transaction=transaction,
             seq=counted - 1 - base[transaction],
             commit_lsn=lsns,

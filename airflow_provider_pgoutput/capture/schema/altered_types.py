@@ -12,9 +12,9 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.batch import shape as words
+from airflow_provider_pgoutput.batch import shape
 from airflow_provider_pgoutput.batch.answers import COPY
-from airflow_provider_pgoutput.batch.identity import sought_by
+from airflow_provider_pgoutput.batch.identity import lookup_columns
 from airflow_provider_pgoutput.batch.shape import SchemaChange, Shape, Unsettled
 from airflow_provider_pgoutput.batch.type_definition import alterations
 from airflow_provider_pgoutput.capture.schema.policy import CopyNeeded, copy_needed
@@ -68,7 +68,7 @@ class AlteredTypes:
                 found.setdefault(number, _WHILE_OPEN)
         names = {each.attribute_number: each.name for each in columns}
         return [
-            SchemaChange(words.ALTERED, names[number], "", what, number)
+            SchemaChange(shape.ALTERED, names[number], "", what, number)
             for number, what in sorted(found.items())
         ]
 
@@ -117,9 +117,9 @@ class AlteredTypes:
         for table in tables:
             names = {each.attribute_number: each.name for each in table.columns}
             numbers = {each.attribute_number: each.type_oid for each in table.columns}
-            shape = shapes.get(table.relation_oid)
-            if shape is not None:
-                altered = altered_columns(shape, numbers, self.now.of(table.relation_oid))
+            past = shapes.get(table.relation_oid)
+            if past is not None:
+                altered = altered_columns(past, numbers, self.now.of(table.relation_oid))
                 found += [(table, {names[n]: what for n, what in altered.items()})] * bool(altered)
         return found
 
@@ -157,7 +157,7 @@ def other_expressions(past: Shape, table: Table) -> list[SchemaChange]:
     before = dict(past.expressions)
     names = {each.attribute_number: each.name for each in table.versions[-1].columns}
     return [
-        SchemaChange(words.ALTERED, names[number], "", "it has another expression", number)
+        SchemaChange(shape.ALTERED, names[number], "", "it has another expression", number)
         for number, expression in table.expressions
         if number in names and before.get(number, expression) != expression
     ]
@@ -178,10 +178,10 @@ def check_altered(table: Table, changes: Iterable[SchemaChange], policy: SchemaP
             change,
             _OUTCOME % [table.name],
         )
-        is_sought = _is_sought(table, change.attribute_number)
-        if policy.on_type_change == COPY or (is_sought and table.copy_lsn is not None):
+        is_lookup_column = _is_lookup_column(table, change.attribute_number)
+        if policy.on_type_change == COPY or (is_lookup_column and table.copy_lsn is not None):
             raise copy_needed(table, change.column)
-        if is_sought:
+        if is_lookup_column:
             raise TableRefused(
                 f"Rows are found by this column, and it changed in all rows: {change.after}. PostgreSQL sends"
                 " no row for that, so rows in the lake do not have the value by which the source names them"
@@ -193,9 +193,9 @@ def check_altered(table: Table, changes: Iterable[SchemaChange], policy: SchemaP
             )
 
 
-def _is_sought(table: Table, number: int | None) -> bool:
+def _is_lookup_column(table: Table, number: int | None) -> bool:
     return any(
-        column.attribute_number == number and column.name in sought_by(version)
+        column.attribute_number == number and column.name in lookup_columns(version)
         for version in table.versions
         for column in version.columns
     )

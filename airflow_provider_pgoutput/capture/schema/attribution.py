@@ -81,44 +81,44 @@ def attribute(
             frozenset() if before is None else _unlike(before, versions),
             highest_number=max([highest_number, *known.values()]),
         )
-    every_fence = fences = _fences(before, versions, catalog)
+    all_fixed = fixed = _fixed_columns(before, versions, catalog)
     # A column that was there and is there, and is missing between: it had another name, or was not published.
     comes_and_goes = _is_missing_between(before, versions, catalog)
     with_dropped = False
     while True:
-        found: list[dict[str, int | None]] = [dict(fences) for _ in versions]
+        found: list[dict[str, int | None]] = [dict(fixed) for _ in versions]
         unsure: set[str] = set()
         tied: set[str] = set()
         wrong: set[float] = set()
-        born = {highest_number, *(before or ()), *fences.values()}
+        used = {highest_number, *(before or ()), *fixed.values()}
         for gap in _gaps(
-            before, versions, catalog, fences, highest_number, comes_and_goes, with_dropped
+            before, versions, catalog, fixed, highest_number, comes_and_goes, with_dropped
         ):
             cheapest = search(gap)
             wrong |= set() if cheapest.is_possible else {gap.low, gap.high}
             unsure |= cheapest.unsure
             tied |= cheapest.tied
-            born.add(cheapest.born)
-            for place, columns in enumerate(gap.versions):
+            used.add(cheapest.highest_number)
+            for index, columns in enumerate(gap.versions):
                 names = [name for name, _ in columns]
-                found[place] |= dict(zip(names, cheapest.numbers[place], strict=True))
+                found[index] |= dict(zip(names, cheapest.numbers[index], strict=True))
         # What does not fit between two columns shows that one of the two was another column for a while.
-        fewer = {name: number for name, number in fences.items() if number not in wrong}
-        if len(fewer) < len(fences):
-            fences = fewer
+        fewer = {name: number for name, number in fixed.items() if number not in wrong}
+        if len(fewer) < len(fixed):
+            fixed = fewer
         elif wrong and before is not None and not with_dropped:
             # Nothing fits as long as a column is published all the time or not at all.
-            fences, comes_and_goes, with_dropped = every_fence, True, True
+            fixed, comes_and_goes, with_dropped = all_fixed, True, True
         else:
             break
     return Attribution(
         tuple(
-            tuple(found[place][name] for name, _ in columns)
-            for place, columns in enumerate(versions)
+            tuple(found[index][name] for name, _ in columns)
+            for index, columns in enumerate(versions)
         ),
         frozenset(unsure),
         frozenset(tied),
-        max(born),
+        max(used),
     )
 
 
@@ -148,7 +148,7 @@ def _unlike(before: State, versions: Sequence[Sequence[Named]]) -> frozenset[str
     return frozenset(found)
 
 
-def _fences(
+def _fixed_columns(
     before: State | None, versions: Sequence[Sequence[Named]], catalog: Catalog
 ) -> dict[str, int]:
     """Columns that have the same name and number before, in every version, and now."""
@@ -168,13 +168,13 @@ def _fences(
     if before is None:
         live, every = sorted(catalog.published), sorted(catalog.numbers)
         for columns in versions:
-            places = {name: place for place, (name, _) in enumerate(columns)}
+            indexes = {name: index for index, (name, _) in enumerate(columns)}
             now = {
                 name: number
                 for name, number in now.items()
                 # The current columns were there, and there were never more columns than numbers.
                 if bisect.bisect_left(live, number)
-                <= places[name]
+                <= indexes[name]
                 <= bisect.bisect_left(every, number)
             }
     for columns in versions:
@@ -195,24 +195,24 @@ def _gaps(
     before: State | None,
     versions: Sequence[Sequence[Named]],
     catalog: Catalog,
-    fences: Mapping[str, int],
+    fixed: Mapping[str, int],
     highest_number: int,
     comes_and_goes: bool,
     with_dropped: bool,
 ) -> list[Gap]:
-    """The gaps between the fences.
+    """The gaps between the fixed columns.
 
     :param comes_and_goes: see ``Gap``.
     :param with_dropped: whether a column may have been in a version that was not published before, and that
         is dropped now.
     """
-    numbers = sorted(fences.values())
-    parts = [_parts(columns, fences) for columns in versions]
-    born = max(highest_number, *before) if before else 0
+    numbers = sorted(fixed.values())
+    parts = [_parts(columns, fixed) for columns in versions]
+    highest_before = max(highest_number, *before) if before else 0
     every = sorted(catalog.numbers | set(before or ()))
     found = []
-    for place, (low, high) in enumerate(zip([0, *numbers], [*numbers, math.inf], strict=True)):
-        if not any(each[place] for each in parts):
+    for index, (low, high) in enumerate(zip([0, *numbers], [*numbers, math.inf], strict=True)):
+        if not any(each[index] for each in parts):
             continue
         candidates = tuple(
             number
@@ -220,7 +220,7 @@ def _gaps(
             # A column that was dropped before the last batch is in no version.
             if with_dropped
             or before is None
-            or number > born
+            or number > highest_before
             or number in before
             or number in catalog.live
         )
@@ -229,10 +229,10 @@ def _gaps(
                 low,
                 high,
                 None if before is None else {n: before[n] for n in candidates if n in before},
-                tuple(each[place] for each in parts),
+                tuple(each[index] for each in parts),
                 {n: catalog.published[n] for n in candidates if n in catalog.published},
                 candidates,
-                born,
+                highest_before,
                 catalog.live,
                 comes_and_goes,
             )
@@ -240,11 +240,11 @@ def _gaps(
     return found
 
 
-def _parts(columns: Sequence[Named], fences: Mapping[str, int]) -> list[tuple[Named, ...]]:
-    """A version's columns, split at its fences."""
+def _parts(columns: Sequence[Named], fixed: Mapping[str, int]) -> list[tuple[Named, ...]]:
+    """A version's columns, split at its fixed columns."""
     found: list[list[Named]] = [[]]
     for column in columns:
-        if column[0] in fences:
+        if column[0] in fixed:
             found.append([])
         else:
             found[-1].append(column)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.batch import shape as words
-from airflow_provider_pgoutput.batch.identity import sought_by
+from airflow_provider_pgoutput.batch import shape
+from airflow_provider_pgoutput.batch.identity import lookup_columns
 from airflow_provider_pgoutput.batch.lake_types import loses_fields, widens
 from airflow_provider_pgoutput.batch.shape import SchemaChange, Shape
 from airflow_provider_pgoutput.capture.types.type_info import FIRST_USER_OID
@@ -28,14 +28,14 @@ def unfollowable(table: Table, before: Shape | None) -> list[Column]:
     found = []
     kinds = {each.number: each.lake_type for each in before.columns if each.number is not None}
     for version in table.versions:
-        sought = sought_by(version)
+        lookup = lookup_columns(version)
         for column in version.columns:
             number = column.attribute_number
             held = (
                 column.lake_type if number is None else kinds.setdefault(number, column.lake_type)
             )
             # Rows are not found by a value that lost an attribute.
-            is_lost = column.name in sought and loses_fields(held, column.lake_type)
+            is_lost = column.name in lookup and loses_fields(held, column.lake_type)
             if held == column.lake_type or (widens(column.lake_type, held) and not is_lost):
                 continue
             if not widens(held, column.lake_type):
@@ -60,46 +60,46 @@ def differences(one: Shape, two: Shape, live: set[int]) -> list[SchemaChange]:
             earlier = namesake
         if earlier is None:
             found.append(
-                SchemaChange(words.ADDED, column.name, "", column.type_name, column.number)
+                SchemaChange(shape.ADDED, column.name, "", column.type_name, column.number)
             )
             continue
         kept.add(earlier)
         found += _of_column(earlier, column)
     gone = [
         SchemaChange(
-            words.UNPUBLISHED if each.number in live else words.DROPPED,
+            shape.UNPUBLISHED if each.number in live else shape.DROPPED,
             each.name,
             attribute_number=each.number,
         )
         for each in one.columns
         if each not in kept
     ]
-    renamed = {each.before: each.after for each in found if each.kind == words.RENAMED}
+    renamed = {each.before: each.after for each in found if each.kind == shape.RENAMED}
     key = tuple(renamed.get(name, name) for name in one.key)
     if key != two.key:
-        found.append(SchemaChange(words.KEY, "", ", ".join(key), ", ".join(two.key)))
+        found.append(SchemaChange(shape.KEY, "", ", ".join(key), ", ".join(two.key)))
     if one.replica_identity != two.replica_identity:
-        found.append(SchemaChange(words.IDENTITY, "", one.replica_identity, two.replica_identity))
+        found.append(SchemaChange(shape.IDENTITY, "", one.replica_identity, two.replica_identity))
     return gone + found
 
 
-def _of_column(one: words.KnownColumn, two: words.KnownColumn) -> list[SchemaChange]:
+def _of_column(one: shape.KnownColumn, two: shape.KnownColumn) -> list[SchemaChange]:
     found = []
     if one.name != two.name:
-        found.append(SchemaChange(words.RENAMED, two.name, one.name, two.name, two.number))
+        found.append(SchemaChange(shape.RENAMED, two.name, one.name, two.name, two.number))
     if one.type_name != two.type_name:
-        kind = words.TYPE_RENAMED if _is_renamed_type(one, two) else words.RETYPED
+        kind = shape.TYPE_RENAMED if _is_renamed_type(one, two) else shape.RETYPED
         found.append(SchemaChange(kind, two.name, one.type_name, two.type_name, two.number))
-        if kind == words.RETYPED:
+        if kind == shape.RETYPED:
             return found
     elif one.type_oid != two.type_oid and one.type_oid and two.type_oid:
-        found.append(SchemaChange(words.TYPE_REPLACED, two.name, one.type_name, "", two.number))
+        found.append(SchemaChange(shape.TYPE_REPLACED, two.name, one.type_name, "", two.number))
     if one.lake_type != two.lake_type:
-        found.append(SchemaChange(words.REMADE, two.name, one.lake_type, two.lake_type, two.number))
+        found.append(SchemaChange(shape.REMADE, two.name, one.lake_type, two.lake_type, two.number))
     return found
 
 
-def _is_renamed_type(one: words.KnownColumn, two: words.KnownColumn) -> bool:
+def _is_renamed_type(one: shape.KnownColumn, two: shape.KnownColumn) -> bool:
     """Whether two columns have the same user's type under two names.
 
     With another modifier it is another type.

@@ -14,7 +14,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.batch import shape as words
+from airflow_provider_pgoutput.batch import shape
 from airflow_provider_pgoutput.batch.answers import COPY, IGNORE
 from airflow_provider_pgoutput.batch.shape import SchemaChange, Shape
 from airflow_provider_pgoutput.capture.schema.altered_types import (
@@ -69,7 +69,7 @@ class SchemaHistory:
     storage_at_start: Mapping[int, Storage] = field(default_factory=dict)
     full_keys: FullKeys = field(default_factory=FullKeys)
     #: By table name, from the last batch with a table of that name.
-    former: Mapping[str, Shape] = field(default_factory=dict)
+    shapes_by_name: Mapping[str, Shape] = field(default_factory=dict)
     #: The definitions of the users' types in columns, as they are now.
     types: TypesOfTables = field(default_factory=TypesOfTables)
     #: Published tables without rows in the batch.
@@ -104,8 +104,11 @@ class SchemaHistory:
         changes = self._changes(
             table.relation_oid, before, versions, before.storage if before else None
         )
-        if before is None and table.copy_lsn is not None and table.name in self.former:
-            changes = [*_since_former(self.former[table.name], versions[0]), *changes]
+        if before is None and table.copy_lsn is not None and table.name in self.shapes_by_name:
+            changes = [
+                *_since_earlier_table(self.shapes_by_name[table.name], versions[0]),
+                *changes,
+            ]
         completed = dataclasses.replace(
             table,
             versions=versions,
@@ -182,22 +185,22 @@ class SchemaHistory:
                 for each in versions[0].columns
                 if each.attribute_number is not None
             }
-        born = max([before.highest_number if before else 0, *(state or ())])
+        highest_number = max([before.highest_number if before else 0, *(state or ())])
         named = [[(each.name, each.type_name) for each in v.columns] for v in versions[first:]]
         if not named:
-            return tuple(versions), born
-        found = attribute(state, named, self._catalog(table.relation_oid), born)
+            return tuple(versions), highest_number
+        found = attribute(state, named, self._catalog(table.relation_oid), highest_number)
         # If nothing is known from before, nothing can be destroyed.
         if found.tied and state is not None:
             self._refuse_tied(table, found.tied)
         if found.unsure:
             self._warn_of_doubt(table, found.unsure, has_past=state is not None)
-        for place, numbers in enumerate(found.numbers, start=first):
+        for index, numbers in enumerate(found.numbers, start=first):
             columns = tuple(
                 dataclasses.replace(column, attribute_number=number)
-                for column, number in zip(versions[place].columns, numbers, strict=True)
+                for column, number in zip(versions[index].columns, numbers, strict=True)
             )
-            versions[place] = dataclasses.replace(versions[place], columns=columns)
+            versions[index] = dataclasses.replace(versions[index], columns=columns)
         return tuple(versions), found.highest_number
 
     def _refuse_no_columns(self, table: Table) -> None:
@@ -300,8 +303,8 @@ class SchemaHistory:
         live = {e.number for e in self.attributes.get(relation_oid, ()) if not e.is_dropped}
         found = [each for pair in itertools.pairwise(shapes) for each in differences(*pair, live)]
         return [
-            dataclasses.replace(each, kind=words.PUBLISHED)
-            if each.kind == words.ADDED and (each.attribute_number or columns + 1) <= columns
+            dataclasses.replace(each, kind=shape.PUBLISHED)
+            if each.kind == shape.ADDED and (each.attribute_number or columns + 1) <= columns
             else each
             for each in found
         ]
@@ -324,7 +327,7 @@ class SchemaHistory:
         # For these columns apply refuses all older values anyway.
         refused = {each.attribute_number for each in unfollowable(table, before)}
         for change in changes:
-            if change.kind not in {words.RETYPED, words.TYPE_REPLACED}:
+            if change.kind not in {shape.RETYPED, shape.TYPE_REPLACED}:
                 continue
             if change.attribute_number in refused or keeps_values(change.before, change.after):
                 continue
@@ -344,14 +347,14 @@ class SchemaHistory:
             refuse_unknown_key(table, change.attribute_number, "of the key changed its type")
 
 
-def _since_former(former: Shape, version: TableVersion) -> list[SchemaChange]:
+def _since_earlier_table(earlier: Shape, version: TableVersion) -> list[SchemaChange]:
     """The changes since an earlier table of the same name. The numbers of the two have nothing in common."""
-    return differences(_by_name(former), _by_name(Shape.of(version)), set())
+    return differences(_by_name(earlier), _by_name(Shape.of(version)), set())
 
 
-def _by_name(shape: Shape) -> Shape:
-    columns = tuple(dataclasses.replace(each, number=None, type_oid=0) for each in shape.columns)
-    return dataclasses.replace(shape, columns=columns)
+def _by_name(known: Shape) -> Shape:
+    columns = tuple(dataclasses.replace(each, number=None, type_oid=0) for each in known.columns)
+    return dataclasses.replace(known, columns=columns)
 
 
 def _refuse_late_types(table: Table) -> None:
@@ -363,7 +366,7 @@ def _refuse_late_types(table: Table) -> None:
         raise copy_needed(table, column.name)
 
 
-def _state(columns: Sequence[words.KnownColumn]) -> dict[int, tuple[str, str]] | None:
+def _state(columns: Sequence[shape.KnownColumn]) -> dict[int, tuple[str, str]] | None:
     """Columns by number; None: some have no number, so nothing is known about the others."""
     if any(each.number is None for each in columns):
         return None

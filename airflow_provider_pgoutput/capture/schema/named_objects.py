@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.batch.identity import sought_by
+from airflow_provider_pgoutput.batch.identity import lookup_columns
 from airflow_provider_pgoutput.capture.types.type_info import BUILTIN_TYPES
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def warn_of_names(table: Table, before: Shape | None) -> None:
             column.type_name,
             "rows are found by this column, so deletes and updates would be lost until"
             f" copy_tables=[{table.name!r}]"
-            if column.name in sought_by(last)
+            if column.name in lookup_columns(last)
             else f"copy_tables=[{table.name!r}] brings it in then",
         )
 

@@ -15,7 +15,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.batch import shape as words
+from airflow_provider_pgoutput.batch import shape
 from airflow_provider_pgoutput.batch.answers import COPY, DEFAULT
 from airflow_provider_pgoutput.capture.schema.policy import copy_needed, way_on
 from airflow_provider_pgoutput.errors import TableRefused
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 #: Changes that bring a column into the stream for which older rows have no value yet.
-_NEW = (words.ADDED, words.PUBLISHED)
+_NEW = (shape.ADDED, shape.PUBLISHED)
 _WAYS_ON = (
     "copy_tables=[{!r}] brings it in; on_unknown_default='copy' does so by itself from now on,"
     " on_unknown_default='default' writes the column's default if it is a constant"
@@ -74,7 +74,7 @@ class OlderRows:
         values: dict[int | None, str] = {}
         for number in sorted(each for each in kinds if each is not None):
             found = attributes.get(number)
-            was_there = kinds[number] == words.PUBLISHED
+            was_there = kinds[number] == shape.PUBLISHED
             if found is None or found.is_dropped:
                 # The column is gone, and with it the value that the catalog kept for older rows.
                 unknown.add(number)
@@ -106,7 +106,7 @@ class OlderRows:
         for each in added:
             if self.policy.on_unknown_default == COPY:
                 raise copy_needed(table, each.column)
-            self._warn(table, each.column, was_there=each.kind == words.PUBLISHED)
+            self._warn(table, each.column, was_there=each.kind == shape.PUBLISHED)
         return {each.attribute_number or each.column for each in added}
 
     def storage_of(self, table: Table, before: Shape | None) -> Storage | None:
@@ -215,8 +215,8 @@ def seen_from(
     """
     found = {}
     for oid, columns in attributes.items():
-        shape = before.get(oid)
-        files = shape.storage.files if shape is not None and shape.storage is not None else ()
+        past = before.get(oid)
+        files = past.storage.files if past is not None and past.storage is not None else ()
         leaves = [leaf for leaf, _ in files]
         found[oid] = tuple(each.seen_from(leaves) for each in columns)
     return found

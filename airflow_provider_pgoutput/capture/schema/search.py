@@ -33,7 +33,7 @@ _IMPOSSIBLE = math.inf
 #: How many of the cheapest readings of a version are followed, and how much more than the cheapest they may
 #: cost.
 _MOST_READINGS = 60
-_MOST_DETOUR = 4
+_MOST_EXTRA_COST = 4
 #: A reading that costs up to so much more than the cheapest makes its columns uncertain. Two columns that
 #: swap names are two changes.
 _CLOSE = 2
@@ -60,7 +60,7 @@ class Gap:
     candidates: tuple[int, ...]
     #: For the whole table: the highest number that was used before the gap's first version. A column with a
     #: higher number is added later.
-    born: int
+    highest_number: int
     #: Columns that exist now, published or not, of the whole table.
     live: State
     #: Whether an existing column may be missing in some versions: a column list left it out for a while.
@@ -79,7 +79,7 @@ class Found:
     #: current column.
     tied: set[str] = field(default_factory=set)
     #: The highest number that a column had by the end, in the reading in which this number is least.
-    born: int = 0
+    highest_number: int = 0
     is_possible: bool = True
 
 
@@ -111,11 +111,11 @@ def search(gap: Gap) -> Found:
     # Among several short-lived columns it makes no difference which one it was.
     matters = set(gap.before or ()) | set(gap.now)
     unsure, tied = set() if is_whole else names, set[str]()
-    detour = _CLOSE_WITHOUT_PAST if gap.before is None else _CLOSE
-    for place, each in enumerate(totals):
-        close = [reading.numbers for reading, total in each.items() if total <= best + detour]
+    extra_cost = _CLOSE_WITHOUT_PAST if gap.before is None else _CLOSE
+    for index, each in enumerate(totals):
+        close = [reading.numbers for reading, total in each.items() if total <= best + extra_cost]
         equal = [reading.numbers for reading, total in each.items() if total == best]
-        for i, (name, _) in enumerate(gap.versions[place]):
+        for i, (name, _) in enumerate(gap.versions[index]):
             numbers = {reading[i] for reading in close}
             if len(numbers) == 1:
                 continue
@@ -124,11 +124,13 @@ def search(gap: Gap) -> Found:
             numbers = {reading[i] for reading in equal}
             if len(numbers) > 1 and not numbers.isdisjoint(gap.now):
                 tied.add(name)
-            if gap.before is None and gap.now.get(found[place][i] or 0, ("",))[0] != name:
+            if gap.before is None and gap.now.get(found[index][i] or 0, ("",))[0] != name:
                 # If nothing is known from before, the column goes by its name, unless its number says the
                 # same.
-                found[place][i] = None
-    ends_close = [each.born for each, total in totals[-1].items() if total <= best + detour]
+                found[index][i] = None
+    ends_close = [
+        each.highest_number for each, total in totals[-1].items() if total <= best + extra_cost
+    ]
     return Found([tuple(each) for each in found], unsure, tied, min(ends_close))
 
 
@@ -144,7 +146,13 @@ def _likeliest(gap: Gap, readings: Iterable[_Reading], numbers_before: Iterable[
     def rank(each: _Reading) -> tuple[int, tuple[int, ...], int, int, tuple[int, ...]]:
         of_now = tuple(number for number in each.numbers if number in gap.now)
         least = tuple(-number for number in each.numbers)
-        return len(of_now), of_now, len(kept.intersection(each.numbers)), -each.born, least
+        return (
+            len(of_now),
+            of_now,
+            len(kept.intersection(each.numbers)),
+            -each.highest_number,
+            least,
+        )
 
     return max(readings, key=rank)
 
@@ -153,15 +161,15 @@ def _totals(
     steps: Sequence[Mapping[_Reading, _Reached]], ends: Mapping[_Reading, float]
 ) -> list[dict[_Reading, float]]:
     """By version and reading: the cost of the cheapest way through that reading."""
-    behind = dict(ends)
-    cheapest = [{e: steps[-1][e].cost + cost for e, cost in behind.items()}]
-    for place in reversed(range(len(steps) - 1)):
-        ahead, behind = behind, dict.fromkeys(steps[place], _IMPOSSIBLE)
-        for following, cost in ahead.items():
-            for last, step in steps[place + 1][following].steps.items():
-                if last in behind:
-                    behind[last] = min(behind[last], cost + step)
-        cheapest.insert(0, {e: steps[place][e].cost + cost for e, cost in behind.items()})
+    to_now = dict(ends)
+    cheapest = [{e: steps[-1][e].cost + cost for e, cost in to_now.items()}]
+    for index in reversed(range(len(steps) - 1)):
+        following_to_now, to_now = to_now, dict.fromkeys(steps[index], _IMPOSSIBLE)
+        for following, cost in following_to_now.items():
+            for last, step in steps[index + 1][following].steps.items():
+                if last in to_now:
+                    to_now[last] = min(to_now[last], cost + step)
+        cheapest.insert(0, {e: steps[index][e].cost + cost for e, cost in to_now.items()})
     return cheapest
 
 
@@ -171,7 +179,7 @@ class _Reading:
 
     numbers: tuple[int, ...]
     #: The highest number that a column had by then.
-    born: int
+    highest_number: int
 
 
 @dataclass(slots=True)
@@ -194,7 +202,7 @@ def _forward(gap: Gap) -> tuple[list[dict[_Reading, _Reached]], bool]:
         steps.append({_Reading(each, max(each, default=0)): _Reached(0, {}) for each in found})
         named = gap.versions[0]
     else:
-        steps.append({_Reading(tuple(gap.before), gap.born): _Reached(0, {})})
+        steps.append({_Reading(tuple(gap.before), gap.highest_number): _Reached(0, {})})
         named = tuple(gap.before.values())
     for version in gap.versions[len(steps) if gap.before is None else 0 :]:
         reached: dict[_Reading, _Reached] = {}
@@ -212,7 +220,7 @@ def _forward(gap: Gap) -> tuple[list[dict[_Reading, _Reached]], bool]:
             return [], is_whole
         in_all = {each: reached[each].cost + _least_ahead(gap, each) for each in reached}
         worth = sorted(reached, key=lambda each: in_all[each])[:_MOST_READINGS]
-        most = in_all[worth[0]] + _MOST_DETOUR
+        most = in_all[worth[0]] + _MOST_EXTRA_COST
         steps.append({each: reached[each] for each in worth if in_all[each] <= most})
         named = version
     return (steps if gap.before is None else steps[1:]), is_whole
@@ -221,10 +229,10 @@ def _forward(gap: Gap) -> tuple[list[dict[_Reading, _Reached]], bool]:
 def _least_ahead(gap: Gap, reading: _Reading) -> int:
     """How many changes at least lead from a reading to the catalog.
 
-    A reading with a higher ``born`` has fewer columns left to add. A column that exists now costs one change:
-    it is added. One that is gone costs two: it is added and dropped.
+    A reading with a higher ``highest_number`` has fewer columns left to add. A column that exists now costs
+    one change: it is added. One that is gone costs two: it is added and dropped.
     """
-    unused = [number for number in gap.candidates if number > reading.born]
+    unused = [number for number in gap.candidates if number > reading.highest_number]
     return sum(1 if number in gap.live else 2 for number in unused) + len(
         [number for number in reading.numbers if number not in gap.now]
     )
@@ -262,8 +270,10 @@ def _following(
         is_all = is_all and all_fresh and all_old
         is_all = is_all and len(old) * len(fresh) <= most - len(found)
         for kept, new in itertools.islice(itertools.product(old, fresh), most - len(found)):
-            born = max(reading.born, *new) if new else reading.born
-            passed = {n for n in gap.candidates if reading.born < n <= born} - set(new)
+            highest_number = max(reading.highest_number, *new) if new else reading.highest_number
+            passed = {
+                n for n in gap.candidates if reading.highest_number < n <= highest_number
+            } - set(new)
             numbers = tuple(sorted((*stays, *kept, *new)))
             # Example: the highest number so far is 4, the new column is 6, and 5 is gone by now. Then 5 was
             # added and dropped between the two versions: two changes.
@@ -271,7 +281,7 @@ def _following(
             cost += _differences(state, dict(zip(numbers, version, strict=True)))
             gone = {number: state[number] for number in may_go if number not in kept}
             cost += _differences(gone, gap.live)
-            found.append((_Reading(numbers, born), cost))
+            found.append((_Reading(numbers, highest_number), cost))
     return found, is_all
 
 
@@ -310,14 +320,14 @@ def _fresh(
     optional = [
         n
         for n in (gap.candidates if gap.comes_and_goes else gap.now)
-        if n <= reading.born
+        if n <= reading.highest_number
         and n not in state
         and (gap.comes_and_goes or n not in (gap.before or ()))
     ]
     is_all = count < 0 or math.comb(len(optional), count) <= _MOST_CHOICES
     found = list(itertools.combinations(optional, count)) if is_all and count >= 0 else []
     certain: list[int] = []
-    for newest in _unborn(gap, reading.born):
+    for newest in _new_numbers(gap, reading.highest_number):
         # A column that exists now was there as soon as a higher number was in use. It is in ``certain``.
         missing = count - len(certain) - 1
         if missing < 0:
@@ -332,11 +342,11 @@ def _fresh(
     return found, is_all
 
 
-def _unborn(gap: Gap, born: int) -> list[int]:
+def _new_numbers(gap: Gap, highest_number: int) -> list[int]:
     """Numbers that a new column may have: of all current columns, and after each of a few that are gone."""
     found, gone = [], 0
     for number in gap.candidates:
-        if number <= born:
+        if number <= highest_number:
             continue
         gone = gone + 1 if number not in gap.now else 0
         if gone <= _MOST_GONE:
@@ -348,9 +358,11 @@ def _cost_to_now(gap: Gap, reading: _Reading) -> float:
     """How many changes lead from a reading of the last version to the catalog."""
     state = dict(zip(reading.numbers, gap.versions[-1], strict=True))
     added = [number for number in gap.now if number not in state]
-    if not gap.comes_and_goes and any(n <= reading.born and n in (gap.before or ()) for n in added):
+    if not gap.comes_and_goes and any(
+        n <= reading.highest_number and n in (gap.before or ()) for n in added
+    ):
         return _IMPOSSIBLE
-    unseen = [n for n in gap.candidates if n > reading.born and n not in gap.live]
+    unseen = [n for n in gap.candidates if n > reading.highest_number and n not in gap.live]
     dropped = len([number for number in state if number not in gap.now])
     return dropped + len(added) + 2 * len(unseen) + _differences(state, gap.live)
 

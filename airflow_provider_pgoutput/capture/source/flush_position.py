@@ -40,7 +40,7 @@ _PAGE_HEADER_BYTES: Final = 24
 _SEGMENT_HEADER_BYTES: Final = 40
 _ASK_SECONDS: Final = 0.05
 #: An idle server writes the rest of a record when its background writer next logs a snapshot, every 15 s.
-_PATIENCE_SECONDS: Final = 40.0
+_WAIT_SECONDS: Final = 40.0
 
 
 def read_flush_lsn(session: Session) -> Lsn:
@@ -53,7 +53,7 @@ def read_record_end(session: Session) -> Lsn:
 
     :raises SourceUnavailable: the server does not finish writing a record.
     """
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + _WAIT_SECONDS
     while True:
         lsn, inserted, block_bytes, segment_bytes = _positions(session)
         if inserted is None or ends_record(lsn, inserted, block_bytes, segment_bytes):

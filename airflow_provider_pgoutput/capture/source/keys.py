@@ -226,16 +226,16 @@ class Keys:
         if set(key) == set(flagged) or all(
             not each.is_full and each.columns == set(key) for each in sent
         ):
-            told = frozenset(key)
+            unique_columns = frozenset(key)
         else:
-            told = frozenset().union(*(each.columns for each in sent))
+            unique_columns = frozenset().union(*(each.columns for each in sent))
         if chosen.is_full and (
             configured or replica_identity == FULL or not key or not chosen.key.is_immediate
         ):
             replica_identity = FULL
         elif key and (replica_identity != "i" or set(key) != set(flagged)):
             replica_identity = "d"
-        return RowIdentity(replica_identity, key, told)
+        return RowIdentity(replica_identity, key, unique_columns)
 
     def _ordered(
         self,

@@ -22,7 +22,11 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.batch.membership import PublicationMark, PublishedSet, TableMark
+from airflow_provider_pgoutput.batch.membership import (
+    PublicationVersion,
+    PublishedSet,
+    TableMembership,
+)
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.errors import PublicationMissing
 
@@ -219,10 +223,10 @@ def _existing(session: Session, names: Sequence[str]) -> list[Publication]:
     return [Publication(*row) for row in rows]
 
 
-def read_marks(
+def read_published_set(
     session: Session, publication_names: Sequence[str], tables: Sequence[PublishedTable]
 ) -> PublishedSet:
-    """By what each of the tables is published now.
+    """Read the publications, and by what each of the tables is published now.
 
     :param tables: all that the publications publish.
     """
@@ -241,7 +245,7 @@ def read_marks(
     partitions = read_partitions(session, tables)
     return PublishedSet(
         tuple(
-            PublicationMark(
+            PublicationVersion(
                 each.name,
                 each.oid,
                 each.written_by,
@@ -251,7 +255,7 @@ def read_marks(
             for each in publications
         ),
         tuple(
-            TableMark(
+            TableMembership(
                 each.relation_oid,
                 each.name,
                 tuple(of_table[each.relation_oid]),
@@ -266,7 +270,7 @@ def read_marks(
 def read_partitions(
     session: Session, tables: Sequence[PublishedTable]
 ) -> dict[int, tuple[str, ...]]:
-    """The partitions that hold the rows of each table, by OID, as ``TableMark`` has them."""
+    """The partitions that hold the rows of each table, by OID, as ``TableMembership`` has them."""
     roots = [each.relation_oid for each in tables if each.kind == "p"]
     leaves: dict[int, list[str]] = {each.relation_oid: [] for each in tables}
     if roots:

@@ -1,6 +1,6 @@
 """Hands items that threads make to the one that takes them, a few at a time.
 
-The taker gets the items in order, and then the end, or the error that making them raised. Either side may
+The consumer gets the items in order, and then the end, or the error that making them raised. Either side may
 stop everything; whoever waits then leaves soon. The owner joins its threads. ``interleaved`` joins those that
 it starts.
 """
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 #: How long a wait lasts before it checks whether somebody stopped.
-_PATIENCE_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """What a maker hands over last: its error, or None if it made everything."""
+    """What a producer hands over last: its error, or None if it made everything."""
 
     error: BaseException | None
 
 
-class HandOver(Generic[Item]):
+class BoundedQueue(Generic[Item]):
     """A bounded queue with an end, errors and a stop.
 
     :param capacity: at most so many items wait; 0: any number.
-    :param makers: how many threads must end before the items end.
+    :param producers: how many threads must end before the items end.
     :param stopping: an event, for several queues that stop together.
     """
 
     def __init__(
-        self, capacity: int, *, makers: int = 1, stopping: threading.Event | None = None
+        self, capacity: int, *, producers: int = 1, stopping: threading.Event | None = None
     ) -> None:
         self._items: queue.Queue[Item | _End] = queue.Queue(capacity)
-        self._makers = makers
+        self._producers = producers
         self._stopping = stopping or threading.Event()
 
     def feed(self, items: Generator[Item, None, None]) -> bool:
@@ -65,11 +65,11 @@ class HandOver(Generic[Item]):
         return self._put(item)
 
     def end(self) -> bool:
-        """Say that one maker made everything; False: somebody stopped."""
+        """Say that one producer made everything; False: somebody stopped."""
         return self._put(_End(None))
 
     def fail(self, error: BaseException) -> None:
-        """Let the taker raise this."""
+        """Let the consumer raise this."""
         self._put(_End(error))
 
     def stop(self) -> None:
@@ -77,10 +77,10 @@ class HandOver(Generic[Item]):
         self._stopping.set()
 
     def __iter__(self) -> Iterator[Item]:
-        """The items, until all makers have ended or somebody stopped. For one taker."""
-        while self._makers and not self._stopping.is_set():
+        """The items, until all producers have ended or somebody stopped. For one consumer."""
+        while self._producers and not self._stopping.is_set():
             try:
-                item = self._items.get(timeout=_PATIENCE_SECONDS)
+                item = self._items.get(timeout=_POLL_SECONDS)
             except queue.Empty:
                 continue
             if not isinstance(item, _End):
@@ -88,12 +88,12 @@ class HandOver(Generic[Item]):
             elif item.error is not None:
                 raise item.error
             else:
-                self._makers -= 1
+                self._producers -= 1
 
     def _put(self, item: Item | _End) -> bool:
         while not self._stopping.is_set():
             try:
-                self._items.put(item, timeout=_PATIENCE_SECONDS)
+                self._items.put(item, timeout=_POLL_SECONDS)
             except queue.Full:
                 continue
             return True
@@ -103,13 +103,13 @@ class HandOver(Generic[Item]):
 def interleaved(sources: Sequence[Generator[Item, None, None]]) -> Iterator[Item]:
     """The items of several generators, each as it comes, until all have ended or one failed.
 
-    :param sources: each runs in a thread; a single one runs here. If the taker leaves early, each is closed
-        after its next item.
+    :param sources: each runs in a thread; a single one runs here. If the consumer leaves early, each is
+        closed after its next item.
     """
     if len(sources) == 1:
         yield from sources[0]
         return
-    items: HandOver[Item] = HandOver(1, makers=len(sources))
+    items: BoundedQueue[Item] = BoundedQueue(1, producers=len(sources))
     for each in sources:
         threading.Thread(target=items.feed, args=(each,), name="interleaved", daemon=True).start()
     try:

@@ -108,8 +108,8 @@ def _begins(table: Table) -> int:
 def _is_replaced(table: Table, lake_name: str | None, copied: set[str]) -> bool:
     """Whether a copied table of this batch has the name of a table that is gone."""
     last = table.versions[-1]
-    former = {lake_name, f"{last.schema_name}.{last.table_name}"}
-    if table.copy_lsn is not None or copied.isdisjoint(former):
+    earlier_names = {lake_name, f"{last.schema_name}.{last.table_name}"}
+    if table.copy_lsn is not None or copied.isdisjoint(earlier_names):
         return False
     log.warning(
         "Table %s left the publications and another one that is copied has its name: its last %d"

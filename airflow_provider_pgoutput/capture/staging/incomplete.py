@@ -58,20 +58,20 @@ def _refuse_unnamed_rows(
     """
     key = version.key_columns
     if partitions:
-        unfit = [e for e in partitions if not (e.is_full or (key and e.covers(key)))]
+        without_key = [e for e in partitions if not (e.is_full or (key and e.covers(key)))]
     elif version.replica_identity == FULL:
-        unfit = []
+        without_key = []
     else:
         return
     changed = (block.op == _UPDATE) | (block.op == _DELETE)
     unnamed = (block.op == _UPDATE) & (block.old_kind == 0)
-    if unfit and key and version.replica_identity != FULL:
+    if without_key and key and version.replica_identity != FULL:
         held = changed & (block.old_kind != 0)
-        for place, column in enumerate(version.columns):
-            values = block.old[place]
+        for position, column in enumerate(version.columns):
+            values = block.old[position]
             if column.name in key and values is not None and values.null_count:
                 unnamed |= held & values.is_null().to_numpy(zero_copy_only=False)
-    elif unfit:
+    elif without_key:
         unnamed = changed
     elif version.replica_identity != FULL:
         return
@@ -79,7 +79,7 @@ def _refuse_unnamed_rows(
         return
     table = f"{version.schema_name}.{version.table_name}"
     lsn = Lsn(int(block.commit_lsn[int(np.argmax(unnamed))]))
-    raise _not_named(table, key, min(unfit, key=lambda e: e.name, default=None), lsn)
+    raise _not_named(table, key, min(without_key, key=lambda e: e.name, default=None), lsn)
 
 
 def _not_named(

@@ -125,10 +125,12 @@ class StagedVersion:
         """Every column that a changes file of this version can have."""
         columns = self.version.columns
         old = [
-            pa.field(changes.old(place), arrow_type(each.lake_type))
-            for place, each in enumerate(columns)
+            pa.field(changes.old(position), arrow_type(each.lake_type))
+            for position, each in enumerate(columns)
         ]
-        flags = [pa.field(changes.unchanged(place), pa.bool_()) for place in range(len(columns))]
+        flags = [
+            pa.field(changes.unchanged(position), pa.bool_()) for position in range(len(columns))
+        ]
         return pa.schema([*_LEADING_FIELDS, *_ORIGIN_FIELDS, *self.new_fields, *old, *flags])
 
     @property
@@ -266,29 +268,29 @@ def stage_block(version: StagedVersion, block: ChangeBlock) -> StagedRows:
         columns += [block.origin, block.origin_lsn]
     rejected: list[pa.RecordBatch] = []
     sent = zip(version.change_casters, block.new, block.new_binary, strict=True)
-    for place, (caster, raw, forms) in enumerate(sent):
-        names.append(changes.new(place))
+    for position, (caster, raw, forms) in enumerate(sent):
+        names.append(changes.new(position))
         if raw is None:
             columns.append(pa.nulls(len(block), caster.arrow_type))
             continue
         result = _cast(caster, raw, forms, block)
         columns.append(result.values)
         if len(result.rejected):
-            rejected.append(_rejected(version, block, place, NEW_TUPLE, result.rejected))
+            rejected.append(_rejected(version, block, position, NEW_TUPLE, result.rejected))
     sent = zip(version.change_casters, block.old, block.old_binary, strict=True)
-    for place, (caster, raw, forms) in enumerate(sent):
+    for position, (caster, raw, forms) in enumerate(sent):
         if raw is None or raw.null_count == len(raw):
             continue
         result = _cast(caster, raw, forms, block)
-        names.append(changes.old(place))
+        names.append(changes.old(position))
         columns.append(result.values)
         if len(result.rejected):
-            rejected.append(_rejected(version, block, place, OLD_TUPLE, result.rejected))
+            rejected.append(_rejected(version, block, position, OLD_TUPLE, result.rejected))
     unchanged_toast = 0
-    for place, flags in enumerate(block.unchanged):
+    for position, flags in enumerate(block.unchanged):
         if flags is not None and (count := int(np.count_nonzero(flags))):
             unchanged_toast += count
-            names.append(changes.unchanged(place))
+            names.append(changes.unchanged(position))
             columns.append(pa.array(flags))
     rows = pa.RecordBatch.from_arrays(columns, names=names)
     return StagedRows(rows, _counts(block, unchanged_toast, rejected), rejected)
@@ -345,17 +347,17 @@ def _counts(block: ChangeBlock, unchanged_toast: int, rejected: Sequence[pa.Reco
 def _rejected(
     version: StagedVersion,
     block: ChangeBlock,
-    place: int,
+    position: int,
     tuple_kind: str,
     positions: NDArray[np.int64],
 ) -> pa.RecordBatch:
     chosen = pa.array(positions)
-    raw, forms = _values(block, tuple_kind, place)
+    raw, forms = _values(block, tuple_kind, position)
     assert raw is not None, "what was rejected was cast before"
     rejection = Rejection(
-        column=version.version.columns[place],
+        column=version.version.columns[position],
         tuple_kind=tuple_kind,
-        raw=version.change_casters[place].texts(raw.take(chosen), _at(forms, positions)),
+        raw=version.change_casters[position].texts(raw.take(chosen), _at(forms, positions)),
         key=dict(_keys(version, block, tuple_kind, positions)),
         op=_letters(_OP_CODES[block.op[positions]], _OPS).cast(pa.string()),
         commit_lsn=pa.array(block.commit_lsn[positions]),
@@ -364,11 +366,11 @@ def _rejected(
     return rejected_rows(version.version, version.relation_oid, rejection)
 
 
-def _values(block: ChangeBlock, tuple_kind: str, place: int) -> tuple[pa.Array | None, Forms]:
+def _values(block: ChangeBlock, tuple_kind: str, position: int) -> tuple[pa.Array | None, Forms]:
     """A column of the new or of the old tuples, and the form of its values."""
     if tuple_kind == NEW_TUPLE:
-        return block.new[place], block.new_binary[place]
-    return block.old[place], block.old_binary[place]
+        return block.new[position], block.new_binary[position]
+    return block.old[position], block.old_binary[position]
 
 
 def _at(forms: Forms, positions: NDArray[np.int64]) -> Forms:
@@ -380,12 +382,12 @@ def _keys(
 ) -> Iterator[tuple[str, pa.Array]]:
     """Text of the key columns: from the tuple itself, or from the other tuple if it is unchanged TOAST."""
     other = OLD_TUPLE if tuple_kind == NEW_TUPLE else NEW_TUPLE
-    for place, column in enumerate(version.version.columns):
+    for position, column in enumerate(version.version.columns):
         if column.name not in version.version.key_columns:
             continue
-        found = [_values(block, each, place) for each in (tuple_kind, other)]
+        found = [_values(block, each, position) for each in (tuple_kind, other)]
         texts = [
-            version.change_casters[place].texts(
+            version.change_casters[position].texts(
                 raw.take(pa.array(positions)), _at(forms, positions)
             )
             for raw, forms in found

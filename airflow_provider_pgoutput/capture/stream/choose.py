@@ -50,8 +50,8 @@ WAITS_FOR_STANDBYS: Final = sql.SQL(
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What the server has room for."""
+class Capacity:
+    """What the server has room for: temporary files and slots."""
 
     #: Bytes of temporary files that a session may use; None: no limit.
     temp_file_limit: int | None
@@ -59,7 +59,7 @@ class Room:
     makes_copies: bool
 
 
-def read_room(session: Session, slot_name: str) -> Room:
+def read_capacity(session: Session, slot_name: str) -> Capacity:
     """Ask the server."""
     with translated():
         row = session.execute(_QUERY).fetchone()
@@ -67,7 +67,7 @@ def read_room(session: Session, slot_name: str) -> Room:
     assert row is not None, "a SELECT of scalars gives a row"
     limit, free_slots, may_copy = row
     makes_copies = may_copy and free_slots > 0 and waits == (0,)
-    return Room(None if limit < 0 else limit, makes_copies)
+    return Capacity(None if limit < 0 else limit, makes_copies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +82,18 @@ class Backlog:
     is_cut: bool
 
 
-def against_sql(room: Room, backlog: Backlog) -> str | None:
+def against_sql(capacity: Capacity, backlog: Backlog) -> str | None:
     """The reason not to read this backlog through SQL; None: there is none."""
     answer_bytes = backlog.wal_bytes
-    if backlog.is_cut and room.makes_copies:
+    if backlog.is_cut and capacity.makes_copies:
         answer_bytes = min(answer_bytes, backlog.part_bytes)
-    if room.temp_file_limit is not None and answer_bytes * _FILE_PER_WAL > room.temp_file_limit:
+    if (
+        capacity.temp_file_limit is not None
+        and answer_bytes * _FILE_PER_WAL > capacity.temp_file_limit
+    ):
         return (
             f"{answer_bytes >> 20} MiB of WAL in one answer may not fit the server's temp_file_limit of "
-            f"{room.temp_file_limit >> 20} MiB"
+            f"{capacity.temp_file_limit >> 20} MiB"
         )
     if answer_bytes > _MOST_WAL_OF_AN_ANSWER:
         return f"its {answer_bytes >> 20} MiB of WAL would be one answer, for it cannot be cut"

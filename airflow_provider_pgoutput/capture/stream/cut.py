@@ -137,9 +137,9 @@ class BatchCut:
         wanted = np.full(len(tags), self._inside)
         if not self._inside:
             begins = np.flatnonzero(tags == _BEGIN)
-            place = _first_at(chunk, begins, self._start)
-            if place < len(begins):
-                wanted[int(begins[place]) :] = True
+            index = _first_at(chunk, begins, self._start)
+            if index < len(begins):
+                wanted[int(begins[index]) :] = True
         return wanted
 
     def _count(self, chunk: MessageChunk, tags: NDArray[np.uint8], messages: int) -> None:

@@ -70,7 +70,7 @@ _SERVER_WITH_ORIGIN: Final = 160000
 #: By major version: the first minor version that does not send ``COMMIT PREPARED`` alone for a transaction
 #: that changed nothing. (15.18 and 16.14 do; 15.19, 16.15, 17.11 and 18.6 do not. 18.4 sends a Prepare before
 #: it, unless the transaction was prepared before two_phase was switched on.)
-_FIRST_WITHOUT_LONE_COMMITS: Final = {15: 19, 16: 15, 17: 11, 18: 6}
+_FIRST_WITH_EVERY_PREPARE: Final = {15: 19, 16: 15, 17: 11, 18: 6}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,8 @@ class StreamOptions:
             messages=self.messages,
             origin=self.origin,
             server_filters_origins=filters_origins,
-            lone_commits=server.version % 10000 < _FIRST_WITHOUT_LONE_COMMITS.get(server.major, 0),
+            commits_without_prepare=server.version % 10000
+            < _FIRST_WITH_EVERY_PREPARE.get(server.major, 0),
         )
 
     def _may_stream(self, server: Server) -> bool:
@@ -205,7 +206,7 @@ class PluginOptions:
     #: If not, transactions with an origin are left out here, see ``skip_origins``.
     server_filters_origins: bool = True
     #: Whether COMMIT PREPARED may come without a Prepare, see ``pgoutput/prepared.py``.
-    lone_commits: bool = False
+    commits_without_prepare: bool = False
 
     @property
     def skip_origins(self) -> bool:

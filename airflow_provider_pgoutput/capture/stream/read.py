@@ -18,8 +18,8 @@ from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
 from airflow_provider_pgoutput.capture.pgoutput.reassemble import UnstreamedAborts
 from airflow_provider_pgoutput.capture.source.pooler import is_pooled
 from airflow_provider_pgoutput.capture.source.progress_log import Progress
-from airflow_provider_pgoutput.capture.source.threads import HandOver
-from airflow_provider_pgoutput.capture.stream.choose import Backlog, against_sql, read_room
+from airflow_provider_pgoutput.capture.source.threads import BoundedQueue
+from airflow_provider_pgoutput.capture.stream.choose import Backlog, against_sql, read_capacity
 from airflow_provider_pgoutput.capture.stream.cut import BatchCut, Limits
 from airflow_provider_pgoutput.capture.stream.gather import Gathering
 from airflow_provider_pgoutput.capture.stream.options import AUTO, SQL, WALSENDER
@@ -132,7 +132,7 @@ def commit_time(committed_at_us: int) -> str:
 
 def _fetched_ahead(stream: ChangeStream) -> Iterator[MessageChunk]:
     """The stream's chunks. A thread fetches them while earlier ones are decoded."""
-    ready: HandOver[MessageChunk] = HandOver(_FETCHED_CHUNKS)
+    ready: BoundedQueue[MessageChunk] = BoundedQueue(_FETCHED_CHUNKS)
 
     def chunks() -> Generator[MessageChunk, None, None]:
         yield from stream.chunks()
@@ -347,7 +347,7 @@ def _choose_transport(
     if settings.transport != AUTO:
         return settings.transport
     backlog = Backlog(target - start, settings.part_bytes, is_cut=two_phase is None)
-    reason = against_sql(read_room(settings.session, settings.slot_name), backlog)
+    reason = against_sql(read_capacity(settings.session, settings.slot_name), backlog)
     if reason is None:
         return SQL
     log.info("Slot %s is read over the walsender: %s.", settings.slot_name, reason)

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 import numpy as np
 
-from airflow_provider_pgoutput.capture.pgoutput.spool import Piece, joined
+from airflow_provider_pgoutput.capture.pgoutput.spool import Fragment, joined
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import StagingFull
 from airflow_provider_pgoutput.scratch import ScratchFolder
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 #: Memory for all spools of a read.
 SPILL_BYTES: Final = 32 << 20
-#: Memory of a piece in addition to its bytes.
-_PIECE_BYTES: Final = 512
-#: A file is read in pieces of at most this size, unless it was written in larger ones.
-_WRITTEN_PIECE_BYTES: Final = 4 << 20
+#: Memory of a fragment in addition to its bytes.
+_FRAGMENT_BYTES: Final = 512
+#: A file is read in fragments of at most this size, unless it was written in larger ones.
+_WRITTEN_FRAGMENT_BYTES: Final = 4 << 20
 _BYTES_BESIDE_MESSAGE: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """Where a piece is in the file: first its lengths, then its IDs, then its data."""
+    """Where a fragment is in the file: first its lengths, then its IDs, then its data."""
 
     position: int
     messages: int
@@ -102,19 +102,19 @@ class FileSpool:
     def __init__(self, folder: SpillFolder, number: int) -> None:
         self._folder = folder
         self._number = number
-        self._held: list[Piece] = []
+        self._held: list[Fragment] = []
         self._written: list[_Written] = []
         self.held_bytes = 0
 
-    def append(self, piece: Piece) -> None:
+    def append(self, fragment: Fragment) -> None:
         """See ``Spool``."""
-        size = _size(piece)
+        size = _size(fragment)
         with self._folder.lock:
-            self._held.append(piece)
+            self._held.append(fragment)
             self.held_bytes += size
             self._folder.held(size)
 
-    def pieces(self) -> Iterator[Piece]:
+    def fragments(self) -> Iterator[Fragment]:
         """See ``Spool``."""
         with self._folder.lock:
             written, held = tuple(self._written), tuple(self._held)
@@ -139,11 +139,11 @@ class FileSpool:
         :raises StagingFull: the disk has no room for it.
         """
         with _disk_errors("put aside"), self._folder.path(self._number).open("ab") as file:
-            for piece in _gathered(self._held):
+            for fragment in _gathered(self._held):
                 position = file.tell()
-                for array in (piece.lengths, piece.xids, piece.data):
+                for array in (fragment.lengths, fragment.xids, fragment.data):
                     file.write(np.ascontiguousarray(array).data)
-                self._written.append(_Written(position, len(piece), len(piece.data)))
+                self._written.append(_Written(position, len(fragment), len(fragment.data)))
                 self._folder.written_bytes += file.tell() - position
         reach("stage.after_spill")
         self._held = []
@@ -166,31 +166,31 @@ def _disk_errors(action: str) -> Iterator[None]:
         ) from error
 
 
-def _size(piece: Piece) -> int:
-    return len(piece.data) + _BYTES_BESIDE_MESSAGE * len(piece) + _PIECE_BYTES
+def _size(fragment: Fragment) -> int:
+    return len(fragment.data) + _BYTES_BESIDE_MESSAGE * len(fragment) + _FRAGMENT_BYTES
 
 
-def _gathered(pieces: list[Piece]) -> Iterator[Piece]:
-    """Fewer, larger pieces of many small ones."""
-    waiting: list[Piece] = []
+def _gathered(fragments: list[Fragment]) -> Iterator[Fragment]:
+    """Fewer, larger fragments of many small ones."""
+    waiting: list[Fragment] = []
     size = 0
-    for piece in pieces:
-        waiting.append(piece)
-        size += len(piece.data)
-        if size >= _WRITTEN_PIECE_BYTES:
+    for fragment in fragments:
+        waiting.append(fragment)
+        size += len(fragment.data)
+        if size >= _WRITTEN_FRAGMENT_BYTES:
             yield joined(waiting)
             waiting, size = [], 0
     if waiting:
         yield joined(waiting)
 
 
-def _read(file: IO[bytes], written: _Written) -> Piece:
+def _read(file: IO[bytes], written: _Written) -> Fragment:
     file.seek(written.position)
     size = written.messages * _BYTES_BESIDE_MESSAGE + written.size_bytes
     content = np.fromfile(file, dtype=np.uint8, count=size)
     if len(content) != size:
         raise OSError(errno.EIO, "the file is shorter than it was")
     first, second = 8 * written.messages, 12 * written.messages
-    return Piece(
+    return Fragment(
         content[second:], content[:first].view(np.int64), content[first:second].view(np.uint32)
     )

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.capture.source.threads import HandOver
+from airflow_provider_pgoutput.capture.source.threads import BoundedQueue
 from airflow_provider_pgoutput.capture.stream.cut import BatchCut, Limits
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class _Part:
 
     low: Lsn
     high: Lsn
-    arrived: HandOver[MessageChunk]
+    arrived: BoundedQueue[MessageChunk]
 
 
 class PartedRead:
@@ -159,7 +159,7 @@ class PartedRead:
         self._stopping = stopping
         #: Parts in order, so few that their memory is bounded. A thread that finds no part left calls
         #: ``end``. The first such call is right already.
-        self._parts: HandOver[_Part] = HandOver(2 * len(sessions), stopping=self._stopping)
+        self._parts: BoundedQueue[_Part] = BoundedQueue(2 * len(sessions), stopping=self._stopping)
         self._threads = [
             threading.Thread(target=self._work, args=(each,), name=f"part-{number}", daemon=True)
             for number, each in enumerate(sessions)
@@ -211,7 +211,7 @@ class PartedRead:
 
         The caller holds the lock. So no thread can end the list of parts before this part is in it.
         """
-        part = _Part(self._cursor, high, HandOver(self._queued_chunks, stopping=self._stopping))
+        part = _Part(self._cursor, high, BoundedQueue(self._queued_chunks, stopping=self._stopping))
         self._parts.put(part)
         self._cursor = high
         return part

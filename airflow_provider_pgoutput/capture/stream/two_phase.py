@@ -20,7 +20,7 @@ from pyarrow import ipc
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import PreparedTransaction
 from airflow_provider_pgoutput.capture.pgoutput.prepared import PreparedTransactions, Waiting
-from airflow_provider_pgoutput.capture.pgoutput.spool import Piece
+from airflow_provider_pgoutput.capture.pgoutput.spool import Fragment
 from airflow_provider_pgoutput.capture.pgoutput.stream_messages import Prepare
 from airflow_provider_pgoutput.capture.staging.storage_errors import storage_errors
 from airflow_provider_pgoutput.capture.stream.spill import SpillFolder
@@ -47,11 +47,11 @@ class StagedSpool:
         self._area = area
         self.staged = staged
 
-    def append(self, piece: Piece) -> None:
+    def append(self, fragment: Fragment) -> None:
         """See ``Spool``."""
         raise AssertionError("what is sealed does not change")
 
-    def pieces(self) -> Iterator[Piece]:
+    def fragments(self) -> Iterator[Fragment]:
         """See ``Spool``.
 
         :raises BatchRefused: the file is gone, or is not the one that was sealed.
@@ -60,7 +60,7 @@ class StagedSpool:
         with storage_errors("read"), self._area.open(self.staged.path) as file:
             reader = ipc.open_stream(file)
             for record_batch in reader:
-                yield _piece(record_batch.column(0), self.staged.xid)
+                yield _fragment(record_batch.column(0), self.staged.xid)
 
     def discard(self) -> None:
         """See ``Spool``. The file stays, because manifests name it."""
@@ -120,17 +120,24 @@ class TwoPhase:
     """What one read with ``two_phase`` keeps in addition to its batch. A context manager.
 
     :param earlier: the batch before, which knows what waits; None: there is none, or it is gone.
-    :param lone_commits: see ``PluginOptions``.
+    :param commits_without_prepare: see ``PluginOptions``.
     """
 
     def __init__(
-        self, area: StagingArea, start: Lsn, earlier: Manifest | None, *, lone_commits: bool
+        self,
+        area: StagingArea,
+        start: Lsn,
+        earlier: Manifest | None,
+        *,
+        commits_without_prepare: bool,
     ) -> None:
         self._area = area
         waiting = [] if earlier is None else read_waiting(area, earlier)
         # Without the batch before, a commit without content could also be a loss.
-        lone_commits = lone_commits and earlier is not None
-        self.transactions = PreparedTransactions(start, waiting, lone_commits=lone_commits)
+        commits_without_prepare = commits_without_prepare and earlier is not None
+        self.transactions = PreparedTransactions(
+            start, waiting, commits_without_prepare=commits_without_prepare
+        )
         self.spill = SpillFolder()
 
     def __enter__(self) -> TwoPhase:
@@ -153,10 +160,10 @@ def _write(area: StagingArea, path: str, waiting: Waiting) -> PreparedTransactio
     messages = 0
     with storage_errors("write"):
         with ipc.new_stream(output, _SCHEMA, options=_OPTIONS) as writer:
-            for piece in waiting.spool.pieces():
-                if len(piece):
-                    writer.write_batch(pa.record_batch([_array(piece)], schema=_SCHEMA))
-                    messages += len(piece)
+            for fragment in waiting.spool.fragments():
+                if len(fragment):
+                    writer.write_batch(pa.record_batch([_array(fragment)], schema=_SCHEMA))
+                    messages += len(fragment)
         written = output.finish()
     prepare = waiting.prepare
     return PreparedTransaction(
@@ -172,16 +179,20 @@ def _write(area: StagingArea, path: str, waiting: Waiting) -> PreparedTransactio
     )
 
 
-def _array(piece: Piece) -> pa.Array:
-    buffers = [None, pa.py_buffer(piece.offsets), pa.py_buffer(np.ascontiguousarray(piece.data))]
-    return pa.Array.from_buffers(pa.large_binary(), len(piece), buffers)
+def _array(fragment: Fragment) -> pa.Array:
+    buffers = [
+        None,
+        pa.py_buffer(fragment.offsets),
+        pa.py_buffer(np.ascontiguousarray(fragment.data)),
+    ]
+    return pa.Array.from_buffers(pa.large_binary(), len(fragment), buffers)
 
 
-def _piece(messages: pa.Array, xid: int) -> Piece:
+def _fragment(messages: pa.Array, xid: int) -> Fragment:
     """The messages of a record batch that starts where its buffers start, as one that was just read does."""
     offsets = np.frombuffer(messages.buffers()[1], dtype=np.int64)[: len(messages) + 1]
     data = np.frombuffer(messages.buffers()[2], dtype=np.uint8)
-    return Piece(
+    return Fragment(
         data[int(offsets[0]) : int(offsets[-1])],
         np.diff(offsets),
         np.full(len(messages), xid, dtype=np.uint32),

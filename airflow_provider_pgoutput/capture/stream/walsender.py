@@ -58,7 +58,7 @@ _QUEUED_CHUNKS = 4
 #: ever.
 _ASK_SECONDS = 0.05
 #: How long a wait lasts before it checks whether the read was stopped.
-_PATIENCE_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 #: How long a server may say nothing although it is asked again and again. It is longer if
 #: ``wal_sender_timeout``, its own patience with us, is more than half of this. A kernel or proxy may answer
 #: for a dead server.
@@ -108,7 +108,7 @@ class WalsenderStream:
         with self._read.reassembler() as reassembler:
             while not self._stopping.is_set():
                 try:
-                    item = self._queue.get(timeout=_PATIENCE_SECONDS)
+                    item = self._queue.get(timeout=_POLL_SECONDS)
                 except queue.Empty:
                     continue
                 if item is None:

@@ -252,10 +252,10 @@ def clock_texts(micros: NDArray[np.int64]) -> pa.Array:
         11: hundreds - ten_thousands * 100,
         13: fraction - hundreds * 100,
     }
-    for place, pair in pairs.items():
+    for offset, pair in pairs.items():
         tens = pair // 10
-        texts[:, place] = tens + ord("0")
-        texts[:, place + 1] = pair - tens * 10 + ord("0")
+        texts[:, offset] = tens + ord("0")
+        texts[:, offset + 1] = pair - tens * 10 + ord("0")
     texts[:, (2, 5)] = ord(":")
     texts[:, 8] = ord(".")
     lengths = np.full(len(micros), _TIME_TEXT_BYTES, dtype=np.int64)

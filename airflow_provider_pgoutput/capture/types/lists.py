@@ -291,12 +291,12 @@ def array_caster(target: pa.DataType, form: ElementForm, element_caster: Caster)
     def cast(raw: pa.Array) -> CastResult:
         arrays = WireArrays.of(raw, form)
         result = element_caster(arrays.elements)
-        unheld = ~arrays.flat
+        does_not_fit = ~arrays.flat
         if len(result.rejected):
             ends = np.cumsum(arrays.counts)
-            unheld[np.searchsorted(ends, result.rejected, side="right")] = True
-        if unheld.any():
-            rejected = valid_rows(raw)[unheld]
+            does_not_fit[np.searchsorted(ends, result.rejected, side="right")] = True
+        if does_not_fit.any():
+            rejected = valid_rows(raw)[does_not_fit]
             return CastResult(cast(without(raw, rejected)).values, rejected)
         return accepted(list_array(raw, arrays.counts, result.values, target))
 
@@ -314,8 +314,8 @@ def array_printer(form: ElementForm, element_texts: Printer) -> Printer:
         for row, count in enumerate(arrays.counts.tolist()):
             head = arrays.runs.data.data[int(arrays.runs.starts[row]) :]
             bounds = [
-                _INT4.unpack_from(head, _HEAD_BYTES + 4 * place)[0]
-                for place in range(2 * int(arrays.dimensions[row]))
+                _INT4.unpack_from(head, _HEAD_BYTES + 4 * index)[0]
+                for index in range(2 * int(arrays.dimensions[row]))
             ]
             own = elements[begin : begin + count]
             literals.append(_literal(own, bounds[::2], bounds[1::2], form.delimiter))

@@ -253,19 +253,21 @@ def decimal_wire_caster(target: pa.DataType) -> Caster:
         dense = raw.drop_null() if raw.null_count else raw
         heads = _Heads.of(dense)
         columns, is_usual = columns_of.usual(heads)
-        unheld = np.zeros(len(dense), dtype=np.bool_)
+        does_not_fit = np.zeros(len(dense), dtype=np.bool_)
         if not is_usual.all():
             rows = np.flatnonzero(~is_usual)
-            columns[:, rows], unheld[rows] = columns_of.any(_Heads.of(dense.take(pa.array(rows))))
-        unheld |= columns[0] >= columns_of.largest_first
-        if unheld.any():
-            columns[:, unheld] = 0
+            columns[:, rows], does_not_fit[rows] = columns_of.any(
+                _Heads.of(dense.take(pa.array(rows)))
+            )
+        does_not_fit |= columns[0] >= columns_of.largest_first
+        if does_not_fit.any():
+            columns[:, does_not_fit] = 0
         low, high = join(columns, columns_of.steps)
         negative = np.flatnonzero(heads.signs == _NEGATIVE)
         if len(negative):
             low[negative] = ~low[negative] + np.uint64(1)
             high[negative] = ~high[negative] + (low[negative] == 0)
-        return _decimals(raw, target, low, high, unheld)
+        return _decimals(raw, target, low, high, does_not_fit)
 
     return cast
 
@@ -331,15 +333,15 @@ class _Columns:
     def any(self, heads: _Heads) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
         """The columns of all values, and which values have digits outside of them or none at all."""
         groups = _Groups.of(heads)
-        unheld = heads.special
-        columns = np.zeros((len(self.steps), len(unheld)), dtype=np.uint64)
+        does_not_fit = heads.special
+        columns = np.zeros((len(self.steps), len(does_not_fit)), dtype=np.uint64)
         places = self.whole - 1 - groups.exponents
         inside = (places >= 0) & (places < len(columns))
-        unheld[groups.rows[~inside & (groups.digits != 0)]] = True
+        does_not_fit[groups.rows[~inside & (groups.digits != 0)]] = True
         columns[places[inside], groups.rows[inside]] = groups.digits[inside]
-        unheld |= columns[-1] % self.past_scale != 0
+        does_not_fit |= columns[-1] % self.past_scale != 0
         columns[-1] //= self.past_scale
-        return columns, unheld
+        return columns, does_not_fit
 
 
 def _join_narrow(
@@ -391,15 +393,15 @@ def _decimals(
     target: pa.DataType,
     low: NDArray[np.uint64],
     high: NDArray[np.uint64],
-    unheld: NDArray[np.bool_],
+    does_not_fit: NDArray[np.bool_],
 ) -> CastResult:
     rows = valid_rows(raw)
-    rejected = rows[unheld]
+    rejected = rows[does_not_fit]
     words = np.zeros((len(raw), 2), dtype="<u8")
     places: slice | NDArray[np.int64] = rows if raw.null_count else slice(None)
     words[places, 0], words[places, 1] = low, high
     is_valid = np.zeros(len(raw), dtype=np.bool_)
-    is_valid[rows] = ~unheld
+    is_valid[rows] = ~does_not_fit
     # A boolean array keeps its values as a validity bitmap is kept.
     bitmap = None if is_valid.all() else pa.array(is_valid).buffers()[1]
     values = pa.Array.from_buffers(target, len(raw), [bitmap, pa.py_buffer(words)])

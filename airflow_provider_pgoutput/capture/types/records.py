@@ -116,6 +116,6 @@ def _attributes(runs: ByteRuns, marks: Marks) -> list[pa.Array]:
         starts = starts - np.searchsorted(dropped, starts)
         ends = ends - np.searchsorted(dropped, ends)
     return [
-        cut(data, starts[:, place], ends[:, place], is_null[:, place])
-        for place in range(starts.shape[1])
+        cut(data, starts[:, position], ends[:, position], is_null[:, position])
+        for position in range(starts.shape[1])
     ]

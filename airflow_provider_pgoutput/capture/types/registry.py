@@ -87,7 +87,7 @@ class TypeRow:
     #: Texts of the table in ``docs/types.md``: which values are exact, and which do not fit. None: the text
     #: of the lake type.
     exact: str | None = None
-    unfit: str | None = None
+    does_not_fit: str | None = None
 
 
 def _integer(wire: str) -> BinaryForm:
@@ -171,11 +171,11 @@ ROWS = (
     TypeRow("jsonb", 3802, kind=JSON, binary=BinaryForm(scalars.jsonb_texts), copied=_CAST,
             exact="PostgreSQL's normal form; numbers keep their digits"),
     # 64 bits without a sign are too many for long, and a decimal still sorts as a number.
-    TypeRow("xid8", 5069, "decimal(20, 0)", unfit="",
+    TypeRow("xid8", 5069, "decimal(20, 0)", does_not_fit="",
             exact="all values; unsigned 64 bit is more than `long` holds, and a decimal sorts as a number"),
     TypeRow("hstore", 0, "map<string, string>"),
-    TypeRow("vector", 0, "list<float>", unfit=""),
-    TypeRow("halfvec", 0, "list<float>", unfit=""),
+    TypeRow("vector", 0, "list<float>", does_not_fit=""),
+    TypeRow("halfvec", 0, "list<float>", does_not_fit=""),
 )  # fmt: skip
 
 _TEXT_ROW = TypeRow("", 0)

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.membership import PublishedSet, TableMark
+from airflow_provider_pgoutput.batch.membership import PublishedSet, TableMembership
 from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.doctor.diagnose import examine
@@ -189,7 +189,7 @@ def test_a_table_whose_source_left_and_that_was_dropped_is_a_note(
     earlier = Lsn(healthy - 1)
     lake.record(slot, str(earlier), tables={"public.u": 78, "public.v": 79, "public.w": 80})
     lake.record(slot, str(healthy), tables={"public.t": 77, "public.renamed": 79})
-    marks = (TableMark(77, "public.t", ("all",)), TableMark(80, "public.w", ("all",)))
+    marks = (TableMembership(77, "public.t", ("all",)), TableMembership(80, "public.w", ("all",)))
     sealed = manifest(lake, slot, earlier, healthy, changes=1)
     seal(tmp_path, dataclasses.replace(sealed, published=PublishedSet((), marks)))
     _, findings = doctor(capsys, slot, "--staging-uri", str(tmp_path))

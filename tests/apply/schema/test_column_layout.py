@@ -150,8 +150,8 @@ def test_a_target_that_has_the_new_column_already_gets_no_other() -> None:
     # A change back, in a later batch, is one of its own; the same batch, staged shorter, makes none.
     back = as_new_column(table("int"), after, True, "0/2")
     assert back.renamed == {3: "b__old_2_2"}
-    assert back.foreign == {"b__old_2", "b__old_2_2"}
-    assert as_new_column(table("int"), after).begun == first.begun
+    assert back.not_in_batch == {"b__old_2", "b__old_2_2"}
+    assert as_new_column(table("int"), after).retiring_batch == first.retiring_batch
     with pytest.raises(TableRefused, match="one of three"):
         as_new_column(table("int"), after, False, "0/2")
 
@@ -159,8 +159,10 @@ def test_a_target_that_has_the_new_column_already_gets_no_other() -> None:
 def evolved(by: Layout, **fields: tuple[int, str]) -> Any:
     """The target after the first attempt, with the property that it set."""
     ids = {slot: fields[name][0] for slot, name in by.numbered.items()}
-    former, unnumbered = ([fields[e][0] for e in names] for names in (by.former, by.unnumbered))
-    text = columns_property(1, ids, by.unsent, by.begun, former, unnumbered)
+    former, unnumbered = (
+        [fields[e][0] for e in names] for names in (by.of_earlier_table, by.unnumbered)
+    )
+    text = columns_property(1, ids, by.unsent, by.retiring_batch, former, unnumbered)
     return target(json.loads(text), **fields)
 
 
@@ -186,7 +188,7 @@ def test_a_type_that_changed_and_changed_back_is_where_one_attempt_alone_would_h
     for _ in range(2):
         again = as_new_column(staged, evolved(first, **lake), True, start_lsn)
         assert (again.table, again.numbered) == (first.table, first.numbered)
-        assert (again.begun, again.renamed) == (first.begun, {})
+        assert (again.retiring_batch, again.renamed) == (first.retiring_batch, {})
 
 
 def test_attempts_that_start_before_the_checkpoint_and_at_it_make_the_same_columns() -> None:
@@ -199,7 +201,7 @@ def test_attempts_that_start_before_the_checkpoint_and_at_it_make_the_same_colum
         first = as_new_column(staged, before, True, *one)
         again = as_new_column(staged, evolved(first, **lake), True, *other)
         assert (again.table, again.numbered) == (first.table, first.numbered)
-        assert (again.begun, again.renamed) == (first.begun, {})
+        assert (again.retiring_batch, again.renamed) == (first.retiring_batch, {})
 
 
 def test_a_column_added_at_the_source_does_not_take_over_one_that_somebody_added_here() -> None:
@@ -245,7 +247,7 @@ def test_a_column_that_came_without_its_number_makes_room_once_numbers_are_known
     assert later.renamed == {2: "c", 3: "c__old"}
     assert later.unnumbered == {"c__old"}
     assert later.numbered == {(1, 0): "id", (2, 0): "c"}
-    assert later.others == {"theirs"}
+    assert later.user_columns == {"theirs"}
     # A copy brings all rows, so nothing is left in that field.
     copied = lay_out(
         called("c", 2, copied=0),
@@ -354,12 +356,12 @@ def test_a_column_that_is_no_longer_sent_is_remembered_until_it_is_sent_again() 
         dataclasses.replace(full, versions=full.versions + narrow, schema_changes=(change,)),
         target(recorded, **fields),
     )
-    assert (first.unsent, first.foreign) == ({2}, set())
+    assert (first.unsent, first.not_in_batch) == ({2}, set())
     later = dataclasses.replace(full, versions=narrow)
     # What was dropped is not kept in rows that are written again; what is only not sent is.
-    assert as_new_column(later, target(recorded, **fields)).foreign == set()
+    assert as_new_column(later, target(recorded, **fields)).not_in_batch == set()
     known = target({**recorded, "unsent": [2]}, **fields)
-    assert as_new_column(later, known).foreign == {"b"}
+    assert as_new_column(later, known).not_in_batch == {"b"}
     assert as_new_column(full, known).unsent == set()
 
 
@@ -389,7 +391,11 @@ def test_columns_of_a_former_table_make_room_for_those_that_come_later(is_log: b
     """Nobody added them to the target, so nobody could rename them."""
     narrow = without_b(table("int", copied=0))
     first = made_again(narrow, is_log=is_log)
-    assert (first.former, first.renamed, first.dropped) == ({"b", "b__old_2", "c"}, {}, set())
+    assert (first.of_earlier_table, first.renamed, first.dropped) == (
+        {"b", "b__old_2", "c"},
+        {},
+        set(),
+    )
     fields = {"id": (1, "int"), "b": (2, "int"), "b__old_2": (3, "string"), "c": (4, "int")}
     added = SchemaChange(ADDED, "b", "", "integer", 2)
     staged = dataclasses.replace(table("int"), schema_changes=(added,))
@@ -398,13 +404,13 @@ def test_columns_of_a_former_table_make_room_for_those_that_come_later(is_log: b
     assert later.renamed == {2: "b__old"}
     assert later.numbered == {(1, 0): "id", (2, 0): "b"}
     # As those of dropped columns, in rows that are written again they are NULL.
-    assert later.foreign == {"theirs"}
+    assert later.not_in_batch == {"theirs"}
     # The attempt that follows finds it so.
     fields = {"id": (1, "int"), "b__old": (2, "int"), "b__old_2": (3, "string"), "c": (4, "int")}
     after = evolved(later, **fields, theirs=(5, "int"), b=(6, "int"))
     again = as_new_column(staged, after, False, "0/2")
     assert (again.renamed, again.numbered) == ({}, later.numbered)
-    assert again.former == later.former == {"b__old", "b__old_2", "c"}
+    assert again.of_earlier_table == later.of_earlier_table == {"b__old", "b__old_2", "c"}
     # What somebody added is theirs.
     columns = (staged.versions[0].columns[0], dataclasses.replace(added_column(), name="theirs"))
     versions = (dataclasses.replace(staged.versions[0], columns=columns),)
@@ -418,13 +424,13 @@ def added_column() -> Column:
 
 def test_columns_of_a_former_table_are_taken_over_by_the_copy_alone() -> None:
     """A column that comes after it, in the same batch, is a new one, and may have another type."""
-    assert made_again(table("int", copied=0)).former == {"b__old_2", "c"}
+    assert made_again(table("int", copied=0)).of_earlier_table == {"b__old_2", "c"}
     found = made_again(without_b(table("int", "string", copied=0)))
     assert found.renamed == {2: "b__old"}
     assert found.numbered == {(1, 0): "id", (2, 0): "b"}
-    assert found.former == {"b__old", "b__old_2", "c"}
+    assert found.of_earlier_table == {"b__old", "b__old_2", "c"}
 
 
 def test_columns_of_a_former_table_are_dropped_on_request() -> None:
     found = made_again(without_b(table("int", copied=0)), drop_columns=True)
-    assert (found.dropped, found.former) == ({2, 3, 4}, set())
+    assert (found.dropped, found.of_earlier_table) == ({2, 3, 4}, set())

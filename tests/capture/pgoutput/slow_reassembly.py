@@ -37,12 +37,12 @@ class SlowReassembler:
         *,
         parallel: bool = False,
         two_phase: bool = True,
-        lone_commits: bool = False,
+        commits_without_prepare: bool = False,
     ) -> None:
         self._version = version
         self._parallel = parallel
         self._two_phase_asked = two_phase
-        self._lone_commits = lone_commits
+        self._commits_without_prepare = commits_without_prepare
         self._state = OUTSIDE
         self._open: int | None = None
         #: By transaction: its messages with the subtransaction of each.
@@ -205,7 +205,7 @@ class SlowReassembler:
         else:
             message = parse_commit_prepared(body)
             if (message.xid, message.gid) not in self._prepared:
-                if self._lone_commits:
+                if self._commits_without_prepare:
                     return []
                 raise ProtocolError("never prepared")
             bodies = self._prepared[message.xid, message.gid]

@@ -54,7 +54,7 @@ class Reading(NamedTuple):
     parallel: bool = False
     two_phase: bool = False
     #: See ``prepared.py``.
-    lone_commits: bool = False
+    commits_without_prepare: bool = False
 
 
 V1 = Reading()
@@ -65,9 +65,9 @@ def reading_of(scenario: str, version: str = "18") -> Reading:
     number = int(plugin_options(SCENARIOS[scenario])["proto_version"])
     two_phase = "two_phase" in asked
     # Recorded from 15.18 and 16.14.
-    lone_commits = version in {"15", "16"}
+    commits_without_prepare = version in {"15", "16"}
     parallel = asked.get("streaming") == "parallel"
-    return Reading(number, parallel, two_phase, lone_commits)
+    return Reading(number, parallel, two_phase, commits_without_prepare)
 
 
 def bodies_of_vector(scenario: str, version: str) -> list[bytes]:
@@ -143,7 +143,7 @@ def slowly(bodies: Iterable[bytes], reading: Reading) -> Iterator[bytes]:
         reading.version,
         parallel=reading.parallel,
         two_phase=reading.two_phase,
-        lone_commits=reading.lone_commits,
+        commits_without_prepare=reading.commits_without_prepare,
     )
     for body in bodies:
         yield from slow.take(body)
@@ -155,7 +155,9 @@ def quickly(
     new_spool: Callable[[], Spool] = MemorySpool,
 ) -> Iterator[MessageChunk]:
     """The chunks of whole transactions, as the fast way gives them."""
-    prepared = PreparedTransactions(Lsn(0), [], lone_commits=reading.lone_commits)
+    prepared = PreparedTransactions(
+        Lsn(0), [], commits_without_prepare=reading.commits_without_prepare
+    )
     fast = Reassembler(
         reading.version,
         parallel=reading.parallel,

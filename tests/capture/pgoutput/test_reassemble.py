@@ -60,7 +60,9 @@ def quickly(
     new_spool: Callable[[], Spool] = MemorySpool,
     chunk_bytes: int = 3 << 20,
 ) -> list[Change]:
-    prepared = PreparedTransactions(Lsn(0), [], lone_commits=False) if version > 2 else None
+    prepared = (
+        PreparedTransactions(Lsn(0), [], commits_without_prepare=False) if version > 2 else None
+    )
     fast = Reassembler(version, new_spool=new_spool, prepared=prepared, chunk_bytes=chunk_bytes)
     decoder = Decoder()
     changes = [
@@ -168,7 +170,9 @@ def test_every_pair_of_state_and_event(state: str, event: str) -> None:
     if event in NEXT_STATE[state]:
         slow, fast = (
             SlowReassembler(4),
-            Reassembler(4, prepared=PreparedTransactions(Lsn(0), [], lone_commits=False)),
+            Reassembler(
+                4, prepared=PreparedTransactions(Lsn(0), [], commits_without_prepare=False)
+            ),
         )
         for each in bodies:
             slow.take(each)
@@ -309,7 +313,7 @@ def test_an_unfinished_transaction_gives_nothing() -> None:
 def test_what_is_unfinished_leaves_nothing_behind() -> None:
     """Prepared content outlives an answer of the server; what was still open in it does not."""
     spill = SpillFolder(memory_bytes=0)
-    prepared = PreparedTransactions(Lsn(0), [], lone_commits=False)
+    prepared = PreparedTransactions(Lsn(0), [], commits_without_prepare=False)
     block = [encode.stream_start(800, first=True), encode.streamed(RELATION, 800)]
     bodies = [
         *(encode.begin_prepare(LSN, 900, "g"), RELATION, ROW, encode.prepare(LSN, 900, "g")),
@@ -324,7 +328,7 @@ def test_what_is_unfinished_leaves_nothing_behind() -> None:
         assert len(list(folder.iterdir())) == 3
         fast.drop()
         assert len(list(folder.iterdir())) == 1
-        assert sum(map(len, kept.spool.pieces())) == 2
+        assert sum(map(len, kept.spool.fragments())) == 2
     finally:
         spill.close()
 
@@ -442,5 +446,5 @@ def test_a_disk_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         else:
             file.write_bytes(file.read_bytes()[:cut])
         with pytest.raises(StagingFull, match="cannot be read back"):
-            list(spool.pieces())
+            list(spool.fragments())
     spill.close()

@@ -277,8 +277,8 @@ def test_a_table_that_was_made_again_is_compared_with_the_former_one_by_name() -
     """The numbers of its columns are its own: they say nothing about the fields of the former one."""
     now = [attribute(1, "b"), attribute(2, "id"), attribute(3, "c")]
     made_again = copied(table("b id c", "b id c"))
-    former = dataclasses.replace(shape("id a b"), replica_identity="f")
-    history = dataclasses.replace(history_of(*now), former={"public.t": former})
+    shapes_by_name = dataclasses.replace(shape("id a b"), replica_identity="f")
+    history = dataclasses.replace(history_of(*now), shapes_by_name={"public.t": shapes_by_name})
     changes = history.complete(made_again).schema_changes
     assert [str(each) for each in changes] == [
         "column a was dropped",

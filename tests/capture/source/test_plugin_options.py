@@ -138,7 +138,7 @@ def test_statements_hold_what_is_not_the_default() -> None:
     ],
 )
 def test_servers_that_send_commits_of_empty_prepared_transactions(version: int, lone: bool) -> None:
-    assert StreamOptions().for_server(server(version), ("p",)).lone_commits == lone
+    assert StreamOptions().for_server(server(version), ("p",)).commits_without_prepare == lone
 
 
 def test_an_older_server_leaves_origins_to_us() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.pgoutput.decoder import Decoder
-from airflow_provider_pgoutput.capture.source.threads import HandOver
+from airflow_provider_pgoutput.capture.source.threads import BoundedQueue
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.stream import sql, sql_connection, sql_parallel
 from airflow_provider_pgoutput.capture.stream.sql import SqlStream
@@ -129,12 +129,12 @@ def test_the_end_is_said_when_the_last_part_is_there(
 ) -> None:
     """Who finds nothing left must not end the read while another still hands the last part over."""
 
-    class SlowHandOver(HandOver[Any]):
+    class SlowQueue(BoundedQueue[Any]):
         def put(self, item: Any) -> bool:
             time.sleep(0.05)
             return super().put(item)
 
-    monkeypatch.setattr(sql_parallel, "HandOver", SlowHandOver)
+    monkeypatch.setattr(sql_parallel, "BoundedQueue", SlowQueue)
     start, target = backlog
     order = source.read(start, target)
     whole = read(SqlStream(order), start, target)
@@ -226,7 +226,7 @@ def read_two_phase(
     """What one read finds, which transactions wait then, and where it ends."""
     options = {"messages": True, "two_phase": True, "proto_version": 3, "streaming": "on"}
     area = StagingArea(str(source.staging))
-    with TwoPhase(area, start, None, lone_commits=True) as two_phase:
+    with TwoPhase(area, start, None, commits_without_prepare=True) as two_phase:
         read = dataclasses.replace(source.read(start, target, **options), two_phase=two_phase)
         stream = SqlStream(read, max_messages=max_messages)
         found = read_with_messages(stream, start, target)
