@@ -36,10 +36,10 @@ def maintain(spark: SparkSession, staging: Path, namespace: str) -> float:
 
     job = MaintenanceJob(
         staging_uri=staging.as_uri(),
-        catalog="lake",
+        catalog_name="lake",
         namespace=namespace,
         slot_name=SLOT,
-        snapshot_retention_s=0,
+        snapshot_retention_seconds=0,
     )
     started = time.perf_counter()
     maintenance.maintain(spark, job)

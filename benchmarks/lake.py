@@ -47,7 +47,7 @@ def apply(
     job = ApplyJob(
         manifest_uri=manifest_path.as_uri(),
         staging_uri=staging.as_uri(),
-        catalog="lake",
+        catalog_name="lake",
         namespace=namespace,
         **options,
     )

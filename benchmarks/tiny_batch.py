@@ -80,7 +80,7 @@ def write_job(staging: Path, manifest_path: Path) -> Path:
     job = ApplyJob(
         manifest_uri=manifest_path.as_uri(),
         staging_uri=staging.as_uri(),
-        catalog="lake",
+        catalog_name="lake",
         namespace=NAMESPACE,
     )
     path = manifest_path.with_suffix(".job.json")

@@ -197,7 +197,7 @@ def _present(spark: SparkSession, job: MaintenanceJob) -> tuple[list[IcebergTabl
 
     :return: the tables, and whether they are all. The folder of a table that does not load is unknown.
     """
-    namespace = TableName(job.catalog, job.namespace, "").namespace_sql
+    namespace = TableName(job.catalog_name, job.namespace, "").namespace_sql
     try:
         rows = spark.sql(f"SHOW TABLES IN {namespace}").collect()
     except JAVA_ERRORS as error:
@@ -210,7 +210,7 @@ def _present(spark: SparkSession, job: MaintenanceJob) -> tuple[list[IcebergTabl
     is_all = True
     for name in names:
         try:
-            table = IcebergTable.load(spark, TableName(job.catalog, job.namespace, name))
+            table = IcebergTable.load(spark, TableName(job.catalog_name, job.namespace, name))
         except (TableRefused, LakeUnavailable, LakeDenied) as error:
             denied = error if isinstance(error, LakeDenied) else denied
             is_all = is_all and isinstance(error, TableRefused)
@@ -228,18 +228,18 @@ def _chosen(present: Sequence[IcebergTable], job: MaintenanceJob) -> list[Iceber
     ours = [
         each for each in present if each.properties.get(lake_names.PROPERTY_SLOT) == job.slot_name
     ]
-    if not job.source_tables:
+    if not job.tables:
         own = [each for each in present if each.name.name in lake_names.OWN_TABLES]
         return ours + [each for each in own if each not in ours]
     sources = {each.properties.get(lake_names.PROPERTY_SOURCE_TABLE): each for each in ours}
-    if left := set(job.source_tables) - set(sources):
+    if left := set(job.tables) - set(sources):
         raise TableRefused(
             f"There is no target of it in namespace {job.namespace}.",
             slot=job.slot_name,
             table=min(left),
             advice="name tables of the source as schema.table, of this slot and namespace.",
         )
-    return [sources[name] for name in job.source_tables]
+    return [sources[name] for name in job.tables]
 
 
 class _TableMaintenance:
@@ -283,10 +283,10 @@ class _TableMaintenance:
             )
         if asked.compact:
             self._compact()
-        if asked.snapshot_retention_s is not None:
-            self._expire(asked.snapshot_retention_s)
-        if asked.orphan_retention_s is not None:
-            self._remove_orphans(asked.orphan_retention_s)
+        if asked.snapshot_retention_seconds is not None:
+            self._expire(asked.snapshot_retention_seconds)
+        if asked.orphan_retention_seconds is not None:
+            self._remove_orphans(asked.orphan_retention_seconds)
 
     def _compact(self) -> None:
         options = {"remove-dangling-deletes": "true", **self._job.compact_options}
@@ -296,19 +296,21 @@ class _TableMaintenance:
             self._step("rewrite_position_delete_files")
         self._step("rewrite_manifests", Sql("use_caching => false"))
 
-    def _expire(self, retention_s: int) -> None:
+    def _expire(self, retention_seconds: int) -> None:
         """Expire snapshots that were not main's head at any moment of the retention time.
 
         Iceberg looks at the time at which a snapshot was made. A snapshot may be old and yet have been main's
         head until a moment ago. So a tag keeps the snapshot that was main's head when the retention began.
         """
-        before = datetime.now(UTC) - timedelta(seconds=retention_s)
+        before = datetime.now(UTC) - timedelta(seconds=retention_seconds)
         self._table.java.refresh()
         kept = self._table.head_at(int(before.timestamp() * 1000))
         # With a retention of 0 only main's head has to stay, and it does without a tag. If an earlier
         # maintenance made a tag, the tag moves to the head. Otherwise it would keep an old snapshot.
-        if kept is not None and (retention_s or self._table.branch_head(_KEPT_TAG) is not None):
-            batch = _left_by_a_batch(self._table, kept) if retention_s else kept
+        if kept is not None and (
+            retention_seconds or self._table.branch_head(_KEPT_TAG) is not None
+        ):
+            batch = _left_by_a_batch(self._table, kept) if retention_seconds else kept
             try:
                 self._table.keep_until_replaced(_KEPT_TAG, kept)
                 if batch is not None:
@@ -324,7 +326,7 @@ class _TableMaintenance:
             Sql("stream_results => true"),
         )
 
-    def _remove_orphans(self, retention_s: int) -> None:
+    def _remove_orphans(self, retention_seconds: int) -> None:
         table_location = location(self._table)
         if self._shares_folders:
             logger.warning(
@@ -338,7 +340,7 @@ class _TableMaintenance:
             # snapshot names them yet.
             self._leave("remove_orphan_files")
             return
-        before = datetime.now(UTC) - timedelta(seconds=retention_s)
+        before = datetime.now(UTC) - timedelta(seconds=retention_seconds)
         by_prefix = urlsplit(table_location).scheme not in _HADOOP_SCHEMES
         removed = 0
         for folder in _FOLDERS:

@@ -103,7 +103,7 @@ def _apply(spark: SparkSession, job: ApplyJob, work: RowWork) -> ApplyResult:
     manifest = batch.manifest
     progress = checkpoint.read(spark, job, manifest, work.checkpoint)
     refuse_gap(manifest, progress.end_lsn)
-    found = targets(job, manifest, any_case=ignores_case(spark, job.catalog))
+    found = targets(job, manifest, any_case=ignores_case(spark, job.catalog_name))
     refuse_unordered(found, manifest)
     gone, starts = GoneTables(), {}
     for target in found:

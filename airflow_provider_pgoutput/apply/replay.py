@@ -121,7 +121,7 @@ def _refuse_headless(
     A change log may begin anywhere, because it only appends.
     """
     begins = steps[0].batch.manifest.start_lsn
-    if not job.source_tables:
+    if not job.tables:
         # The checkpoint is about the whole namespace, also about tables that these batches do not change.
         refuse_gap(steps[0].batch.manifest, progress.end_lsn)
     has_all = progress.end_lsn is not None and progress.end_lsn >= begins
@@ -204,7 +204,7 @@ def _apply(
     append_rejected(spark, batch)
     append_messages(spark, batch)
     applied = applied_tables(spark, manifest.batch_id, list(step.targets), skipped, published)
-    whole = not job.in_place and not job.source_tables
+    whole = not job.in_place and not job.tables
     checkpoint.record(spark, job, manifest, applied, whole=whole)
     return published
 

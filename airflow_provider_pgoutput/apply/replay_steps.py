@@ -43,7 +43,7 @@ def plan_steps(spark: SparkSession, job: ReplayJob) -> list[Step]:
     :raises BatchGap: a batch is missing between two others.
     :raises TableRefused: a table was renamed at the source and would go to two targets.
     """
-    any_case = ignores_case(spark, job.catalog)
+    any_case = ignores_case(spark, job.catalog_name)
     batches: list[StagedBatch] = []
     for uri in job.manifest_uris:
         batches.append(open_batch(spark, job, uri))
@@ -51,19 +51,19 @@ def plan_steps(spark: SparkSession, job: ReplayJob) -> list[Step]:
             _refuse_break(batches[-2].manifest, batches[-1].manifest)
     tables = [table for batch in batches for table in batch.manifest.tables]
     # By OID: a table that was renamed is still one table, and either name may be given.
-    chosen = {each.relation_oid for each in tables if each.name in job.source_tables}
+    chosen = {each.relation_oid for each in tables if each.name in job.tables}
     steps: list[Step] = []
     for batch in batches:
         found = [
             each
             for each in targets(job, batch.manifest, any_case=any_case)
-            if not job.source_tables or each.source.relation_oid in chosen
+            if not job.tables or each.source.relation_oid in chosen
         ]
         refuse_unordered(found, batch.manifest)
         steps.append(Step(batch, tuple(found)))
     _refuse_two_targets(steps)
     seen = {each.name for each in tables}
-    if missing := sorted(set(job.source_tables) - seen):
+    if missing := sorted(set(job.tables) - seen):
         raise BatchRefused(
             f"None of the {len(steps)} batches has a change of {', '.join(missing)}.",
             slot=steps[-1].batch.manifest.slot_name,

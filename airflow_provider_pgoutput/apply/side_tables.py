@@ -120,7 +120,7 @@ def append_messages(spark: SparkSession, batch: StagedBatch, floor: Lsn | None =
 
 
 def _name(batch: StagedBatch, table: str) -> TableName:
-    return TableName(batch.job.catalog, batch.job.namespace, table)
+    return TableName(batch.job.catalog_name, batch.job.namespace, table)
 
 
 def _append(

@@ -80,7 +80,7 @@ class Job:
 
     staging_uri: str
     #: Name of the Spark catalog, as in ``spark.sql.catalog.<name>``.
-    catalog: str
+    catalog_name: str
     #: Namespace of the target tables, parts joined by dots.
     namespace: str
     #: Who asked, for the checkpoint table.
@@ -201,8 +201,8 @@ class ReplayJob(WriteJob):
 
     #: The batches' manifests, in order and without a gap.
     manifest_uris: tuple[str, ...]
-    #: Sources, ``schema.table``; empty: every table of the batches.
-    source_tables: tuple[str, ...] = ()
+    #: By their names at the source, ``schema.table``; empty: every table of the batches.
+    tables: tuple[str, ...] = ()
     #: Whether the tables first go back to the start of the first batch. Otherwise the batches are added.
     in_place: bool = False
 
@@ -217,31 +217,34 @@ class MaintenanceJob(Job):
     KIND: ClassVar[str] = "maintenance"
 
     slot_name: str
-    #: Sources, ``schema.table``; empty: every table of the slot and the pipeline's own.
-    source_tables: tuple[str, ...] = ()
+    #: By their names at the source, ``schema.table``; empty: every table of the slot, and the pipeline's own.
+    tables: tuple[str, ...] = ()
     #: Join small data files, and apply deletes to those that have many.
     compact: bool = True
     #: Options of Iceberg's ``rewrite_data_files``, over its defaults.
     compact_options: dict[str, str] = field(default_factory=dict)
     #: A snapshot stays for at least so many seconds; None: none is expired. Tags and branches have times of
     #: their own.
-    snapshot_retention_s: int | None = 5 * _DAY_S
+    snapshot_retention_seconds: int | None = 5 * _DAY_S
     #: Snapshots of main that stay at least.
     keep_snapshots: int = 1
     #: Seconds after which a file that no snapshot names is an orphan; None: none is removed.
-    orphan_retention_s: int | None = None
+    orphan_retention_seconds: int | None = None
 
     def check(self) -> None:
         """See ``Job``."""
         Job.check(self)
-        if self.snapshot_retention_s is not None and self.snapshot_retention_s < 0:
+        if self.snapshot_retention_seconds is not None and self.snapshot_retention_seconds < 0:
             raise ConfigurationError("snapshot_retention is negative.")
         if self.keep_snapshots < 1:
             raise ConfigurationError(
                 "keep_snapshots is below 1.",
                 advice="a table has at least the snapshot that it shows.",
             )
-        if self.orphan_retention_s is not None and self.orphan_retention_s < _LEAST_ORPHAN_S:
+        if (
+            self.orphan_retention_seconds is not None
+            and self.orphan_retention_seconds < _LEAST_ORPHAN_S
+        ):
             raise ConfigurationError(
                 "orphan_retention is shorter than a day, the longest that a writer may take to commit.",
                 advice="give a day or more, or None to keep such files.",

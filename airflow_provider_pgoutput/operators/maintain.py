@@ -90,9 +90,9 @@ class PgoutputMaintenanceOperator(LakeJobOperator):
                 lake,
                 area,
                 slot_name=slot_name,
-                source_tables=arguments.optional_text_list(self.tables, "tables"),
-                snapshot_retention_s=_seconds(self.snapshot_retention),
-                orphan_retention_s=_seconds(self.orphan_retention),
+                tables=arguments.optional_text_list(self.tables, "tables"),
+                snapshot_retention_seconds=_seconds(self.snapshot_retention),
+                orphan_retention_seconds=_seconds(self.orphan_retention),
                 **arguments.values_of(self, _OF_JOB),
             )
             with log_group(f"Maintain the tables of {lake.namespace} with Spark"):

@@ -94,7 +94,7 @@ class PgoutputReplayOperator(SparkApplyOperator):
                 lake if target is None else dataclasses.replace(lake, namespace=target),
                 area,
                 manifest_uris=tuple(each.manifest_uri for each in batches),
-                source_tables=arguments.optional_text_list(self.tables, "tables"),
+                tables=arguments.optional_text_list(self.tables, "tables"),
                 in_place=target is None,
             )
             self.log.info(

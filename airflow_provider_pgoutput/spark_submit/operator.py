@@ -106,7 +106,7 @@ class LakeJobOperator(SparkSubmitOperator):
         dag_run = context["dag_run"]
         job = kind(
             staging_uri=area.staging_uri,
-            catalog=lake.catalog.name,
+            catalog_name=lake.catalog.name,
             namespace=lake.namespace,
             dag_id=dag_run.dag_id,
             run_id=dag_run.run_id,

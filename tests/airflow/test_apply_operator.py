@@ -90,7 +90,11 @@ def test_the_job_gets_a_plan_the_package_and_the_catalog(
         workshop.batch["manifest_uri"],
         workshop.staging_uri,
     )
-    assert (plan.catalog, plan.namespace, plan.mode) == ("iceberg_default", "shop", "change_log")
+    assert (plan.catalog_name, plan.namespace, plan.mode) == (
+        "iceberg_default",
+        "shop",
+        "change_log",
+    )
     assert plan.table_options["public.orders"].partitioned_by == ("days(made_at)",)
     assert (plan.metadata_columns, plan.parallel_tables) == (("_pgoutput_op",), 2)
     assert plan.drop_columns is False
@@ -125,7 +129,7 @@ def test_every_option_reaches_the_job(workshop: Workshop, task_context: Any) -> 
     ).execute(task_context)
     job = job_from_json(workshop.seen()["job"])
     assert isinstance(job, ApplyJob)
-    plain = ApplyJob(manifest_uri="", staging_uri="", catalog="", namespace="")
+    plain = ApplyJob(manifest_uri="", staging_uri="", catalog_name="", namespace="")
     same = {
         each.name
         for each in dataclasses.fields(plain)

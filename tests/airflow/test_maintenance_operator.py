@@ -57,18 +57,18 @@ def test_the_job_gets_what_was_asked_for(workshop: Workshop, task_context: Any) 
     seen = workshop.seen()
     job = job_from_json(seen["job"])
     assert job == MaintenanceJob(
-        catalog="iceberg_default",
+        catalog_name="iceberg_default",
         namespace="shop",
         staging_uri=job.staging_uri,
         dag_id="tests",
         run_id=job.run_id,
         slot_name=SLOT,
-        source_tables=("public.orders",),
+        tables=("public.orders",),
         compact=False,
         compact_options={"min-input-files": "2"},
         keep_snapshots=3,
-        snapshot_retention_s=3600,
-        orphan_retention_s=None,
+        snapshot_retention_seconds=3600,
+        orphan_retention_seconds=None,
     )
     assert "spark.mine=1" in seen["arguments"]
     assert result == {

@@ -66,7 +66,7 @@ def test_in_place_goes_to_the_checkpoint(workshop: Workshop, task_context: Any) 
     job, ranges = job_of(workshop)
     assert ranges == ["10-20", "20-30"]
     assert (job.namespace, job.table_options["public.orders"].target) == ("shop", "o")
-    assert (job.source_tables, job.in_place) == ((), True)
+    assert (job.tables, job.in_place) == ((), True)
     assert result == {
         "schema_version": 1,
         "slot_name": SLOT,
@@ -85,7 +85,7 @@ def test_another_namespace_gets_all_that_is_staged(workshop: Workshop, task_cont
     job, ranges = job_of(workshop)
     assert ranges == ["20-30", "30-40"]
     assert (job.namespace, job.mode) == ("again", "change_log")
-    assert (job.source_tables, job.in_place) == (("public.orders",), False)
+    assert (job.tables, job.in_place) == (("public.orders",), False)
     operator(workshop, to_lsn="0/2F", **given).execute(task_context)
     assert job_of(workshop)[1] == ["10-20"]
 

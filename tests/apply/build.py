@@ -260,7 +260,7 @@ class Source:
         return ApplyJob(
             manifest_uri=uri,
             staging_uri=self.staging.as_uri(),
-            catalog="lake",
+            catalog_name="lake",
             namespace=self.slot_name,
             run_id="run",
             dag_id="dag",

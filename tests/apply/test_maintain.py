@@ -51,7 +51,11 @@ def count(spark: SparkSession, name: TableName, metadata: str) -> int:
 
 def plan_of(job: Job, **options: Any) -> MaintenanceJob:
     """Maintenance of the pipeline of a job: everything goes that may."""
-    steps = {"snapshot_retention_s": 0, "compact_options": {"min-input-files": "2"}, **options}
+    steps = {
+        "snapshot_retention_seconds": 0,
+        "compact_options": {"min-input-files": "2"},
+        **options,
+    }
     shared = {each.name: getattr(job, each.name) for each in fields(Job)}
     return MaintenanceJob(**{**shared, "slot_name": job.namespace, **steps})
 
@@ -88,7 +92,7 @@ def test_files_and_snapshots_go_and_the_pipeline_goes_on(
     name = TableName("lake", source.slot_name, table.name)
     stray, fresh = strays(loaded(spark, name))
 
-    result = maintain(spark, plan_of(plan, orphan_retention_s=_DAY_S))
+    result = maintain(spark, plan_of(plan, orphan_retention_seconds=_DAY_S))
 
     assert result.busy == ()
     assert set(result.tables) == {name.target, f"{source.slot_name}.pgoutput_checkpoint"}
@@ -118,10 +122,10 @@ def test_what_a_batch_left_stays_as_long_as_its_rows_are_needed(
         plan = replace(source.stage(), tag_retention_days=0)
         apply_batch(spark, plan)
     left = loaded(spark, name).head
-    compacted = maintain(spark, plan_of(plan, snapshot_retention_s=None))
+    compacted = maintain(spark, plan_of(plan, snapshot_retention_seconds=None))
     assert compacted.tables[name.target]["files_replaced"] == 2
     assert loaded(spark, name).head != left
-    expire = plan_of(plan, compact=False, snapshot_retention_s=1)
+    expire = plan_of(plan, compact=False, snapshot_retention_seconds=1)
     for _ in range(2):
         time.sleep(1.1)
         maintain(spark, expire)
@@ -153,7 +157,7 @@ def test_a_table_without_files_and_one_that_is_written_have_no_orphans(
     stray, _ = strays(table)
     branch = f"{BRANCH_PREFIX}of_an_apply"
     table.create_branch(branch, table.head)
-    wanted = plan_of(plan, orphan_retention_s=_DAY_S)
+    wanted = plan_of(plan, orphan_retention_seconds=_DAY_S)
 
     result = maintain(spark, wanted)
     assert result.busy == (names["busy"].target,)
@@ -213,25 +217,27 @@ def test_what_is_kept_and_what_is_refused(spark: SparkSession, source: Source) -
     spark.sql(f"CREATE TABLE lake.{source.slot_name}.theirs (x int) USING iceberg")
 
     # A tag keeps its snapshot, as a replay in place may want to go back to it.
-    only_one = plan_of(plan, source_tables=("public.one",), compact=False, orphan_retention_s=None)
+    only_one = plan_of(plan, tables=("public.one",), compact=False, orphan_retention_seconds=None)
     assert set(maintain(spark, only_one).tables) == {names["one"].target}
     assert count(spark, names["one"], "snapshots") == 2
     assert count(spark, names["one"], "data_files") == 2
 
-    everything = maintain(spark, plan_of(plan, snapshot_retention_s=None, orphan_retention_s=None))
+    everything = maintain(
+        spark, plan_of(plan, snapshot_retention_seconds=None, orphan_retention_seconds=None)
+    )
     assert f"{source.slot_name}.theirs" not in everything.tables
     assert count(spark, names["two"], "data_files") == 1
     assert count(spark, names["two"], "snapshots") > 2
 
     with pytest.raises(TableRefused, match="no target") as refused:
-        maintain(spark, plan_of(plan, source_tables=("public.one", "public.none")))
+        maintain(spark, plan_of(plan, tables=("public.one", "public.none")))
     assert refused.value.table == "public.none"
     with pytest.raises(ConfigurationError, match="no-such-option") as refused_option:
         maintain(spark, plan_of(plan, compact_options={"no-such-option": "1"}))
     assert "compact_options" in str(refused_option.value)
     spark.sql(f"ALTER TABLE {names['one'].sql} SET TBLPROPERTIES ('gc.enabled' = 'false')")
     with pytest.raises(TableRefused, match=r"gc\.enabled"):
-        maintain(spark, plan_of(plan, source_tables=("public.one",), compact=False))
+        maintain(spark, plan_of(plan, tables=("public.one",), compact=False))
 
 
 def test_what_was_seen_in_the_retention_can_be_read(spark: SparkSession, source: Source) -> None:
@@ -245,11 +251,13 @@ def test_what_was_seen_in_the_retention_can_be_read(spark: SparkSession, source:
     head = loaded(spark, name).head
     made = time.time()
     time.sleep(6)
-    compact = {"snapshot_retention_s": None, "compact_options": {"rewrite-all": "true"}}
+    compact = {"snapshot_retention_seconds": None, "compact_options": {"rewrite-all": "true"}}
     maintain(spark, plan_of(plan, **compact))
     assert head != loaded(spark, name).head
     # Back to when the first snapshot was there and the compaction was not.
-    maintain(spark, plan_of(plan, compact=False, snapshot_retention_s=int(time.time() - made) - 2))
+    maintain(
+        spark, plan_of(plan, compact=False, snapshot_retention_seconds=int(time.time() - made) - 2)
+    )
     assert head in snapshots(spark, name)
     maintain(spark, plan_of(plan, compact=False))
     assert head not in snapshots(spark, name)
@@ -298,7 +306,7 @@ def test_what_went_wrong_with_a_table_is_said_and_the_others_are_maintained(
     stray, _ = strays(loaded(spark, TableName("lake", source.slot_name, "was_shared")))
 
     with pytest.raises(TableRolledBack) as refused:
-        maintain(spark, plan_of(plan, orphan_retention_s=_DAY_S))
+        maintain(spark, plan_of(plan, orphan_retention_seconds=_DAY_S))
 
     assert refused.value.table == names["back"].target
     assert count(spark, names["back"], "data_files") == 1
@@ -339,19 +347,25 @@ def test_a_table_that_is_dropped_meanwhile_keeps_no_other_from_its_maintenance(
 
 
 def test_before_the_first_apply_there_is_nothing_to_do(spark: SparkSession) -> None:
-    plan = plan_of(Job(staging_uri="file:///staging", catalog="lake", namespace="not_there_yet"))
+    plan = plan_of(
+        Job(staging_uri="file:///staging", catalog_name="lake", namespace="not_there_yet")
+    )
     assert not maintain(spark, plan).tables
     with pytest.raises(TableRefused, match="no target"):
-        maintain(spark, plan_of(plan, source_tables=("public.t",)))
+        maintain(spark, plan_of(plan, tables=("public.t",)))
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"snapshot_retention_s": -1}, {"keep_snapshots": 0}, {"orphan_retention_s": _DAY_S - 1}],
+    [
+        {"snapshot_retention_seconds": -1},
+        {"keep_snapshots": 0},
+        {"orphan_retention_seconds": _DAY_S - 1},
+    ],
 )
 def test_what_would_destroy_is_refused(wrong: dict[str, Any]) -> None:
-    plan = Job(staging_uri="file:///staging", catalog="lake", namespace="shop")
+    plan = Job(staging_uri="file:///staging", catalog_name="lake", namespace="shop")
     with pytest.raises(ConfigurationError):
         plan_of(plan, **wrong).check()
-    good = plan_of(plan, source_tables=("public.one",))
+    good = plan_of(plan, tables=("public.one",))
     assert job_from_json(good.to_json()) == good

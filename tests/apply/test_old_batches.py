@@ -38,7 +38,10 @@ def manifests(commit: str) -> list[Path]:
 def plan(commit: str, manifest: Path, namespace: str) -> ApplyJob:
     staging = (RECORDED / commit / "staging").as_uri()
     return ApplyJob(
-        manifest_uri=manifest.as_uri(), staging_uri=staging, catalog="lake", namespace=namespace
+        manifest_uri=manifest.as_uri(),
+        staging_uri=staging,
+        catalog_name="lake",
+        namespace=namespace,
     )
 
 

@@ -115,7 +115,7 @@ def test_in_place_undoes_what_others_did(spark: SparkSession, story: Story, firs
     before, two = story.checkpoint(), (story.rows(story.two), story.table(story.two).head)
     for _ in range(2):
         # Twice gives the same. A table that was not chosen stays as it is.
-        result = replay(spark, story.plan(first, source_tables=("public.one",)))
+        result = replay(spark, story.plan(first, tables=("public.one",)))
         assert story.rows(story.one) == source_rows(story.one)
         assert (story.rows(story.two), story.table(story.two).head) == two
     replay(spark, story.plan(first))
@@ -141,7 +141,7 @@ def test_a_table_that_somebody_rolled_back_is_repaired_without_a_gap(
     coming = story.source.stage()
     with pytest.raises(TableRolledBack):
         apply_batch(spark, coming)
-    replay(spark, story.plan(3, source_tables=("public.one",)))
+    replay(spark, story.plan(3, tables=("public.one",)))
     assert story.rows(story.one) == story.after[3]
     apply_batch(spark, coming)
     story.assert_whole()
@@ -219,7 +219,7 @@ def test_holes_in_another_namespace_are_refused(spark: SparkSession, shared: Sto
     with pytest.raises(BatchGap, match="the checkpoint is"):
         replay(spark, shared.plan(2, 3, target=namespace))
     log = f"{shared.source.slot_name}_log_holes"
-    chosen: dict[str, Any] = {"mode": CHANGE_LOG, "source_tables": ("public.one",)}
+    chosen: dict[str, Any] = {"mode": CHANGE_LOG, "tables": ("public.one",)}
     replay(spark, shared.plan(1, 1, target=log, **chosen))
     with pytest.raises(BatchGap, match="the target ends at"):
         replay(spark, shared.plan(3, 3, target=log, **chosen))
@@ -263,8 +263,8 @@ def test_a_writer_in_between_is_no_success(
 
     monkeypatch.setattr(pipeline, "publish", after_a_foreign_commit)
     with pytest.raises(PublishRefused, match="Somebody else wrote"):
-        replay(spark, story.plan(0, source_tables=("public.one",)))
-    replay(spark, story.plan(0, source_tables=("public.one",)))
+        replay(spark, story.plan(0, tables=("public.one",)))
+    replay(spark, story.plan(0, tables=("public.one",)))
     assert story.rows(story.one) == source_rows(story.one)
 
 
@@ -320,7 +320,7 @@ def test_other_deletes_than_the_pipelines_are_refused_in_place(
 
 def test_a_change_log_may_begin_anywhere(spark: SparkSession, shared: Story) -> None:
     namespace = f"{shared.source.slot_name}_log"
-    plan = shared.plan(2, 3, target=namespace, mode=CHANGE_LOG, source_tables=("public.one",))
+    plan = shared.plan(2, 3, target=namespace, mode=CHANGE_LOG, tables=("public.one",))
     replay(spark, plan)
     replay(spark, plan)
     assert shared.rows(shared.one, namespace) == sort(
@@ -347,7 +347,7 @@ def test_what_cannot_be_whole_is_refused_before_anything_is_written(
         (
             BatchRefused,
             "public.nothing",
-            shared.plan(0, target=namespace, source_tables=("public.nothing",)),
+            shared.plan(0, target=namespace, tables=("public.nothing",)),
         ),
         (BatchGap, "another run", shared.plan(0, 2)),
     ]
@@ -383,7 +383,7 @@ def test_a_renamed_table_is_one_table(spark: SparkSession, story: Story) -> None
     namespace = f"{story.source.slot_name}_renamed"
     with pytest.raises(TableRefused, match=r"was renamed at the source, from public\.one"):
         replay(spark, story.plan(0, 4, target=namespace, table_options={}))
-    chosen = {"source_tables": ("public.renamed",), "table_options": tables}
+    chosen = {"tables": ("public.renamed",), "table_options": tables}
     story.one.name = "one"  # The target.
     for plan in (story.plan(1, 4, **chosen), story.plan(0, 4, target=namespace, **chosen)):
         replay(spark, plan)
@@ -442,7 +442,7 @@ def test_the_snapshots_tell_what_a_checkpoint_that_was_rebuilt_does_not(
             spark.sql(f"ALTER TABLE lake.{name} DROP TAG {tag}")
         story.sql("DELETE FROM {sql} WHERE a = 1", story.one)
     assert story.rows(story.one) != source_rows(story.one)
-    replay(spark, story.plan(2, source_tables=("public.one",)))
+    replay(spark, story.plan(2, tables=("public.one",)))
     story.assert_whole()
 
 

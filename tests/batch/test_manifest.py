@@ -22,7 +22,7 @@ from airflow_provider_pgoutput.batch.xcom import batch_xcom
 from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError
 
 #: What a job must say.
-WHERE = {"manifest_uri": "m", "staging_uri": "s", "catalog": "lake", "namespace": "ns"}
+WHERE = {"manifest_uri": "m", "staging_uri": "s", "catalog_name": "lake", "namespace": "ns"}
 
 
 def make_manifest(**changes: Any) -> Manifest:
@@ -215,7 +215,7 @@ def test_a_job_with_unknown_options_of_a_table_is_refused(
         ApplyJob(
             manifest_uri="m",
             staging_uri="s",
-            catalog="lake",
+            catalog_name="lake",
             namespace="ns",
             table_options={"a.t": TableOptions()},
         ).to_json()
@@ -233,7 +233,7 @@ def test_partition_transforms_are_known(transform: str) -> None:
     plan = ApplyJob(
         manifest_uri="m",
         staging_uri="s",
-        catalog="lake",
+        catalog_name="lake",
         namespace="ns",
         table_options={"t": TableOptions(partitioned_by=(transform,))},
     )
@@ -258,7 +258,7 @@ def test_sql_in_place_of_a_partition_transform_is_refused(transform: str) -> Non
     plan = ApplyJob(
         manifest_uri="m",
         staging_uri="s",
-        catalog="lake",
+        catalog_name="lake",
         namespace="ns",
         table_options={"t": TableOptions(partitioned_by=(transform,))},
     )
@@ -272,7 +272,7 @@ def test_target_names_come_from_schema_and_table() -> None:
     plan = ApplyJob(
         manifest_uri="m",
         staging_uri="s",
-        catalog="lake",
+        catalog_name="lake",
         namespace="ns",
         table_options={"b.t": TableOptions(target="own")},
     )

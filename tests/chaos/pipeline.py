@@ -177,7 +177,7 @@ class Pipeline:
         return ApplyJob(
             manifest_uri=self._pending["uri"] if self._pending else "",
             staging_uri=self.staging.as_uri(),
-            catalog=CATALOG,
+            catalog_name=CATALOG,
             namespace=self.namespace,
             table_options=tables,
             **options,
@@ -215,10 +215,10 @@ class Pipeline:
     def _maintain_body(self) -> dict[str, Any]:
         job = MaintenanceJob(
             staging_uri=self.staging.as_uri(),
-            catalog=CATALOG,
+            catalog_name=CATALOG,
             namespace=self.namespace,
             slot_name=self.slot_name,
-            snapshot_retention_s=0,
+            snapshot_retention_seconds=0,
         )
         return {**self._common(), "job": job.to_json()}
 

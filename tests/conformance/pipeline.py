@@ -87,7 +87,7 @@ class Pipeline:
         fields = {
             "manifest_uri": batch.uri,
             "staging_uri": self.staging.as_uri(),
-            "catalog": CATALOG,
+            "catalog_name": CATALOG,
             "namespace": self.namespace,
         }
         return ApplyJob(**{**fields, **self.plan_options})

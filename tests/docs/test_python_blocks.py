@@ -75,7 +75,7 @@ def test_the_options_of_the_tables_are_taken(airflow_home: Path, tmp_path: Path)
     plan = ApplyJob(
         manifest_uri="m",
         staging_uri="s",
-        catalog="lake",
+        catalog_name="lake",
         namespace=task.namespace,
         table_options=table_options(task.table_options),
         metadata_columns=tuple(task.metadata_columns),

@@ -71,7 +71,7 @@ def test_f21_f22_no_answer_to_a_commit(
     subject: Callable[[int], Subject], rest_catalog: RestCatalog, local_lake: LocalLake
 ) -> None:
     run = subject(21)
-    run.pipeline.plan_options["catalog"] = _REST
+    run.pipeline.plan_options["catalog_name"] = _REST
     run.run()
     for committed in (True, False):
         files, before = _files(run, local_lake), len(rest_catalog.commits)
@@ -127,7 +127,7 @@ def test_a_catalog_that_does_not_let_us_in_is_not_asked_again(
 ) -> None:
     """Nobody knows whether a lost answer was a yes; a 401 or 403 is a no, whoever asks how often."""
     run = subject(211)
-    run.pipeline.plan_options["catalog"] = _REST
+    run.pipeline.plan_options["catalog_name"] = _REST
     run.run()
     run.change_each()
     batch = run.stage()

@@ -238,7 +238,7 @@ def test_f25_what_users_did_to_a_table_is_noticed_or_undone_by_a_replay(
     again = replay_of(
         run.pipeline.plan(run.applied[-1]),
         [each.uri for each in run.applied],
-        source_tables=("public.account", "public.bag"),
+        tables=("public.account", "public.bag"),
         in_place=True,
     )
     replay(spark, again)

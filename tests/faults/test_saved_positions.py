@@ -63,7 +63,7 @@ def test_lost_batches_are_staged_again_and_applied_once(subject: Callable[..., S
     wanted = replay_of(
         run.pipeline.plan(again),
         [each.manifest_uri for each in chain],
-        source_tables=("public.account", "public.bag"),
+        tables=("public.account", "public.bag"),
         in_place=True,
     )
     replay(run.pipeline.spark, wanted)

@@ -149,7 +149,7 @@ class World:
         plan = ApplyJob(
             manifest_uri=batch.manifest_uri,
             staging_uri=URI,
-            catalog="lake",
+            catalog_name="lake",
             namespace=NAMESPACE,
             table_options=_OPTIONS,
             parallel_tables=1,

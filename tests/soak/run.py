@@ -127,10 +127,10 @@ class Soak:
         assert checkpoint is not None
         job = MaintenanceJob(
             staging_uri=pipeline.staging.as_uri(),
-            catalog=CATALOG,
+            catalog_name=CATALOG,
             namespace=pipeline.namespace,
             slot_name=pipeline.slot_name,
-            snapshot_retention_s=_KEPT_SECONDS,
+            snapshot_retention_seconds=_KEPT_SECONDS,
         )
         maintain(pipeline.spark, job)
         older_than = datetime.now(UTC) - timedelta(seconds=_KEPT_SECONDS)

@@ -69,7 +69,7 @@ class Applied:
 
 def table_name(job: WriteJob) -> TableName:
     """The checkpoint table of a namespace."""
-    return TableName(job.catalog, job.namespace, CHECKPOINT_TABLE)
+    return TableName(job.catalog_name, job.namespace, CHECKPOINT_TABLE)
 
 
 def read(

@@ -159,7 +159,7 @@ def _target(job: WriteJob, table: Table) -> Target:
             table=table.name,
             advice="set its target option to another name, or leave it out of the publication.",
         )
-    name = TableName(job.catalog, job.namespace, target_name)
+    name = TableName(job.catalog_name, job.namespace, target_name)
     return Target(table, name, options, mode, metadata, job.soft_delete and mode != CHANGE_LOG)
 
 

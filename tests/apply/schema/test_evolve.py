@@ -45,7 +45,7 @@ def test_a_column_that_two_writers_add_is_added_once(
     """The table that is evolved was loaded before somebody else added the column."""
     plan = source.stage()
     apply_batch(spark, plan)
-    name = TableName(plan.catalog, plan.namespace, "t")
+    name = TableName(plan.catalog_name, plan.namespace, "t")
     stale = IcebergTable.load(spark, name)
     assert stale is not None
     spark.sql(f"ALTER TABLE {name.sql} ADD COLUMN d int")
