@@ -7,6 +7,7 @@ the disk. Prints medians as JSON.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import time
@@ -92,7 +93,7 @@ def run(tables: int, columns: int, repetitions: int) -> dict[str, float]:
         text = manifest.to_json().encode("ascii")
         del manifest
         writing.append(written)
-        reading.append(_cpu_seconds(lambda text=text: Manifest.from_json(text)))
+        reading.append(_cpu_seconds(functools.partial(Manifest.from_json, text)))
         size = len(text)
     return {
         "write_cpu_s": statistics.median(writing),

@@ -104,7 +104,8 @@ def pytest_runtest_makereport(
     if os.environ.get(passed.VARIABLE) and kept and (report.when == "call" or report.failed):
         asked = item.config.getoption("--postgres-version")
         # A test that needs another server than the one asked for says which.
-        version = dict(item.user_properties).get("postgres_version", asked)
+        properties: dict[str, Any] = dict(item.user_properties)
+        version = properties.get("postgres_version", asked)
         passed.note(name, version, passed=report.passed)
     return report
 

@@ -75,7 +75,9 @@ class Declared:
                 self.signatures[node.name].append(_signature(node.args))
             case ast.ClassDef():
                 fields = [each for each in node.body if isinstance(each, ast.AnnAssign)]
-                named = [(ast.unparse(each.target), each.annotation) for each in fields]
+                named: list[tuple[str, ast.expr | None]] = [
+                    (ast.unparse(each.target), each.annotation) for each in fields
+                ]
                 required = sum(each.value is None for each in fields)
                 made = [
                     each.args

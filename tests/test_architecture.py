@@ -55,7 +55,7 @@ def _room(path: Path) -> str:
 
 def _imports(path: Path) -> set[str]:
     """Every module that a file imports, at whatever depth, in absolute form."""
-    found = set()
+    found: set[str] = set()
     for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)

@@ -41,6 +41,8 @@ def _code_from_data(source: str) -> list[int]:
     """The lines that could run code which came as data."""
     found = []
     for node in ast.walk(parsed(source)):
+        if not isinstance(node, ast.stmt | ast.expr):
+            continue
         if isinstance(node, ast.Import):
             bad = any(alias.name.split(".")[0] in CODE_READERS for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

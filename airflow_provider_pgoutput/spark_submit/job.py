@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from contextlib import AbstractContextManager
 
-    import psutil  # type: ignore[import-untyped]
+    import psutil
     from airflow.sdk import Connection
 
     from airflow_provider_pgoutput.spark_submit.files import SparkFiles

@@ -12,7 +12,10 @@ import os
 import signal
 import sys
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DAG_ID = "pgoutput_to_iceberg"
 
@@ -48,7 +51,9 @@ def clear(run_id: str) -> None:
 
     with create_session() as session:
         query = select(DagRun.logical_date).where(DagRun.dag_id == DAG_ID, DagRun.run_id == run_id)
-        date = session.scalars(query).one().isoformat()
+        logical_date = session.scalars(query).one()
+    assert logical_date is not None
+    date = logical_date.isoformat()
     sys.argv = ["airflow", "tasks", "clear", DAG_ID, "--yes", "-s", date, "-e", date]
     main()
 
@@ -96,7 +101,8 @@ def main() -> None:
     given = [] if command == "resume" else [rest.pop(0)]
     if rest:
         kill_after_xcom(*rest)
-    {"start": start, "resume": resume, "clear": clear}[command](*given)
+    commands: dict[str, Callable[..., None]] = {"start": start, "resume": resume, "clear": clear}
+    commands[command](*given)
 
 
 if __name__ == "__main__":

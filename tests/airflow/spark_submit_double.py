@@ -19,7 +19,7 @@ from airflow_provider_pgoutput.batch.xcom import batch_xcom
 from airflow_provider_pgoutput.operators.apply import PgoutputApplyOperator
 
 if TYPE_CHECKING:
-    from conftest import TestLake
+    from tests.airflow.conftest import TestLake
 
 SLOT = "shop"
 
@@ -45,7 +45,7 @@ if behaviour["result"] is not None:
         json.dump(behaviour["result"], file)
 if behaviour["checkpoint"]:
     sys.path[:0] = {path}
-    from conftest import TestLake
+    from tests.airflow.conftest import TestLake
     TestLake(behaviour["lake"]).record(*behaviour["checkpoint"])
 print("what spark prints")
 sys.exit(behaviour["status"])

@@ -13,7 +13,8 @@ from airflow_provider_pgoutput.operators.advance import PgoutputAdvanceSlotOpera
 
 if TYPE_CHECKING:
     import psycopg
-    from conftest import TestLake
+
+    from tests.airflow.conftest import TestLake
 
     Session = psycopg.Connection[tuple[Any, ...]]
 

@@ -27,7 +27,7 @@ from tests.airflow.spark_submit_double import SLOT, Workshop
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conftest import TestLake
+    from tests.airflow.conftest import TestLake
 
 CANARY = "canary-0xC0FFEE"
 

@@ -115,7 +115,7 @@ def test_it_defers_only_when_it_must_wait_and_goes_on_after_the_event(
     write_wal(source, 20_000)
 
     async def first_event() -> Any:
-        return await asyncio.wait_for(anext(trigger.run()), 10)  # type: ignore[call-overload]
+        return await asyncio.wait_for(anext(trigger.run()), 10)
 
     event = asyncio.run(first_event())
     waits.execute_complete(task_context, event.payload)

@@ -111,7 +111,13 @@ def nothing_leaked(pipeline: Pipeline, processes: ProcessWatch) -> None:
     assert any("spark.properties" in text for text in commands.values())
     assert any("PYSPARK_GATEWAY" in text for text in environments.values()), "the driver's"
 
-    places = {"log": pipeline.log, "Airflow's database": kept, **staged, **logs, **processes.seen}
+    places: dict[str, str | bytes] = {
+        "log": pipeline.log,
+        "Airflow's database": kept,
+        **staged,
+        **logs,
+        **processes.seen,
+    }
     places |= files_below(Path(pipeline.lake.home))
     places |= airflow_files()
     assert not leaks(places)

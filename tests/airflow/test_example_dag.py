@@ -149,7 +149,8 @@ def test_the_sensor_waits_in_front_when_asked_to() -> None:
             stage_options={"pool": "slot_s"},
         )
     assert dag.get_task("orders.changes").downstream_task_ids == {"orders.stage"}
-    assert dag.get_task("orders.changes").min_lag_bytes == 5
+    sensor: Any = dag.get_task("orders.changes")
+    assert sensor.min_lag_bytes == 5
     assert dag.get_task("orders.stage").pool == "slot_s"
 
 

@@ -55,7 +55,12 @@ def nothing_leaked(pipeline: Pipeline, processes: ProcessWatch) -> None:
 
     with metadata_database() as database:
         kept = "\n".join(line for line in database.iterdump() if not line.startswith("CREATE"))
-    places = {"log": log, "rendered": "".join(rendered), "XCom": "".join(told), "database": kept}
+    places: dict[str, str | bytes] = {
+        "log": log,
+        "rendered": "".join(rendered),
+        "XCom": "".join(told),
+        "database": kept,
+    }
     places |= processes.seen
     places |= airflow_files()
     places |= files_below(Path(pipeline.staging_uri.removeprefix("file://")))

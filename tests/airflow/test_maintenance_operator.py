@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from conftest import TestLake
+    from tests.airflow.conftest import TestLake
 
 
 @pytest.fixture

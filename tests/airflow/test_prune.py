@@ -17,7 +17,7 @@ from airflow_provider_pgoutput.task_groups.pipeline import pgoutput_to_iceberg
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conftest import TestLake
+    from tests.airflow.conftest import TestLake
 
 
 def sealed(staging: Path, start: int, end: int) -> Path:
@@ -75,7 +75,7 @@ def test_the_task_group_ends_with_it_when_a_retention_is_given() -> None:
         pgoutput_to_iceberg(**given, staging_retention=timedelta(days=3))
     prefix = "pgoutput_to_iceberg"
     assert f"{prefix}.prune" not in without.task_ids
-    task = with_it.get_task(f"{prefix}.prune")
+    task: Any = with_it.get_task(f"{prefix}.prune")
     assert task.upstream_task_ids == {f"{prefix}.advance"}
     assert task.staging_retention == timedelta(days=3)
 
@@ -92,5 +92,5 @@ def test_options_of_the_apply_task_win_over_the_group() -> None:
             outlets=[Asset("of_the_group")],
             apply_options=options,
         )
-    task = dag.get_task("pgoutput_to_iceberg.apply")
+    task: Any = dag.get_task("pgoutput_to_iceberg.apply")
     assert (task.outlets, task.slot_name, task.conn_id) == (outlets, "other", "other_spark")

@@ -319,7 +319,12 @@ def test_a_killed_driver_and_a_lost_snapshot_leave_no_half_of_a_table(
             r" \d+\.\d MiB/s; about [\d,]+ s left"
         )
         printed: list[str] = []
-        eventually(lambda: printed.append(capsys.readouterr().out) or half.search("".join(printed)))
+
+        def is_half_done() -> bool:
+            printed.append(capsys.readouterr().out)
+            return half.search("".join(printed)) is not None
+
+        eventually(is_half_done)
         private = [path for path in (tmp_path / "private").rglob("*") if path.is_file()]
         assert private
         assert not [path for path in private if CANARY.encode() in path.read_bytes()]
@@ -468,7 +473,7 @@ def test_a_table_is_sealed_while_the_worker_copies_its_own(
     )
     root = tmp_path / "staging" / "beside"
     seals: list[Path] = []
-    read = copying.copy_tables
+    read: Any = vars(copying)["copy_tables"]
 
     def read_late(*arguments: Any) -> Iterator[Any]:
         seals.extend(eventually(lambda: list(root.glob("copies/*/*.json"))))

@@ -24,7 +24,8 @@ from tests.reader_role import reader_conninfo
 
 if TYPE_CHECKING:
     import psycopg
-    from conftest import TestLake
+
+    from tests.airflow.conftest import TestLake
 
     Session = psycopg.Connection[tuple[Any, ...]]
 
@@ -102,7 +103,7 @@ def test_each_session_takes_a_token_of_its_own(
     monkeypatch.setattr(
         PostgresHook, "get_iam_token", lambda _self, _connection: (role, tokens[-1], port)
     )
-    by_token = {name: value for name, value in reader.items() if name != "password"}
+    by_token: dict[str, Any] = {name: value for name, value in reader.items() if name != "password"}
     connection = json.loads(connection_json(make_conninfo(**by_token)))
     connection["extra"] = {**connection.get("extra", {}), "iam": True}
     monkeypatch.setenv("AIRFLOW_CONN_POSTGRES_DEFAULT", json.dumps(connection))
@@ -218,7 +219,7 @@ def test_changes_of_schema_and_values_that_do_not_fit_are_in_its_log_and_xcom(
 def test_what_cannot_work_fails_at_once_and_makes_no_slot(
     source: Session, tmp_path: Path, task_context: Any
 ) -> None:
-    wrong = {
+    wrong: dict[str, dict[str, Any]] = {
         "PublicationMissing: .*missing": {"publication_names": ["missing"]},
         "transport": {"transport": "pigeon"},
         "publication_names": {"publication_names": ""},

@@ -76,7 +76,7 @@ NOT_WITH_NEVER = {"on_new_table": "ignore"}
 OWN = {"part_bytes"}
 
 
-def names_of(operator: type) -> set[str]:
+def names_of(operator: Any) -> set[str]:
     parameters = inspect.signature(operator.__init__).parameters.values()
     return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
 

@@ -214,7 +214,7 @@ class Source:
     def emit(self, relation: Relation, change: Change) -> None:
         if self._open is None:
             with self.transaction():
-                self._open.append((relation, change))  # type: ignore[union-attr]
+                self.emit(relation, change)
         else:
             self._open.append((relation, change))
 

@@ -88,7 +88,7 @@ def test_an_apply_that_was_killed_is_run_again(
 ) -> None:
     first, second, relations = _two_tables(source)
     apply_batch(spark, first)
-    reached = []
+    reached: list[str] = []
 
     def reach(name: str) -> None:
         if name == point and not reached:
@@ -119,7 +119,8 @@ def test_a_catalog_that_does_not_say_whether_it_committed(
 ) -> None:
     first, second, relations = _two_tables(source)
     apply_batch(spark, first)
-    real, lost = IcebergTable.publish, []
+    real = IcebergTable.publish
+    lost: list[Any] = []
 
     def without_an_answer(self: IcebergTable, *given: Any, **named: Any) -> int:
         if lost:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from airflow_provider_pgoutput.apply.iceberg.sql import TableName
+from airflow_provider_pgoutput.apply.iceberg.sql import Sql, TableName
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.maintain import (
     _CONFLICTS,
@@ -78,7 +78,7 @@ def test_old_metadata_files_go_with_the_commits(spark: SparkSession, source: Sou
 def test_files_and_snapshots_go_and_the_pipeline_goes_on(
     spark: SparkSession, source: Source, lake_rows: Any, format_version: int
 ) -> None:
-    options = {"tag_retention_days": 0, "format_version": format_version}
+    options: dict[str, Any] = {"tag_retention_days": 0, "format_version": format_version}
     table = source.table('o`d.d "t"', (column("a"), column("b", "string")), key=("a",))
     with source.transaction():
         for a in range(1, 6):
@@ -273,11 +273,11 @@ def test_only_a_rewrite_that_meets_another_commit_is_left_for_the_next_time(
     found = loaded(spark, TableName("lake", source.slot_name, table.name))
     job = _TableMaintenance(spark, found, plan_of(plan), False)
     # Iceberg's own ValidationException, which a rewrite meets when its files are not there any more.
-    arguments = "rollback_to_snapshot", "snapshot_id => 1"
+    procedure, argument = "rollback_to_snapshot", Sql("snapshot_id => 1")
     with pytest.raises(LakeUnavailable, match="ValidationException"):
-        job._call(*arguments)
-    monkeypatch.setitem(_CONFLICTS, arguments[0], _CONFLICTS["rewrite_data_files"])
-    assert job._call(*arguments) is None
+        job._call(procedure, argument)
+    monkeypatch.setitem(_CONFLICTS, procedure, _CONFLICTS["rewrite_data_files"])
+    assert job._call(procedure, argument) is None
     assert job.was_busy
 
 

@@ -220,7 +220,7 @@ def test_other_ways_to_write_give_the_same_rows(
     for a in range(10):
         keyed.insert(a, BIG, a)
         full.insert(a % 2)
-    options = {"write_mode": write_mode, "format_version": format_version}
+    options: dict[str, Any] = {"write_mode": write_mode, "format_version": format_version}
     apply_batch(spark, replace(source.stage(), **options))
     keyed.update(a_is(3), {"a": 33})
     keyed.delete(a_is(4))

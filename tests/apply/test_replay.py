@@ -253,9 +253,10 @@ def test_a_writer_in_between_is_no_success(
     """Main moves while the copy is prepared; looked at again, the table seems to hold every batch."""
     from airflow_provider_pgoutput.apply import pipeline
 
-    publish, moved = pipeline.publish, []
+    publish: Any = vars(pipeline)["publish"]
+    moved: list[Any] = []
 
-    def after_a_foreign_commit(*given: Any) -> int | None:
+    def after_a_foreign_commit(*given: Any) -> Any:
         if not moved:
             moved.append(True)
             story.sql("DELETE FROM {sql} WHERE a = 2", story.one)
@@ -283,9 +284,10 @@ def test_a_writer_in_between_is_no_success_for_a_table_of_one_batch(
     apply_batch(spark, plan)
     name = TableName("lake", source.slot_name, "t")
     spark.sql(f"DELETE FROM {name.sql} WHERE a = 1")
-    publish, moved = pipeline.publish, []
+    publish: Any = vars(pipeline)["publish"]
+    moved: list[Any] = []
 
-    def after_a_foreign_commit(*given: Any) -> int | None:
+    def after_a_foreign_commit(*given: Any) -> Any:
         if not moved:
             moved.append(True)
             spark.sql(f"DELETE FROM {name.sql} WHERE a = 2")
@@ -383,11 +385,11 @@ def test_a_renamed_table_is_one_table(spark: SparkSession, story: Story) -> None
     namespace = f"{story.source.slot_name}_renamed"
     with pytest.raises(TableRefused, match=r"was renamed at the source, from public\.one"):
         replay(spark, story.plan(0, 4, target=namespace, table_options={}))
-    chosen = {"tables": ("public.renamed",), "table_options": tables}
+    chosen: dict[str, Any] = {"tables": ("public.renamed",), "table_options": tables}
     story.one.name = "one"  # The target.
-    for plan in (story.plan(1, 4, **chosen), story.plan(0, 4, target=namespace, **chosen)):
-        replay(spark, plan)
-        assert story.rows(story.one, plan.namespace) == source_rows(story.one)
+    for job in (story.plan(1, 4, **chosen), story.plan(0, 4, target=namespace, **chosen)):
+        replay(spark, job)
+        assert story.rows(story.one, job.namespace) == source_rows(story.one)
 
 
 def test_changed_columns_go_to_another_namespace_only(spark: SparkSession, story: Story) -> None:
@@ -425,9 +427,11 @@ def test_the_snapshots_tell_what_a_checkpoint_that_was_rebuilt_does_not(
 ) -> None:
     """It has the newest row of each table only; the summaries and the tags have the others."""
     name = f"{story.source.slot_name}.one"
+    newest = story.checkpoint()
+    assert newest is not None
     spark.sql(
         f"DELETE FROM lake.{story.source.slot_name}.pgoutput_checkpoint WHERE target = '{name}'"
-        f" AND end_lsn < '{story.checkpoint().sortable}'"
+        f" AND end_lsn < '{newest.sortable}'"
     )
     if left == "tags":
         between = story.table(story.one).head

@@ -28,7 +28,12 @@ if TYPE_CHECKING:
     from tests.apply.build import Source
 
 #: What a job must say.
-WHERE = {"manifest_uri": "m", "staging_uri": "s", "catalog_name": "lake", "namespace": "shop"}
+WHERE: dict[str, Any] = {
+    "manifest_uri": "m",
+    "staging_uri": "s",
+    "catalog_name": "lake",
+    "namespace": "shop",
+}
 
 
 def manifest(*names: str) -> Manifest:

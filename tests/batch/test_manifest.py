@@ -22,7 +22,12 @@ from airflow_provider_pgoutput.batch.xcom import batch_xcom
 from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError
 
 #: What a job must say.
-WHERE = {"manifest_uri": "m", "staging_uri": "s", "catalog_name": "lake", "namespace": "ns"}
+WHERE: dict[str, Any] = {
+    "manifest_uri": "m",
+    "staging_uri": "s",
+    "catalog_name": "lake",
+    "namespace": "ns",
+}
 
 
 def make_manifest(**changes: Any) -> Manifest:

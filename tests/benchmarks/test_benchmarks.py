@@ -53,9 +53,9 @@ def test_a_tiny_run_writes_figures_for_every_reader(tmp_path: Path) -> None:
         assert written["decoder"][name]["rows_per_s"] > 0
     for transport in ("sql", "walsender"):
         assert written["large"][transport]["rows"] >= 9000
-    for table, rows in (("trips", 40_000), ("mixed", 1000)):
+    for table, count in (("trips", 40_000), ("mixed", 1000)):
         case = written["copy"][table]
-        assert case["rows"] == rows
+        assert case["rows"] == count
         for reader in ("copy", "psql_text", "psql_binary"):
             assert case[reader]["rows_per_s"] > 0
             assert case[reader]["rows_per_cpu_s"] > 0

@@ -115,7 +115,7 @@ class Source:
 
     def read(self, start: Lsn, target: Lsn, **options: Any) -> SlotRead:
         """A read of the slot; ``conninfo`` and ``slot_name`` among the options win over ours."""
-        named = {"conninfo": self.reader, "slot_name": self.slot_name}
+        named: dict[str, Any] = {"conninfo": self.reader, "slot_name": self.slot_name}
         for name in named.keys() & options.keys():
             named[name] = options.pop(name)
         return SlotRead(

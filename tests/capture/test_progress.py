@@ -24,7 +24,7 @@ _MIB = 1 << 20
 def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Let so many seconds pass."""
     now = [1000.0]
-    monkeypatch.setattr(progress_log.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
 
     def pass_by(seconds: float) -> None:
         now[0] += seconds

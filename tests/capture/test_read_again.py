@@ -86,7 +86,7 @@ def test_a_batch_that_waits_gives_way_to_one_with_other_options(source: Source) 
     lake = checkpoint_of(source.stage())
     insert(source, 1)
     waiting = source.stage(checkpoint=lake)
-    wanted = {"message_prefixes": ("p",)}
+    wanted: dict[str, Any] = {"message_prefixes": ("p",)}
     insert(source, 2)
     assert source.stage(checkpoint=lake).batch_id == waiting.batch_id
     source.execute("SELECT pg_logical_emit_message(true, 'p', 'said')")

@@ -225,9 +225,9 @@ def test_a_type_that_changes_between_two_snapshots_means_another_copy(
     with_tables(source)
     options: dict[str, Any] = {"copy_connections": 1}
     assert source.stage_in_process("stage.after_copied_table:1", **options) == KILLED
-    take = stage.create_slot
+    take: Any = vars(stage)["create_slot"]
 
-    def altered(*arguments: Any, **named: Any) -> ExportedSnapshot:
+    def altered(*arguments: Any, **named: Any) -> Any:
         source.execute(
             "ALTER TABLE t ALTER b TYPE bytea USING b::bytea",
             "UPDATE t SET b = 'new' WHERE a = 1",

@@ -115,7 +115,11 @@ def test_every_version_stages_the_same(streaming: Source, transport: str) -> Non
     source.make_slot()
     write(source)
     (version,) = source.execute("SELECT current_setting('server_version_num')::int")[0]
-    asked = [{"proto_version": 2, "streaming": "off"}, {"proto_version": 2}, {"proto_version": 3}]
+    asked: list[dict[str, Any]] = [
+        {"proto_version": 2, "streaming": "off"},
+        {"proto_version": 2},
+        {"proto_version": 3},
+    ]
     if version >= 160000:
         asked += [{"proto_version": 4}, {"streaming": "parallel"}]
     staged = {}
@@ -190,7 +194,12 @@ def test_a_large_subtransaction_that_was_rolled_back_changes_nothing(
                 session.execute(statement.encode())
             session.execute("INSERT INTO t VALUES (%s, 'after')", (number,))
     # It does so also when it streams nothing, in every version of the protocol.
-    options = ({}, {"binary": True}, {"streaming": "off"}, {"proto_version": 1})
+    options: tuple[dict[str, Any], ...] = (
+        {},
+        {"binary": True},
+        {"streaming": "off"},
+        {"proto_version": 1},
+    )
     asked: list[dict[str, Any]] = [{"options": StreamOptions(**each)} for each in options]
     asked += [{"options": StreamOptions(streaming="parallel")}] if version > 15 else []
     asked += [{"decode_parallelism": 2, "part_bytes": 30_000}] if transport == "sql" else []

@@ -110,7 +110,7 @@ def main() -> None:
     gateway = session.sparkContext._gateway
     assert gateway is not None
     parameters = gateway.gateway_parameters
-    jvm = gateway.proc.pid  # type: ignore[attr-defined]
+    jvm = gateway.proc.pid
     print(
         json.dumps({"port": parameters.port, "secret": parameters.auth_token, "jvm": jvm}),
         flush=True,

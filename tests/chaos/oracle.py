@@ -185,7 +185,7 @@ class Source:
             names, only, sql.Identifier(table.schema, table.name)
         )
         if condition:
-            query += sql.SQL(" WHERE ") + sql.SQL(condition)  # type: ignore[arg-type]
+            query += sql.SQL(" WHERE ") + sql.SQL(condition)
         result = self._session.execute(query).pgresult
         assert result is not None
         return Counter(

@@ -117,7 +117,8 @@ def delete_files(pipeline: Pipeline, table: str) -> int:
     """How many files of deletes a table of the lake has: none where it is written copy-on-write."""
     catalog = load_catalog(CATALOG, **pipeline.catalog_properties)
     snapshot = catalog.load_table((pipeline.namespace, table)).current_snapshot()
-    return int(((snapshot and snapshot.summary) or {}).get("total-delete-files", 0))
+    summary = snapshot.summary if snapshot else None
+    return int(summary.get("total-delete-files", "0")) if summary else 0
 
 
 def read_arrow(table: pa.Table) -> Counter[Row]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -38,10 +38,11 @@ def group_run(
     groups: dict[str, list[Scenario]] = {}
     variants: dict[str, set[str]] = {}
     for item in request.session.items:
-        scenario = getattr(item, "callspec", None) and item.callspec.params.get("scenario")
+        callspec: Any = getattr(item, "callspec", None)
+        scenario = callspec and callspec.params.get("scenario")
         if isinstance(scenario, Scenario):
             variants.setdefault(scenario.group, {ONE_BATCH}).add(
-                item.callspec.params.get("variant", ONE_BATCH)
+                callspec.params.get("variant", ONE_BATCH)
             )
             chosen = groups.setdefault(scenario.group, [])
             if scenario not in chosen and scenario.least_version <= version:

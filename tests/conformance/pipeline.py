@@ -104,7 +104,7 @@ class Pipeline:
 
     def drain(self, target: Lsn, **options: Any) -> list[Batch]:
         """Stage and apply batch after batch until the lake is at ``target``."""
-        batches = []
+        batches: list[Batch] = []
         while not batches or batches[-1].manifest.end_lsn < target:
             batches.append(self.stage(**options))
             self.apply(batches[-1])

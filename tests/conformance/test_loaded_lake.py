@@ -209,9 +209,9 @@ def test_what_the_overlap_leaves_open_is_refused(
     with pytest.raises(RowMissing, match="moves keys") as refusal:
         pipeline.apply(pipeline.stage(copy_tables=["public.keyless"]))
     assert refusal.value.table == "public.t"
-    with pytest.raises(TableRefused, match="no key") as refusal:
+    with pytest.raises(TableRefused, match="no key") as refused:
         pipeline.apply(pipeline.stage(copy_tables=["public.t"]))
-    assert refusal.value.table == "public.keyless"
+    assert refused.value.table == "public.keyless"
     assert pipeline.snapshot_ids() == before
     assert pipeline.checkpoint() is None
     both = pipeline.stage(copy_tables=["public.t", "public.keyless"])

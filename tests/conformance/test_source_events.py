@@ -76,7 +76,7 @@ def test_different_column_lists_stop_the_run(tables: Tables, scenario: str) -> N
     """C35, C36: nothing reaches the lake; what was written under two lists is read under one of them."""
     others, apart, together = LISTS[scenario]
     columns = ("a", "b") if scenario == "c35" else ("a", "b", "c")
-    both = {"publication_names": ("p", "q")}
+    both: dict[str, Any] = {"publication_names": ("p", "q")}
     tables.run(
         "ALTER TABLE t ADD c int",
         f"ALTER PUBLICATION p SET TABLE t ({', '.join(columns)})",

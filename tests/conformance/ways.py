@@ -111,6 +111,7 @@ def stage_every_way(
 
 def _keep_last(staging: Path, position: Checkpoint, folder: Path, slot_name: str) -> Checkpoint:
     """Give another slot the manifest of the batch that filled the lake; the checkpoint that names it."""
+    assert position.batch_id is not None
     (path,) = staging.glob(f"*-{position.batch_id[:16]}.json")
     sealed = dataclasses.replace(Manifest.from_json(path.read_bytes()), slot_name=slot_name)
     name = layout.manifest_path(slot_name, sealed.start_lsn, sealed.end_lsn, sealed.batch_id)
@@ -122,7 +123,9 @@ def _stage(
     pipeline: Pipeline, way: str, options: dict[str, Any], target: Lsn, folder: Path
 ) -> list[Batch]:
     slot_name = "a_way_of_" + pipeline.slot_name
-    position, batches = pipeline.checkpoint(), []
+    position = pipeline.checkpoint()
+    assert position is not None
+    batches: list[Batch] = []
     with connect(pipeline.conninfo) as session:
         session.execute(
             "SELECT pg_copy_logical_replication_slot(%s, %s)", (pipeline.slot_name, slot_name)

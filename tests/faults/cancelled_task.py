@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import Any
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
@@ -40,7 +41,7 @@ def main() -> None:
         print(os.waitstatus_to_exitcode(status), flush=True)
 
 
-def _stage(body: dict[str, object]) -> int:
+def _stage(body: dict[str, Any]) -> int:
     lsn, system_identifier = body.pop("checkpoint")
     try:
         stage_batch(

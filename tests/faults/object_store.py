@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
@@ -234,7 +234,7 @@ def _operation(method: str, key: str, query: dict[str, list[str]]) -> str:
     return method.lower()
 
 
-def _unchunked(stream: IO[bytes]) -> bytes:
+def _unchunked(stream: io.BufferedIOBase) -> bytes:
     """What was sent in chunks, and after them perhaps lines of which we need none."""
     found = []
     while size := int(stream.readline().partition(b";")[0], 16):

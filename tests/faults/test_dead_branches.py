@@ -63,7 +63,7 @@ class Doctor:
         self.monkeypatch.setenv("AIRFLOW_CONN_ICEBERG_DEFAULT", json.dumps(lake))
         source = connection_json(pipeline.reader)
         self.monkeypatch.setenv("AIRFLOW_CONN_POSTGRES_DEFAULT", source)
-        at = ("--slot-name", pipeline.slot_name, "--namespace", pipeline.namespace)
+        at: tuple[str, ...] = ("--slot-name", pipeline.slot_name, "--namespace", pipeline.namespace)
         at += ("--catalog-name", CATALOG, "--staging-uri", pipeline.staging.as_uri())
         code, findings = run_command(self.capsys, "doctor", *at, *arguments)
         assert code == 0, findings

@@ -23,7 +23,7 @@ from tests.faults.object_store import BUCKET, Action, Fault, ObjectStore, Reques
 from tests.faults.waiting_slot import ROWS, fill, keys, new_source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from airflow_provider_pgoutput.batch.manifest import Manifest
@@ -76,6 +76,10 @@ def of_manifest(request: Request) -> bool:
     return "/manifests/" in request.key
 
 
+def of_operation(name: str) -> Callable[[Request], bool]:
+    return lambda request: request.operation == name
+
+
 @pytest.mark.parametrize(
     ("action", "operations"),
     [
@@ -90,10 +94,7 @@ def test_f26_what_fails_once_costs_time_only(
     source: Source, store: ObjectStore, action: Action, operations: tuple[str, ...]
 ) -> None:
     checkpoint = waiting(source)
-    faults = [
-        Fault(action, lambda request, name=name: request.operation == name, seconds=0.3)
-        for name in operations
-    ]
+    faults = [Fault(action, of_operation(name), seconds=0.3) for name in operations]
     store.fail(*faults)
     batch = stage(source, checkpoint)
     assert {each.happened for each in faults} == {1}

@@ -44,7 +44,10 @@ def test_random_work_and_random_kills(
     kill_apply_in_round = chance.randrange(_ROUNDS)
     for number in range(_ROUNDS):
         transport = chance.choice(("sql", "walsender"))
-        limits = {"max_changes": chance.choice((1, 5, 20, None)), "transport": transport}
+        limits: dict[str, Any] = {
+            "max_changes": chance.choice((1, 5, 20, None)),
+            "transport": transport,
+        }
         stage_in_process(run.pipeline, chance.choice(capture), **limits)
         run.judge.after_any_run()
         batch = run.stage(**limits)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -25,7 +26,7 @@ from quickstart.postgres import EmbeddedPostgres
 from quickstart.servers import find_or_fetch_installation
 
 
-def _value(conninfo: str, query: str) -> object:
+def _value(conninfo: str, query: str) -> Any:
     with psycopg.connect(conninfo, autocommit=True) as session:
         row = session.execute(query).fetchone()
         assert row is not None

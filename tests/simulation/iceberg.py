@@ -225,7 +225,8 @@ class JavaTable:
 class _RowCommit:
     def __init__(self, catalog: Catalog, name: str, change: Callable[[Any], Any]) -> None:
         self._catalog, self._name, self._change = catalog, name, change
-        self._branch, self._keys = MAIN, {}
+        self._branch = MAIN
+        self._keys: dict[str, str] = {}
 
     def toBranch(self, branch: str) -> _RowCommit:  # noqa: N802 - Java's name
         self._branch = branch

@@ -137,6 +137,7 @@ class Judge:
         # A copy begins the log anew: what was deleted since an earlier one is in no entry.
         begins = max((row[0] for row in rows if row[2] == BEGINS), default=None)
         _demand(begins is not None, "I2: the journal lacks its copy")
+        assert begins is not None
         copied = {key: value for lsn, _, op, key, value in rows if op == "C" and lsn == begins}
         _demand(copied == self._world.source.rows_at(JOURNAL, begins), "I2: its copy is another")
         until = end

@@ -33,6 +33,9 @@ class Process:
         self.result: Any = None
         #: What the next write of this process meets: see ``World.write``.
         self.fault: str | None = None
+        #: Which task of which DAG run it is.
+        self.task = ""
+        self.dag_run = 0
 
     def _run(self) -> None:
         try:

@@ -22,6 +22,7 @@ from airflow_provider_pgoutput.capture.advance import move_slot
 from airflow_provider_pgoutput.capture.membership import changes_of_membership
 from airflow_provider_pgoutput.capture.run import Facts
 from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Server
+from airflow_provider_pgoutput.capture.source.keys import RowIdentity
 from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
 from airflow_provider_pgoutput.capture.staging.attempt import Attempt
 from airflow_provider_pgoutput.capture.staging.batch import WantedChanges
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from airflow_provider_pgoutput.capture.request import CaptureRequest
+    from airflow_provider_pgoutput.capture.staging.area import StagingArea
     from airflow_provider_pgoutput.capture.staging.batch import BatchFacts
     from airflow_provider_pgoutput.capture.start import Start
     from airflow_provider_pgoutput.capture.stream.cut import Limits
@@ -362,12 +364,18 @@ class StagedBatch:
         return Table(oid, "public", name, (version,), counts, None if point is None else str(point))
 
 
+def _published(oid: int, name: str, key: tuple[str, ...]) -> PublishedTable:
+    identity = RowIdentity("d", key, frozenset(key))
+    return PublishedTable(oid, "public", name, "r", "d", (), identity, ())
+
+
 class SimulatedSource:
     """See ``Source`` of ``capture/run.py``: what a run asks of the server, of the one above."""
 
     def __init__(self, world: World, request: CaptureRequest, server: Server) -> None:
         self._world, self._source = world, world.source
-        self.request, self.area, self.server = request, world.area, server
+        self.request, self.server = request, server
+        self.area: StagingArea = world.area
         self.options = request.options.for_server(server, tuple(request.publication_names))
 
     def server_now(self) -> Server:
@@ -382,10 +390,7 @@ class SimulatedSource:
     def read_tables(self) -> tuple[PublishedTable, ...]:
         """See ``Source``."""
         self._world.step("look at the publication")
-        return tuple(
-            PublishedTable(oid, "public", TABLES[oid][0], "r", "d", (), TABLES[oid][1], ())
-            for oid in self._source.published
-        )
+        return tuple(_published(oid, *TABLES[oid]) for oid in self._source.published)
 
     def read_facts(self) -> Facts:
         """See ``Source``."""
@@ -458,13 +463,14 @@ class Rows:
             self._world.step("take a snapshot")
             self._source.lsn += 0x38
             snapshot = ExportedRows(self._source)
+        point: Lsn = snapshot.consistent_point
         for table in tables:
             self._world.step(f"copy {table.name}")
             rows = snapshot.rows[table.relation_oid]
             pairs = rows.items() if isinstance(rows, dict) else ((None, each) for each in rows)
-            batch.copied_at[table.relation_oid] = snapshot.consistent_point
+            batch.copied_at[table.relation_oid] = point
             batch.copies[table.relation_oid] = [list(each) for each in pairs]
-        return snapshot.consistent_point
+        return point
 
     def open_slot(self, start: Start, target: Lsn, limits: Limits, two_phase: Any) -> Any:
         """See ``RowSource``."""

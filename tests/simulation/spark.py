@@ -79,18 +79,30 @@ class Session:
         return SimpleNamespace(collect=list)
 
 
+def _world_of(session: Any) -> World:
+    """The world of a ``Session``, which stands for a ``SparkSession``."""
+    world: World = session.sparkContext.world
+    return world
+
+
 class Writer(BranchWriter):
     """A branch's writer whose rows are Python's; following the branch is the product's."""
 
     def change(self, change: Callable[[Any], Any], marker: Mapping[str, str] | None = None) -> None:
         """Commit rows, made from those that the branch holds."""
-        catalog = self._spark.sparkContext.world.catalog
+        catalog = _world_of(self._spark).catalog
         catalog.commit_rows(self.table.name.sql, self.branch, change, marker or {})
         self._follow(marked=bool(marker))
 
 
 class Rows(Preparation):
     """The preparation of one table: deletes first, then what is new, as the product's does."""
+
+    def writer(self) -> Writer:
+        """See ``Preparation``."""
+        writer = super().writer()
+        assert isinstance(writer, Writer)
+        return writer
 
     def write(self) -> None:
         """See ``Preparation``."""
@@ -124,7 +136,7 @@ class Rows(Preparation):
         """See ``Preparation``."""
         name = self.target.name
         ours = properties(self.target, self.batch.manifest)
-        self.spark.sparkContext.world.catalog.create(name.sql, ours)
+        _world_of(self.spark).catalog.create(name.sql, ours)
         created = IcebergTable.load(self.spark, name)
         assert created is not None
         return created
@@ -138,7 +150,7 @@ class Rows(Preparation):
         return Writer(self.spark, table, self.branch, ())
 
     def _staged(self, kind: str) -> list[Any]:
-        area = self.spark.sparkContext.world.area
+        area = _world_of(self.spark).area
         files = [file for each in self.target.source.versions for file in each.files]
         found = []
         for file in files:

@@ -66,7 +66,7 @@ class Area(StagingArea):
         found = (self.objects.get(path) for path in paths)
         return [None if each is None else len(each) for each in found]
 
-    def sync(self, folder: str) -> None:
+    def sync(self, *folders: str) -> None:
         """See ``StagingArea``: what was put is durable."""
 
     def delete_file(self, relative: str) -> None:

@@ -72,8 +72,8 @@ class World:
         fault = None
         if process is not None:
             fault, process.fault = process.fault, None
-        if fault is not None:
-            self.scheduler.steps.append((process.name, f"  {fault}"))
+            if fault is not None:
+                self.scheduler.steps.append((process.name, f"  {fault}"))
         if fault == "refused":
             raise self.unavailable(where)
         if fault == "lost":
@@ -157,7 +157,8 @@ class World:
         if before is not None and received_batch.moves_checkpoint_only(manifest, before):
             self._record(row_of_empty_batch(plan, manifest), manifest)
         else:
-            applying.apply_batch(Session(self.spark, None), plan, WORK)
+            session: Any = Session(self.spark, None)
+            applying.apply_batch(session, plan, WORK)
         batch.demand_applied(self.checkpoint())
 
     def _record(self, row: Any, manifest: Manifest) -> None:

@@ -214,4 +214,4 @@ class Soak:
     def _memory_mib(self) -> int:
         me = psutil.Process()
         java = [each for each in me.children(recursive=True) if "java" in each.name()]
-        return sum(each.memory_info().rss for each in (me, *java)) >> 20
+        return int(sum(each.memory_info().rss for each in (me, *java))) >> 20

@@ -66,7 +66,7 @@ def _flip_bit(plan: ApplyJob, folder: Path) -> ApplyJob:
     return plan
 
 
-def _say(plan: ApplyJob, folder: Path, **fields: object) -> ApplyJob:
+def _say(plan: ApplyJob, folder: Path, **fields: Any) -> ApplyJob:
     """Let the manifest say something else of the first file, which has the name and hash that it names."""
     manifest = Manifest.from_json(_manifest_file(plan, folder).read_text())
     table, *others = manifest.tables

@@ -87,6 +87,7 @@ def _value(value: Value) -> bytes:
         return b"n"
     if value is UNCHANGED:
         return b"u"
+    assert isinstance(value, bytes)
     return b"t" + struct.pack("!i", len(value)) + value
 
 

@@ -39,8 +39,10 @@ CHANGED = table(version("f", "code"))
 
 def test_another_key_is_refused_or_copied() -> None:
     """All rows of the batch have the key of now: two that were one by it then would be one."""
-    now = (Attribute(1, "id", False, 23, -1, None, False),)
-    now += (Attribute(2, "code", False, 23, -1, None, False),)
+    now = (
+        Attribute(1, "id", False, 23, -1, None, False),
+        Attribute(2, "code", False, 23, -1, None, False),
+    )
     with pytest.raises(TableRefused, match=r"from \(id\) to \(code\)") as refused:
         history_of(*now, before=OLD).complete(CHANGED)
     assert refused.value.table == NAME

@@ -179,7 +179,7 @@ def stage_through(
     source: Source, lake: Checkpoint, rewrite: Callable[[bytes], bytes], **options: Any
 ) -> list[int]:
     """Stage what the server says when it is rewritten on the way; the keys of what was staged."""
-    port = int(conninfo_to_dict(source.reader)["port"])
+    port = int(conninfo_to_dict(source.reader)["port"] or 0)
     with Proxy(port, rewrite=rewrite) as proxy:
         conninfo = proxy.conninfo(source.reader, sslmode="disable", gssencmode="disable")
         batch = source.stage(conninfo=conninfo, checkpoint=lake, **options)
@@ -196,7 +196,7 @@ def again(caplog: pytest.LogCaptureFixture) -> list[str]:
 EVERYTHING = [-1, *range(1, 2001), -2]
 NOT_STREAMED = "Reading again without streaming"
 #: Which messages are changed, what is asked for, and what the log says.
-WAYS_ON = {
+WAYS_ON: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
     "sql": (
         changing(IN_SQL, FIRST_BLOCK),
         {"transport": "sql", "decode_parallelism": 2, "part_bytes": 100_000},

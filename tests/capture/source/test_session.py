@@ -10,6 +10,7 @@ from psycopg import sql
 
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.errors import meaning
+from airflow_provider_pgoutput.capture.source.pinned import PINNED
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     DecodedTooEarly,
@@ -162,7 +163,7 @@ def test_every_pinned_setting_is_read_back(source: Source) -> None:
     ):
         rows = connection.execute("SELECT name, setting FROM pg_settings").fetchall()
         shown = {name.lower(): setting.replace(" ", "") for name, setting in rows}
-        wanted = {name: value.replace(" ", "") for name, value in sessions.PINNED.items()}
+        wanted = {name: value.replace(" ", "") for name, value in PINNED.items()}
         assert {name: shown[name.lower()] for name in wanted} == wanted
         connection.close()
 

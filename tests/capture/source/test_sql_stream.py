@@ -171,7 +171,7 @@ def emitted(source: Source) -> tuple[Lsn, Lsn]:
     + [{"max_messages": each} for each in (1, 7, 60)],
 )
 def test_logical_messages_come_once_however_the_range_is_cut(
-    source: Source, emitted: tuple[Lsn, Lsn], options: dict[str, int]
+    source: Source, emitted: tuple[Lsn, Lsn], options: dict[str, Any]
 ) -> None:
     order = source.read(*emitted, messages=True)
     changes, messages = read_with_messages(SqlStream(order), *emitted)

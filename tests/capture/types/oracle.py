@@ -90,7 +90,10 @@ def column_of(session: psycopg.Connection[Any], type_sql: str) -> Column:
     ).fetchone()
     assert row is not None
     catalog = type_catalog(session.execute(CATALOG_QUERY).fetchall())
-    return Column("v", *row, type_name(*row, catalog), lake_type(*row, catalog))
+    oid, modifier = row
+    return Column(
+        "v", oid, modifier, type_name(oid, modifier, catalog), lake_type(oid, modifier, catalog)
+    )
 
 
 def render(
@@ -212,7 +215,8 @@ def stored_array(element: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 def stored_hstore(payload: bytes) -> dict[str, str | None]:
     """Read the binary form of an hstore."""
     (count,) = struct.unpack_from("!i", payload)
-    position, parts = 4, []
+    position = 4
+    parts: list[Any] = []
     for _ in range(2 * count):
         (length,) = struct.unpack_from("!i", payload, position)
         position += 4
@@ -266,7 +270,7 @@ def stored_halfvec(payload: bytes) -> list[bytes]:
     return [struct.pack("!f", each) for each in struct.unpack_from(f"!{count}e", payload, 4)]
 
 
-def plain(values: pa.Array) -> list[Any]:
+def plain(values: pa.Array) -> Any:
     """An Arrow column as ``STORED`` spells it."""
     kind = values.type
     if pa.types.is_nested(kind):

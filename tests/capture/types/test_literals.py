@@ -70,7 +70,8 @@ def reference_array(text: bytes) -> Parsed:
 
 def reference_hstore(text: bytes) -> list[tuple[bytes, bytes | None]]:
     """Read an hstore literal as ``hstore_out`` prints it."""
-    position, pairs = 0, []
+    position = 0
+    pairs: list[tuple[bytes, bytes | None]] = []
     while position < len(text):
         if pairs:
             if text[position : position + 2] != b", ":

@@ -12,6 +12,7 @@ from airflow_provider_pgoutput.batch.table_version import Column
 from airflow_provider_pgoutput.capture.column_choices import check_column_types
 from airflow_provider_pgoutput.capture.request import CaptureRequest
 from airflow_provider_pgoutput.capture.source.catalog import PublishedColumn, PublishedTable
+from airflow_provider_pgoutput.capture.source.keys import RowIdentity
 from airflow_provider_pgoutput.capture.types.cast import ValuePolicy
 from airflow_provider_pgoutput.capture.types.mapping import TypeInfo, lake_type
 from airflow_provider_pgoutput.capture.types.missing_value import lake_text
@@ -122,7 +123,9 @@ def published(*columns: tuple[str, int]) -> PublishedTable:
         PublishedColumn(name, oid, -1, None, False, number)
         for number, (name, oid) in enumerate(columns, 1)
     )
-    return PublishedTable(1, "public", "t", "r", "d", described, (), ())
+    return PublishedTable(
+        1, "public", "t", "r", "d", described, RowIdentity("d", (), frozenset()), ()
+    )
 
 
 def test_a_choice_that_a_column_does_not_have_is_refused() -> None:
