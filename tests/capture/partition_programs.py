@@ -3,7 +3,7 @@
 One table in five has no partitions, and its own identity is changed.
 
 Statements that the source refuses are part of a program: no identity, no partition, a key that is there.
-What is not here: reading them and judging what comes of it (``test_partition_identities.py``).
+What is not here: reading them and judging what comes of it (``test_partition_identity.py``).
 """
 
 from __future__ import annotations

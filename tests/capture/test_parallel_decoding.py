@@ -1,7 +1,7 @@
 """``decode_parallelism``: a slot decoded by several connections at once gives the batch that one gives.
 
 Random sessions are read so by ``torture.py``. What is not here: where the cuts are
-(``source/test_parts.py``), and a stream that is cut and joined again (``source/test_sql_stream.py``).
+(``stream/test_sql_parallel.py``), and a stream that is cut and joined again (``stream/test_sql.py``).
 """
 
 from __future__ import annotations

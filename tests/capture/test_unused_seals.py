@@ -17,7 +17,7 @@ from airflow_provider_pgoutput.capture.server import PostgresSource
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
-from tests.capture.test_sealed_copies import KILLED, fold, in_source, seals
+from tests.capture.staging.test_sealed_copies import KILLED, fold, in_source, seals
 
 if TYPE_CHECKING:
     from tests.capture.pipeline_support import Source

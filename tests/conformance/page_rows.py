@@ -12,12 +12,14 @@ _EVENTS = "test_source_events.py::"
 _OLDER_ROWS = "tests/capture/schema/test_older_rows.py::"
 _CAPTURE = "tests/capture/test_pipeline_refusals.py::"
 _GAPS = "tests/capture/source/test_publication_gaps.py::"
-_GONE = "tests/capture/test_gone_tables.py::"
+_GONE = "tests/capture/schema/test_gone.py::"
 _STANDBY = (
     "tests/capture/test_standby.py::"
     "test_a_standby_is_read_over_a_promotion_of_its_primary_and_its_own"
 )
-_TIMELINES = "tests/capture/test_timelines.py::test_a_source_that_left_the_lakes_history_is_refused"
+_TIMELINES = (
+    "tests/capture/source/test_timelines.py::test_a_source_that_left_the_lakes_history_is_refused"
+)
 
 #: Id, what happens, what must hold, and the test: in tests/conformance, or with its whole path.
 OTHER_TESTS = (
@@ -59,7 +61,7 @@ OTHER_TESTS = (
         ),
         "the key that all of them send is taken; every row is the source's",
         (
-            "tests/capture/test_partition_identities.py"
+            "tests/capture/source/test_partition_identity.py"
             "::test_c190_a_root_with_another_identity_than_its_partitions"
         ),
     ),
@@ -77,7 +79,7 @@ OTHER_TESTS = (
             " `on_unknown_default`"
         ),
         (
-            "tests/capture/test_partition_identities.py"
+            "tests/capture/source/test_partition_identity.py"
             "::test_c190_a_partition_that_does_not_send_the_key_of_its_root"
         ),
     ),
@@ -86,7 +88,7 @@ OTHER_TESTS = (
         "a partition gets another identity and its old one back between two batches, and in a transaction",
         "noticed by what the stream announces, with streaming and without",
         (
-            "tests/capture/test_partition_identities.py"
+            "tests/capture/source/test_partition_identity.py"
             "::test_c190_an_identity_that_was_changed_and_changed_back_is_noticed"
         ),
     ),
@@ -154,13 +156,13 @@ OTHER_TESTS = (
         "C60",
         "types of all kinds are altered and replaced, nested in each other; a transaction is open meanwhile",
         "each column is named, none that only gets new values",
-        "tests/capture/test_altered_types.py::test_whatever_prints_otherwise_is_named",
+        "tests/capture/schema/test_altered_types.py::test_whatever_prints_otherwise_is_named",
     ),
     (
         "C60",
         "types that are gone when the batch is read: enums, domains, composites, ranges, arrays of them",
         "each version of the table has the type that it had",
-        "tests/capture/test_gone_types.py::test_replaced_types_are_what_they_were",
+        "tests/capture/types/test_gone_types.py::test_replaced_types_are_what_they_were",
     ),
     (
         "C55",

@@ -1,7 +1,7 @@
 """The first copy while pgbench changes all that is copied: the lake then holds each row, and holds it once.
 
 Killed on the way, in parts of tables and over several connections. What is not here: what such a copy stages
-(``tests/capture/test_sealed_copies.py``).
+(``tests/capture/staging/test_sealed_copies.py``).
 """
 
 from __future__ import annotations

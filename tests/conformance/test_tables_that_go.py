@@ -2,7 +2,7 @@
 
 The lake keeps what it had of such a table, with all of the batch up to the first change that cannot be
 followed; what comes after that is passed over, named with its LSN. What is not here: what is staged of such
-a table (``tests/capture/test_gone_tables.py``).
+a table (``tests/capture/schema/test_gone.py``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The session that holds the exported snapshot of a copy dies while the copy runs: the lake is the source.
 
 What is not here: a snapshot that is gone before anything is read, and other reasons for a new one
-(``tests/capture/test_sealed_copies.py``); a copy by Spark (``tests/airflow/test_spark_copy.py``).
+(``tests/capture/staging/test_sealed_copies.py``); a copy by Spark (``tests/airflow/test_spark_copy.py``).
 """
 
 from __future__ import annotations

@@ -295,7 +295,7 @@ def test_f32_a_slow_read_answers_in_time_and_confirms_nothing(
 ) -> None:
     """F32: the server ends a connection that says nothing for a second, and this one needs longer.
 
-    A reader that is slow itself: ``tests/capture/source/test_walsender_stream.py``.
+    A reader that is slow itself: ``tests/capture/stream/test_walsender.py``.
     """
     fault = Fault(Action.SLOW, READING["walsender"], bytes_per_second=120_000)
     with Proxy(postgres_server.port, fault) as proxy:

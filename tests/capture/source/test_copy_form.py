@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_pgoutput.errors import ValueRefused
 from tests.capture.pipeline_support import checkpoint_of
-from tests.capture.test_copied_moments import rejected
+from tests.capture.types.test_copied_moments import rejected
 
 if TYPE_CHECKING:
     from tests.capture.pipeline_support import Source
