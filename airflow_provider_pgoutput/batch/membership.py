@@ -64,7 +64,8 @@ class PublishedSet:
                         "memberships": tuple(each["memberships"]),
                         "partitions": tuple(each["partitions"]),
                         "leaves_out": tuple(
-                            (mark, out) for mark, out in each.get("leaves_out", ())
+                            (membership, letters)
+                            for membership, letters in each.get("leaves_out", ())
                         ),
                     }
                 )

@@ -214,7 +214,7 @@ def _newly_generated(session: Session, before: PublishedSet, now: PublishedSet) 
 
 def refuse_other_names(
     session: Session,
-    marks: tuple[PublishedSet, PublishedSet],
+    both: tuple[PublishedSet, PublishedSet],
     *,
     sent: Sequence[int],
     copied: Collection[int],
@@ -225,18 +225,22 @@ def refuse_other_names(
     There are two causes. ``publish_via_partition_root`` was changed and changed back. Or a partition was
     detached, got rows as a table of its own, and was attached again.
 
-    :param marks: what was published when the batch before began, and now.
+    :param both: what was published when the batch before began, and now.
     :param sent: OIDs of the tables that sent rows, in the batch or left out.
     :param copied: OIDs of the tables that the batch copies. These lack nothing.
     :raises PublicationChanged: it names the table of the rows.
     """
-    before, now = marks
+    before, now = both
     published = {each.relation_oid: each.name for each in now.tables}
     known = published.keys() | {each.relation_oid for each in before.tables}
     not_published = sorted(set(sent) - known)
     if not not_published:
         return
-    roots = {_oid(mark): each.relation_oid for each in before.tables for mark in each.partitions}
+    roots = {
+        _oid(partition): each.relation_oid
+        for each in before.tables
+        for partition in each.partitions
+    }
     wanted = {roots[oid] for oid in not_published if oid in roots} & published.keys()
     for partitions in partitions_below(session, list(published), not_published).values():
         wanted |= partitions
@@ -311,7 +315,9 @@ def _warn_of_partitions(
     :param both: each table as it was and as it is.
     """
     came = {
-        now.name: [_oid(mark) for mark in sorted(set(now.partitions) - set(before.partitions))]
+        now.name: [
+            _oid(partition) for partition in sorted(set(now.partitions) - set(before.partitions))
+        ]
         for before, now in both
     }
     oids = [oid for each in came.values() for oid in each]

@@ -199,19 +199,19 @@ def read_states(
     session: Session, publication_names: Sequence[str], tables: Sequence[PublishedTable]
 ) -> dict[int, TableState]:
     """The state of tables as the session's snapshot sees it, by OID. It waits for no table's lock."""
-    marks = read_published_set(session, publication_names, tables)
+    published = read_published_set(session, publication_names, tables)
     locations = read_locations(session, tables)
     numbers = read_numbers(session, tables)
     types = read_type_definitions(session, [each.relation_oid for each in tables])
     return {
         each.relation_oid: TableState(
             locations[each.relation_oid],
-            marks.publications,
+            published.publications,
             each.memberships,
             numbers[each.relation_oid],
             tuple(types.of(each.relation_oid).values()),
         )
-        for each in marks.tables
+        for each in published.tables
     }
 
 

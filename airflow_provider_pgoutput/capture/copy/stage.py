@@ -274,11 +274,13 @@ class _Round:
         progress.done()
 
     def _read_here(
-        self, orders: Sequence[TableCopy]
+        self, table_copies: Sequence[TableCopy]
     ) -> Generator[CopiedRows | CopiedPart, None, None]:
         """Copy tables by connections of this process."""
         request = self._source.request
-        return copy_tables(request.direct, self._snapshot.name, orders, request.copy_connections)
+        return copy_tables(
+            request.direct, self._snapshot.name, table_copies, request.copy_connections
+        )
 
     def _take(
         self,

@@ -238,10 +238,10 @@ def read_published_set(
         ).fetchall()
     of_table: dict[int, list[str]] = {oid: [] for oid in oids}
     leaves_out: dict[int, list[tuple[str, str]]] = {oid: [] for oid in oids}
-    for oid, mark, operations in memberships:
-        of_table[oid].append(mark)
+    for oid, membership, operations in memberships:
+        of_table[oid].append(membership)
         if operations:
-            leaves_out[oid].append((mark, operations))
+            leaves_out[oid].append((membership, operations))
     partitions = read_partitions(session, tables)
     return PublishedSet(
         tuple(
@@ -276,9 +276,9 @@ def read_partitions(
     if roots:
         with translated():
             rows = session.execute(_PARTITION_QUERY, (roots,)).fetchall()
-        for oid, mark in rows:
-            leaves[oid].append(mark)
-    return {oid: tuple(marks) for oid, marks in leaves.items()}
+        for oid, partition in rows:
+            leaves[oid].append(partition)
+    return {oid: tuple(partitions) for oid, partitions in leaves.items()}
 
 
 def attached_partitions(session: Session, relation_oids: Sequence[int]) -> dict[int, str]:
