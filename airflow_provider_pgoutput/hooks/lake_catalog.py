@@ -3,7 +3,8 @@
 pyiceberg's properties are read as ``IcebergHook`` reads them, so the same connection works with the whole
 apache-iceberg provider. For Spark they become ``spark.sql.catalog.<name>.*``. Every property that is not
 known to be harmless goes into ``spark_secrets``, which must reach Spark in a file, and never on a command
-line. ``lake_storage.py`` translates credentials of object stores.
+line. ``lake_login.py`` translates the login of a REST catalog, ``lake_storage.py`` credentials of object
+stores.
 
 Sources: https://py.iceberg.apache.org/configuration/ and
 https://iceberg.apache.org/docs/latest/spark-configuration/#catalog-configuration
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.hooks.lake_login import has_java_login, java_login
 from airflow_provider_pgoutput.hooks.lake_storage import java_storage
 
 if TYPE_CHECKING:
@@ -42,6 +44,9 @@ _HARMLESS = frozenset(
         "jdbc.schema-version",
         "jdbc.busy_timeout",
         "prefix",
+        "header.X-Iceberg-Access-Delegation",
+        "rest.auth.type",
+        "rest.auth.sigv4.delegate-auth-type",
         "rest.sigv4-enabled",
         "rest.signing-region",
         "rest.signing-name",
@@ -89,6 +94,8 @@ class LakeCatalog:
     environment: dict[str, str] = field(repr=False)
     #: Names of the properties with which pyiceberg logs in to an object store, but Spark cannot.
     not_for_spark: tuple[str, ...] = ()
+    #: The type of pyiceberg's ``auth`` that Java does not have; None: Java logs in as pyiceberg does.
+    login_not_for_spark: str | None = None
 
 
 def lake_catalog(
@@ -110,7 +117,11 @@ def lake_catalog(
         )
     texts = {key: value for key, value in properties.items() if isinstance(value, str)}
     stored, not_for_spark = java_storage(texts)
-    java = {**_java_properties(stored), **_java_login(properties.get("auth"))}
+    login, login_not_for_spark = java_login(properties)
+    # What the user gave under Java's own name stays.
+    java = {**login, **_java_properties(stored)}
+    if has_java_login(_java_properties(stored)):
+        login_not_for_spark = None
     prefix = f"spark.sql.catalog.{name}"
     conf = {"spark.sql.extensions": _SPARK_EXTENSIONS, prefix: _SPARK_CATALOG}
     secrets: dict[str, str] = {}
@@ -124,6 +135,7 @@ def lake_catalog(
         spark_secrets=secrets,
         environment=_environment(texts),
         not_for_spark=not_for_spark,
+        login_not_for_spark=login_not_for_spark,
     )
 
 
@@ -139,7 +151,7 @@ def _pyiceberg_properties(connection: Connection, extra: dict[str, Any]) -> dict
         if key != CATALOG_NAME_EXTRA and value is not None
     }
     if connection.host:
-        properties["uri"] = connection.host.rstrip("/")
+        properties["uri"] = _with_port(connection.host.rstrip("/"), connection)
     properties["type"] = str(properties.get("type", "rest")).lower()
     if properties["type"] not in _JAVA_TYPES:
         raise ConfigurationError(
@@ -154,6 +166,24 @@ def _pyiceberg_properties(connection: Connection, extra: dict[str, Any]) -> dict
             advice="set the host, or uri in the extras.",
         )
     return properties
+
+
+def _with_port(uri: str, connection: Connection) -> str:
+    """The host of the connection with its port.
+
+    :raises ConfigurationError: the host is a URI with another port.
+    """
+    if not connection.port:
+        return uri
+    parts = urlsplit(uri)
+    if not parts.netloc or parts.port not in (None, connection.port):
+        raise ConfigurationError(
+            f"The connection {connection.conn_id!r} has port {connection.port}, which does not fit its host.",
+            advice="let the host be the catalog's URI, such as https://catalog.example/api, and give the port"
+            " in one place only.",
+        )
+    where = parts.netloc if parts.port else f"{parts.netloc.removesuffix(':')}:{connection.port}"
+    return parts._replace(netloc=where).geturl()
 
 
 def _java_properties(properties: dict[str, str]) -> dict[str, str]:
@@ -182,19 +212,6 @@ def _java_properties(properties: dict[str, str]) -> dict[str, str]:
         # Java's default for these two reads through Hadoop, which has no s3:// and no gs://.
         java.setdefault("io-impl", _RESOLVING_FILE_IO)
     return java
-
-
-def _java_login(auth: object) -> dict[str, str]:
-    """Translate pyiceberg's ``auth`` of a REST catalog, if it is a user and a password. Java has no other.
-
-    Source: https://py.iceberg.apache.org/configuration/#authentication-in-restcatalog
-    """
-    if not isinstance(auth, dict) or auth.get("type") != "basic":
-        return {}
-    login = auth.get("basic")
-    given = login if isinstance(login, dict) else {}
-    names = {f"rest.auth.basic.{name}": given.get(name) for name in ("username", "password")}
-    return {"rest.auth.type": "basic", **{key: str(value) for key, value in names.items() if value}}
 
 
 def _jdbc(uri: str) -> dict[str, str]:

@@ -13,7 +13,9 @@ from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.jobs import UPSERT
+from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.hooks.connections import get_connection
+from airflow_provider_pgoutput.hooks.lake_login import has_java_login
 from airflow_provider_pgoutput.spark_submit.result import failure_of_status, job_failure, job_result
 from airflow_provider_pgoutput.tasks import arguments
 from airflow_provider_pgoutput.tasks.plan_options import plan_fields, table_options
@@ -160,6 +162,7 @@ class LakeJobOperator(SparkSubmitOperator):
             self.properties_file,
             self.env_vars,
         )
+        self._check_login(lake, conf)
         self._warn(job, lake)
         given = self.conf, self.env_vars, self.application, self.py_files, self.properties_file
         try:
@@ -181,6 +184,23 @@ class LakeJobOperator(SparkSubmitOperator):
                 SparkSubmitOperator.execute(self, context)
         finally:
             self.conf, self.env_vars, self.application, self.py_files, self.properties_file = given
+
+    def _check_login(self, lake: Lake, conf: Mapping[str, Any]) -> None:
+        """Refuse a login at the catalog that Iceberg's Java does not have, unless Spark gets one of its own.
+
+        :raises ConfigurationError: Spark would come to the catalog without a login.
+        """
+        prefix = f"spark.sql.catalog.{lake.catalog.name}."
+        own = (name.removeprefix(prefix) for name in conf if name.startswith(prefix))
+        kind = lake.catalog.login_not_for_spark
+        if kind is None or self.properties_file or has_java_login(own):
+            return
+        raise ConfigurationError(
+            f"The connection {self.iceberg_conn_id!r} logs in to its catalog by auth of type {kind!r}, which"
+            " Iceberg's Java does not have.",
+            advice="use oauth2, basic, google or SigV4, or give Spark a login of its own in conf or in a"
+            f" properties_file, such as {prefix}token.",
+        )
 
     def _warn(self, job: SparkJob, lake: Lake) -> None:
         """Warn of secrets that others can read, and of secrets that Spark cannot use."""
