@@ -9,7 +9,7 @@ export PYTHON
 # Where it is set, each process that a test starts would compile all of its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test quick check lint types demo airflow bench fuzz sweep torture chaos soak simulate values sbom clean
+.PHONY: help setup test quick check lint types demo airflow bench engines fuzz sweep torture chaos soak simulate values sbom clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -92,6 +92,9 @@ values: setup ## Generated values of every type, carried to Iceberg and compared
 
 bench: setup ## Measure against pg_recvlogical and a bare MERGE
 	@$(BIN)/python -m benchmarks
+
+engines: setup ## Read the tables with other engines, each in its own environment, and compare (writes docs/engines.md)
+	@$(BIN)/python -m tests.engines --page docs/engines.md
 
 sbom: setup ## Write the bill of materials of the wheel from uv.lock (docs/sbom.cdx.json)
 	@$(BIN)/python scripts/sbom.py

@@ -233,6 +233,23 @@ def test_other_ways_to_write_give_the_same_rows(
         assert pyiceberg_rows(source, relation, lake_catalog_properties) == source_rows(relation)
 
 
+def test_a_data_file_has_one_file_of_deletes_after_any_number_of_batches(
+    spark: SparkSession, source: Source, lake_rows: Any
+) -> None:
+    t = source.table("t", (column("a"),), key=("a",))
+    for first in (0, 10, 20):
+        for a in range(first, first + 10):
+            t.insert(a)
+        apply_batch(spark, source.stage())
+    for last in (1, 2):
+        for a in (last, 10 + last, 20 + last):
+            t.delete(a_is(a))
+        apply_batch(spark, source.stage())
+    assert lake_rows(t) == source_rows(t)
+    files = spark.table(f"lake.{source.slot_name}.t.delete_files").collect()
+    assert [row["record_count"] for row in files] == [2, 2, 2]
+
+
 def pyiceberg_rows(source: Source, relation: Any, properties: dict[str, str]) -> list[Any]:
     catalog = load_catalog("lake", **properties)
     found = catalog.load_table((source.slot_name, relation.name)).scan().to_arrow().to_pylist()

@@ -101,6 +101,9 @@ class TablePreparation(TableState):
         defaults = {"format-version": str(job.format_version)}
         for statement in ("delete", "update", "merge"):
             defaults[f"write.{statement}.mode"] = job.write_mode
+        # Older versions of Iceberg put the deletes of many data files into one file. Who reads one data file
+        # then reads the deletes of all of them.
+        defaults["write.delete.granularity"] = "file"
         if key:
             defaults["write.parquet.row-group-size-bytes"] = str(_ROW_GROUP_BYTES)
         return evolve.create_table(

@@ -1,0 +1,1 @@
+"""Tables of the pipeline, read by engines from PyPI and compared with the source: ``make engines``."""

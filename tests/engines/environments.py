@@ -1,0 +1,73 @@
+"""Runs one engine in a Python environment of its own, which uv makes from the package index."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.engines.reader import PACKAGES
+
+ROOT = Path(__file__).parents[2]
+_READER = Path(__file__).with_name("reader.py")
+_SECONDS = 600
+
+
+def read_with(
+    engine: str, request: list[dict[str, Any]], home: Path
+) -> tuple[str, dict[str, dict[str, Any]]]:
+    """The engine's version, and its answer for each table that it did not die of.
+
+    :param home: where the environments are.
+    """
+    answers: dict[str, dict[str, Any]] = {}
+    version, waiting = "", list(request)
+    while waiting:
+        ended = subprocess.run(
+            [str(_python(engine, home)), str(_READER), engine],
+            input=json.dumps(waiting),
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+        first, *lines = ended.stdout.splitlines() or [""]
+        assert first, f"{engine} does not start: {ended.stderr[-2000:]}"
+        version = json.loads(first)["version"]
+        answers |= {each["name"]: each for each in map(json.loads, lines)}
+        # The engine's process died of the next table. The others get a process of their own.
+        waiting = waiting[len(lines) + 1 :]
+    return version, answers
+
+
+def _python(engine: str, home: Path) -> Path:
+    folder = home / engine
+    python = folder / "bin" / "python"
+    if not (folder / "ready").exists():
+        uv = _uv()
+        subprocess.run(
+            [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)], check=True
+        )
+        subprocess.run(
+            [
+                uv,
+                "pip",
+                "install",
+                "--quiet",
+                "--upgrade",
+                "--python",
+                str(python),
+                *PACKAGES[engine],
+            ],
+            check=True,
+        )
+        (folder / "ready").touch()
+    return python
+
+
+def _uv() -> str:
+    """The machine's uv, or the one that ``make setup`` installed."""
+    return shutil.which("uv") or str(ROOT / ".quickstart" / "uv-venv" / "bin" / "uv")
