@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 # RDS and Aurora give the right by membership in a role, and leave the attribute to themselves:
 # https://docs.aws.amazon.com/AmazonRDS/latest/UserGuide/PostgreSQL.Concepts.General.FeatureSupport.LogicalReplication.html
 _ABILITIES_SQL = """
-SELECT pg_catalog.current_setting('server_version'), pg_catalog.current_setting('wal_level'),
+SELECT pg_catalog.current_setting('server_version'),
+       pg_catalog.current_setting('server_version_num')::pg_catalog.int4 / 10000,
+       pg_catalog.current_setting('wal_level'),
        r.rolreplication OR r.rolsuper
        OR EXISTS (SELECT FROM pg_catalog.pg_roles AS given
                    WHERE given.rolname = 'rds_replication' AND pg_catalog.pg_has_role(given.oid, 'MEMBER'))
@@ -179,19 +181,21 @@ class PgoutputHook(BaseHook):
             return read_table_names(session, publication_name)
 
     def test_connection(self) -> tuple[bool, str]:
-        """Say whether the source has ``wal_level=logical`` and lets this role replicate.
+        """Say whether the source's ``wal_level`` allows a slot, and whether this role may replicate.
 
         Rights on tables are not checked here. A run checks them before it creates a slot for a copy.
         """
+        from airflow_provider_pgoutput.capture.source.slot import allows_slots
+
         try:
-            ((version, wal_level, may_replicate),) = self._query(_ABILITIES_SQL)
+            ((version, major, wal_level, may_replicate),) = self._query(_ABILITIES_SQL)
         except PgoutputError as error:
             return False, str(error)
-        if wal_level != "logical":
+        if not allows_slots(wal_level, major):
             return False, f"PostgreSQL {version} has wal_level={wal_level}; set it to logical."
         if not may_replicate:
             return False, (
                 "The role lacks REPLICATION: ALTER ROLE ... REPLICATION, or on RDS and Aurora"
                 " GRANT rds_replication TO ..."
             )
-        return True, f"PostgreSQL {version}, wal_level=logical, the role may replicate."
+        return True, f"PostgreSQL {version}, wal_level={wal_level}, the role may replicate."

@@ -51,6 +51,8 @@ SELECT schemaname || '.' || tablename
   FROM pg_catalog.pg_publication_tables WHERE pubname = %s ORDER BY schemaname, tablename
 """
 
+# From version 19 on the rows of FOR ALL TABLES EXCEPT are in pg_publication_rel, too, with prexcept: such a
+# table is not published. Both queries below leave these rows out.
 # age() is greater for older transactions. It works across the wrap-around of transaction IDs.
 _CHANGED_QUERY = """
 SELECT p.pubname::pg_catalog.text, m.member
@@ -63,7 +65,8 @@ SELECT p.pubname::pg_catalog.text, m.member
          FROM pg_catalog.pg_publication_rel r
          JOIN pg_catalog.pg_class c ON c.oid = r.prrelid
          JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-        WHERE r.prpubid = p.oid) m
+        WHERE r.prpubid = p.oid
+          AND NOT COALESCE((pg_catalog.to_jsonb(r) ->> 'prexcept')::pg_catalog.bool, false)) m
  WHERE s.slot_name = %s AND s.catalog_xmin IS NOT NULL AND p.pubname = ANY (%s)
    AND pg_catalog.age(m.written) <= pg_catalog.age(s.catalog_xmin)
  ORDER BY 1, 2 NULLS FIRST
@@ -90,7 +93,9 @@ SELECT l.oid::pg_catalog.int8 AS oid,
                          CASE WHEN r.prqual IS NULL THEN '' ELSE ' filtered' END) AS mark,
        p.leaves_out
   FROM lineage l
-  JOIN pg_catalog.pg_publication_rel r ON r.prrelid = l.member
+  JOIN pg_catalog.pg_publication_rel r
+    ON r.prrelid = l.member
+   AND NOT COALESCE((pg_catalog.to_jsonb(r) ->> 'prexcept')::pg_catalog.bool, false)
   JOIN publication p ON p.oid = r.prpubid
  UNION ALL
 SELECT l.oid::pg_catalog.int8, pg_catalog.format('schema %%s since %%s%%s', n.oid, d.xmin, l.steps),

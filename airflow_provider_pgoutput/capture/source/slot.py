@@ -284,12 +284,20 @@ def check_failover(server: Server, *, failover: bool) -> None:
         )
 
 
+def allows_slots(wal_level: str, major: int) -> bool:
+    """Whether a logical slot can be made. From version 19 on the first one raises ``effective_wal_level``.
+
+    Source: https://www.postgresql.org/docs/devel/runtime-config-wal.html#GUC-WAL-LEVEL
+    """
+    return wal_level == "logical" or (major >= 19 and wal_level == "replica")
+
+
 def check_wal_level(server: Server) -> None:
     """Refuse a source that writes too little into its WAL.
 
-    :raises ConfigurationError: ``wal_level`` is not ``logical``.
+    :raises ConfigurationError: ``wal_level`` does not allow a logical slot.
     """
-    if server.wal_level != "logical" and server.major < 19:
+    if not allows_slots(server.wal_level, server.major):
         raise ConfigurationError(
             f"The source has wal_level = {server.wal_level}.",
             advice="set wal_level = logical in postgresql.conf and restart the server.",
