@@ -40,10 +40,10 @@ class ServerLog:
             .as_string()
         )
 
-    def of_run(self, last: Manifest) -> tuple[Manifest, Counter[str]]:
-        """Stage what follows a batch; that, and the statements of the run."""
+    def of_run(self, last: Manifest | None = None) -> tuple[Manifest, Counter[str]]:
+        """Stage what follows a batch, or the first one; that, and the statements of the run."""
         before = self._path.stat().st_size
-        staged = self._source.stage(checkpoint=checkpoint_with_shapes(last))
+        staged = self._source.stage(checkpoint=last and checkpoint_with_shapes(last))
         self._source.execute(_END)
         logged = self._path.read_bytes()[before:].decode()
         return staged, Counter(_LOGGED.findall(logged[: logged.index(_END)]))
@@ -107,3 +107,28 @@ def test_a_run_asks_as_often_however_many_tables_changed(
     assert {each.versions[1].columns[2].missing_value for each in staged.tables} == {"7"}
     print(statements)
     assert statements.total() == _WHEN_TABLES_CHANGED, statements
+
+
+@pytest.mark.parametrize("tables", [20, 100])
+def test_a_copy_asks_for_small_tables_together(
+    source: Source, server_log: ServerLog, tables: int
+) -> None:
+    """Half of the tables have rows, and COPY reads each of these. Nothing reads the others."""
+    publish(source, tables)
+    with_rows = tables // 2
+    source.execute(
+        f"""DO $$ BEGIN FOR n IN 1..{with_rows} LOOP
+              EXECUTE format('INSERT INTO t_%s VALUES (1, ''x'')', n);
+            END LOOP; END $$"""
+    )
+    first, statements = server_log.of_run()
+    copied = sum(each.counts.copied for each in first.tables)
+    assert (len(first.tables), copied) == (tables, with_rows)
+    copies = {
+        text: count
+        for text, count in statements.items()
+        if " FROM ONLY " in text and text.startswith("COPY")
+    }
+    assert sum(copies.values()) == with_rows
+    # What is checked before tables are sealed is asked once for the empty ones, and once for the others.
+    assert asked(statements, _PLACES) == 6

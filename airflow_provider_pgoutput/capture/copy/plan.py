@@ -88,6 +88,15 @@ class TableStorage:
     #: Whether it can be read in ranges of blocks.
     has_blocks: bool
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether a snapshot that was made before sees no rows, unless the table's files change.
+
+        A heap without a block has no rows. It cannot have lost them since: VACUUM keeps those of the
+        snapshot, and TRUNCATE makes new files.
+        """
+        return self.has_blocks and not any(self.blocks)
+
 
 @dataclass(frozen=True, slots=True)
 class TableLocation:

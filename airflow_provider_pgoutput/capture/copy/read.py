@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 _BATCH_BYTES = 4 << 20
 _QUEUED_BATCHES = 4
 _STOP_SECONDS = 10.0
+#: At most so many tables are sealed together. What each seal costs does not grow with the number.
+SEALED_TOGETHER = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class TableCopy:
     table: PublishedTable
     staged: StagedTable
     ranges: Sequence[BlockRange] = (BlockRange(0, None),)
+    #: Whether it is so small that it is sealed together with others.
+    is_small: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +70,10 @@ class CopiedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class CopiedPart:
-    """Says that all rows of one range of a table were handed over."""
+class CopiedParts:
+    """Says that all rows of one range of a table were handed over, or all rows of several small tables."""
 
-    table_copy: TableCopy
+    table_copies: tuple[TableCopy, ...]
 
 
 class _Part(NamedTuple):
@@ -82,21 +86,19 @@ def copy_tables(
     snapshot_name: str,
     table_copies: Sequence[TableCopy],
     connections: int,
-) -> Generator[CopiedRows | CopiedPart, None, None]:
+) -> Generator[CopiedRows | CopiedParts, None, None]:
     """Read all tables, in this order. Batches of several tables and ranges come mixed.
 
     :param snapshot_name: an exported snapshot. Its session stays open until the last row.
     :raises SnapshotLost: the snapshot does not exist any more, or a column has another type now.
     :raises MissingPrivilege: the role may not SELECT a table.
     """
-    parts = [
-        _Part(table_copy, blocks) for table_copy in table_copies for blocks in table_copy.ranges
-    ]
-    waiting: queue.SimpleQueue[_Part] = queue.SimpleQueue()
-    for part in parts:
-        waiting.put(part)
-    threads_wanted = max(1, min(connections, len(parts)))
-    ready: BoundedQueue[CopiedRows | CopiedPart] = BoundedQueue(
+    groups = _groups(table_copies)
+    waiting: queue.SimpleQueue[Sequence[_Part]] = queue.SimpleQueue()
+    for group in groups:
+        waiting.put(group)
+    threads_wanted = max(1, min(connections, len(groups)))
+    ready: BoundedQueue[CopiedRows | CopiedParts] = BoundedQueue(
         _QUEUED_BATCHES, producers=threads_wanted
     )
 
@@ -118,22 +120,53 @@ def copy_tables(
             thread.join(_STOP_SECONDS)
 
 
+def _groups(table_copies: Sequence[TableCopy]) -> list[list[_Part]]:
+    """Small tables that follow each other come together. Each range of a larger table comes alone."""
+    groups: list[list[_Part]] = []
+    for table_copy in table_copies:
+        parts = [_Part(table_copy, blocks) for blocks in table_copy.ranges]
+        last = groups[-1] if groups else []
+        if (
+            table_copy.is_small
+            and last
+            and last[0].table_copy.is_small
+            and len(last) < SEALED_TOGETHER
+        ):
+            last.extend(parts)
+        elif table_copy.is_small:
+            groups.append(parts)
+        else:
+            groups.extend([each] for each in parts)
+    return groups
+
+
 def _copy_waiting(
-    conninfo: str | Mapping[str, Any], snapshot_name: str, waiting: queue.SimpleQueue[_Part]
-) -> Generator[CopiedRows | CopiedPart, None, None]:
-    """Copy one waiting part after the other over one connection, until no part waits."""
+    conninfo: str | Mapping[str, Any],
+    snapshot_name: str,
+    waiting: queue.SimpleQueue[Sequence[_Part]],
+) -> Generator[CopiedRows | CopiedParts, None, None]:
+    """Copy one waiting group after the other over one connection, until none waits."""
     with contextlib.closing(sessions.connect_adbc(conninfo)) as connection:
         while True:
             try:
-                part = waiting.get_nowait()
+                group = waiting.get_nowait()
             except queue.Empty:
                 return
-            _enter_snapshot(connection, snapshot_name)
-            yield from _copy_part(connection, part)
-            # Whoever wants to alter or truncate this table need not wait until all others are copied.
-            with translated():
-                connection.adbc_connection.set_autocommit(True)
-            yield CopiedPart(part.table_copy)
+            copied: list[TableCopy] = []
+            try:
+                for part in group:
+                    _enter_snapshot(connection, snapshot_name)
+                    yield from _copy_part(connection, part)
+                    # Whoever wants to alter or truncate this table need not wait until all others are copied.
+                    with translated():
+                        connection.adbc_connection.set_autocommit(True)
+                    copied.append(part.table_copy)
+            except Exception:
+                # These tables are sealed all the same, so that nobody has to read them again.
+                if copied:
+                    yield CopiedParts(tuple(copied))
+                raise
+            yield CopiedParts(tuple(copied))
 
 
 def select_statement(

@@ -29,7 +29,12 @@ from airflow_provider_pgoutput.capture.copy.plan import (
     read_plan,
     read_states,
 )
-from airflow_provider_pgoutput.capture.copy.read import CopiedRows, TableCopy, copy_tables
+from airflow_provider_pgoutput.capture.copy.read import (
+    SEALED_TOGETHER,
+    CopiedRows,
+    TableCopy,
+    copy_tables,
+)
 from airflow_provider_pgoutput.capture.source.catalog import read_names
 from airflow_provider_pgoutput.capture.source.progress_log import CopyProgress
 from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot, create_slot
@@ -45,16 +50,19 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.table_version import TableVersion
     from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
     from airflow_provider_pgoutput.capture.copy.plan import CopyPlan, TableState
-    from airflow_provider_pgoutput.capture.copy.read import CopiedPart
+    from airflow_provider_pgoutput.capture.copy.read import CopiedParts
     from airflow_provider_pgoutput.capture.server import PostgresSource
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
+    from airflow_provider_pgoutput.capture.staging.tables import StagedTable
     from airflow_provider_pgoutput.capture.start import Start
 
 log = logging.getLogger(__name__)
 
 #: Snapshots that one attempt tries.
 _MOST_SNAPSHOTS = 5
+#: Bytes on the server's disk of a table that is sealed together with others.
+_SMALL_BYTES = 64 << 10
 
 
 def copy_published(
@@ -247,27 +255,34 @@ class _Round:
                     plan.states[each.relation_oid].types,
                 ),
                 ranges(request, storage[each.relation_oid]),
+                is_small=storage[each.relation_oid].size_bytes < _SMALL_BYTES,
             )
             for each in tables
         ]
         self._missing = {each.table.relation_oid: len(each.ranges) for each in self._table_copies}
+        empty: list[TableCopy] = []
         here: list[TableCopy] = []
         there: list[TableCopy] = []
         for table_copy in self._table_copies:
-            is_there = is_elsewhere(request, storage[table_copy.table.relation_oid])
-            (there if is_there else here).append(table_copy)
+            found = storage[table_copy.table.relation_oid]
+            if found.is_empty:
+                empty.append(table_copy)
+            else:
+                (there if is_elsewhere(request, found) else here).append(table_copy)
         progress = CopyProgress(
             {each.name: storage[each.relation_oid].size_bytes for each in tables}
         )
+        for first in range(0, len(empty), SEALED_TOGETHER):
+            self._seal(empty[first : first + SEALED_TOGETHER], plan)
         with contextlib.ExitStack() as copying:
-            sources: list[Generator[CopiedRows | CopiedPart | TableElsewhere, None, None]] = []
+            sources: list[Generator[CopiedRows | CopiedParts | TableElsewhere, None, None]] = []
             errors: list[Exception] = []
             if there:
                 elsewhere = copied_elsewhere(source, self._snapshot.name, there, storage)
                 sources.append(_until_an_error(copying.enter_context(elsewhere), errors))
             if here:
                 sources.append(self._read_here(here))
-            for copied in interleaved(sources):
+            for copied in interleaved(sources) if sources else ():
                 self._take(copied, plan, progress)
             if errors:
                 raise errors[0]
@@ -275,7 +290,7 @@ class _Round:
 
     def _read_here(
         self, table_copies: Sequence[TableCopy]
-    ) -> Generator[CopiedRows | CopiedPart, None, None]:
+    ) -> Generator[CopiedRows | CopiedParts, None, None]:
         """Copy tables by connections of this process."""
         request = self._source.request
         return copy_tables(
@@ -284,28 +299,33 @@ class _Round:
 
     def _take(
         self,
-        copied: CopiedRows | CopiedPart | TableElsewhere,
+        copied: CopiedRows | CopiedParts | TableElsewhere,
         plan: CopyPlan,
         progress: CopyProgress,
     ) -> None:
-        """Stage rows that were copied. Seal the table after its last rows."""
-        table_copy, oid = copied.table_copy, copied.table_copy.table.relation_oid
+        """Stage rows that were copied. Seal tables after their last rows."""
         if isinstance(copied, CopiedRows):
-            self._batch.copy_rows(table_copy.staged, copied.rows, copied.rejected)
+            self._batch.copy_rows(copied.table_copy.staged, copied.rows, copied.rejected)
             reach("stage.during_copy")
             progress.rows(copied.rows.num_rows, copied.rows.nbytes)
-            return
-        if isinstance(copied, TableElsewhere):
-            check(self._source, table_copy, copied.copied)
-            self._batch.take_copy(table_copy.staged, copied.copied)
-            self._missing[oid] = 0
-            progress.part(table_copy.table.name, 1)
+        elif isinstance(copied, TableElsewhere):
+            check(self._source, copied.table_copy, copied.copied)
+            self._batch.take_copy(copied.table_copy.staged, copied.copied)
+            progress.part(copied.table_copy.table.name, 1)
             progress.rows(copied.copied.counts.copied, copied.copied.read_bytes)
+            self._seal([copied.table_copy], plan)
         else:
-            self._missing[oid] -= 1
-            progress.part(table_copy.table.name, 1 / len(table_copy.ranges))
-        if not self._missing[oid]:
-            self._seal(table_copy, plan)
+            for table_copy in copied.table_copies:
+                self._missing[table_copy.table.relation_oid] -= 1
+                progress.part(table_copy.table.name, 1 / len(table_copy.ranges))
+            self._seal(
+                [
+                    each
+                    for each in copied.table_copies
+                    if not self._missing[each.table.relation_oid]
+                ],
+                plan,
+            )
 
     def _is_of_the_point(self, table: PublishedTable, plan: CopyPlan) -> bool:
         """Whether the table's columns are the same now as at the snapshot's point.
@@ -323,26 +343,36 @@ class _Round:
         )
         return False
 
-    def _seal(self, table_copy: TableCopy, plan: CopyPlan) -> None:
-        """Seal a table that was read completely. It is read again if it changed while it was read."""
-        table, source = table_copy.table, self._source
-        oid = table.relation_oid
-        state = plan.states[oid]
-        if (
-            read_locations(source.session, [table])[oid] != state.location
-            # COPY names the table and its columns. The server resolves the names when it begins to read.
-            or read_numbers(source.session, [table])[oid] != _numbers(table)
-            # Rows that were read after ALTER TYPE have the new text.
-            or _is_altered(table, state, read_type_definitions(source.session, [oid]).of(oid))
-            or read_names(source.session, [oid]).get(oid) != (table.schema_name, table.table_name)
-        ):
-            log.warning(
-                "Table %s was rewritten, truncated, renamed, given other partitions or columns, or a type of"
-                " its columns was altered since %s: it is copied again at a new point.",
-                table.name,
-                self._snapshot.consistent_point,
-            )
+    def _seal(self, table_copies: Sequence[TableCopy], plan: CopyPlan) -> None:
+        """Seal tables that were read completely. A table that changed while it was read is read again."""
+        if not table_copies:
             return
-        version = table_copy.staged.versions[-1].version
-        self._batch.seal_copy(table_copy.staged, _fingerprint(source, table, version, state))
-        del self._unsealed[oid]
+        source, tables = self._source, [each.table for each in table_copies]
+        oids = [each.relation_oid for each in tables]
+        locations = read_locations(source.session, tables)
+        # COPY names the table and its columns. The server resolves the names when it begins to read.
+        numbers, names = read_numbers(source.session, tables), read_names(source.session, oids)
+        types = read_type_definitions(source.session, oids)
+        whole: list[StagedTable] = []
+        fingerprints: list[str] = []
+        for table_copy, table, oid in zip(table_copies, tables, oids, strict=True):
+            state = plan.states[oid]
+            if (
+                locations[oid] != state.location
+                or numbers[oid] != _numbers(table)
+                # Rows that were read after ALTER TYPE have the new text.
+                or _is_altered(table, state, types.of(oid))
+                or names.get(oid) != (table.schema_name, table.table_name)
+            ):
+                log.warning(
+                    "Table %s was rewritten, truncated, renamed, given other partitions or columns, or a"
+                    " type of its columns was altered since %s: it is copied again at a new point.",
+                    table.name,
+                    self._snapshot.consistent_point,
+                )
+                continue
+            version = table_copy.staged.versions[-1].version
+            whole.append(table_copy.staged)
+            fingerprints.append(_fingerprint(source, table, version, state))
+            del self._unsealed[oid]
+        self._batch.seal_copies(whole, fingerprints)

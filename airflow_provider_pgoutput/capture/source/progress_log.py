@@ -69,16 +69,20 @@ class CopyProgress:
         """Count rows, and log if it is time."""
         self._rows += rows
         self._read_bytes += read_bytes
-        if time.monotonic() - self._reported >= _SECONDS_BETWEEN:
-            self._report()
+        self._report_if_due()
 
     def part(self, table: str, share: float) -> None:
         """Count that so much of a table is done; 1 is the whole table."""
         self._shares[table] += share
+        self._report_if_due()
 
     def done(self) -> None:
         """Log the result of the copy."""
         self._report()
+
+    def _report_if_due(self) -> None:
+        if time.monotonic() - self._reported >= _SECONDS_BETWEEN:
+            self._report()
 
     def _report(self) -> None:
         now = time.monotonic()

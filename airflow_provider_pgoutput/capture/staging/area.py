@@ -26,7 +26,7 @@ from airflow_provider_pgoutput.capture.staging.storage_errors import storage_err
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
 #: No access for other users, because the files contain rows.
@@ -104,8 +104,8 @@ _CONTAINER_FIRST = frozenset({"abfs", "abfss"})
 _REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 
 
-#: How many folders are synced at the same time.
-_SYNCED_AT_ONCE = 8
+#: How many small files are written, or folders are synced, at the same time.
+_AT_ONCE = 8
 
 
 class StagingArea:
@@ -139,20 +139,32 @@ class StagingArea:
 
     def write_whole(self, relative: str, content: bytes) -> None:
         """Write a file that other processes see whole or not at all, and that survives a power failure."""
-        if not self._local:
-            output = self.create(relative)
-            with storage_errors("write"):
-                output.write(content)
-                output.finish()
-            return
-        temporary = f"{relative}.{uuid.uuid4().hex}.tmp"
-        output = self.create(temporary)
+        self.write_all({relative: content})
+
+    def write_all(self, files: Mapping[str, bytes]) -> None:
+        """Write several files at the same time, each as ``write_whole`` does.
+
+        :param files: the bytes of each file by its path.
+        """
         with storage_errors("write"):
-            output.write(content)
-            output.finish()
-            path = Path(join(self._root, relative))
-            Path(join(self._root, temporary)).replace(path)
-            self._sync_folders(path.parent)
+            if len(files) == 1:
+                for relative, content in files.items():
+                    self._write(relative, content)
+            else:
+                with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="write") as executor:
+                    for _ in executor.map(self._write, files, files.values()):
+                        pass
+            if self._local:
+                self._sync_folders(*(Path(join(self._root, each)).parent for each in files))
+
+    def _write(self, relative: str, content: bytes) -> None:
+        """Write one file. Its name is not durable yet."""
+        temporary = f"{relative}.{uuid.uuid4().hex}.tmp" if self._local else relative
+        output = self.create(temporary)
+        output.write(content)
+        output.finish()
+        if self._local:
+            Path(join(self._root, temporary)).replace(join(self._root, relative))
 
     def check(self, folder: str) -> None:
         """Write a file, read it back and delete it, to find out whether this worker may.
@@ -258,7 +270,7 @@ class StagingArea:
             while folder not in found:
                 found.add(folder)
                 folder = root if folder == root else folder.parent
-        with ThreadPoolExecutor(_SYNCED_AT_ONCE, thread_name_prefix="sync") as executor:
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="sync") as executor:
             for _ in executor.map(_sync_folder, found):
                 pass
 

@@ -35,7 +35,7 @@ from airflow_provider_pgoutput.capture.staging.sealed_copies import (
     delete_seal,
     delete_seals,
     find_seals,
-    write_seal,
+    write_seals,
 )
 from airflow_provider_pgoutput.capture.staging.sent_values import Casters
 from airflow_provider_pgoutput.capture.staging.tables import StagedTables, stage_block
@@ -264,7 +264,7 @@ class BatchInProgress:
         copy_lsn: Lsn,
         types: tuple[TypeDefinition, ...] = (),
     ) -> StagedTable:
-        """Take a table that is copied; its rows follow, then ``seal_copy`` or ``drop_copy``.
+        """Take a table that is copied; its rows follow, then ``seal_copies`` or ``drop_copy``.
 
         :param types: how the users' types in its columns are defined where it is copied.
         """
@@ -289,7 +289,7 @@ class BatchInProgress:
         self.rows += rows.num_rows
 
     def take_copy(self, table: StagedTable, copied: CopiedTable) -> None:
-        """Take the files that other processes wrote of a table that is copied; then ``seal_copy``."""
+        """Take the files that other processes wrote of a table that is copied; then ``seal_copies``."""
         version = table.versions[-1]
         assert version.copy_writer is not None, "add_copy was called for it"
         version.copy_writer.files.extend(copied.files)
@@ -298,30 +298,37 @@ class BatchInProgress:
         table.counts += copied.counts
         self.rows += copied.counts.copied
 
-    def seal_copy(self, table: StagedTable, fingerprint: str) -> None:
-        """Complete the copy of a table, so that it need not be made again should this attempt die.
+    def seal_copies(self, tables: Sequence[StagedTable], fingerprints: Sequence[str]) -> None:
+        """Complete copies of tables, so that they need not be made again should this attempt die.
 
-        :param fingerprint: see ``SealedCopy``.
+        :param fingerprints: that of each table, see ``SealedCopy``.
         """
-        writers = self._copy_writers(table)
-        self._pool.finish_some(writers)
-        folders = {each.folder for each in writers if each.files}
+        writers = [self._copy_writers(table) for table in tables]
+        self._pool.finish_some([each for found in writers for each in found])
+        folders = {each.folder for found in writers for each in found if each.files}
         self._area.sync(*folders)
         self._attempt.sealed_folders |= folders
-        self._copy_rejected.pop(table.relation_oid, None)
-        rejected = tuple(file for each in writers[1:] for file in each.files)
-        self._copy_rejected_files += rejected
-        oid = table.relation_oid
-        sealed = SealedCopy(
-            relation_oid=oid,
-            copy_lsn=self.copied_at[oid],
-            fingerprint=fingerprint,
-            files=tuple(writers[0].files),
-            rejected_files=rejected,
-            counts=table.counts,
-        )
-        write_seal(self._area, self._slot_name, self._start, sealed)
-        reach("stage.after_copied_table")
+        sealed = []
+        for table, fingerprint, (copied, *rejecting) in zip(
+            tables, fingerprints, writers, strict=True
+        ):
+            oid = table.relation_oid
+            self._copy_rejected.pop(oid, None)
+            rejected = tuple(file for each in rejecting for file in each.files)
+            self._copy_rejected_files += rejected
+            sealed.append(
+                SealedCopy(
+                    relation_oid=oid,
+                    copy_lsn=self.copied_at[oid],
+                    fingerprint=fingerprint,
+                    files=tuple(copied.files),
+                    rejected_files=rejected,
+                    counts=table.counts,
+                )
+            )
+        write_seals(self._area, self._slot_name, self._start, sealed)
+        for _ in sealed:
+            reach("stage.after_copied_table")
 
     def drop_copy(self, table: StagedTable) -> None:
         """Forget a table that was copied in part, so that it can be copied again."""

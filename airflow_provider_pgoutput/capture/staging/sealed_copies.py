@@ -20,6 +20,8 @@ from airflow_provider_pgoutput.batch.table_version import Counts, StagedFile
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
 
 log = logging.getLogger(__name__)
@@ -41,20 +43,25 @@ class SealedCopy:
     counts: Counts
 
 
-def write_seal(area: StagingArea, slot_name: str, start: Lsn, copy: SealedCopy) -> None:
-    """Seal a table. Its files are complete and durable.
+def write_seals(
+    area: StagingArea, slot_name: str, start: Lsn, copies: Iterable[SealedCopy]
+) -> None:
+    """Seal tables, each in a file of its own. Their data files are complete and durable.
 
     :param start: where the batch starts.
     """
-    body = {
-        "format_version": FORMAT_VERSION,
-        **dataclasses.asdict(copy),
-        "copy_lsn": str(copy.copy_lsn),
-    }
-    text = json.dumps(body, sort_keys=True, ensure_ascii=True)
-    digest = _digest(text)
-    path = layout.copy_seal_path(slot_name, start, copy.relation_oid, copy.copy_lsn, digest)
-    area.write_whole(path, text.encode("ascii"))
+    seals = {}
+    for copy in copies:
+        body = {
+            "format_version": FORMAT_VERSION,
+            **dataclasses.asdict(copy),
+            "copy_lsn": str(copy.copy_lsn),
+        }
+        text = json.dumps(body, sort_keys=True, ensure_ascii=True)
+        digest = _digest(text)
+        path = layout.copy_seal_path(slot_name, start, copy.relation_oid, copy.copy_lsn, digest)
+        seals[path] = text.encode("ascii")
+    area.write_all(seals)
 
 
 def find_seals(area: StagingArea, slot_name: str, start: Lsn) -> list[SealedCopy]:

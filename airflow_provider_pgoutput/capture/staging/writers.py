@@ -297,7 +297,8 @@ class WriterPool:
             # Closed at once, so that not all of them are open at the same time.
             self._submit(writer, last=True)
         self._wait(0)
-        self.writers = [each for each in self.writers if each not in writers]
+        finished = set(writers)
+        self.writers = [each for each in self.writers if each not in finished]
 
     def drop(self, writers: Sequence[TableWriter]) -> None:
         """Forget the rows of these writers. Their files are not completed."""

@@ -191,7 +191,7 @@ def test_seals_of_copies_that_no_batch_took_go_with_their_files(area: StagingAre
         )
         table = batch.add_copy(1, VERSION, Lsn(start))
         batch.copy_rows(table, pa.record_batch({"n0": pa.array([1], pa.int32())}), [])
-        batch.seal_copy(table, "f")
+        batch.seal_copies([table], ["f"])
 
     sealed(area, 16, 32)
     copied(16)

@@ -310,10 +310,11 @@ def test_a_type_that_changed_without_a_rewrite_means_another_snapshot(
     [
         ["ALTER TABLE t ALTER b TYPE varchar USING b || '!'"],
         ["TRUNCATE t", "INSERT INTO t SELECT g, 'new' FROM generate_series(1, 50) g"],
+        ["TRUNCATE t"],
         ["VACUUM FULL t"],
         ["ALTER TABLE t ADD c int DEFAULT (random() * 100)::int"],
     ],
-    ids=["ALTER TYPE", "TRUNCATE", "VACUUM FULL", "ADD COLUMN"],
+    ids=["ALTER TYPE", "TRUNCATE and INSERT", "TRUNCATE", "VACUUM FULL", "ADD COLUMN"],
 )
 def test_a_table_that_was_rewritten_since_the_snapshot_is_read_in_a_new_one(
     source: Source, rewrite: list[str]
