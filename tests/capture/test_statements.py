@@ -22,9 +22,9 @@ _END = "SELECT 'the run is over'"
 _PUBLISHED_TABLES = "FROM pg_catalog.pg_publication_tables"
 _PLACES = "relfilenode"
 #: All that a run asks that finds nothing to read, its sessions' settings among it.
-_OF_AN_EMPTY_RUN = 31
+_OF_AN_EMPTY_RUN = 33
 #: And what older rows show in columns, once for all tables.
-_WHEN_TABLES_CHANGED = 35
+_WHEN_TABLES_CHANGED = 37
 
 
 class ServerLog:
