@@ -9,7 +9,7 @@ export PYTHON
 # Where it is set, each process that a test starts would compile all of its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test quick check lint types demo airflow bench engines fuzz sweep torture chaos soak simulate values sbom clean
+.PHONY: help setup test quick check lint types demo airflow bench engines fuzz sweep torture chaos soak simulate values matrix sbom clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,6 +89,12 @@ EXAMPLES ?= 500
 
 values: setup ## Generated values of every type, carried to Iceberg and compared (EXAMPLES=500 SEED=1)
 	@PGOUTPUT_TYPES_EXAMPLES=$(EXAMPLES) PGOUTPUT_TYPES_SEED=$(SEED) $(BIN)/python -m pytest -q tests/types_end_to_end
+
+# A cell's name, or empty: all of them, a few minutes each.
+CELL ?=
+
+matrix: setup ## A pipeline's life with other versions of Airflow, Python, Spark (CELL=airflow-3.1)
+	@$(BIN)/python -m tests.matrix $(CELL)
 
 bench: setup ## Measure against pg_recvlogical and a bare MERGE
 	@$(BIN)/python -m benchmarks

@@ -48,14 +48,17 @@ class DagRun:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-def prepare_airflow(environment: dict[str, str], log_path: Path) -> None:
+def prepare_airflow(
+    environment: dict[str, str], log_path: Path, *, python: str = sys.executable
+) -> None:
     """Create Airflow's metadata database.
 
+    :param python: the Python that has Airflow.
     :raises SourceError: Airflow refused; the message holds the end of its output.
     """
     with log_path.open("wb") as output:
         result = subprocess.run(
-            [sys.executable, "-m", "airflow", "db", "migrate"],
+            [python, "-m", "airflow", "db", "migrate"],
             check=False,
             env={**os.environ, **environment},
             stdout=output,
@@ -65,17 +68,27 @@ def prepare_airflow(environment: dict[str, str], log_path: Path) -> None:
         raise SourceError(f"airflow db migrate failed. {_tail(log_path)}")
 
 
-def run_dag(place: DemoPlace, environment: dict[str, str], number: int) -> DagRun:
-    """Run the DAG once and wait for it.
+def run_dag(
+    place: DemoPlace,
+    environment: dict[str, str],
+    number: int,
+    *,
+    python: str = sys.executable,
+    dag_id: str = DAG_ID,
+    conf: dict[str, object] | None = None,
+) -> DagRun:
+    """Run a DAG once and wait for it.
 
+    :param python: the Python that has Airflow.
+    :param conf: the DAG's parameters; None: those of the pipeline.
     :raises SourceError: a task failed; the message holds the end of the log and its path.
     """
     log_path = place.logs / f"run-{number}.log"
-    command = [sys.executable, "-m", "airflow", "dags", "test", DAG_ID]
+    command = [python, "-m", "airflow", "dags", "test", dag_id]
     started = time.monotonic()
     with log_path.open("wb") as output:
         process = subprocess.Popen(
-            [*command, "-c", json.dumps(place.dag_conf())],
+            [*command, "-c", json.dumps(conf or place.dag_conf())],
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -88,9 +101,9 @@ def run_dag(place: DemoPlace, environment: dict[str, str], number: int) -> DagRu
             end_group(process)
     run = DagRun(number)
     run.seconds["total"] = time.monotonic() - started
-    states = _read_run(place.airflow_home / "airflow.db", run)
-    if status != 0 or any(states.get(task) != "success" for task in TASKS):
-        raise SourceError(f"Run {number} of the DAG failed ({states}). {_tail(log_path)}")
+    states = _read_run(place.airflow_home / "airflow.db", dag_id, run)
+    if status != 0 or set(states.values()) != {"success"}:
+        raise SourceError(f"Run {number} of {dag_id} failed ({states}). {_tail(log_path)}")
     return run
 
 
@@ -116,19 +129,19 @@ def _group_exists(group: int) -> bool:
     return True
 
 
-def _read_run(database: Path, run: DagRun) -> dict[str, str]:
+def _read_run(database: Path, dag_id: str, run: DagRun) -> dict[str, str]:
     """Fill in what the newest run did; return the state of each task."""
     states: dict[str, str] = {}
     with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as session:
         newest = session.execute(
-            "SELECT run_id FROM dag_run WHERE dag_id = ? ORDER BY id DESC LIMIT 1", (DAG_ID,)
+            "SELECT run_id FROM dag_run WHERE dag_id = ? ORDER BY id DESC LIMIT 1", (dag_id,)
         ).fetchone()
         if newest is None:
             return states
         tasks = session.execute(
             "SELECT task_id, state, start_date, end_date FROM task_instance"
             " WHERE dag_id = ? AND run_id = ?",
-            (DAG_ID, newest[0]),
+            (dag_id, newest[0]),
         )
         for task_id, state, start, end in tasks:
             name = task_id.rpartition(".")[2]
@@ -139,7 +152,7 @@ def _read_run(database: Path, run: DagRun) -> dict[str, str]:
         value = session.execute(
             "SELECT value FROM xcom WHERE dag_id = ? AND run_id = ? AND key = 'return_value'"
             " AND task_id LIKE '%stage'",
-            (DAG_ID, newest[0]),
+            (dag_id, newest[0]),
         ).fetchone()
     if value is not None:
         batch = json.loads(value[0])

@@ -107,7 +107,7 @@ class DemoPlace:
         self.state.mkdir(parents=True, exist_ok=True)
         if account is None or can_enter(self.state, account):
             return self.state / "postgres"
-        key = hashlib.sha256(str(self.checkout).encode()).hexdigest()[:12]
+        key = hashlib.sha256(str(self.state).encode()).hexdigest()[:12]
         return private_folder(_OPEN_PARENT / f"airflow-provider-pgoutput-{key}") / "postgres"
 
     def dag_conf(self) -> dict[str, object]:
@@ -127,7 +127,7 @@ class DemoPlace:
         :raises ConfigurationError: a demo runs here at the moment.
         """
         self.state.mkdir(parents=True, exist_ok=True)
-        with (self.state.parent / "demo.lock").open("w") as lock:
+        with (self.state.parent / f"{self.state.name}.lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -187,10 +187,14 @@ class DemoPlace:
         """Write ``spark-defaults.conf``: a site's settings belong there, not into the DAG."""
         folder = self.state / "spark-conf"
         folder.mkdir(exist_ok=True)
-        lines = [f"{name} {value}" for name, value in local_conf(driver_memory="2g").items()]
+        lines = [f"{name} {value}" for name, value in self.spark_conf().items()]
         (folder / "spark-defaults.conf").write_text("\n".join(lines) + "\n")
         (folder / "log4j2.properties").write_text(_SPARK_LOGGING)
         return folder
+
+    def spark_conf(self) -> dict[str, str]:
+        """Return the settings of every Spark job."""
+        return local_conf(driver_memory="2g")
 
     def _end_leftovers(self) -> None:
         """End programs of a demo that was killed; we hold the lock, so no living demo owns them."""
