@@ -41,6 +41,19 @@ MAY_IMPORT = {
     "spark_copy": {"spark_copy", "capture", "batch", *GROUND},
 }
 STANDARD_LIBRARY_ONLY = {*GROUND, "provider_info", "batch"}
+#: What Airflow moved or added between its versions; airflow_versions.py has it for all of them.
+DIFFERS_IN_AIRFLOW = {
+    "airflow.configuration",
+    "airflow.exceptions",
+    "airflow.hooks",
+    "airflow.providers.common.compat",
+    "airflow.sdk.BaseHook",
+    "airflow.sdk.conf",
+    "airflow.sdk.configuration",
+    "airflow.sdk.exceptions",
+    "airflow.sdk.log",
+    "asgiref",
+}
 ABSENT_IN_SPARK = ("airflow", "numpy", "psycopg", "pyarrow", "adbc_driver_postgresql", "pyiceberg")
 
 MOST_LINES_OF_A_FILE = 600
@@ -114,6 +127,34 @@ def test_other_packages_are_imported_only_where_they_belong(path: Path) -> None:
     elif room != "spark_copy":
         assert "pyspark" not in outside
         assert "py4j" not in outside
+
+
+@package_files
+def test_one_module_knows_how_versions_of_airflow_differ(path: Path) -> None:
+    assert _differing_imports(path) == set() or path.name == "airflow_versions.py"
+
+
+def test_the_check_of_airflows_versions_sees_each_way_to_import(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text("from airflow.sdk import Asset, conf\nimport airflow.exceptions as e\n")
+    assert _differing_imports(path) == {"airflow.sdk.conf", "airflow.exceptions"}
+    path.write_text("def f():\n    from airflow.sdk.log import mask_secret\n")
+    assert _differing_imports(path) == {"airflow.sdk.log.mask_secret"}
+
+
+def _differing_imports(path: Path) -> set[str]:
+    """The imported names that not every version of Airflow has."""
+    names: set[str] = set()
+    for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return {
+        name
+        for name in names
+        if any(f"{name}.".startswith(f"{each}.") for each in DIFFERS_IN_AIRFLOW)
+    }
 
 
 _IMPORT_EVERYTHING = """

@@ -61,6 +61,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("spark_copy",),
     ("doctor",),
     # The doors.
+    ("airflow_versions",),
     ("hooks",),
     ("tasks",),
     ("spark_submit",),

@@ -239,7 +239,7 @@ def _refuse_lost_checkpoint(run: Run, confirmed: Lsn) -> None:
             f"The lake has no checkpoint, and the slot, at {confirmed}, has passed a sealed batch.",
             slot=slot_name,
             lsn=confirmed,
-            advice="if the checkpoint table was lost, rebuild it with airflow pgoutput doctor --repair;"
+            advice="if the checkpoint table was lost, rebuild it with pgoutput doctor --repair;"
             " to begin anew, drop the slot first, or empty the slot's folder of the staging area.",
         )
 

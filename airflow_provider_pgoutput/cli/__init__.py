@@ -1,1 +1,1 @@
-"""The commands ``airflow pgoutput ...``."""
+"""The commands ``pgoutput ...``, a program of its own and a part of Airflow's command line."""

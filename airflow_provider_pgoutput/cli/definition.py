@@ -1,4 +1,4 @@
-"""Names and arguments of the commands. Airflow imports this at every start of its command line.
+"""Names and arguments of the commands. Airflow (from 3.2 on) imports this at each start of its command line.
 
 ``commands.py``, which does the work, is imported when a command runs.
 """
@@ -11,7 +11,6 @@ from airflow.cli.cli_config import (
     ARG_OUTPUT,
     ActionCommand,
     Arg,
-    CLICommand,
     GroupCommand,
     lazy_load_command,
 )
@@ -52,7 +51,7 @@ _TIME = _argument(
 _LAKE = (_SLOT, _NAMESPACE, _ICEBERG, _CATALOG)
 
 
-def get_cli_commands() -> list[CLICommand]:
+def get_cli_commands() -> list[GroupCommand]:
     """The group ``airflow pgoutput``."""
     return [
         GroupCommand(

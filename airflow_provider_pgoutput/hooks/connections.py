@@ -10,9 +10,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseHook
-from airflow.sdk.exceptions import AirflowNotFoundException
-
+from airflow_provider_pgoutput.airflow_versions import AirflowNotFoundException, BaseHook
 from airflow_provider_pgoutput.capture.source import pinned
 from airflow_provider_pgoutput.errors import ConfigurationError, ConnectionNotFound
 

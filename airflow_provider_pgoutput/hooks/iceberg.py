@@ -9,8 +9,7 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from airflow.sdk.log import mask_secret
-
+from airflow_provider_pgoutput.airflow_versions import mask_secret
 from airflow_provider_pgoutput.hooks.connections import get_connection
 from airflow_provider_pgoutput.hooks.lake_catalog import LakeCatalog, lake_catalog
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseHook
-from airflow.sdk.log import mask_secret
-
+from airflow_provider_pgoutput.airflow_versions import BaseHook, mask_secret
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.errors import PgoutputError
 from airflow_provider_pgoutput.hooks.connections import (

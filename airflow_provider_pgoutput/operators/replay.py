@@ -154,7 +154,7 @@ class PgoutputReplayOperator(SparkApplyOperator):
                 f"The lake has no checkpoint of the slot in namespace {lake.namespace}, so it is not known"
                 " how far its tables are.",
                 slot=slot_name,
-                advice="check the namespace; `airflow pgoutput doctor --repair` rebuilds a lost checkpoint;"
+                advice="check the namespace; `pgoutput doctor --repair` rebuilds a lost checkpoint;"
                 " or name another namespace in target_namespace.",
             )
         if from_lsn >= checkpoint.end_lsn:

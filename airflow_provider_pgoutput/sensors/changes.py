@@ -6,8 +6,9 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseSensorOperator, conf
+from airflow.sdk import BaseSensorOperator
 
+from airflow_provider_pgoutput.airflow_versions import conf
 from airflow_provider_pgoutput.batch.answers import COPY, FAIL
 from airflow_provider_pgoutput.errors import SlotLost
 from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk.exceptions import AirflowException
 
+from airflow_provider_pgoutput.airflow_versions import AirflowException
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.jobs import UPSERT
 from airflow_provider_pgoutput.errors import ConfigurationError

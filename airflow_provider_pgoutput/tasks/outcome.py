@@ -9,8 +9,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from airflow.sdk.exceptions import AirflowFailException
-
+from airflow_provider_pgoutput.airflow_versions import AirflowFailException
 from airflow_provider_pgoutput.errors import CopyAgainError, FatalError, RetryableError
 
 if TYPE_CHECKING:

@@ -10,10 +10,9 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseHook
-from airflow.sdk.log import amask_secret
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
+from airflow_provider_pgoutput.airflow_versions import BaseHook, extra_of, mask_secret_async
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.capture.source.pinned import refuses_startup, startup_options
 from airflow_provider_pgoutput.capture.source.slot_facts import SLOT_QUERY, SlotStatus
@@ -141,7 +140,7 @@ class PgoutputChangesTrigger(BaseEventTrigger):
         from psycopg import AsyncConnection, OperationalError
 
         airflow_connection = await BaseHook.aget_connection(self.postgres_conn_id)
-        extra = await airflow_connection.aextra_dejson()
+        extra = await extra_of(airflow_connection)
         parameters = libpq_parameters(airflow_connection, extra)
         if extra.get("iam"):
             # The cloud's client library blocks, so it gets a thread.
@@ -149,7 +148,7 @@ class PgoutputChangesTrigger(BaseEventTrigger):
             login, token, port = await asyncio.to_thread(hook.get_iam_token, airflow_connection)
             parameters |= {"user": login, "password": token, "port": str(port)}
         for secret in secret_values(parameters):
-            await amask_secret(secret)
+            await mask_secret_async(secret)
         own = parameters.get("options")
         options = startup_options(own, {"statement_timeout": f"{_LOOK_SECONDS:.0f}s"})
         given: dict[str, Any] = {**parameters, "options": options}

@@ -56,6 +56,7 @@ def test_it_declares_its_entry_point_and_does_not_pull_in_spark(wheel: Path) -> 
     points.read_string(texts["entry_points.txt"])
     target = points["apache_airflow_provider"]["provider_info"]
     assert target == "airflow_provider_pgoutput.provider_info:get_provider_info"
+    assert points["console_scripts"]["pgoutput"] == "airflow_provider_pgoutput.cli.script:main"
     required = [
         line for line in texts["METADATA"].splitlines() if line.startswith("Requires-Dist:")
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from airflow.models.connection import Connection
 from airflow.utils.session import create_session
 from sqlalchemy import delete
 
+from airflow_provider_pgoutput.cli import script
 from tests.airflow.command_line import run
 
 if TYPE_CHECKING:
@@ -23,6 +25,23 @@ def test_help_needs_no_connection(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli_parser.get_parser().parse_args(["pgoutput", "--help"])
     assert "doctor" in capsys.readouterr().out
+
+
+def test_the_program_prints_what_the_command_of_airflow_prints(
+    healthy: Lsn, slot: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["status", "--slot-name", slot, "--namespace", "shop"]
+    _, rows = run(capsys, *given)
+    script.main([*given, "--output", "json"])
+    assert json.loads(capsys.readouterr().out) == rows != []
+
+
+def test_the_program_refuses_a_command_that_it_does_not_have(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        script.main(["repair"])
+    assert "doctor" in capsys.readouterr().err
 
 
 def test_status_shows_each_table(
