@@ -40,6 +40,7 @@ from airflow_provider_pgoutput.capture.source.publications import (
     read_published_set,
     warn_of_missing_identity,
     warn_of_missing_operations,
+    warn_of_unsent_partitions,
 )
 from airflow_provider_pgoutput.capture.source.rights import check_may_copy
 from airflow_provider_pgoutput.capture.source.session import check_replication
@@ -138,6 +139,7 @@ class PostgresSource:
             warn_of_missing_operations(publications)
         slot_name = self.request.slot_name
         warn_of_missing_identity(publications, tables)
+        warn_of_unsent_partitions(self.session, tables)
         warn_of_other_decimals(self.request.conninfo, tables, types, slot_name=slot_name)
         return Facts(
             tables,

@@ -14,6 +14,7 @@ from airflow_provider_pgoutput.capture.source.keys import Keys
 from airflow_provider_pgoutput.capture.source.publications import (
     read_publications,
     warn_of_missing_identity,
+    warn_of_unsent_partitions,
 )
 
 if TYPE_CHECKING:
@@ -72,3 +73,29 @@ def test_a_deferrable_primary_key_is_a_key_but_no_replica_identity(
         "public.u": ("a",),
     }
     assert warn_of_missing_identity(read_publications(session, ["p"]), tables) == ("public.u",)
+
+
+def test_partitions_that_the_server_never_sends_are_named(session: psycopg.Connection[Any]) -> None:
+    """A root that FOR TABLE names is published, whatever its partitions are."""
+    for statement in (
+        "CREATE TABLE r(a int) PARTITION BY RANGE (a)",
+        "CREATE TABLE r_0 PARTITION OF r FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE r_1 PARTITION OF r FOR VALUES FROM (10) TO (20) PARTITION BY RANGE (a)",
+        "CREATE UNLOGGED TABLE r_10 PARTITION OF r_1 FOR VALUES FROM (10) TO (20)",
+        "CREATE FOREIGN DATA WRAPPER w",
+        "CREATE SERVER s FOREIGN DATA WRAPPER w",
+        "CREATE FOREIGN TABLE r_2 PARTITION OF r FOR VALUES FROM (20) TO (30) SERVER s",
+        "CREATE PUBLICATION via_root FOR TABLE r WITH (publish_via_partition_root)",
+        "CREATE PUBLICATION by_leaf FOR TABLE r",
+    ):
+        session.execute(statement)
+    server = read_server(session, "")
+
+    def unsent(publication: str) -> tuple[str, ...]:
+        tables = read_published_tables(session, server, [publication], Keys())
+        return warn_of_unsent_partitions(session, tables)
+
+    assert unsent("via_root") == ("public.r_10", "public.r_2")
+    assert unsent("by_leaf") == ("public.r_10", "public.r_2")
+    session.execute("ALTER TABLE r_10 SET LOGGED")
+    assert unsent("via_root") == ("public.r_2",)

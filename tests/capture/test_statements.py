@@ -22,9 +22,9 @@ _END = "SELECT 'the run is over'"
 _PUBLISHED_TABLES = "FROM pg_catalog.pg_publication_tables"
 _PLACES = "relfilenode"
 #: All that a run asks that finds nothing to read, its sessions' settings among it.
-_OF_AN_EMPTY_RUN = 33
+_OF_AN_EMPTY_RUN = 34
 #: And what older rows show in columns, once for all tables.
-_WHEN_TABLES_CHANGED = 37
+_WHEN_TABLES_CHANGED = 38
 
 
 class ServerLog:

@@ -10,8 +10,8 @@ has another OID, and a row that was written again names another transaction:
 - A partition through its parents: their rows, and for each step a row of ``pg_inherits``, which DETACH
   removes.
 
-SET UNLOGGED and back leaves no trace in these. Only FOR ALL TABLES permits it. ``capture/membership.py``
-compares what is read here.
+SET UNLOGGED and back leaves no trace in these. PostgreSQL forbids it only for a table that FOR TABLE names
+itself. ``capture/membership.py`` compares what is read here.
 
 Source: https://www.postgresql.org/docs/current/catalogs.html
 """
@@ -149,6 +149,22 @@ SELECT DISTINCT o.oid::pg_catalog.int8, pg_catalog.format('%%s.%%s', n.nspname, 
             WHERE c.attrelid = a.relid AND c.attnum > 0 AND c.xmin = t.xmin AND c.cmin = t.cmin)
 """
 
+
+# Foreign and unlogged tables, and those below roots. Like _PARTITION_QUERY it waits for no lock.
+_UNSENT_QUERY = """
+WITH RECURSIVE tree(oid) AS (
+    SELECT o.oid FROM pg_catalog.unnest(%s::pg_catalog.oid[]) AS o(oid)
+     UNION
+    SELECT i.inhrelid
+      FROM tree t
+      JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND NOT i.inhdetachpending)
+SELECT pg_catalog.format('%%s.%%s', n.nspname, c.relname)
+  FROM tree t
+  JOIN pg_catalog.pg_class c ON c.oid = t.oid
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'f' OR c.relpersistence = 'u'
+ ORDER BY 1
+"""
 
 _GENERATED_QUERY = """
 SELECT DISTINCT a.attrelid::pg_catalog.int8 FROM pg_catalog.pg_attribute a
@@ -367,6 +383,28 @@ def warn_of_missing_identity(
         log.warning(
             "%d published tables have no replica identity, so the source refuses UPDATE and DELETE on"
             " them: %s. ALTER TABLE ... REPLICA IDENTITY FULL, or a primary key, permits them.",
+            len(named),
+            ", ".join(named[:20]) + (", ..." if len(named) > 20 else ""),
+        )
+    return named
+
+
+def warn_of_unsent_partitions(
+    session: Session, tables: Sequence[PublishedTable]
+) -> tuple[str, ...]:
+    """Warn of partitions that are foreign or unlogged tables.
+
+    If FOR TABLE names their root, the catalog says that they are published. A copy has their rows. The stream
+    never has their changes.
+    """
+    oids = [each.relation_oid for each in tables]
+    with translated():
+        named = tuple(name for (name,) in session.execute(_UNSENT_QUERY, (oids,)).fetchall())
+    if named:
+        log.warning(
+            "%d partitions are foreign or unlogged tables, so PostgreSQL never sends what is written to them:"
+            " %s. Their rows in the lake stay as they were copied. For an unlogged one, ALTER TABLE partition"
+            " SET LOGGED, and then copy the published table (copy_tables).",
             len(named),
             ", ".join(named[:20]) + (", ..." if len(named) > 20 else ""),
         )
