@@ -44,6 +44,10 @@ class _Settings:
         """Nothing here was set."""
 
 
+#: Java's writer of JSON.
+_MAPPER = SimpleNamespace(writeValueAsString=json.dumps)
+
+
 class Context:
     """What sessions share."""
 
@@ -59,6 +63,7 @@ class Context:
                 "org.apache.iceberg.spark.Spark3Util.loadIcebergTable": world.catalog.load,
                 "org.apache.iceberg.expressions.Expressions.alwaysTrue": lambda: None,
                 "org.apache.iceberg.exceptions.CleanableFailure._java_lang_class": CLEANABLE,
+                "org.apache.iceberg.util.JsonUtil.mapper": lambda: _MAPPER,
                 "org.apache.spark.sql.classic.SparkSession": active,
             }
         )

@@ -5,6 +5,7 @@ Nothing here knows of tables.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError
@@ -88,6 +89,13 @@ def entries(java_map: Any) -> Iterator[tuple[str, Any]]:
     """Keys and values of a Java map whose keys are strings."""
     for entry in elements(java_map.entrySet()):
         yield str(entry.getKey()), entry.getValue()
+
+
+def texts(jvm: Any, java_map: Any) -> dict[str, str]:
+    """A Java map of texts. Its text crosses to Python at once; an entry alone would take five calls."""
+    mapper = class_named(jvm, "org.apache.iceberg.util.JsonUtil").mapper()
+    found: dict[str, str] = json.loads(str(mapper.writeValueAsString(java_map)))
+    return found
 
 
 def activate(spark: SparkSession) -> None:

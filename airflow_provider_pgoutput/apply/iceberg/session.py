@@ -20,8 +20,7 @@ _BROADCAST_BYTES = 64 << 20
 
 def isolated(spark: SparkSession) -> SparkSession:
     """A session with the same catalogs. No other thread sees its settings and views."""
-    java: Any = spark._jsparkSession
-    session = type(spark)(spark.sparkContext, java.cloneSession())
+    session = cloned(spark)
     for key, value in {
         # Statements contain text of the source. Spark must not replace ``${...}`` in it.
         "spark.sql.variable.substitute": "false",
@@ -44,3 +43,9 @@ def isolated(spark: SparkSession) -> SparkSession:
     for key in _OF_AUDITS:
         session.conf.unset(key)
     return session
+
+
+def cloned(spark: SparkSession) -> SparkSession:
+    """A session with the same settings. Later settings and views of one are not those of the other."""
+    java: Any = spark._jsparkSession
+    return type(spark)(spark.sparkContext, java.cloneSession())

@@ -19,6 +19,7 @@ from airflow_provider_pgoutput.apply.iceberg.jvm import (
     elements,
     entries,
     java_class,
+    texts,
 )
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.applied import Snapshot, find_applied, property_of
@@ -99,7 +100,7 @@ class IcebergTable:
     @property
     def properties(self) -> dict[str, str]:
         """The table's properties."""
-        return {name: str(value) for name, value in entries(self.java.properties())}
+        return texts(self._jvm, self.java.properties())
 
     @property
     def head(self) -> int | None:

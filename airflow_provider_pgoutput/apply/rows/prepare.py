@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply.iceberg.failures import failure, unnamed
 from airflow_provider_pgoutput.apply.iceberg.jvm import JAVA_ERRORS
-from airflow_provider_pgoutput.apply.iceberg.session import isolated
+from airflow_provider_pgoutput.apply.iceberg.session import cloned
 from airflow_provider_pgoutput.apply.iceberg.sql import Sql, partition_transform
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable, discard
 from airflow_provider_pgoutput.apply.rows import (
@@ -250,8 +250,11 @@ def _run(preparation: Preparation) -> Prepared | None:
 
 
 def own_session(spark: SparkSession, target: Target) -> SparkSession:
-    """An isolated session with settings that suit the size of the table's staged files."""
-    session = isolated(spark)
+    """A session for one table, with settings that suit the size of its staged files.
+
+    :param spark: an isolated session.
+    """
+    session = cloned(spark)
     staged_bytes = sum(
         file.size_bytes for version in target.source.versions for file in version.files
     )

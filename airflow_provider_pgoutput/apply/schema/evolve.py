@@ -21,10 +21,10 @@ from airflow_provider_pgoutput.apply.iceberg.jvm import (
     JAVA_ERRORS,
     class_named,
     elements,
-    entries,
     java_class,
     java_exception,
     said,
+    texts,
 )
 from airflow_provider_pgoutput.apply.iceberg.sql import Sql, TableName, literal, quote
 from airflow_provider_pgoutput.apply.iceberg.table import FILL_PREFIX, IcebergTable
@@ -271,7 +271,7 @@ def _evolve_once(
     wanted_properties |= {f"{FILL_PREFIX}{ids[name]}": note for name, note in noted.items()}
     if layout is not None:
         wanted_properties |= _numbers(ids, layout)
-    changed = _set_properties(table, transaction, wanted_properties) or changed
+    changed = _set_properties(spark, table, transaction, wanted_properties) or changed
     if changed:
         transaction.commitTransaction()
         logger.info("Changed schema or properties of %s.", table.name.target)
@@ -334,11 +334,14 @@ def _numbers(ids: Mapping[str, int], layout: Layout) -> dict[str, str]:
 
 
 def _set_properties(
-    table: IcebergTable, transaction: Any, wanted: Mapping[str, str | None]
+    spark: SparkSession,
+    table: IcebergTable,
+    transaction: Any,
+    wanted: Mapping[str, str | None],
 ) -> bool:
     """Set properties, or remove them (None), in ``transaction``; return whether one of them changed."""
     # Iceberg changed some of them together with the columns.
-    found = {name: str(value) for name, value in entries(transaction.table().properties())}
+    found = texts(spark._jvm, transaction.table().properties())
     stale = sorted(name for name in wanted if found.get(name) != wanted[name])
     if not stale:
         return False
