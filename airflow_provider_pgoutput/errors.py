@@ -45,6 +45,9 @@ from __future__ import annotations
 #: Stands between what happened and the advice.
 _TO_DO = " What to do: "
 
+#: The page that has a row for each class.
+_PAGE = "https://github.com/airflow-provider-pgoutput/airflow-provider-pgoutput/blob/main/docs/errors.md"
+
 
 class PgoutputError(Exception):
     """Base of all errors that this package raises on purpose.
@@ -56,6 +59,9 @@ class PgoutputError(Exception):
     :param lsn: the position concerned, in text form (``16/B374D848``).
     :param advice: what the reader should do next.
     """
+
+    #: The part of the page that has the row of this class.
+    heading = ""
 
     def __init__(
         self,
@@ -75,20 +81,29 @@ class PgoutputError(Exception):
         self.advice = advice
         super().__init__(self._text())
 
+    def lines(self) -> tuple[str, ...]:
+        """What happened, where, what to do and where more is written, each in a line for the log."""
+        parts = (
+            (type(self).__name__, self.message),
+            ("Where", self._where()),
+            ("What to do", self.advice),
+            ("More about it", f"{_PAGE}#{self.heading}"),
+        )
+        return tuple(f"{name}: {text}" for name, text in parts if text)
+
+    def _where(self) -> str:
+        known = (
+            ("slot", self.slot),
+            ("table", self.table),
+            ("column", self.column),
+            ("LSN", self.lsn),
+        )
+        return ", ".join(f"{name} {value}" for name, value in known if value is not None)
+
     def _text(self) -> str:
-        where = [
-            f"{name} {value}"
-            for name, value in (
-                ("slot", self.slot),
-                ("table", self.table),
-                ("column", self.column),
-                ("LSN", self.lsn),
-            )
-            if value is not None
-        ]
-        text = self.message
+        text, where = self.message, self._where()
         if where:
-            text += f" ({', '.join(where)})"
+            text += f" ({where})"
         if self.advice:
             text += f"{_TO_DO}{self.advice}"
         return text
@@ -97,6 +112,7 @@ class PgoutputError(Exception):
 class RetryableError(PgoutputError):
     """Trying again, unchanged and later, can succeed."""
 
+    heading = "retry-helps"
     #: What to look at when no retry is left.
     where_to_look = "the log of this try"
 
@@ -157,6 +173,8 @@ class CommitStateUnknown(RetryableError):
 
 class FatalError(PgoutputError):
     """Trying again gives the same result: somebody has to act first."""
+
+    heading = "somebody-has-to-act-first"
 
 
 class ConfigurationError(FatalError):
@@ -233,6 +251,8 @@ class ValueRefused(FatalError):
 
 class CopyAgainError(PgoutputError):
     """The stream alone cannot repair this: the tables concerned have to be copied again."""
+
+    heading = "the-tables-have-to-be-copied-again"
 
 
 class SlotLost(CopyAgainError):

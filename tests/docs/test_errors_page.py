@@ -27,6 +27,15 @@ def test_the_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
     assert drawn == classes - {"PgoutputError"}
 
 
+def test_the_log_leads_to_the_part_of_the_page_that_has_the_error() -> None:
+    part = ""
+    for line in PAGE.read_text().splitlines():
+        if line.startswith("## "):
+            part = line.removeprefix("## ").lower().replace(" ", "-")
+        if found := re.match(r"\| `(\w+)` \|", line):
+            assert getattr(errors, found[1]).heading == part, found[1]
+
+
 def test_a_message_says_where_and_what_to_do() -> None:
     error = errors.RowMissing("The row is missing.", table="s.t", lsn="0/10", advice="copy it.")
     assert str(error) == "The row is missing. (table s.t, LSN 0/10) What to do: copy it."

@@ -9,6 +9,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_pgoutput import errors
+from airflow_provider_pgoutput.capture.source.session import connect
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
 
 
@@ -74,6 +75,43 @@ def test_after_the_last_try_the_advice_for_an_error_that_lasts_stays() -> None:
     assert again is not None
     assert str(again) == told
     assert last(again) == f"{told} This was the last try: clear the task to try again."
+
+
+@pytest.mark.parametrize(
+    ("error", "heading"),
+    [
+        (errors.SourceUnavailable, "retry-helps"),
+        (errors.WrongSlot, "somebody-has-to-act-first"),
+        (errors.SlotLost, "the-tables-have-to-be-copied-again"),
+    ],
+)
+def test_the_log_says_in_short_lines_what_happened_where_and_what_to_do(
+    error: type[errors.PgoutputError], heading: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises((AirflowFailException, error)), airflow_outcome(task_at()):
+        raise error("It broke.", slot="s", table="a.t", advice="mend it.")
+    *lines, more = caplog.messages
+    assert lines == [
+        f"{error.__name__}: It broke.",
+        "Where: slot s, table a.t",
+        "What to do: mend it.",
+    ]
+    assert more.startswith("More about it: https://")
+    assert more.endswith(f"/docs/errors.md#{heading}")
+    # The traceback is Airflow's to print.
+    assert all(record.exc_info is None for record in caplog.records)
+
+
+def test_a_refused_port_without_retries_names_what_to_check(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    no_retries: Any = {"ti": SimpleNamespace(try_number=1, max_tries=0)}
+    with pytest.raises(errors.SourceUnavailable), airflow_outcome(no_retries):
+        connect("host=127.0.0.1 port=1 user=nobody")
+    (advice,) = [each for each in caplog.messages if each.startswith("What to do: ")]
+    assert "nothing" not in advice
+    assert "host and port of the connection" in advice
+    assert "last try" in advice
 
 
 def test_errors_of_others_pass_unchanged() -> None:
