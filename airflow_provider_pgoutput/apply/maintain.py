@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from airflow_provider_pgoutput.apply.iceberg.failures import denial
+from airflow_provider_pgoutput.apply.iceberg.causes import sure_cause
 from airflow_provider_pgoutput.apply.iceberg.jvm import (
     JAVA_ERRORS,
     class_named,
@@ -68,7 +68,7 @@ def exists(spark: SparkSession, table: IcebergTable, folder: str) -> bool:
         path = class_named(jvm, "org.apache.hadoop.fs.Path")(folder)
         return bool(path.getFileSystem(context._jsc.hadoopConfiguration()).exists(path))
     except JAVA_ERRORS as error:
-        raise LakeUnavailable(
+        raise sure_cause(error, table.name.target) or LakeUnavailable(
             f"The folder of its files did not answer: {java_class(error)}.", table=table.name.target
         ) from error
 
@@ -390,8 +390,8 @@ class _TableMaintenance:
             found = java_classes(error)
             # A rewrite wraps the exception of the conflict in another one.
             conflicts = _CONFLICTS.get(procedure, _CONFLICTS_OF_OTHERS)
-            if denied := denial(error, name.target):
-                raise denied from error
+            if named := sure_cause(error, name.target):
+                raise named from error
             if procedure == "rewrite_data_files" and found[-1].endswith("IllegalArgumentException"):
                 raise ConfigurationError(
                     f"Iceberg's procedure {procedure} refuses an option: {said(error)}",
@@ -434,7 +434,7 @@ def _unanswered(error: Exception, name: str) -> PgoutputError:
 
     :param name: of the table or the namespace.
     """
-    return denial(error, name) or LakeUnavailable(
+    return sure_cause(error, name) or LakeUnavailable(
         f"The catalog did not answer: {java_class(error)}.", table=name
     )
 

@@ -3,7 +3,7 @@
 Iceberg throws ``CommitStateUnknownException`` for 5xx answers of a REST catalog. When the connection or the
 catalog's database breaks, it throws plain exceptions. In both cases the commit may have gone through.
 Exceptions that are sure that nothing was committed implement ``CleanableFailure``. Whether a commit went
-through is looked up where the commit is made.
+through is looked up where the commit is made. ``causes.py`` comes first: it knows the causes that are sure.
 
 Source: https://iceberg.apache.org/javadoc/latest/org/apache/iceberg/exceptions/package-summary.html
 """
@@ -14,6 +14,7 @@ import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_pgoutput.apply.iceberg.causes import sure_cause
 from airflow_provider_pgoutput.apply.iceberg.jvm import (
     JAVA_ERRORS,
     class_named,
@@ -23,7 +24,6 @@ from airflow_provider_pgoutput.apply.iceberg.jvm import (
 )
 from airflow_provider_pgoutput.errors import (
     CommitStateUnknown,
-    LakeDenied,
     LakeUnavailable,
     PgoutputError,
     PublishRefused,
@@ -43,7 +43,6 @@ _NO_ANSWER = (
     "ServiceUnavailableException",
     "RuntimeIOException",
 )
-_DENIED = ("NotAuthorizedException", "ForbiddenException")
 
 
 def commit_failure(jvm: Any, error: Exception, table: str) -> PgoutputError:
@@ -52,10 +51,9 @@ def commit_failure(jvm: Any, error: Exception, table: str) -> PgoutputError:
     :param error: one of ``JAVA_ERRORS``.
     :param table: the target, ``namespace.table``.
     """
+    if named := sure_cause(error, table):
+        return named
     found = java_classes(error)
-    # Both say for sure that nothing was committed.
-    if found[0].endswith(_DENIED):
-        return _denied(found[0], table)
     if found[0].endswith(_REFUSED):
         return PublishRefused("The table changed while it was committed to.", table=table)
     cleanable = class_named(jvm, "org.apache.iceberg.exceptions.CleanableFailure")
@@ -71,25 +69,16 @@ def failure(error: Exception, table: str | None = None) -> PgoutputError | None:
     :param error: one of ``JAVA_ERRORS``.
     :param table: the target, ``namespace.table``, if it is known.
     """
+    if named := sure_cause(error, table):
+        return named
     found = java_classes(error)
     if unknown := next((each for each in found if each.endswith(_UNKNOWN)), None):
         return _unknown(unknown, table)
-    if named := denial(error, table):
-        return named
     if silent := next((each for each in found if each.endswith(_NO_ANSWER)), None):
         return LakeUnavailable(f"The catalog did not answer: {silent}.", table=table)
     if any(each.endswith("CommitFailedException") for each in found):
         return PublishRefused("The table kept changing while it was committed to.", table=table)
     return None
-
-
-def denial(error: Exception, table: str | None = None) -> LakeDenied | None:
-    """The error if the catalog refused the login or forbade the request; None: something else happened.
-
-    :param error: one of ``JAVA_ERRORS``.
-    """
-    found = next((each for each in java_classes(error) if each.endswith(_DENIED)), None)
-    return None if found is None else _denied(found, table)
 
 
 @contextmanager
@@ -118,14 +107,6 @@ def unnamed(error: Exception, table: str | None = None) -> SparkFailed:
         table=table,
         advice="nothing, if executors or memory were lost: the next try does it again. If it lasts, report"
         " the lines before this one in the Spark job's log, which say where it was thrown.",
-    )
-
-
-def _denied(java_class: str, table: str | None) -> LakeDenied:
-    return LakeDenied(
-        f"The catalog does not take the login, or forbids what was asked: {java_class}.",
-        table=table,
-        advice="check the credential of the iceberg connection and the rights that it has at the catalog.",
     )
 
 

@@ -8,8 +8,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from py4j.java_gateway import JavaPackage
 from py4j.protocol import Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
+from pyspark.version import __version__ as spark_version
+
+from airflow_provider_pgoutput.apply.iceberg.spark_jars import missing_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +23,10 @@ if TYPE_CHECKING:
 #: What a call into the JVM raises. PySpark turns some exceptions into its own and leaves the others as they
 #: are.
 JAVA_ERRORS = (Py4JJavaError, CapturedException)
+#: The class of sessions, which Spark 4 moved.
+_SESSION = (
+    f"org.apache.spark.sql.{'' if spark_version.startswith('3.') else 'classic.'}SparkSession"
+)
 #: How many lines of a stack trace go into the log for each exception.
 _INNERMOST = 12
 
@@ -40,29 +48,31 @@ def java_exception(error: Exception) -> Any:
     return error.java_exception
 
 
+def exceptions(error: Exception) -> Iterator[Any]:
+    """The Java exception behind a Python one and its causes, outermost first."""
+    cause = java_exception(error)
+    while cause is not None:
+        yield cause
+        cause = cause.getCause()
+
+
 def java_classes(error: Exception) -> list[str]:
     """The class names of the Java exception behind a Python one and of its causes, outermost first."""
-    found, cause = [java_class(error)], java_exception(error)
-    while cause is not None and (cause := cause.getCause()) is not None:
-        found.append(str(cause.getClass().getName()))
-    return found
+    found = [str(each.getClass().getName()) for each in exceptions(error)]
+    return found or [java_class(error)]
 
 
 def traces(error: Exception) -> Iterator[tuple[str, list[str]]]:
     """Class name and innermost stack frames of the Java exception behind a Python one, and of its causes."""
-    cause = java_exception(error)
-    while cause is not None:
-        places = [str(each) for each in list(cause.getStackTrace())[:_INNERMOST]]
-        yield str(cause.getClass().getName()), places
-        cause = cause.getCause()
+    for each in exceptions(error):
+        places = [str(place) for place in list(each.getStackTrace())[:_INNERMOST]]
+        yield str(each.getClass().getName()), places
 
 
 def said(error: Exception) -> str:
     """The first line of the message of the innermost Java exception behind a Python one."""
-    cause = java_exception(error)
-    while cause is not None and cause.getCause() is not None:
-        cause = cause.getCause()
-    text = "" if cause is None else str(cause.getMessage() or "")
+    messages = [str(each.getMessage() or "") for each in exceptions(error)]
+    text = messages[-1] if messages else ""
     return text.partition("\n")[0] or "no more is known."
 
 
@@ -71,8 +81,14 @@ def class_named(jvm: Any, name: str) -> Any:
 
     The name is resolved in one step. With ``jvm.org.apache...`` the JVM first looks through every jar for a
     class ``org``, in each package that PySpark imports.
+
+    :raises ConfigurationError: Spark's jars do not have it.
     """
-    return getattr(jvm, name)
+    found = getattr(jvm, name)
+    if isinstance(found, JavaPackage):
+        # Py4J takes every name that is no class for a package.
+        raise missing_class(name)
+    return found
 
 
 def elements(collection: Any) -> Iterator[Any]:
@@ -104,5 +120,4 @@ def activate(spark: SparkSession) -> None:
     Catalogs are looked up in the settings of the active session.
     """
     jvm: Any = spark._jvm
-    sessions = class_named(jvm, "org.apache.spark.sql.classic.SparkSession")
-    sessions.setActiveSession(spark._jsparkSession)
+    class_named(jvm, _SESSION).setActiveSession(spark._jsparkSession)

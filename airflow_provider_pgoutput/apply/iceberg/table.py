@@ -11,7 +11,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.apply.iceberg import column_properties
-from airflow_provider_pgoutput.apply.iceberg.failures import commit_failure, denial
+from airflow_provider_pgoutput.apply.iceberg.causes import sure_cause
+from airflow_provider_pgoutput.apply.iceberg.failures import commit_failure
 from airflow_provider_pgoutput.apply.iceberg.jvm import (
     JAVA_ERRORS,
     activate,
@@ -65,7 +66,8 @@ class IcebergTable:
         """Load a table as the catalog has it now; None: there is none.
 
         :raises TableRefused: something else than an Iceberg table has the name.
-        :raises LakeDenied: the catalog does not let this login load it.
+        :raises ConfigurationError: a jar is missing, or there is no such bucket.
+        :raises LakeDenied: the catalog or the store does not let this login load it.
         :raises LakeUnavailable: the catalog did not answer.
         """
         jvm: Any = spark._jvm
@@ -78,15 +80,15 @@ class IcebergTable:
             found = java_class(error)
             if found.endswith(("NoSuchTableException", "NoSuchNamespaceException")):
                 return None
+            reason = _of_catalog(spark, name.catalog) or error
+            if named := sure_cause(reason, name.target):
+                raise named from error
             if found.endswith(("ClassCastException", "IllegalArgumentException")):
                 raise TableRefused(
                     "This is not an Iceberg table.",
                     table=name.target,
                     advice="name another target for the source's table, or rename this one.",
                 ) from error
-            reason = _of_catalog(spark, name.catalog) or error
-            if denied := denial(reason, name.target):
-                raise denied from error
             raise LakeUnavailable(
                 f"The catalog did not answer: {java_class(reason)}.", table=name.target
             ) from error
@@ -299,7 +301,7 @@ class IcebergTable:
             transaction = self._publication(branch, head, manifest, tag_days, done)
         except JAVA_ERRORS as error:
             # Iceberg read the table again and found that main or the branch has moved.
-            raise PublishRefused(
+            raise sure_cause(error, self.name.target) or PublishRefused(
                 "The table changed while the batch was published.", table=self.name.target
             ) from error
         self._change(transaction.commitTransaction)

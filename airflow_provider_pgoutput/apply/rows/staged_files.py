@@ -12,13 +12,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_pgoutput.apply.iceberg.causes import sure_cause
 from airflow_provider_pgoutput.apply.iceberg.jvm import JAVA_ERRORS, class_named, java_class
 from airflow_provider_pgoutput.apply.iceberg.sql import quote
 from airflow_provider_pgoutput.apply.schema.spark_types import spark_type
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.jobs import AnyJob, WriteJob, job_from_json
 from airflow_provider_pgoutput.batch.manifest import Manifest
-from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError, LakeUnavailable
+from airflow_provider_pgoutput.errors import (
+    BatchRefused,
+    ConfigurationError,
+    LakeUnavailable,
+    PgoutputError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -232,7 +238,7 @@ def _open(spark: SparkSession, uri: str) -> tuple[Any, Any]:
         path = class_named(jvm, "org.apache.hadoop.fs.Path")(uri)
         return path, path.getFileSystem(configuration)
     except JAVA_ERRORS as error:
-        raise ConfigurationError(
+        raise sure_cause(error) or ConfigurationError(
             f"Spark cannot open {uri.partition(':')[0]} paths: {java_class(error)}.",
             advice="give Spark the file system's jars and settings (docs/airflow.md, Staging on an object"
             " store).",
@@ -252,8 +258,10 @@ def _know_s3(jvm: Any, configuration: Any) -> None:
         configuration.set("fs.s3.impl", "org.apache.hadoop.fs.s3a.S3AFileSystem")
 
 
-def _unavailable(error: Exception) -> LakeUnavailable:
-    return LakeUnavailable(f"The staging area did not answer: {java_class(error)}.")
+def _unavailable(error: Exception) -> PgoutputError:
+    return sure_cause(error) or LakeUnavailable(
+        f"The staging area did not answer: {java_class(error)}."
+    )
 
 
 def _jvm(spark: SparkSession) -> Any:

@@ -1,0 +1,181 @@
+"""Finds the cause of a failure of Spark, Iceberg or a store in the chain of Java's exceptions.
+
+Only what is sure has an error here: a missing jar, a Java that is too old, a login that is refused, a bucket
+that does not exist. None of them passes by itself, so a retry would end in the same way.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.apply.iceberg.jvm import exceptions
+from airflow_provider_pgoutput.apply.iceberg.spark_jars import missing_class, to_add
+from airflow_provider_pgoutput.batch.spark_packages import DRIVERS
+from airflow_provider_pgoutput.errors import ConfigurationError, LakeDenied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from airflow_provider_pgoutput.errors import PgoutputError
+
+_MISSING = ("NoClassDefFoundError", "ClassNotFoundException")
+#: The class is there, in a version that does not fit.
+_OTHER_VERSION = ("NoSuchMethodError", "NoSuchFieldError", "AbstractMethodError")
+#: Refusals of a catalog, of a file system of Hadoop and of the machine's own.
+_DENIED = ("NotAuthorizedException", "ForbiddenException", "AccessControlException")
+#: How S3A, the file system of Hadoop for S3, and Java itself say it.
+_DENIED_FILES = "java.nio.file.AccessDeniedException"
+_NO_BUCKET = ("NoSuchBucketException", "org.apache.hadoop.fs.s3a.UnknownStoreException")
+#: Where the exceptions of the two AWS SDKs are.
+_AWS, _AWS_1 = "software.amazon.awssdk.services.", "com.amazonaws.services."
+_AWS_CLIENT = "software.amazon.awssdk.core.exception.SdkClientException"
+#: Java's class files of version 45 are of Java 1.
+_CLASS_FILES_OF_JAVA_0 = 44
+_CLASS = re.compile(r"[A-Za-z_$][\w$]*(?:[./][\w$]+)+")
+_CLASS_FILE = re.compile(r"(\S+) has been compiled.*?version (\d+)\..*?up to (\d+)\.", re.DOTALL)
+
+
+def sure_cause(error: Exception, table: str | None = None) -> PgoutputError | None:
+    """The error for a cause that does not pass by itself; None: the chain names no such cause.
+
+    :param error: one of ``JAVA_ERRORS``.
+    :param table: the target, ``namespace.table``, if it is known.
+    """
+    chain = [(str(each.getClass().getName()), each) for each in exceptions(error)]
+    for find in (_jars, _refusal):
+        for name, exception in chain:
+            if named := find(name, exception, table):
+                return named
+        if any(name.endswith("CommitStateUnknownException") for name, _ in chain):
+            # Iceberg itself looked and does not know. The refusal may be of its look.
+            return None
+    return None
+
+
+def _jars(name: str, exception: Any, table: str | None) -> PgoutputError | None:
+    """A jar that is missing or does not fit."""
+    if name.endswith(_MISSING):
+        return missing_class(_class_in(exception), table)
+    if name.endswith(_OTHER_VERSION):
+        found = missing_class(_class_in(exception), table)
+        return ConfigurationError(
+            f"Spark has the Java class {_class_in(exception)} in a version that does not fit.",
+            table=table,
+            advice=f"remove the jar that has it, if Spark has two; and {found.advice}",
+        )
+    if name.endswith("UnsupportedClassVersionError"):
+        return _old_java(_message(exception), table)
+    if name == "java.sql.SQLException" and exception.getSQLState() == "08001":
+        return _no_driver(_message(exception), table)
+    return None
+
+
+def _refusal(name: str, exception: Any, table: str | None) -> PgoutputError | None:
+    """A catalog or a store that does not let this login in, or has no such bucket."""
+    if name.endswith(_NO_BUCKET):
+        return _no_bucket(name, table)
+    if name.startswith((_AWS, _AWS_1)):
+        return _of_aws(name, exception, table)
+    if name == _AWS_CLIENT:
+        return _of_aws_client(_message(exception), table)
+    if name == _DENIED_FILES:
+        return _denied("The store", "the files", name, table)
+    if name.endswith(_DENIED) or (name.endswith("SQLException") and _is_login(exception)):
+        return denied(name, table)
+    return None
+
+
+def denied(java_class: str, table: str | None) -> LakeDenied:
+    """The error for a catalog that refuses."""
+    return LakeDenied(
+        f"The catalog does not take the login, or forbids what was asked: {java_class}.",
+        table=table,
+        advice="check the credential of the iceberg connection and the rights that it has at the catalog.",
+    )
+
+
+def _denied(what: str, of: str, java_class: str, table: str | None) -> LakeDenied:
+    return LakeDenied(
+        f"{what} does not take Spark's login, or forbids what was asked: {java_class}.",
+        table=table,
+        advice=f"check the keys that Spark has for {of} (s3.* of the iceberg connection for tables,"
+        " spark.hadoop.fs.s3a.* for the staging area, or an identity of its own), and their rights.",
+    )
+
+
+def _of_aws(name: str, exception: Any, table: str | None) -> PgoutputError | None:
+    if name.startswith(_AWS):
+        status, details = int(exception.statusCode()), exception.awsErrorDetails()
+        code = "" if details is None else str(details.errorCode())
+    else:
+        status, code = int(exception.getStatusCode()), str(exception.getErrorCode())
+    is_store = ".services.s3." in name
+    if status in (401, 403):
+        told = f"{name}, HTTP {status}"
+        return _denied("The object store", "S3", told, table) if is_store else denied(told, table)
+    if is_store and (code == "NoSuchBucket" or status == 301):
+        return _no_bucket(f"{name}, HTTP {status}", table)
+    return None
+
+
+def _of_aws_client(message: str, table: str | None) -> PgoutputError | None:
+    if message.startswith("Unable to load credentials"):
+        return _denied("S3 or Glue", "AWS", "there is no login", table)
+    if message.startswith("Unable to load region"):
+        return ConfigurationError(
+            "Spark does not know the AWS region.",
+            table=table,
+            advice="give the iceberg connection client.region, or Spark the variable AWS_REGION.",
+        )
+    return None
+
+
+def _no_bucket(told: str, table: str | None) -> ConfigurationError:
+    return ConfigurationError(
+        f"There is no such bucket, or it is in another region: {told}.",
+        table=table,
+        advice="correct the warehouse, the staging_uri or the region.",
+    )
+
+
+def _is_login(exception: Any) -> bool:
+    """Whether a database refuses a login (SQLSTATE 28) or a right (42501)."""
+    state = str(exception.getSQLState())
+    return state.startswith("28") or state == "42501"
+
+
+def _no_driver(message: str, table: str | None) -> ConfigurationError:
+    found = re.search(r"jdbc:(\w+):", message)
+    database = found[1] if found else "?"
+    package = DRIVERS.get(database)
+    return ConfigurationError(
+        f"Spark has no JDBC driver for the catalog's database, {database}.",
+        table=table,
+        advice=to_add(package.names) if package else "add the driver's jar to Spark's jars.",
+    )
+
+
+def _old_java(message: str, table: str | None) -> ConfigurationError:
+    found = _CLASS_FILE.search(message)
+    java: Callable[[str], int] = lambda version: int(version) - _CLASS_FILES_OF_JAVA_0  # noqa: E731
+    what = (
+        f"{found[1].replace('/', '.')} needs Java {java(found[2])} and Spark runs on Java {java(found[3])}."
+        if found
+        else "A jar needs a newer Java than the one on which Spark runs."
+    )
+    return ConfigurationError(
+        what,
+        table=table,
+        advice="run Spark on Java 17 or 21: JAVA_HOME of spark-submit and, on a cluster, of its machines.",
+    )
+
+
+def _class_in(exception: Any) -> str:
+    """The full name of the first class that a message of Java's linker names."""
+    found = _CLASS.search(_message(exception))
+    return found[0].replace("/", ".") if found else "?"
+
+
+def _message(exception: Any) -> str:
+    return str(exception.getMessage() or "")

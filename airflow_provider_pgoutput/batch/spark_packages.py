@@ -1,0 +1,196 @@
+"""Which jars Spark needs beside its own, by Spark, catalog and store, as Maven coordinates: one table.
+
+Spark's side names them if a class is missing. ``docs/spark_jars.md`` prints them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: The newest Iceberg whose runtime Maven has for each Spark and Scala.
+ICEBERG = {
+    ("3.5", "2.12"): "1.12.0",
+    ("3.5", "2.13"): "1.11.0",
+    ("4.0", "2.13"): "1.11.0",
+    ("4.1", "2.13"): "1.12.0",
+}
+#: Version of the bundles with the clients of object stores.
+_BUNDLES = "1.12.0"
+#: Version of the AWS SDK inside of that ``iceberg-aws-bundle``. Other parts of the SDK must have the same.
+_AWS_SDK = "2.54.17"
+#: Version of the AWS SDK that ``hadoop-aws`` of Hadoop 3.3 uses.
+_AWS_SDK_1 = "1.12.262"
+
+_S3 = ("s3", "s3a", "s3n")
+_GOOGLE = ("gs",)
+_AZURE = ("abfs", "abfss", "wasb", "wasbs")
+#: Implementations of Iceberg's file access that take another client by the scheme of a path.
+_RESOLVING = "org.apache.iceberg.io.ResolvingFileIO"
+
+
+@dataclass(frozen=True, slots=True)
+class SparkVersions:
+    """A Spark, as far as its jars depend on it."""
+
+    spark: str
+    scala: str
+    hadoop: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Spark and Scala as names of jars have them: ``("4.1", "2.13")``."""
+        return _minor(self.spark), _minor(self.scala)
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """Jars that are needed together."""
+
+    needed_for: str
+    #: Maven coordinates, ``group:name:version``.
+    coordinates: tuple[str, ...]
+    #: A class that is there if the jars are.
+    class_name: str
+    #: How the names of their classes begin.
+    prefixes: tuple[str, ...]
+    #: What these jars would bring along and must not, ``group:name``.
+    excluded: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> str:
+        """The coordinates as ``spark-submit --packages`` takes them."""
+        return ",".join(self.coordinates)
+
+
+def runtime(versions: SparkVersions) -> Package:
+    """Iceberg itself."""
+    spark, scala = versions.key
+    # A Spark that the table lacks gets a coordinate without a version, which no spark-submit takes.
+    version = ICEBERG.get(versions.key)
+    name = f"org.apache.iceberg:iceberg-spark-runtime-{spark}_{scala}"
+    return Package(
+        "Iceberg's tables",
+        (f"{name}:{version}" if version else name,),
+        "org.apache.iceberg.spark.SparkCatalog",
+        ("org.apache.iceberg.",),
+    )
+
+
+AWS = Package(
+    "a warehouse on S3, or a Glue catalog",
+    (f"org.apache.iceberg:iceberg-aws-bundle:{_BUNDLES}",),
+    "software.amazon.awssdk.services.s3.S3Client",
+    ("software.amazon.awssdk.",),
+)
+GOOGLE = Package(
+    "a warehouse on Google Cloud Storage",
+    (f"org.apache.iceberg:iceberg-gcp-bundle:{_BUNDLES}",),
+    "com.google.cloud.storage.Storage",
+    ("com.google.cloud.",),
+)
+AZURE = Package(
+    "a warehouse on Azure",
+    (f"org.apache.iceberg:iceberg-azure-bundle:{_BUNDLES}",),
+    "com.azure.storage.file.datalake.DataLakeServiceClient",
+    ("com.azure.",),
+)
+SQLITE = Package(
+    "a SQL catalog in SQLite",
+    ("org.xerial:sqlite-jdbc:3.50.3.0",),
+    "org.sqlite.JDBC",
+    ("org.sqlite.",),
+)
+POSTGRESQL = Package(
+    "a SQL catalog in PostgreSQL",
+    ("org.postgresql:postgresql:42.7.8",),
+    "org.postgresql.Driver",
+    ("org.postgresql.",),
+)
+#: Drivers of SQL catalogs by the word after ``jdbc:``.
+DRIVERS = {"sqlite": SQLITE, "postgresql": POSTGRESQL}
+
+
+def staging_on_s3(versions: SparkVersions) -> Package:
+    """What Hadoop needs to read a staging area on S3."""
+    hadoop = f"org.apache.hadoop:hadoop-aws:{versions.hadoop}"
+    purpose, class_name = "a staging area on S3", "org.apache.hadoop.fs.s3a.S3AFileSystem"
+    if versions.hadoop.startswith("3.3."):
+        return Package(
+            purpose,
+            (hadoop, f"com.amazonaws:aws-java-sdk-bundle:{_AWS_SDK_1}"),
+            class_name,
+            ("org.apache.hadoop.fs.s3a.", "com.amazonaws."),
+        )
+    return Package(
+        purpose,
+        (
+            hadoop,
+            *AWS.coordinates,
+            f"software.amazon.awssdk:s3-transfer-manager:{_AWS_SDK}",
+            f"software.amazon.awssdk:apache-client:{_AWS_SDK}",
+        ),
+        class_name,
+        (
+            "org.apache.hadoop.fs.s3a.",
+            "software.amazon.awssdk.transfer.",
+            "software.amazon.awssdk.http.apache.",
+        ),
+        # 600 MB of an older AWS SDK.
+        excluded=("software.amazon.awssdk:bundle",),
+    )
+
+
+def needed(
+    versions: SparkVersions, catalog: Mapping[str, str], staging_uri: str
+) -> tuple[Package, ...]:
+    """What a pipeline needs.
+
+    :param catalog: the catalog's properties, by Java's names (``type``, ``uri``, ``warehouse``, ``io-impl``).
+    """
+    found = [runtime(versions)]
+    if driver := _driver(catalog):
+        found.append(driver)
+    scheme, io = _scheme(catalog.get("warehouse", "")), catalog.get("io-impl", "")
+    resolves = io in ("", _RESOLVING)
+    names_s3 = any(key.startswith("s3.") for key in catalog)
+    if (
+        catalog.get("type") == "glue"
+        or io.endswith(".S3FileIO")
+        or (resolves and (scheme in _S3 or names_s3))
+    ):
+        found.append(AWS)
+    if io.endswith(".GCSFileIO") or (resolves and scheme in _GOOGLE):
+        found.append(GOOGLE)
+    if io.endswith(".ADLSFileIO") or (resolves and scheme in _AZURE):
+        found.append(AZURE)
+    if _scheme(staging_uri) in _S3:
+        found.append(staging_on_s3(versions))
+    return tuple(found)
+
+
+def package_of(class_name: str, versions: SparkVersions) -> Package | None:
+    """The jars that have a class; None: none of this table."""
+    known = (
+        staging_on_s3(versions),
+        *(AWS, GOOGLE, AZURE, SQLITE, POSTGRESQL),
+        runtime(versions),
+    )
+    return next((each for each in known if class_name.startswith(each.prefixes)), None)
+
+
+def _driver(catalog: Mapping[str, str]) -> Package | None:
+    found = re.match(r"jdbc:(\w+):", catalog.get("uri", ""))
+    return DRIVERS.get(found[1]) if found else None
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _scheme(uri: str) -> str:
+    return uri.partition("://")[0].lower() if "://" in uri else ""
