@@ -195,12 +195,26 @@ def spark_defaults(spark_binary: str, env_vars: Mapping[str, Any]) -> str | None
     :param spark_binary: the spark-submit, by its path or as ``PATH`` finds it. It knows its home.
     :param env_vars: environment variables, in addition to those of this process.
     """
-    environment = {**os.environ, **{name: str(value) for name, value in env_vars.items()}}
-    found = shutil.which(spark_binary, path=environment.get("PATH"))
-    home = environment.get("SPARK_HOME") or (found and _home_of(Path(found)))
-    folder = environment.get("SPARK_CONF_DIR") or (home and Path(home) / "conf")
+    home = spark_home(spark_binary, env_vars)
+    folder = _environment(env_vars).get("SPARK_CONF_DIR") or (home and home / "conf")
     path = Path(folder or "") / "spark-defaults.conf"
     return str(path) if folder and path.is_file() else None
+
+
+def spark_home(spark_binary: str, env_vars: Mapping[str, Any]) -> Path | None:
+    """The folder of the Spark that a spark-submit starts; None: there is none.
+
+    :param spark_binary: see ``spark_defaults``, and so is ``env_vars``.
+    """
+    environment = _environment(env_vars)
+    if named := environment.get("SPARK_HOME"):
+        return Path(named)
+    found = shutil.which(spark_binary, path=environment.get("PATH"))
+    return _home_of(Path(found)) if found else None
+
+
+def _environment(env_vars: Mapping[str, Any]) -> dict[str, str]:
+    return {**os.environ, **{name: str(value) for name, value in env_vars.items()}}
 
 
 def _home_of(program: Path) -> Path:

@@ -17,11 +17,13 @@ from airflow_provider_pgoutput.spark_submit.files import (
     property_of,
     spark_defaults,
     spark_files,
+    spark_home,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     import psutil
     from airflow.sdk import Connection
@@ -117,6 +119,13 @@ class SparkJob:
             redaction=None if redaction is None else str(redaction),
             is_short=is_short,
         )
+
+    def home(self, env_vars: Mapping[str, Any] | None) -> Path | None:
+        """The folder of the Spark that spark-submit starts; None: it was not found.
+
+        :param env_vars: the user's environment variables.
+        """
+        return spark_home(self.submit, {} if self.on_kubernetes else env_vars or {})
 
     def merged_conf(self, catalog: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
         """Put the user's configuration over the catalog's. Extensions of both are kept."""

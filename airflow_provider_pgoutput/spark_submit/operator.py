@@ -16,6 +16,7 @@ from airflow_provider_pgoutput.batch.jobs import UPSERT
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.hooks.connections import get_connection
 from airflow_provider_pgoutput.hooks.lake_login import has_java_login
+from airflow_provider_pgoutput.spark_submit.packages import catalog_properties, with_needed
 from airflow_provider_pgoutput.spark_submit.result import failure_of_status, job_failure, job_result
 from airflow_provider_pgoutput.tasks import arguments
 from airflow_provider_pgoutput.tasks.plan_options import plan_fields, table_options
@@ -57,6 +58,8 @@ class LakeJobOperator(SparkSubmitOperator):
     :param iceberg_conn_id: the lake's catalog, a connection of type ``iceberg``. Its secrets reach Spark in a
         private properties file. (templated)
     :param catalog_name: name of the catalog; None: the name of its connection. (templated)
+    :param packages: Maven coordinates of jars, as in ``SparkSubmitOperator``. The word ``auto`` stands for
+        those that this Spark, catalog and staging area need; ``docs/spark_jars.md`` has them. (templated)
     :param conn_id: the Spark cluster, a connection of type ``spark``. (templated)
     :param name: name of the Spark application. (templated)
     """
@@ -81,11 +84,12 @@ class LakeJobOperator(SparkSubmitOperator):
         namespace: str,
         iceberg_conn_id: str = "iceberg_default",
         catalog_name: str | None = None,
+        packages: str | None = None,
         conn_id: str = "spark_default",
         name: str = "airflow-{{ dag.dag_id }}-{{ task.task_id }}",
         **kwargs: Any,
     ) -> None:
-        super().__init__(name=name, conn_id=conn_id, **kwargs)
+        super().__init__(name=name, conn_id=conn_id, packages=packages, **kwargs)
         if not kwargs.keys() & {"durable", "reconnect_on_retry"}:
             # A durable operator could reconnect to the job of another attempt, or take it for done. Running
             # the job again is safe, because a table takes no batch twice.
@@ -165,6 +169,16 @@ class LakeJobOperator(SparkSubmitOperator):
         self._check_login(lake, conf)
         self._warn(job, lake)
         given = self.conf, self.env_vars, self.application, self.py_files, self.properties_file
+        given_packages = self.packages, self.exclude_packages
+        self.packages, self.exclude_packages = with_needed(
+            self.packages,
+            self.exclude_packages,
+            job.home(self.env_vars),
+            catalog_properties(
+                lake.catalog.name, lake.catalog.spark_conf, lake.catalog.spark_secrets, conf
+            ),
+            job_uri,
+        )
         try:
             with job.files(
                 lake.catalog.spark_secrets,
@@ -184,6 +198,7 @@ class LakeJobOperator(SparkSubmitOperator):
                 SparkSubmitOperator.execute(self, context)
         finally:
             self.conf, self.env_vars, self.application, self.py_files, self.properties_file = given
+            self.packages, self.exclude_packages = given_packages
 
     def _check_login(self, lake: Lake, conf: Mapping[str, Any]) -> None:
         """Refuse a login at the catalog that Iceberg's Java does not have, unless Spark gets one of its own.

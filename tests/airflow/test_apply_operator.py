@@ -20,8 +20,11 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow_provider_pgoutput.batch.jobs import ApplyJob, job_from_json
 from airflow_provider_pgoutput.batch.manifest import SkippedTransaction
 from airflow_provider_pgoutput.batch.membership import PublishedSet, TableMembership
+from airflow_provider_pgoutput.batch.spark_packages import SQLITE, runtime
 from airflow_provider_pgoutput.batch.table_version import Counts
 from airflow_provider_pgoutput.errors import ConnectionNotFound, LakeUnavailable, PublishRefused
+from airflow_provider_pgoutput.spark_submit.packages import versions_of
+from quickstart.jars import spark_home
 from tests.airflow.spark_submit_double import SLOT, Workshop
 
 if TYPE_CHECKING:
@@ -108,6 +111,38 @@ def test_the_job_gets_a_plan_the_package_and_the_catalog(
     assert package_zip.endswith("airflow_provider_pgoutput.zip")
     assert mine == "/mine.zip"
     assert not Path(package_zip).exists(), "the files of the job are left behind"
+
+
+def test_auto_stands_for_the_packages_that_the_job_needs(
+    workshop: Workshop, task_context: Any
+) -> None:
+    here = spark_home()
+    operator = workshop.operator(
+        packages="auto, com.example:own:1.0", env_vars={"SPARK_HOME": str(here)}
+    )
+    operator.execute(task_context)
+    arguments = workshop.seen()["arguments"]
+    assert arguments[arguments.index("--packages") + 1].split(",") == [
+        "com.example:own:1.0",
+        *runtime(versions_of(here)).coordinates,
+        *SQLITE.coordinates,
+    ]
+    assert "--exclude-packages" not in arguments
+    assert operator.packages == "auto, com.example:own:1.0"
+
+
+def test_auto_needs_a_spark_that_it_knows(
+    workshop: Workshop, task_context: Any, tmp_path: Path
+) -> None:
+    operator = workshop.operator(packages="auto", env_vars={"SPARK_HOME": str(tmp_path)})
+    with pytest.raises(AirflowFailException, match="SPARK_HOME"):
+        operator.execute(task_context)
+    (tmp_path / "jars").mkdir()
+    for name in ("spark-core_2.13-9.0.1.jar", "hadoop-client-api-3.4.2.jar"):
+        (tmp_path / "jars" / name).touch()
+    with pytest.raises(AirflowFailException, match=r"Spark 9\.0\.1 with Scala 2\.13"):
+        operator.execute(task_context)
+    assert not workshop.was_started
 
 
 def test_every_option_reaches_the_job(workshop: Workshop, task_context: Any) -> None:

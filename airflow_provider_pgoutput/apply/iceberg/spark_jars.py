@@ -42,4 +42,7 @@ def to_add(coordinates: str) -> str:
 
     :param coordinates: as ``spark-submit --packages`` takes them.
     """
-    return f"add {coordinates} to the operator's packages or to Spark's jars (docs/spark_jars.md)."
+    return (
+        f'give the operator packages="auto", or add {coordinates} to its packages or to Spark\'s jars'
+        " (docs/spark_jars.md)."
+    )

@@ -1,0 +1,55 @@
+"""Which jars a pipeline needs, by its catalog and its stores."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_provider_pgoutput.batch.spark_packages import (
+    AWS,
+    AZURE,
+    GOOGLE,
+    POSTGRESQL,
+    Package,
+    SparkVersions,
+    needed,
+    package_of,
+    runtime,
+    staging_on_s3,
+)
+
+SPARK = SparkVersions("4.1.3", "2.13.17", "3.4.2")
+RESOLVING = "org.apache.iceberg.io.ResolvingFileIO"
+
+
+@pytest.mark.parametrize(
+    ("catalog", "staging_uri", "expected"),
+    [
+        ({"type": "rest", "warehouse": "main"}, "file:///staging", []),
+        ({"type": "rest", "s3.endpoint": "http://x"}, "file:///staging", [AWS]),
+        ({"type": "glue"}, "/staging", [AWS]),
+        (
+            {"type": "jdbc", "uri": "jdbc:postgresql://h/d", "warehouse": "s3://b"},
+            "file:///staging",
+            [POSTGRESQL, AWS],
+        ),
+        (
+            {"warehouse": "s3a://b", "io-impl": "org.apache.iceberg.hadoop.HadoopFileIO"},
+            "s3://b/staging",
+            [staging_on_s3(SPARK)],
+        ),
+        ({"type": "hive", "warehouse": "gs://b", "io-impl": RESOLVING}, "gs://b", [GOOGLE]),
+        ({"type": "hive", "warehouse": "abfss://c@a/x", "io-impl": RESOLVING}, "", [AZURE]),
+    ],
+)
+def test_what_is_needed(catalog: dict[str, str], staging_uri: str, expected: list[Package]) -> None:
+    assert list(needed(SPARK, catalog, staging_uri)) == [runtime(SPARK), *expected]
+
+
+def test_a_class_leads_to_the_jars_that_have_it() -> None:
+    def jars(class_name: str) -> Package | None:
+        return package_of(class_name, SPARK)
+
+    assert jars("software.amazon.awssdk.services.s3.S3Client") == AWS
+    assert jars("software.amazon.awssdk.transfer.s3.S3TransferManager") == staging_on_s3(SPARK)
+    assert jars("org.apache.iceberg.spark.SparkCatalog") == runtime(SPARK)
+    assert jars("com.example.Mine") is None
