@@ -51,6 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _apply(spark: SparkSession, job_uri: str) -> int:
+    from airflow_provider_pgoutput.apply.iceberg.requirements import check  # noqa: PLC0415
     from airflow_provider_pgoutput.apply.maintain import maintain  # noqa: PLC0415
     from airflow_provider_pgoutput.apply.pipeline import apply_batch  # noqa: PLC0415
     from airflow_provider_pgoutput.apply.replay import replay  # noqa: PLC0415
@@ -69,6 +70,7 @@ def _apply(spark: SparkSession, job_uri: str) -> int:
     try:
         print(f"::group::Apply {job_uri}", flush=True)
         job = read_job(spark, job_uri)
+        check(spark, job.catalog)
         result: ApplyResult | ReplayResult | MaintenanceResult
         match job:
             case ApplyJob():

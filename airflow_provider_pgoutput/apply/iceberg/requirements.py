@@ -1,0 +1,58 @@
+"""Looks, before a job reads a row, whether Spark has what it needs: settings, jars, a Java that fits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgoutput.apply.iceberg.causes import sure_cause
+from airflow_provider_pgoutput.apply.iceberg.jvm import JAVA_ERRORS
+from airflow_provider_pgoutput.apply.iceberg.spark_jars import versions_here
+from airflow_provider_pgoutput.batch.spark_packages import needed
+from airflow_provider_pgoutput.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_EXTENSIONS = "spark.sql.extensions"
+_OF_ICEBERG = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+
+
+def check(spark: SparkSession, catalog: str) -> None:
+    """Look at the settings with which Spark was started, and load a class of each jar that is needed.
+
+    The jars of the staging area are not looked for: whoever read the job's file has them.
+
+    :param catalog: name of the catalog.
+    :raises ConfigurationError: a setting or a jar is missing, or Java is too old for a jar.
+    """
+    conf = dict(spark.sparkContext.getConf().getAll())
+    prefix = f"spark.sql.catalog.{catalog}"
+    if prefix not in conf:
+        raise ConfigurationError(
+            f"Spark's settings have no catalog {catalog}.",
+            advice=f"set {prefix} and its properties, or name the catalog's connection in iceberg_conn_id.",
+        )
+    if _OF_ICEBERG not in conf.get(_EXTENSIONS, ""):
+        raise ConfigurationError(
+            f"Spark runs without Iceberg's extensions: {_EXTENSIONS} does not name them.",
+            advice=f"add {_OF_ICEBERG} to {_EXTENSIONS}.",
+        )
+    properties = {
+        key.removeprefix(f"{prefix}."): value
+        for key, value in conf.items()
+        if key.startswith(f"{prefix}.")
+    }
+    for package in needed(versions_here(), properties, staging_uri=""):
+        _load(spark, package.class_name)
+
+
+def _load(spark: SparkSession, class_name: str) -> None:
+    jvm: Any = spark._jvm
+    # The loader that knows the jars of spark.jars and --packages.
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    try:
+        loader.loadClass(class_name)
+    except JAVA_ERRORS as error:
+        if named := sure_cause(error):
+            raise named from error
+        raise
