@@ -112,6 +112,8 @@ POSTGRESQL = Package(
     "org.postgresql.Driver",
     ("org.postgresql.",),
 )
+#: By the classes that a catalog's ``io-impl`` may name.
+_CLIENTS = {"S3FileIO": AWS, "GCSFileIO": GOOGLE, "ADLSFileIO": AZURE}
 #: Drivers of SQL catalogs by the word after ``jdbc:``.
 DRIVERS = {"sqlite": SQLITE, "postgresql": POSTGRESQL}
 
@@ -156,22 +158,25 @@ def needed(
     found = [runtime(versions)]
     if driver := _driver(catalog):
         found.append(driver)
-    scheme, io = _scheme(catalog.get("warehouse", "")), catalog.get("io-impl", "")
-    resolves = io in ("", _RESOLVING)
-    names_s3 = any(key.startswith("s3.") for key in catalog)
-    if (
-        catalog.get("type") == "glue"
-        or io.endswith(".S3FileIO")
-        or (resolves and (scheme in _S3 or names_s3))
-    ):
-        found.append(AWS)
-    if io.endswith(".GCSFileIO") or (resolves and scheme in _GOOGLE):
-        found.append(GOOGLE)
-    if io.endswith(".ADLSFileIO") or (resolves and scheme in _AZURE):
-        found.append(AZURE)
-    if _scheme(staging_uri) in _S3:
+    io = catalog.get("io-impl", "")
+    if catalog.get("type") == "glue":
+        store: Package | None = AWS
+    elif io in ("", _RESOLVING):
+        names_s3 = any(key.startswith("s3.") for key in catalog)
+        store = store_of(scheme(catalog.get("warehouse", ""))) or (AWS if names_s3 else None)
+    else:
+        store = _CLIENTS.get(io.rpartition(".")[2])
+    if store:
+        found.append(store)
+    if scheme(staging_uri) in _S3:
         found.append(staging_on_s3(versions))
     return tuple(found)
+
+
+def store_of(scheme: str) -> Package | None:
+    """What Iceberg needs for tables at URIs of a scheme; None: nothing, or this table does not know it."""
+    stores = {_S3: AWS, _GOOGLE: GOOGLE, _AZURE: AZURE}
+    return next((package for schemes, package in stores.items() if scheme in schemes), None)
 
 
 def package_of(class_name: str, versions: SparkVersions) -> Package | None:
@@ -193,5 +198,6 @@ def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def _scheme(uri: str) -> str:
+def scheme(uri: str) -> str:
+    """The scheme of a URI, ``s3``; empty: it has none."""
     return uri.partition("://")[0].lower() if "://" in uri else ""

@@ -34,21 +34,28 @@ def set_catalog(spark: SparkSession, name: str, **properties: str) -> None:
         spark.conf.set(f"spark.sql.catalog.{name}.{key.replace('_', '-')}", value)
 
 
+@pytest.mark.parametrize(
+    ("name", "io_impl"),
+    [
+        ("no_bundle", "org.apache.iceberg.aws.s3.S3FileIO"),
+        ("nor_hadoop", "org.apache.iceberg.io.ResolvingFileIO"),
+    ],
+)
 def test_a_warehouse_on_s3_without_the_aws_bundle(
-    spark: SparkSession, source: Source, tmp_path: Path
+    spark: SparkSession, source: Source, tmp_path: Path, name: str, io_impl: str
 ) -> None:
     set_catalog(
         spark,
-        "no_bundle",
+        name,
         type="jdbc",
         uri=f"jdbc:sqlite:{tmp_path}/catalog.db",
         warehouse="s3://bucket/warehouse",
-        io_impl="org.apache.iceberg.io.ResolvingFileIO",
+        io_impl=io_impl,
     )
     t = source.table("t", (column("a"),), key=("a",))
     t.insert(1)
     with pytest.raises(ConfigurationError) as stop:
-        apply_batch(spark, dataclasses.replace(source.stage(), catalog="no_bundle"))
+        apply_batch(spark, dataclasses.replace(source.stage(), catalog=name))
     assert AWS.names in str(stop.value)
 
 

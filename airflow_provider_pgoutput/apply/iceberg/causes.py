@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.apply.iceberg.jvm import exceptions
 from airflow_provider_pgoutput.apply.iceberg.spark_jars import missing_class, to_add
-from airflow_provider_pgoutput.batch.spark_packages import DRIVERS
+from airflow_provider_pgoutput.batch.spark_packages import DRIVERS, store_of
 from airflow_provider_pgoutput.errors import ConfigurationError, LakeDenied
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ def _jars(name: str, exception: Any, table: str | None) -> PgoutputError | None:
         )
     if name.endswith("UnsupportedClassVersionError"):
         return _old_java(_message(exception), table)
+    if name == "org.apache.hadoop.fs.UnsupportedFileSystemException":
+        return _no_file_system(_message(exception), table)
     if name == "java.sql.SQLException" and exception.getSQLState() == "08001":
         return _no_driver(_message(exception), table)
     return None
@@ -153,6 +155,18 @@ def _no_driver(message: str, table: str | None) -> ConfigurationError:
         f"Spark has no JDBC driver for the catalog's database, {database}.",
         table=table,
         advice=to_add(package.names) if package else "add the driver's jar to Spark's jars.",
+    )
+
+
+def _no_file_system(message: str, table: str | None) -> ConfigurationError:
+    """Iceberg asks Hadoop for the files of a store if it lacks the store's own client."""
+    found = re.search(r'scheme "(\w+)"', message)
+    scheme = found[1] if found else "?"
+    package = store_of(scheme)
+    return ConfigurationError(
+        f"Spark has no client for the store of {scheme}:// paths.",
+        table=table,
+        advice=to_add(package.names) if package else "add the jar of its client to Spark's jars.",
     )
 
 

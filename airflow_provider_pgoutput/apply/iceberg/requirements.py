@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.apply.iceberg.causes import sure_cause
-from airflow_provider_pgoutput.apply.iceberg.jvm import JAVA_ERRORS
+from airflow_provider_pgoutput.apply.iceberg.jvm import JAVA_ERRORS, class_named
 from airflow_provider_pgoutput.apply.iceberg.spark_jars import versions_here
-from airflow_provider_pgoutput.batch.spark_packages import needed
+from airflow_provider_pgoutput.batch.spark_packages import needed, scheme, store_of
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -42,8 +42,24 @@ def check(spark: SparkSession, catalog: str) -> None:
         for key, value in conf.items()
         if key.startswith(f"{prefix}.")
     }
+    store = scheme(properties.get("warehouse", ""))
     for package in needed(versions_here(), properties, staging_uri=""):
-        _load(spark, package.class_name)
+        # Iceberg takes Hadoop's client, as of EMR, if it lacks its own.
+        if not (package is store_of(store) and _hadoop_knows(spark, store)):
+            _load(spark, package.class_name)
+
+
+def _hadoop_knows(spark: SparkSession, scheme: str) -> bool:
+    """Whether Hadoop opens paths of a scheme."""
+    jvm: Any = spark._jvm
+    context: Any = spark.sparkContext
+    try:
+        class_named(jvm, "org.apache.hadoop.fs.FileSystem").getFileSystemClass(
+            scheme, context._jsc.hadoopConfiguration()
+        )
+    except JAVA_ERRORS:
+        return False
+    return True
 
 
 def _load(spark: SparkSession, class_name: str) -> None:

@@ -238,7 +238,8 @@ def _open(spark: SparkSession, uri: str) -> tuple[Any, Any]:
         path = class_named(jvm, "org.apache.hadoop.fs.Path")(uri)
         return path, path.getFileSystem(configuration)
     except JAVA_ERRORS as error:
-        raise sure_cause(error) or ConfigurationError(
+        is_unknown = java_class(error).endswith("UnsupportedFileSystemException")
+        raise (None if is_unknown else sure_cause(error)) or ConfigurationError(
             f"Spark cannot open {uri.partition(':')[0]} paths: {java_class(error)}.",
             advice="give Spark the file system's jars and settings (docs/airflow.md, Staging on an object"
             " store).",
