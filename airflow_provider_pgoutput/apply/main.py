@@ -70,7 +70,7 @@ def _apply(spark: SparkSession, job_uri: str) -> int:
     try:
         print(f"::group::Apply {job_uri}", flush=True)
         job = read_job(spark, job_uri)
-        check(spark, job.catalog)
+        check(spark, job.catalog_name)
         result: ApplyResult | ReplayResult | MaintenanceResult
         match job:
             case ApplyJob():

@@ -55,7 +55,7 @@ def test_a_warehouse_on_s3_without_the_aws_bundle(
     t = source.table("t", (column("a"),), key=("a",))
     t.insert(1)
     with pytest.raises(ConfigurationError) as stop:
-        apply_batch(spark, dataclasses.replace(source.stage(), catalog=name))
+        apply_batch(spark, dataclasses.replace(source.stage(), catalog_name=name))
     assert AWS.names in str(stop.value)
 
 

@@ -33,6 +33,8 @@ _AWS_CLIENT = "software.amazon.awssdk.core.exception.SdkClientException"
 #: Java's class files of version 45 are of Java 1.
 _CLASS_FILES_OF_JAVA_0 = 44
 _CLASS = re.compile(r"[A-Za-z_$][\w$]*(?:[./][\w$]+)+")
+#: How Iceberg says, in the text of another exception, that a class which it makes by its name lacks a jar.
+_LACKS = re.compile(r"(?:NoClassDefFoundError|ClassNotFoundException): ")
 _CLASS_FILE = re.compile(r"(\S+) has been compiled.*?version (\d+)\..*?up to (\d+)\.", re.DOTALL)
 
 
@@ -55,7 +57,8 @@ def sure_cause(error: Exception, table: str | None = None) -> PgoutputError | No
 
 def _jars(name: str, exception: Any, table: str | None) -> PgoutputError | None:
     """A jar that is missing or does not fit."""
-    if name.endswith(_MISSING):
+    is_told = name == "java.lang.NoSuchMethodException" and _LACKS.search(_message(exception))
+    if is_told or name.endswith(_MISSING):
         return missing_class(_class_in(exception), table)
     if name.endswith(_OTHER_VERSION):
         found = missing_class(_class_in(exception), table)
@@ -187,7 +190,8 @@ def _old_java(message: str, table: str | None) -> ConfigurationError:
 
 def _class_in(exception: Any) -> str:
     """The full name of the first class that a message of Java's linker names."""
-    found = _CLASS.search(_message(exception))
+    text = _message(exception)
+    found = _CLASS.search(text, lacks.end() if (lacks := _LACKS.search(text)) else 0)
     return found[0].replace("/", ".") if found else "?"
 
 
