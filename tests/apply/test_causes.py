@@ -61,7 +61,11 @@ def test_a_warehouse_on_s3_without_the_aws_bundle(
 
 def test_a_sql_catalog_without_its_driver(spark: SparkSession) -> None:
     set_catalog(
-        spark, "no_driver", type="jdbc", uri="jdbc:postgresql://127.0.0.1:1/c?password=canary"
+        spark,
+        "no_driver",
+        type="jdbc",
+        uri="jdbc:postgresql://127.0.0.1:1/c?password=canary",
+        warehouse="file:///nowhere",
     )
     with pytest.raises(ConfigurationError) as stop:
         IcebergTable.load(spark, TableName("no_driver", "n", "t"))
