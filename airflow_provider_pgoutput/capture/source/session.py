@@ -9,6 +9,9 @@ Source: https://www.postgresql.org/docs/current/runtime-config-client.html
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
+import logging
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import adbc_driver_manager
@@ -41,6 +44,15 @@ if TYPE_CHECKING:
     Session = psycopg.Connection[tuple[Any, ...]]
 
 _Opened = TypeVar("_Opened")
+
+
+log = logging.getLogger(__name__)
+
+_DRIVER = "adbc-driver-postgresql"
+#: Minor versions of 1 of the driver whose wheels for Linux run code that the compiler did not optimise.
+#: ``docs/dependencies.md`` has the measurement.
+_SLOW_DRIVERS = range(9, 14)
+_TIMES_SLOWER = "3.5 to 5"
 
 
 APPLICATION_NAME = "airflow-provider-pgoutput"
@@ -176,6 +188,7 @@ def connect_adbc(conninfo: str | Mapping[str, Any], *, slot: str | None = None) 
     :raises SourceUnavailable: the source does not answer.
     :raises ConfigurationError: the source refuses us, or a setting cannot be pinned.
     """
+    _warn_of_slow_driver()
     with translated(slot=slot):
         connection = open_pinned(
             conninfo,
@@ -193,6 +206,24 @@ def connect_adbc(conninfo: str | Mapping[str, Any], *, slot: str | None = None) 
             connection.close()
             raise
     return cast("AdbcConnection", connection)
+
+
+def slow_driver(version: str) -> str | None:
+    """What to say about a release of the driver; None: nothing."""
+    major, minor = (int(part) for part in version.split(".")[:2])
+    if major != 1 or minor not in _SLOW_DRIVERS:
+        return None
+    return (
+        f"{_DRIVER} {version} takes {_TIMES_SLOWER} times the CPU time of 1.8 to fetch rows: its wheel is"
+        f" built without optimisation. It works; pip install '{_DRIVER}==1.8.*' brings the fast one."
+    )
+
+
+@functools.cache
+def _warn_of_slow_driver() -> None:
+    """Log it, once in a process."""
+    if said := slow_driver(importlib.metadata.version(_DRIVER)):
+        log.warning("%s", said)
 
 
 def record_batches(

@@ -1,0 +1,24 @@
+"""Releases of the ADBC driver that are slow are named, and no others."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import pytest
+
+from airflow_provider_pgoutput.capture.source.session import slow_driver
+
+
+@pytest.mark.parametrize(
+    ("version", "is_slow"), [("1.8.0", False), ("1.9.0", True), ("1.13.0", True), ("1.14.0", False)]
+)
+def test_a_slow_release_is_named_with_the_factor(version: str, *, is_slow: bool) -> None:
+    said = slow_driver(version)
+    assert (said is not None) == is_slow
+    if said is not None:
+        assert version in said
+        assert "3.5 to 5 times" in said
+
+
+def test_the_release_that_the_tests_use_is_not_slow() -> None:
+    assert slow_driver(importlib.metadata.version("adbc-driver-postgresql")) is None
