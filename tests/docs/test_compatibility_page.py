@@ -22,5 +22,6 @@ def test_the_page_has_the_rows_of_the_matrix() -> None:
         *versions, result, date = rows[cell.name]
         assert versions == [cell.airflow, cell.python, str(cell.postgres), cell.spark]
         assert (result, date) == ("not run yet", "") or (
-            re.fullmatch(r"equal, \d+ s", result) and re.fullmatch(r"\d{4}-\d{2}-\d{2}", date)
+            re.fullmatch(r"equal, \d+ s|in part: .* equal", result)
+            and re.fullmatch(r"\d{4}-\d{2}-\d{2}", date)
         )

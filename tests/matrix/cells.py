@@ -35,10 +35,10 @@ class Cell:
 #: The lowest Airflow and the lowest Python come first. The test suite runs this one.
 CELLS = (
     Cell("airflow-3.1.0", "3.1.0", "3.11", 15, also=("structlog<25.5", "fastapi<0.118")),
-    Cell("airflow-3.1", "3.1.*", "3.12", 16),
+    Cell("airflow-3.1", "3.1.*", "3.11", 15),
     Cell("airflow-3.1-python-3.13", "3.1.*", "3.13", 18),
-    Cell("airflow-3.2", "3.2.*", "3.12", 17),
-    Cell("airflow-3.2-python-3.11", "3.2.*", "3.11", 18),
+    Cell("airflow-3.2", "3.2.*", "3.12", 17, also=("fastapi<0.137",)),
+    Cell("airflow-3.2-python-3.11", "3.2.*", "3.11", 18, also=("fastapi<0.137",)),
     Cell("airflow-3.3", "3.3.*", "3.13", 18),
     Cell("airflow-3.3-python-3.12", "3.3.*", "3.12", 18),
 )
