@@ -38,16 +38,14 @@ def write_page(page: Path, versions: dict[str, str], results: list[Result], day:
 
 def block(versions: dict[str, str], results: list[Result], day: date) -> str:
     """The results as Markdown."""
+    moments = dict.fromkeys(each.moment for each in results)
     lines = [
-        (
-            f"Read on {day.isoformat()}, {len(TABLES)} tables at three moments (after the batches, after a"
-            " maintenance, after a batch more):"
-        ),
+        f"Read on {day.isoformat()}, {len(TABLES)} tables, each {', '.join(moments)}:",
         "",
         f"| engine | {' | '.join(map(str, KINDS))} |",
         f"|---|{'---|' * len(KINDS)}",
     ]
-    for engine, version in versions.items():
+    for engine, version in sorted(versions.items(), key=lambda each: [*NAMES].index(each[0])):
         cells = (_cell(engine, kind, results) for kind in KINDS)
         lines.append(f"| {NAMES[engine]}, {version} | {' | '.join(cells)} |")
     lines += ["", "The tables:", "", "| table | what is in it |", "|---|---|"]
