@@ -143,7 +143,7 @@ def staging_on_s3(versions: SparkVersions) -> Package:
             "software.amazon.awssdk.transfer.",
             "software.amazon.awssdk.http.apache.",
         ),
-        # 600 MB of an older AWS SDK.
+        # A whole AWS SDK of another version than the bundle's.
         excluded=("software.amazon.awssdk:bundle",),
     )
 
