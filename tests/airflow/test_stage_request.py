@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -129,7 +130,10 @@ def request_of(
 def test_every_argument_reaches_the_request(
     request_of: Callable[..., CaptureRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_OTHER_SOURCE", connection_json("host=there dbname=shop"))
+    pooler = json.loads(connection_json("host=there dbname=shop"))
+    pooler["extra"] = {**pooler.get("extra", {}), "direct_conn_id": "past_the_pooler"}
+    monkeypatch.setenv("AIRFLOW_CONN_OTHER_SOURCE", json.dumps(pooler))
+    monkeypatch.setenv("AIRFLOW_CONN_PAST_THE_POOLER", connection_json("host=past dbname=shop"))
     found = request_of(timedelta(minutes=7), **GIVEN)
     expected: dict[str, Any] = {
         "slot_name": "other_slot",
@@ -184,5 +188,7 @@ def test_every_argument_reaches_the_request(
         name: text for name, text in GIVEN.items() if name not in {"initial_copy", "start_lsn"}
     }
     assert request_of(None, **plain, **NOT_WITH_NEVER).on_new_table == "ignore"
-    looked_at = {*expected, *NOT_WITH_NEVER, "conninfo", "checkpoint", "attempt"}
+    assert isinstance(found.direct_conninfo, str)
+    assert conninfo_to_dict(found.direct_conninfo)["host"] == "past"
+    looked_at = {*expected, *NOT_WITH_NEVER, "conninfo", "direct_conninfo", "checkpoint", "attempt"}
     assert looked_at | OWN == {each.name for each in dataclasses.fields(CaptureRequest)}
