@@ -158,12 +158,14 @@ def needed(
     found = [runtime(versions)]
     if driver := _driver(catalog):
         found.append(driver)
-    io = catalog.get("io-impl", "")
+    io, warehouse = catalog.get("io-impl", ""), catalog.get("warehouse", "")
     if catalog.get("type") == "glue":
         store: Package | None = AWS
     elif io in ("", _RESOLVING):
-        names_s3 = any(key.startswith("s3.") for key in catalog)
-        store = store_of(scheme(catalog.get("warehouse", ""))) or (AWS if names_s3 else None)
+        # A REST catalog knows where its warehouse is. Properties of S3 say that it may be there.
+        is_path = bool(scheme(warehouse)) or warehouse.startswith("/")
+        may_be_s3 = not is_path and any(key.startswith("s3.") for key in catalog)
+        store = store_of(scheme(warehouse)) or (AWS if may_be_s3 else None)
     else:
         store = _CLIENTS.get(io.rpartition(".")[2])
     if store:

@@ -26,6 +26,8 @@ RESOLVING = "org.apache.iceberg.io.ResolvingFileIO"
     [
         ({"type": "rest", "warehouse": "main"}, "file:///staging", []),
         ({"type": "rest", "s3.endpoint": "http://x"}, "file:///staging", [AWS]),
+        # These may be there for other catalogs of the connection.
+        ({"warehouse": "file:///lake", "s3.access-key-id": "x"}, "file:///staging", []),
         ({"type": "glue"}, "/staging", [AWS]),
         (
             {"type": "jdbc", "uri": "jdbc:postgresql://h/d", "warehouse": "s3://b"},

@@ -40,7 +40,8 @@ def check(spark: SparkSession, catalog: str) -> None:
     properties = {
         key.removeprefix(f"{prefix}."): value
         for key, value in conf.items()
-        if key.startswith(f"{prefix}.")
+        # Properties of S3 alone do not say that the warehouse is there, and a guess refuses nothing.
+        if key.startswith(f"{prefix}.") and not key.startswith(f"{prefix}.s3.")
     }
     store = scheme(properties.get("warehouse", ""))
     for package in needed(versions_here(), properties, staging_uri=""):
