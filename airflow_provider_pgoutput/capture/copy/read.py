@@ -93,7 +93,7 @@ def copy_tables(
     :raises SnapshotLost: the snapshot does not exist any more, or a column has another type now.
     :raises MissingPrivilege: the role may not SELECT a table.
     """
-    groups = _groups(table_copies)
+    groups = _groups(table_copies, connections)
     waiting: queue.SimpleQueue[Sequence[_Part]] = queue.SimpleQueue()
     for group in groups:
         waiting.put(group)
@@ -120,24 +120,13 @@ def copy_tables(
             thread.join(_STOP_SECONDS)
 
 
-def _groups(table_copies: Sequence[TableCopy]) -> list[list[_Part]]:
-    """Small tables that follow each other come together. Each range of a larger table comes alone."""
-    groups: list[list[_Part]] = []
-    for table_copy in table_copies:
-        parts = [_Part(table_copy, blocks) for blocks in table_copy.ranges]
-        last = groups[-1] if groups else []
-        if (
-            table_copy.is_small
-            and last
-            and last[0].table_copy.is_small
-            and len(last) < SEALED_TOGETHER
-        ):
-            last.extend(parts)
-        elif table_copy.is_small:
-            groups.append(parts)
-        else:
-            groups.extend([each] for each in parts)
-    return groups
+def _groups(table_copies: Sequence[TableCopy], connections: int) -> list[list[_Part]]:
+    """Each range of a large table alone, then small tables together: some for each connection."""
+    parts = [_Part(each, blocks) for each in table_copies for blocks in each.ranges]
+    groups = [[part] for part in parts if not part.table_copy.is_small]
+    small = [part for part in parts if part.table_copy.is_small]
+    together = max(1, min(SEALED_TOGETHER, -(-len(small) // connections)))
+    return groups + [small[i : i + together] for i in range(0, len(small), together)]
 
 
 def _copy_waiting(
