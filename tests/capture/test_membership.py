@@ -85,7 +85,10 @@ def test_partitions_that_the_server_never_sends_are_named(session: psycopg.Conne
         "CREATE FOREIGN DATA WRAPPER w",
         "CREATE SERVER s FOREIGN DATA WRAPPER w",
         "CREATE FOREIGN TABLE r_2 PARTITION OF r FOR VALUES FROM (20) TO (30) SERVER s",
-        "CREATE PUBLICATION via_root FOR TABLE r WITH (publish_via_partition_root)",
+        # A child that is no partition is a table of its own. The copy of its parent does not have its rows.
+        "CREATE TABLE parent(a int)",
+        "CREATE UNLOGGED TABLE child() INHERITS (parent)",
+        "CREATE PUBLICATION via_root FOR TABLE r, ONLY parent WITH (publish_via_partition_root)",
         "CREATE PUBLICATION by_leaf FOR TABLE r",
     ):
         session.execute(statement)

@@ -90,7 +90,7 @@ class TableStorage:
 
     @property
     def is_empty(self) -> bool:
-        """Whether a snapshot that was made before sees no rows, unless the table's files change.
+        """Whether the exported snapshot sees no rows. It holds only while the table keeps its files.
 
         A heap without a block has no rows. It cannot have lost them since: VACUUM keeps those of the
         snapshot, and TRUNCATE makes new files.

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _BATCH_BYTES = 4 << 20
 _QUEUED_BATCHES = 4
 _STOP_SECONDS = 10.0
-#: At most so many tables are sealed together. What each seal costs does not grow with the number.
+#: At most so many tables are sealed together. It asks the server as often as sealing one.
 SEALED_TOGETHER = 50
 
 
@@ -71,7 +71,7 @@ class CopiedRows:
 
 @dataclass(frozen=True, slots=True)
 class CopiedParts:
-    """Says that all rows of one range of a table were handed over, or all rows of several small tables."""
+    """Says that all rows of some ranges were handed over: one of a large table, or those of small tables."""
 
     table_copies: tuple[TableCopy, ...]
 

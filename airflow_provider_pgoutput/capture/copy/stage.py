@@ -273,7 +273,10 @@ class _Round:
             {each.name: storage[each.relation_oid].size_bytes for each in tables}
         )
         for first in range(0, len(empty), SEALED_TOGETHER):
-            self._seal(empty[first : first + SEALED_TOGETHER], plan)
+            sealed = empty[first : first + SEALED_TOGETHER]
+            self._seal(sealed, plan)
+            for table_copy in sealed:
+                progress.part(table_copy.table.name, 1)
         with contextlib.ExitStack() as copying:
             sources: list[Generator[CopiedRows | CopiedParts | TableElsewhere, None, None]] = []
             errors: list[Exception] = []
@@ -374,5 +377,6 @@ class _Round:
             version = table_copy.staged.versions[-1].version
             whole.append(table_copy.staged)
             fingerprints.append(_fingerprint(source, table, version, state))
-            del self._unsealed[oid]
         self._batch.seal_copies(whole, fingerprints)
+        for staged in whole:
+            del self._unsealed[staged.relation_oid]

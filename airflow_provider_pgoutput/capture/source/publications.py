@@ -110,7 +110,12 @@ SELECT l.oid::pg_catalog.int8, pg_catalog.format('schema %%s since %%s%%s', n.oi
    AND d.refobjid = c.relnamespace
  UNION ALL
 SELECT t.oid::pg_catalog.int8, pg_catalog.format('all %%s', p.oid), p.leaves_out
-  FROM published t CROSS JOIN publication p WHERE p.puballtables
+  FROM published t CROSS JOIN publication p
+ WHERE p.puballtables
+   AND NOT EXISTS (
+       SELECT FROM lineage l
+         JOIN pg_catalog.pg_publication_rel r ON r.prrelid = l.member AND r.prpubid = p.oid
+        WHERE l.oid = t.oid AND (pg_catalog.to_jsonb(r) ->> 'prexcept')::pg_catalog.bool)
  ORDER BY 1, 2
 """
 
@@ -150,14 +155,15 @@ SELECT DISTINCT o.oid::pg_catalog.int8, pg_catalog.format('%%s.%%s', n.nspname, 
 """
 
 
-# Foreign and unlogged tables, and those below roots. Like _PARTITION_QUERY it waits for no lock.
+# Foreign and unlogged tables, and such partitions of roots. Like _PARTITION_QUERY it waits for no lock.
 _UNSENT_QUERY = """
 WITH RECURSIVE tree(oid) AS (
     SELECT o.oid FROM pg_catalog.unnest(%s::pg_catalog.oid[]) AS o(oid)
      UNION
     SELECT i.inhrelid
       FROM tree t
-      JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND NOT i.inhdetachpending)
+      JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND NOT i.inhdetachpending
+      JOIN pg_catalog.pg_class k ON k.oid = i.inhrelid AND k.relispartition)
 SELECT pg_catalog.format('%%s.%%s', n.nspname, c.relname)
   FROM tree t
   JOIN pg_catalog.pg_class c ON c.oid = t.oid
@@ -394,17 +400,17 @@ def warn_of_unsent_partitions(
 ) -> tuple[str, ...]:
     """Warn of partitions that are foreign or unlogged tables.
 
-    If FOR TABLE names their root, the catalog says that they are published. A copy has their rows. The stream
-    never has their changes.
+    The catalog says that they are published if FOR TABLE names their root, or if they are published via
+    their root. A copy has their rows. The stream never has their changes.
     """
     oids = [each.relation_oid for each in tables]
     with translated():
         named = tuple(name for (name,) in session.execute(_UNSENT_QUERY, (oids,)).fetchall())
     if named:
         log.warning(
-            "%d partitions are foreign or unlogged tables, so PostgreSQL never sends what is written to them:"
-            " %s. Their rows in the lake stay as they were copied. For an unlogged one, ALTER TABLE partition"
-            " SET LOGGED, and then copy the published table (copy_tables).",
+            "Partitions that are foreign or unlogged tables: %d. PostgreSQL never sends what is written to"
+            " them: %s. Their rows in the lake stay as they were copied. For an unlogged one, ALTER TABLE"
+            " partition SET LOGGED, and then copy the published table (copy_tables).",
             len(named),
             ", ".join(named[:20]) + (", ..." if len(named) > 20 else ""),
         )

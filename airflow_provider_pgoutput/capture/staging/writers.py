@@ -307,7 +307,8 @@ class WriterPool:
             writer.take()
         self._wait(0)
         self._executor.submit(self._abandon, writers).result()
-        self.writers = [each for each in self.writers if each not in writers]
+        dropped = set(writers)
+        self.writers = [each for each in self.writers if each not in dropped]
 
     def finish(self) -> None:
         """Write everything that is buffered and complete all files, several at the same time."""

@@ -16,23 +16,30 @@ from airflow_provider_pgoutput.capture.source.slot import allows_slots
 if TYPE_CHECKING:
     from tests.capture.pipeline_support import Source
 
-#: What version 19 would show if ``u`` were excluded.
+#: What version 19 would show if ``u`` were excluded, from all publications.
 _DOUBLE = (
     "CREATE SCHEMA later",
     (
         "CREATE VIEW later.pg_publication_rel AS"
         " SELECT oid, xmin, prpubid, prrelid, prqual, prattrs, prrelid = 'u'::regclass AS prexcept"
         " FROM pg_catalog.pg_publication_rel"
+        " UNION ALL SELECT 1, '3', oid, 'u'::regclass, NULL, NULL, true"
+        " FROM pg_catalog.pg_publication WHERE puballtables"
     ),
 )
 
 
 def test_an_excluded_table_is_no_member(source: Source) -> None:
     source.make_slot()
-    source.execute("CREATE TABLE u(a int PRIMARY KEY)", "ALTER PUBLICATION p ADD TABLE u", *_DOUBLE)
+    source.execute(
+        "CREATE TABLE u(a int PRIMARY KEY)",
+        "ALTER PUBLICATION p ADD TABLE u",
+        "CREATE PUBLICATION every FOR ALL TABLES",
+        *_DOUBLE,
+    )
     ((t, u),) = source.execute("SELECT 't'::regclass::oid::int8, 'u'::regclass::oid::int8")
 
-    def members(version: str) -> tuple[set[int], set[str | None]]:
+    def members(version: str, publication: str) -> tuple[set[int], set[str | None]]:
         """Who is published, and who became so since the slot was made."""
 
         def rows(query: str, values: Any) -> list[tuple[Any, ...]]:
@@ -40,12 +47,14 @@ def test_an_excluded_table_is_no_member(source: Source) -> None:
             with psycopg.connect(source.conninfo) as session:
                 return session.execute(text.encode(), values).fetchall()
 
-        of_oids = rows(publications._MEMBERSHIP_QUERY, {"names": ["p"], "oids": [t, u]})
-        changed = rows(publications._CHANGED_QUERY, (source.slot_name, ["p"]))
+        of_oids = rows(publications._MEMBERSHIP_QUERY, {"names": [publication], "oids": [t, u]})
+        changed = rows(publications._CHANGED_QUERY, (source.slot_name, [publication]))
         return {row[0] for row in of_oids}, {row[1] for row in changed}
 
-    assert members("pg_catalog") == ({t, u}, {"public.u"})
-    assert members("later") == ({t}, set())
+    assert members("pg_catalog", "p") == ({t, u}, {"public.u"})
+    assert members("later", "p") == ({t}, set())
+    assert members("pg_catalog", "every")[0] == {t, u}
+    assert members("later", "every")[0] == {t}
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,21 @@ def test_an_attempt_that_fails_keeps_its_sealed_tables(source: Source) -> None:
     assert len(source.copied(manifest, "public.t")) == 3000
 
 
+def test_an_error_in_a_group_of_small_tables_keeps_those_before_it(source: Source) -> None:
+    source.execute(
+        "CREATE TABLE larger(a int PRIMARY KEY)",
+        "INSERT INTO larger SELECT generate_series(1, 500)",
+        "CREATE TABLE broken(a int PRIMARY KEY)",
+        "INSERT INTO broken VALUES (1)",
+        "ALTER PUBLICATION p ADD TABLE larger, broken WHERE (1 / (a - 1) > 0)",
+    )
+    with pytest.raises(Exception, match="refused a statement"):
+        source.stage(copy_connections=1)
+    sealed = {int(path.name.partition("-")[0]) for path in seals(source)}
+    oids = "SELECT oid::int8 FROM pg_class WHERE relname IN ('t', 'larger')"
+    assert sealed == {oid for (oid,) in source.execute(oids)}
+
+
 @pytest.mark.parametrize(
     "between",
     [
