@@ -28,8 +28,9 @@ DEFAULTS: Final = {
 
 
 #: Words of PgBouncer and of RDS Proxy for a parameter that they do not take when a connection starts, such as
-#: ``options`` or ``replication``. libpq has no SQLSTATE when a connection fails.
-_REFUSES_STARTUP: Final = ("unsupported startup parameter", "RDS Proxy currently doesn't support")
+#: ``options`` or ``replication``. libpq has no SQLSTATE when a connection fails. RDS Proxy goes on with a
+#: typographic apostrophe: "RDS Proxy currently doesn’t support command-line options."
+_REFUSES_STARTUP: Final = ("unsupported startup parameter", "RDS Proxy currently doesn")
 
 
 #: How often the server checks whether its client is still there while it works on an answer. Otherwise it
