@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.capture.pipeline_support import Source
+
+    Client = psycopg.Connection[tuple[object, ...]]
 
 #: What an owner of a pooler may have set so that drivers with startup options get in.
 _IGNORES_OPTIONS = "ignore_startup_parameters = options"
@@ -107,27 +111,45 @@ def test_what_needs_a_replication_connection_is_refused_before_anything_is_made(
 
 @pytest.mark.parametrize("settings", ["", _IGNORES_OPTIONS, "server_round_robin = 1"])
 @pytest.mark.parametrize("mode", ["transaction", "statement"])
-def test_a_pooler_whose_clients_share_sessions_is_refused(
+def test_a_pooler_whose_clients_share_sessions_is_refused_and_its_sessions_stay_as_they_are(
     source: Source, server_home: Path, mode: str, settings: str
 ) -> None:
-    with pgbouncer(server_home, source.reader, mode, settings) as conninfo:
-        with _used_by_others(conninfo), pytest.raises(ConfigurationError) as refused:
+    with (
+        pgbouncer(server_home, source.reader, mode, settings) as conninfo,
+        _other_clients(conninfo) as others,
+    ):
+        # So the pooler has exactly two sessions of the server that are free.
+        before = _seen_at_once(others)
+        assert len(before) == 2
+        with pytest.raises(ConfigurationError) as refused:
             source.stage(conninfo=conninfo)
+        _names_both(str(refused.value), source, conninfo)
         assert source.confirmed() is None
-        if mode == "transaction":
-            _names_both(str(refused.value), source, conninfo)
-        else:
-            assert "pooler" in str(refused.value)
+        assert set(_seen_at_once(others).values()) == set(before.values())
 
 
-def _used_by_others(conninfo: str) -> psycopg.Connection[tuple[object, ...]]:
-    """Lets the pooler have several sessions of the server that are free."""
-    others = [psycopg.connect(conninfo, autocommit=True) for _ in range(3)]
-    for each in others:
-        each.execute("SELECT 1")
-    for each in others[1:]:
-        each.close()
-    return others[0]
+@contextlib.contextmanager
+def _other_clients(conninfo: str) -> Iterator[list[Client]]:
+    with contextlib.ExitStack() as opened:
+        yield [
+            opened.enter_context(psycopg.connect(conninfo, autocommit=True, prepare_threshold=None))
+            for _ in range(2)
+        ]
+
+
+def _seen_at_once(clients: list[Client]) -> dict[int, tuple[object, ...]]:
+    """Each client's session of the server, by its process: the settings in it, and prepared statements.
+
+    The clients ask at the same time, so each gets a session of its own.
+    """
+    question = """
+        SELECT pg_backend_pid(), current_setting('search_path'), current_setting('TimeZone'),
+               current_setting('row_security'), (SELECT count(*) FROM pg_prepared_statements)
+          FROM pg_sleep(0.5)
+    """
+    with ThreadPoolExecutor(len(clients)) as threads:
+        rows = threads.map(lambda each: each.execute(question).fetchall()[0], clients)
+    return {int(str(row[0])): row[1:] for row in rows}
 
 
 def _names_both(text: str, source: Source, pooled: str) -> None:

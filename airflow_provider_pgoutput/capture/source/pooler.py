@@ -17,7 +17,7 @@ from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import psycopg
 
@@ -41,26 +41,29 @@ def is_pooled(session: Session) -> bool:
 def refuse_shared_sessions(session: Session, open_another: Callable[[], Session]) -> None:
     """Refuse a pooler that lets two clients share a session of the server.
 
-    With two connections, each in a transaction, the pooler has to use two sessions. It then takes one of the
-    two for the next statement: the one that became free first, or last. Both orders are tried.
+    In session mode each of two connections meets one session of the server, and always the same one. In the
+    other modes a pooler takes any session that is free. After COMMIT both are free. Some poolers hand out the
+    one freed last, others the one freed first. So both connections are asked in both orders.
 
     :raises ConfigurationError: the pooler is in transaction or statement mode.
     """
     with translated(), open_another() as other:
-        first = _pid(session)
-        if first == _pid(other):
+        own = {each: _pid(each) for each in (session, other)}
+        if own[session] == own[other]:
             raise _shared(session)
-        for one, two in ((session, other), (other, session)):
-            pids = {}
-            for each in (one, two):
-                each.execute("BEGIN")
-                pids[each] = _pid(each)
-            for each in (one, two):
-                each.execute("COMMIT")
-            if any(_pid(each) != pids[each] for each in (one, two)):
-                raise _shared(session)
-        if _pid(session) != first:
-            raise _shared(session)
+        for order in ((other, session), (session, other)):
+            # Also before BEGIN, because a pooler in statement mode refuses that.
+            _check_own(own, order)
+            for statement in ("BEGIN", "COMMIT"):
+                for each in order:
+                    each.execute(statement)
+                _check_own(own, order)
+
+
+def _check_own(own: Mapping[Session, int], order: tuple[Session, Session]) -> None:
+    """Refuse a pooler of which a connection meets another session of the server than before."""
+    if any(_pid(each) != own[each] for each in order):
+        raise _shared(order[0])
 
 
 def replication_refused(session: Session) -> ConfigurationError:
@@ -97,6 +100,7 @@ def _at(host: str | None, port: object) -> str:
 
 
 def _pid(session: Session) -> int:
-    row = session.execute(_PID).fetchone()
+    # A statement that psycopg prepares would stay in a session that others use, too.
+    row = session.execute(_PID, prepare=False).fetchone()
     assert row is not None, "a SELECT of scalars gives a row"
     return int(row[0])

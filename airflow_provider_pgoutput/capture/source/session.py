@@ -116,11 +116,12 @@ def connect(
         else:
             connection = open_pinned(conninfo, _psycopg)
         try:
+            # Before anything is set: a shared session would keep our settings for its other clients.
+            if not replication and is_pooled(connection):
+                refuse_shared_sessions(connection, lambda: open_pinned(conninfo, _psycopg))
             # Without parameters psycopg uses the simple protocol, the only one that a walsender has.
             connection.execute(_set_statement())
             _check(dict(connection.execute(_show_statement()).fetchall()))
-            if not replication and is_pooled(connection):
-                refuse_shared_sessions(connection, lambda: open_pinned(conninfo, _psycopg))
         except BaseException:
             connection.close()
             raise
