@@ -124,7 +124,7 @@ class PgoutputChangesSensor(BaseSensorOperator):
         """Look at the slot once."""
         with airflow_outcome(context):
             slot_name = required_text(self.slot_name, "slot_name")
-            status = PgoutputHook(self.postgres_conn_id).slot(slot_name)
+            status = PgoutputHook(self.postgres_conn_id).direct().slot(slot_name)
             slot = status.slot
             if slot is not None and slot.is_lost and self._copies():
                 self.log.warning("Slot %s is lost: the run copies the tables again.", slot_name)

@@ -12,9 +12,13 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, T
 
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.sensors.changes import PgoutputChangesSensor
+from tests.airflow.conftest import connection_json
+from tests.pgbouncer import pgbouncer
+from tests.reader_role import reader_conninfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     import psycopg
 
@@ -38,6 +42,27 @@ def test_enough_wal_is_ready_and_less_is_not(source: Session, slot: str, task_co
     assert not waits.poke(task_context)
     write_wal(source, 1 << 20)
     assert waits.poke(task_context)
+
+
+def test_it_looks_past_a_pooler_whose_clients_share_sessions(
+    source: Session,
+    slot: str,
+    task_context: Any,
+    postgres_database: str,
+    server_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_wal(source, 50_000)
+    waits = sensor(slot, min_lag_bytes=10_000)
+    reader = reader_conninfo(postgres_database)
+    monkeypatch.setenv("AIRFLOW_CONN_SERVER_ITSELF", connection_json(reader))
+    with pgbouncer(server_home, reader, "transaction") as pooled:
+        monkeypatch.setenv("AIRFLOW_CONN_POSTGRES_DEFAULT", connection_json(pooled))
+        with pytest.raises(AirflowFailException, match="transaction or statement mode"):
+            waits.poke(task_context)
+        both = connection_json(pooled, direct_conn_id="server_itself")
+        monkeypatch.setenv("AIRFLOW_CONN_POSTGRES_DEFAULT", both)
+        assert waits.poke(task_context)
 
 
 def test_any_wal_is_ready_after_the_longest_wait(
