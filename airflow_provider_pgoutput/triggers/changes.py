@@ -7,6 +7,7 @@ comes again if nobody acted on it. The event only says that there is work. The r
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -152,14 +153,18 @@ class PgoutputChangesTrigger(BaseEventTrigger):
         own = parameters.get("options")
         options = startup_options(own, {"statement_timeout": f"{_LOOK_SECONDS:.0f}s"})
         given: dict[str, Any] = {**parameters, "options": options}
+        # A pooler may give our next look another session. A prepared statement would stay behind in this one.
+        connect = functools.partial(
+            AsyncConnection.connect, "", autocommit=True, prepare_threshold=None
+        )
         try:
-            return await AsyncConnection.connect("", autocommit=True, **given)
+            return await connect(**given)
         except OperationalError as error:
             if not refuses_startup(str(error)):
                 raise
         # A pooler does not take the settings. The query needs none of them: it names each schema.
         given["options"] = own or ""
-        return await AsyncConnection.connect("", autocommit=True, **given)
+        return await connect(**given)
 
     async def _look(self, connection: AsyncConnection[tuple[Any, ...]]) -> SlotStatus:
         cursor = await connection.execute(SLOT_QUERY, (self.slot_name,))

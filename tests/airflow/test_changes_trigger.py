@@ -10,6 +10,7 @@ import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 from airflow.providers.postgres.hooks.postgres import PostgresHook
 from airflow.sdk import Asset, AssetWatcher
@@ -21,12 +22,12 @@ from airflow_provider_pgoutput.triggers import changes
 from airflow_provider_pgoutput.triggers.changes import PgoutputChangesTrigger
 from tests.airflow.conftest import connection_json
 from tests.faults.network import Action, Fault, Proxy
+from tests.pgbouncer import pgbouncer
 from tests.reader_role import reader_conninfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import psycopg
+    from pathlib import Path
 
     from quickstart.postgres import EmbeddedPostgres
 
@@ -247,6 +248,26 @@ def test_it_gives_up_a_connection_that_fell_silent(
         (event,) = asyncio.run(events(trigger, 1, patience_seconds=30))
         assert fault.struck.is_set()
     assert event["status"] == "ready"
+
+
+def test_it_leaves_no_statement_behind_in_a_session_that_others_use(
+    source: Session,
+    slot: str,
+    postgres_database: str,
+    server_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pooler in transaction mode gives the session back after each look. psycopg prepares after five."""
+    write_wal(source, 50_000)
+    with pgbouncer(server_home, reader_conninfo(postgres_database), "transaction") as pooled:
+        monkeypatch.setenv("AIRFLOW_CONN_POSTGRES_DEFAULT", connection_json(pooled))
+        trigger = PgoutputChangesTrigger(
+            slot_name=slot, min_lag_bytes=10_000, poll_interval_seconds=0, max_interval_seconds=0
+        )
+        assert len(asyncio.run(events(trigger, 8))) == 8
+        with psycopg.connect(pooled, autocommit=True) as another:
+            left = another.execute("SELECT statement FROM pg_prepared_statements").fetchall()
+    assert left == []
 
 
 def test_it_closes_its_connection(source: Session, slot: str) -> None:
