@@ -10,11 +10,12 @@ Source: https://www.postgresql.org/docs/current/runtime-config-client.html
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import logging
+import re
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import adbc_driver_manager
+import adbc_driver_postgresql
 import adbc_driver_postgresql.dbapi
 import psycopg
 from psycopg import sql
@@ -211,8 +212,8 @@ def connect_adbc(conninfo: str | Mapping[str, Any], *, slot: str | None = None) 
 
 def slow_driver(version: str) -> str | None:
     """What to say about a release of the driver; None: nothing."""
-    major, minor = (int(part) for part in version.split(".")[:2])
-    if major != 1 or minor not in _SLOW_DRIVERS:
+    minor = re.match(r"1\.(\d+)", version)
+    if minor is None or int(minor[1]) not in _SLOW_DRIVERS:
         return None
     return (
         f"{_DRIVER} {version} takes {_TIMES_SLOWER} times the CPU time of 1.8 to fetch rows: its wheel is"
@@ -223,7 +224,8 @@ def slow_driver(version: str) -> str | None:
 @functools.cache
 def _warn_of_slow_driver() -> None:
     """Log it, once in a process."""
-    if said := slow_driver(importlib.metadata.version(_DRIVER)):
+    # Not from the distribution's metadata, which a bundled application may lack.
+    if said := slow_driver(adbc_driver_postgresql.__version__):
         log.warning("%s", said)
 
 

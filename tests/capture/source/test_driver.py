@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import importlib.metadata
 
+import adbc_driver_postgresql
 import pytest
 
 from airflow_provider_pgoutput.capture.source.session import slow_driver
 
 
 @pytest.mark.parametrize(
-    ("version", "is_slow"), [("1.8.0", False), ("1.9.0", True), ("1.13.0", True), ("1.14.0", False)]
+    ("version", "is_slow"),
+    [
+        ("1.8.0", False),
+        ("1.9.0", True),
+        ("1.13.0", True),
+        ("1.14.0", False),
+        ("1.9rc1", True),
+        ("1.10.0.dev3+g1234", True),
+        ("2.9rc1", False),
+        ("9rc1", False),
+        ("unknown", False),
+    ],
 )
 def test_a_slow_release_is_named_with_the_factor(version: str, *, is_slow: bool) -> None:
     said = slow_driver(version)
@@ -21,4 +33,7 @@ def test_a_slow_release_is_named_with_the_factor(version: str, *, is_slow: bool)
 
 
 def test_the_release_that_the_tests_use_is_not_slow() -> None:
-    assert slow_driver(importlib.metadata.version("adbc-driver-postgresql")) is None
+    assert adbc_driver_postgresql.__version__ == importlib.metadata.version(
+        "adbc-driver-postgresql"
+    )
+    assert slow_driver(adbc_driver_postgresql.__version__) is None
