@@ -93,7 +93,7 @@ values: setup ## Generated values of every type, carried to Iceberg and compared
 # A cell's name, or empty: all of them, a few minutes each.
 CELL ?=
 
-matrix: setup ## A pipeline's life with other versions of Airflow, Python, Spark (CELL=airflow-3.1)
+matrix: setup ## A pipeline's life with other versions of Airflow, Python and PostgreSQL (CELL=airflow-3.1)
 	@$(BIN)/python -m tests.matrix $(CELL)
 
 bench: setup ## Measure against pg_recvlogical and a bare MERGE

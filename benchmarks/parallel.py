@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.parallel`` measures on the workloads, in CPU seconds per MiB of WAL, what the server
 spends on decoding, on moving a copy of the slot, on reading WAL again and on sending, and what we spend. Then
-it plays the read of a long backlog through, cut as ``capture/source/parts.py`` cuts it, and prints a table.
+it plays the read of a long backlog through, cut as ``capture/stream/sql_parallel.py`` cuts it. It prints a
+table.
 
 Assumed: a core is as fast with all of them busy; no disk and no network is ever waited for; our three
 threads (fetch, decode, write) never wait for Python's lock and share our CPU time as they did for W1 when

@@ -1,4 +1,4 @@
-"""``airflow pgoutput`` as a shell would run it, in this process. What is not here: what it must say."""
+"""Runs the commands of ``pgoutput`` in this process, through Airflow's own parser of command lines."""
 
 from __future__ import annotations
 

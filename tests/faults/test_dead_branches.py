@@ -1,4 +1,4 @@
-"""Branches that a killed attempt left, removed by ``airflow pgoutput doctor --repair``.
+"""Branches that a killed attempt left, removed by ``pgoutput doctor --repair``.
 
 A branch is dead after a day, so the tests move the table's times back.
 ``tests/airflow/cli/test_diagnose.py`` has what the doctor says of everything else.
@@ -50,7 +50,7 @@ def branches(run: Subject) -> dict[str, set[str]]:
 
 @dataclass(frozen=True)
 class Doctor:
-    """``airflow pgoutput doctor`` for a pipeline."""
+    """``pgoutput doctor`` for a pipeline."""
 
     run: Subject
     monkeypatch: pytest.MonkeyPatch

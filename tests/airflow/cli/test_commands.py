@@ -1,4 +1,4 @@
-"""``airflow pgoutput``: where a pipeline stands, and which batches lie around a time."""
+"""``pgoutput``: where a pipeline stands, and which batches lie around a time."""
 
 from __future__ import annotations
 

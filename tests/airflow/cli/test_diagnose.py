@@ -1,4 +1,4 @@
-"""``airflow pgoutput doctor``: what does not agree between source, slot, lake and staging area."""
+"""``pgoutput doctor``: what does not agree between source, slot, lake and staging area."""
 
 from __future__ import annotations
 

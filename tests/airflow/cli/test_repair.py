@@ -1,4 +1,4 @@
-"""``airflow pgoutput doctor --repair``: the repairs that are safe, and what it refuses to repair."""
+"""``pgoutput doctor --repair``: the repairs that are safe, and what it refuses to repair."""
 
 from __future__ import annotations
 
