@@ -206,13 +206,13 @@ def _present(spark: SparkSession, job: MaintenanceJob) -> tuple[list[IcebergTabl
         raise _unanswered(error, job.namespace) from error
     names = sorted(row["tableName"] for row in rows)
     found: list[IcebergTable] = []
-    denied: LakeDenied | None = None
+    denied: LakeDenied | ConfigurationError | None = None
     is_all = True
     for name in names:
         try:
             table = IcebergTable.load(spark, TableName(job.catalog_name, job.namespace, name))
-        except (TableRefused, LakeUnavailable, LakeDenied) as error:
-            denied = error if isinstance(error, LakeDenied) else denied
+        except (TableRefused, LakeUnavailable, LakeDenied, ConfigurationError) as error:
+            denied = error if isinstance(error, (LakeDenied, ConfigurationError)) else denied
             is_all = is_all and isinstance(error, TableRefused)
             logger.warning("%s.%s is passed over: %s", job.namespace, name, error)
             continue

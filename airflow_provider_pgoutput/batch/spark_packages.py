@@ -113,7 +113,11 @@ POSTGRESQL = Package(
     ("org.postgresql.",),
 )
 #: By the classes that a catalog's ``io-impl`` may name.
-_CLIENTS = {"S3FileIO": AWS, "GCSFileIO": GOOGLE, "ADLSFileIO": AZURE}
+_CLIENTS = {
+    "org.apache.iceberg.aws.s3.S3FileIO": AWS,
+    "org.apache.iceberg.gcp.gcs.GCSFileIO": GOOGLE,
+    "org.apache.iceberg.azure.adlsv2.ADLSFileIO": AZURE,
+}
 #: Drivers of SQL catalogs by the word after ``jdbc:``.
 DRIVERS = {"sqlite": SQLITE, "postgresql": POSTGRESQL}
 
@@ -167,7 +171,7 @@ def needed(
         may_be_s3 = not is_path and any(key.startswith("s3.") for key in catalog)
         store = store_of(scheme(warehouse)) or (AWS if may_be_s3 else None)
     else:
-        store = _CLIENTS.get(io.rpartition(".")[2])
+        store = _CLIENTS.get(io)
     if store:
         found.append(store)
     if scheme(staging_uri) in _S3:

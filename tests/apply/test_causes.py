@@ -17,7 +17,7 @@ from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.batch.spark_packages import AWS, POSTGRESQL, runtime
-from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.errors import ConfigurationError, LakeUnavailable
 from tests.apply.build import column
 
 if TYPE_CHECKING:
@@ -71,6 +71,19 @@ def test_a_sql_catalog_without_its_driver(spark: SparkSession) -> None:
         IcebergTable.load(spark, TableName("no_driver", "n", "t"))
     assert POSTGRESQL.names in str(stop.value)
     assert "canary" not in str(stop.value)
+
+
+def test_a_sql_catalog_that_fails_is_no_sure_cause(spark: SparkSession) -> None:
+    """Iceberg wraps the failure of the database in an exception that has no SQLSTATE."""
+    set_catalog(
+        spark,
+        "broken",
+        type="jdbc",
+        uri="jdbc:sqlite:/no/such/folder/catalog.db",
+        warehouse="file:///nowhere",
+    )
+    with pytest.raises(LakeUnavailable):
+        IcebergTable.load(spark, TableName("broken", "n", "t"))
 
 
 def test_a_spark_without_iceberg(spark: SparkSession) -> None:

@@ -1,7 +1,7 @@
 """Finds the cause of a failure of Spark, Iceberg or a store in the chain of Java's exceptions.
 
 Only what is sure has an error here: a missing jar, a Java that is too old, a login that is refused, a bucket
-that does not exist. None of them passes by itself, so a retry would end in the same way.
+that does not exist. A retry would end in the same way.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgoutput.apply.iceberg.jvm import exceptions
 from airflow_provider_pgoutput.apply.iceberg.spark_jars import missing_class, to_add
 from airflow_provider_pgoutput.batch.spark_packages import DRIVERS, store_of
-from airflow_provider_pgoutput.errors import ConfigurationError, LakeDenied
+from airflow_provider_pgoutput.errors import ConfigurationError, LakeDenied, LakeUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,57 +22,58 @@ if TYPE_CHECKING:
 _MISSING = ("NoClassDefFoundError", "ClassNotFoundException")
 #: The class is there, in a version that does not fit.
 _OTHER_VERSION = ("NoSuchMethodError", "NoSuchFieldError", "AbstractMethodError")
-#: Refusals of a catalog, of a file system of Hadoop and of the machine's own.
-_DENIED = ("NotAuthorizedException", "ForbiddenException", "AccessControlException")
-#: How S3A, the file system of Hadoop for S3, and Java itself say it.
-_DENIED_FILES = "java.nio.file.AccessDeniedException"
+#: Refusals of a catalog.
+_DENIED = ("NotAuthorizedException", "ForbiddenException")
+#: How file systems of Hadoop and Java itself say it. S3A is such a file system.
+_DENIED_FILES = ("java.nio.file.AccessDeniedException", ".AccessControlException")
 _NO_BUCKET = ("NoSuchBucketException", "org.apache.hadoop.fs.s3a.UnknownStoreException")
 #: Where the exceptions of the two AWS SDKs are.
 _AWS, _AWS_1 = "software.amazon.awssdk.services.", "com.amazonaws.services."
+_AWS_ANSWER = "software.amazon.awssdk.awscore.exception.AwsServiceException"
+_AWS_1_ANSWER = "com.amazonaws.AmazonServiceException"
 _AWS_CLIENT = "software.amazon.awssdk.core.exception.SdkClientException"
 #: Java's class files of version 45 are of Java 1.
 _CLASS_FILES_OF_JAVA_0 = 44
 _CLASS = re.compile(r"[A-Za-z_$][\w$]*(?:[./][\w$]+)+")
-#: How Iceberg says, in the text of another exception, that a class which it makes by its name lacks a jar.
+#: Iceberg makes some classes by name. If such a class lacks a jar, the text of another exception says so.
 _LACKS = re.compile(r"(?:NoClassDefFoundError|ClassNotFoundException): ")
 _CLASS_FILE = re.compile(r"(\S+) has been compiled.*?version (\d+)\..*?up to (\d+)\.", re.DOTALL)
 
 
-def sure_cause(error: Exception, table: str | None = None) -> PgoutputError | None:
+def sure_cause(
+    error: Exception, table: str | None = None, *, may_be_committed: bool = False
+) -> PgoutputError | None:
     """The error for a cause that does not pass by itself; None: the chain names no such cause.
 
     :param error: one of ``JAVA_ERRORS``.
     :param table: the target, ``namespace.table``, if it is known.
+    :param may_be_committed: a commit may have gone through. Then a refusal is no cause: it may be the answer
+        to a second request, after the answer to the first was lost.
     """
     chain = [(str(each.getClass().getName()), each) for each in exceptions(error)]
-    for find in (_jars, _refusal):
+    for find in (_jars,) if may_be_committed else (_jars, _refusal):
         for name, exception in chain:
             if named := find(name, exception, table):
                 return named
-        if any(name.endswith("CommitStateUnknownException") for name, _ in chain):
-            # Iceberg itself looked and does not know. The refusal may be of its look.
-            return None
     return None
 
 
 def _jars(name: str, exception: Any, table: str | None) -> PgoutputError | None:
     """A jar that is missing or does not fit."""
-    is_told = name == "java.lang.NoSuchMethodException" and _LACKS.search(_message(exception))
-    if is_told or name.endswith(_MISSING):
-        return missing_class(_class_in(exception), table)
+    message = _message(exception)
+    # A class that could not be initialized is there.
+    is_there = message.startswith("Could not initialize class")
+    lacks = name == "java.lang.NoSuchMethodException" and _LACKS.search(message)
+    if lacks or (name.endswith(_MISSING) and not is_there):
+        return missing_class(_class_in(message), table)
     if name.endswith(_OTHER_VERSION):
-        found = missing_class(_class_in(exception), table)
-        return ConfigurationError(
-            f"Spark has the Java class {_class_in(exception)} in a version that does not fit.",
-            table=table,
-            advice=f"remove the jar that has it, if Spark has two; and {found.advice}",
-        )
+        return _other_version(message, table)
     if name.endswith("UnsupportedClassVersionError"):
-        return _old_java(_message(exception), table)
+        return _old_java(message, table)
     if name == "org.apache.hadoop.fs.UnsupportedFileSystemException":
-        return _no_file_system(_message(exception), table)
-    if name == "java.sql.SQLException" and exception.getSQLState() == "08001":
-        return _no_driver(_message(exception), table)
+        return _no_file_system(message, table)
+    if name == "java.sql.SQLException" and message.startswith("No suitable driver"):
+        return _no_driver(message, table)
     return None
 
 
@@ -84,11 +85,23 @@ def _refusal(name: str, exception: Any, table: str | None) -> PgoutputError | No
         return _of_aws(name, exception, table)
     if name == _AWS_CLIENT:
         return _of_aws_client(_message(exception), table)
-    if name == _DENIED_FILES:
+    if name.endswith(_DENIED_FILES):
         return _denied("The store", "the files", name, table)
-    if name.endswith(_DENIED) or (name.endswith("SQLException") and _is_login(exception)):
+    if name.endswith(_DENIED) or (
+        _is_a(exception, "java.sql.SQLException") and _is_login(exception)
+    ):
         return denied(name, table)
     return None
+
+
+def _is_a(exception: Any, class_name: str) -> bool:
+    """Whether an exception is of a class or of one below it."""
+    java_class = exception.getClass()
+    while java_class is not None:
+        if str(java_class.getName()) == class_name:
+            return True
+        java_class = java_class.getSuperclass()
+    return False
 
 
 def denied(java_class: str, table: str | None) -> LakeDenied:
@@ -110,15 +123,20 @@ def _denied(what: str, of: str, java_class: str, table: str | None) -> LakeDenie
 
 
 def _of_aws(name: str, exception: Any, table: str | None) -> PgoutputError | None:
+    if not (_is_a(exception, _AWS_ANSWER) or _is_a(exception, _AWS_1_ANSWER)):
+        return None  # No service answered.
     if name.startswith(_AWS):
         status, details = int(exception.statusCode()), exception.awsErrorDetails()
         code = "" if details is None else str(details.errorCode())
     else:
         status, code = int(exception.getStatusCode()), str(exception.getErrorCode())
     is_store = ".services.s3." in name
-    if status in (401, 403):
-        told = f"{name}, HTTP {status}"
-        return _denied("The object store", "S3", told, table) if is_store else denied(told, table)
+    # Glue refuses with HTTP 400.
+    if status in (401, 403) or code == "AccessDeniedException":
+        answer = f"{name}, HTTP {status}"
+        return (
+            _denied("The object store", "S3", answer, table) if is_store else denied(answer, table)
+        )
     if is_store and (code == "NoSuchBucket" or status == 301):
         return _no_bucket(f"{name}, HTTP {status}", table)
     return None
@@ -126,7 +144,13 @@ def _of_aws(name: str, exception: Any, table: str | None) -> PgoutputError | Non
 
 def _of_aws_client(message: str, table: str | None) -> PgoutputError | None:
     if message.startswith("Unable to load credentials"):
-        return _denied("S3 or Glue", "AWS", "there is no login", table)
+        # The machine's identity may be slow to answer.
+        return LakeUnavailable(
+            "Spark found no login for AWS.",
+            table=table,
+            advice="if it lasts, give the iceberg connection s3.access-key-id and s3.secret-access-key, or"
+            " Spark's machines an identity.",
+        )
     if message.startswith("Unable to load region"):
         return ConfigurationError(
             "Spark does not know the AWS region.",
@@ -136,9 +160,9 @@ def _of_aws_client(message: str, table: str | None) -> PgoutputError | None:
     return None
 
 
-def _no_bucket(told: str, table: str | None) -> ConfigurationError:
+def _no_bucket(answer: str, table: str | None) -> ConfigurationError:
     return ConfigurationError(
-        f"There is no such bucket, or it is in another region: {told}.",
+        f"There is no such bucket, or it is in another region: {answer}.",
         table=table,
         advice="correct the warehouse, the staging_uri or the region.",
     )
@@ -188,9 +212,24 @@ def _old_java(message: str, table: str | None) -> ConfigurationError:
     )
 
 
-def _class_in(exception: Any) -> str:
+def _other_version(message: str, table: str | None) -> ConfigurationError:
+    """Of ``'void a.B.c(int)'`` the class is ``a.B``."""
+    found = re.search(r"([\w$]+(?:\.[\w$]+)+)\.[\w$<>]+\(", message)
+    if found is None:
+        return ConfigurationError(
+            "Spark has a Java class in a version that does not fit.",
+            table=table,
+            advice="compare Spark's jars with docs/spark_jars.md.",
+        )
+    return ConfigurationError(
+        f"Spark has the Java class {found[1]} in a version that does not fit.",
+        table=table,
+        advice=f"remove the jar that has it, if Spark has two; and {missing_class(found[1]).advice}",
+    )
+
+
+def _class_in(text: str) -> str:
     """The full name of the first class that a message of Java's linker names."""
-    text = _message(exception)
     found = _CLASS.search(text, lacks.end() if (lacks := _LACKS.search(text)) else 0)
     return found[0].replace("/", ".") if found else "?"
 

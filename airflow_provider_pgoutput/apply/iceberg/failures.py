@@ -31,7 +31,7 @@ from airflow_provider_pgoutput.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +51,9 @@ def commit_failure(jvm: Any, error: Exception, table: str) -> PgoutputError:
     :param error: one of ``JAVA_ERRORS``.
     :param table: the target, ``namespace.table``.
     """
-    if named := sure_cause(error, table):
-        return named
     found = java_classes(error)
+    if named := sure_cause(error, table, may_be_committed=_is_unknown(found)):
+        return named
     if found[0].endswith(_REFUSED):
         return PublishRefused("The table changed while it was committed to.", table=table)
     cleanable = class_named(jvm, "org.apache.iceberg.exceptions.CleanableFailure")
@@ -69,9 +69,9 @@ def failure(error: Exception, table: str | None = None) -> PgoutputError | None:
     :param error: one of ``JAVA_ERRORS``.
     :param table: the target, ``namespace.table``, if it is known.
     """
-    if named := sure_cause(error, table):
-        return named
     found = java_classes(error)
+    if named := sure_cause(error, table, may_be_committed=_is_unknown(found)):
+        return named
     if unknown := next((each for each in found if each.endswith(_UNKNOWN)), None):
         return _unknown(unknown, table)
     if silent := next((each for each in found if each.endswith(_NO_ANSWER)), None):
@@ -108,6 +108,11 @@ def unnamed(error: Exception, table: str | None = None) -> SparkFailed:
         advice="nothing, if executors or memory were lost: the next try does it again. If it lasts, report"
         " the lines before this one in the Spark job's log, which say where it was thrown.",
     )
+
+
+def _is_unknown(found: Sequence[str]) -> bool:
+    """Whether one of these Java classes leaves open if a commit went through."""
+    return any(each.endswith(_UNKNOWN) for each in found)
 
 
 def _unknown(java_class: str, table: str | None) -> CommitStateUnknown:

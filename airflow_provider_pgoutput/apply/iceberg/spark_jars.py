@@ -43,6 +43,6 @@ def to_add(coordinates: str) -> str:
     :param coordinates: as ``spark-submit --packages`` takes them.
     """
     return (
-        f'give the operator packages="auto", or add {coordinates} to its packages or to Spark\'s jars'
+        f'give the operator packages="auto,{coordinates}", or add these jars to Spark\'s own'
         " (docs/spark_jars.md)."
     )
