@@ -198,6 +198,7 @@ class PostgresSource:
         snapshot = create_slot(
             request.direct,
             request.slot_name,
+            self.server,
             two_phase=self.options.two_phase,
             failover=request.failover,
         )

@@ -19,6 +19,8 @@ from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import AFTER_STAGE, CaptureRequest
 from airflow_provider_pgoutput.capture.schema.history import SchemaHistory
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
+from airflow_provider_pgoutput.capture.source import session as sessions
+from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.stream.options import PluginOptions
 from airflow_provider_pgoutput.capture.stream.transport import SlotRead
 from airflow_provider_pgoutput.crash_points import VARIABLE
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.source.attributes import Attribute
+    from airflow_provider_pgoutput.capture.source.catalog import Server
 
 #: A program that stages one batch; its request comes as JSON on standard input.
 PROGRAM = """
@@ -74,6 +77,11 @@ class Source:
             for statement in statements:
                 cursor = session.execute(statement)
             return cursor.fetchall() if cursor.description else []
+
+    def server(self) -> Server:
+        """The server as it is now."""
+        with sessions.connect(self.reader) as session:
+            return read_server(session, self.reader)
 
     def make_slot(self, plugin: str = "pgoutput") -> None:
         self.execute(f"SELECT pg_create_logical_replication_slot('{self.slot_name}', '{plugin}')")

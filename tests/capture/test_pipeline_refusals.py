@@ -321,7 +321,7 @@ def test_two_first_runs_that_make_the_slot_at_the_same_time(source: Source) -> N
     """The one that comes second is tried again, and finds what the other one made."""
     source.make_slot()
     with pytest.raises(SlotBusy, match="already exists"):
-        create_slot(source.reader, source.slot_name)
+        create_slot(source.reader, source.slot_name, source.server())
 
 
 class _FlushedFurther(SlotOnServer):

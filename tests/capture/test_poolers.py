@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_provider_pgoutput.capture.source import session as sessions
-from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.capture.source.slot import create_slot
+from airflow_provider_pgoutput.errors import ConfigurationError, PgoutputError, SourceUnavailable
 from tests.capture.pipeline_support import checkpoint_with_shapes
 from tests.pgbouncer import pgbouncer
 
@@ -107,6 +109,51 @@ def test_what_needs_a_replication_connection_is_refused_before_anything_is_made(
     _names_both(str(refused.value), source, pooled)
     assert "direct_conn_id" in str(refused.value)
     assert (source.manifests(), source.confirmed()) == before
+
+
+def test_a_pooler_that_ignores_the_wish_for_a_replication_connection_is_refused(
+    source: Source, server_home: Path
+) -> None:
+    ignores = f"{_IGNORES_OPTIONS}, replication"
+    with pgbouncer(server_home, source.reader, "session", ignores) as conninfo:
+        with pytest.raises(ConfigurationError, match="passes no replication connection") as refused:
+            source.stage(conninfo=conninfo)
+        _names_both(str(refused.value), source, conninfo)
+    assert source.confirmed() is None
+
+
+@pytest.mark.parametrize("slot_exists", [False, True])
+def test_a_direct_connection_to_another_database_is_refused(
+    source: Source, pooled: str, *, slot_exists: bool
+) -> None:
+    """The pooler leads to the right one. A copy would be of another database's tables."""
+    options: dict[str, object] = {}
+    if slot_exists:
+        options["checkpoint"] = checkpoint_with_shapes(source.stage())
+        source.execute("CREATE TABLE u(a int PRIMARY KEY)", "ALTER PUBLICATION p ADD TABLE u")
+    before = source.manifests(), source.confirmed()
+    other = make_conninfo(source.reader, dbname="postgres")
+    with pytest.raises(ConfigurationError, match=r"'postgres' of system.*direct_conn_id"):
+        source.stage(conninfo=pooled, direct_conninfo=other, **options)
+    assert (source.manifests(), source.confirmed()) == before
+
+
+@pytest.mark.parametrize(
+    ("differs", "error"),
+    [
+        ({"system_identifier": "1"}, ConfigurationError),
+        ({"is_standby": True}, SourceUnavailable),
+        ({"timeline": 7}, SourceUnavailable),
+    ],
+)
+def test_no_slot_is_made_on_another_server_than_the_run_reads(
+    source: Source, differs: dict[str, Any], error: type[PgoutputError]
+) -> None:
+    expected = dataclasses.replace(source.server(), **differs)
+    with pytest.raises(error, match="direct_conn_id") as refused:
+        create_slot(source.reader, source.slot_name, expected)
+    assert type(refused.value) is error
+    assert source.confirmed() is None
 
 
 @pytest.mark.parametrize("settings", ["", _IGNORES_OPTIONS, "server_round_robin = 1"])

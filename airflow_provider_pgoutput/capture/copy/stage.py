@@ -102,7 +102,7 @@ def _new_snapshot(source: PostgresSource, tables: Sequence[PublishedTable]) -> E
     table before the table was published is still open.
     """
     name = f"pgoutput_copy_{uuid.uuid4().hex[:16]}"
-    snapshot = create_slot(source.request.direct, name, temporary=True)
+    snapshot = create_slot(source.request.direct, name, source.server, temporary=True)
     names = ", ".join(table.name for table in tables[:20])
     more = ", ..." if len(tables) > 20 else ""
     log.info("Copying %s%s at %s.", names, more, snapshot.consistent_point)

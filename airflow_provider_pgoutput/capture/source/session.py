@@ -157,6 +157,9 @@ def check_replication(
 ) -> None:
     """Refuse a pooler that gives no replication connection, before anything is made that needs one.
 
+    Some poolers take the parameter ``replication`` and ignore it. So the connection is also asked something
+    that only a walsender understands.
+
     :param session: a session of the same server. Without a pooler nothing is tried.
     :param conninfo: where the replication connection would be opened.
     :raises ConfigurationError: there is none.
@@ -164,7 +167,10 @@ def check_replication(
     if not is_pooled(session):
         return
     try:
-        connect(conninfo, replication=True, slot=slot).close()
+        with connect(conninfo, replication=True, slot=slot) as walsender:
+            walsender.execute("IDENTIFY_SYSTEM")
+    except psycopg.errors.SyntaxError:
+        raise replication_refused(session) from None
     except ConfigurationError as error:
         if not refuses_startup(str(error)):
             raise

@@ -17,6 +17,7 @@ from psycopg import sql
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.source import session as sessions
+from airflow_provider_pgoutput.capture.source.catalog import read_server
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.capture.source.slot_facts import (
     PLUGIN,
@@ -30,6 +31,7 @@ from airflow_provider_pgoutput.errors import (
     SlotBusy,
     SlotLost,
     SourceChanged,
+    SourceUnavailable,
     WrongSlot,
 )
 
@@ -224,6 +226,7 @@ def check_two_phase_start(slot: SlotFacts, checkpoint: Lsn) -> None:
 def create_slot(
     conninfo: str | Mapping[str, Any],
     slot_name: str,
+    server: Server,
     *,
     temporary: bool = False,
     two_phase: bool = False,
@@ -237,9 +240,12 @@ def create_slot(
 
     Source: https://www.postgresql.org/docs/current/protocol-replication.html
 
+    :param server: the run's server. ``conninfo`` has to lead to it.
     :param failover: let standbys synchronise the slot; version 17 and later.
     :raises MissingPrivilege: the role lacks REPLICATION.
-    :raises ConfigurationError: ``wal_level`` or the number of slots does not allow it.
+    :raises ConfigurationError: ``wal_level`` or the number of slots does not allow it, or ``conninfo`` leads
+        to another server or database.
+    :raises SourceUnavailable: the server was promoted since the run began.
     """
     session = sessions.connect(conninfo, replication=True, slot=slot_name)
     try:
@@ -252,6 +258,7 @@ def create_slot(
             sql.SQL(", TWO_PHASE" if two_phase else ""),
             sql.SQL(", FAILOVER" if failover else ""),
         )
+        _check_same(server, read_server(session, conninfo), slot_name)
         with translated(slot=slot_name):
             _warn_of_prepared(session, slot_name)
             _name_writers(session, slot_name)
@@ -261,6 +268,35 @@ def create_slot(
     except BaseException:
         session.close()
         raise
+
+
+def _check_same(server: Server, found: Server, slot_name: str) -> None:
+    """Refuse to make a slot on another server than the one that the run reads."""
+    ours, theirs = (
+        (each.system_identifier, each.database, each.timeline, each.is_standby)
+        for each in (server, found)
+    )
+    if ours[:2] != theirs[:2]:
+        raise ConfigurationError(
+            f"The direct connection leads to database {found.database!r} of system"
+            f" {found.system_identifier}, and the run reads database {server.database!r} of system"
+            f" {server.system_identifier}.",
+            slot=slot_name,
+            advice="let direct_conn_id in the connection's extras name a connection to the same server and"
+            " database, past the pooler.",
+        )
+    if ours != theirs:
+        raise SourceUnavailable(
+            f"The direct connection leads to {_role(found)}, and the run reads {_role(server)}.",
+            slot=slot_name,
+            advice="nothing, if a server was promoted just now. Otherwise let direct_conn_id in the"
+            " connection's extras name a connection to the server that the pooler leads to.",
+        )
+
+
+def _role(server: Server) -> str:
+    kind = "standby" if server.is_standby else "primary"
+    return f"a {kind} on timeline {server.timeline}"
 
 
 def drop_slot(session: Session, slot: SlotFacts) -> None:

@@ -260,7 +260,7 @@ def test_a_type_that_changes_between_two_snapshots_means_another_copy(
 
 def test_a_lost_snapshot_is_followed_by_another(source: Source) -> None:
     with_tables(source)
-    with create_slot(source.conninfo, source.slot_name) as snapshot:
+    with create_slot(source.conninfo, source.slot_name, source.server()) as snapshot:
         snapshot.close()
         changed(source, 1)
         manifest = copied_in(source, snapshot)
@@ -296,7 +296,7 @@ def test_a_type_that_changed_without_a_rewrite_means_another_snapshot(
         *LIKE_INT8, f"ALTER TABLE t ADD c {before}", f"INSERT INTO t VALUES (1, 'x', {value})"
     )
     with (
-        create_slot(source.conninfo, source.slot_name) as snapshot,
+        create_slot(source.conninfo, source.slot_name, source.server()) as snapshot,
         sessions.connect(source.conninfo) as session,
     ):
         server = PostgresSource(
@@ -336,7 +336,7 @@ def test_a_table_that_was_rewritten_since_the_snapshot_is_read_in_a_new_one(
 ) -> None:
     """The old snapshot sees a rewritten table without rows, and nothing says so."""
     with_tables(source)
-    with create_slot(source.conninfo, source.slot_name) as snapshot:
+    with create_slot(source.conninfo, source.slot_name, source.server()) as snapshot:
         source.execute(*rewrite)
         manifest = copied_in(source, snapshot)
     assert Lsn.parse(str(table(manifest, "public.t").copy_lsn)) > snapshot.consistent_point
