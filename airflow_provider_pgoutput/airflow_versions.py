@@ -6,6 +6,8 @@ some functions that a trigger can await. Here they are made of the functions tha
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import (
@@ -25,11 +27,24 @@ __all__ = [
     "AirflowFailException",
     "AirflowNotFoundException",
     "BaseHook",
+    "CronSchedule",
     "conf",
     "extra_of",
     "mask_secret",
     "mask_secret_async",
+    "schedule_of",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class CronSchedule:
+    """When a DAG runs, as a cron expression in a time zone.
+
+    :ivar timezone: a zone, or its name.
+    """
+
+    expression: str
+    timezone: Any
 
 
 async def mask_secret_async(secret: str) -> None:
@@ -46,3 +61,30 @@ async def extra_of(connection: Connection) -> dict[str, Any]:
     from asgiref.sync import sync_to_async  # noqa: PLC0415 - as above
 
     return await sync_to_async(lambda: connection.extra_dejson)()
+
+
+def schedule_of(timetable: object) -> timedelta | CronSchedule | None:
+    """Read when a DAG runs from its timetable. None: by hand, by assets, or by a timetable of another kind.
+
+    A DAG of Airflow 3.2 has a timetable of the Task SDK, with public attributes. A DAG of Airflow 3.1 has a
+    timetable of the scheduler, which shows its values only when it is serialised.
+    """
+    delta = getattr(timetable, "delta", None)
+    if isinstance(delta, timedelta):
+        return delta
+    expression = getattr(timetable, "expression", None)
+    if isinstance(expression, str):
+        return CronSchedule(expression, getattr(timetable, "timezone", "UTC"))
+    # Parsing a DAG file does not need them.
+    import pendulum  # noqa: PLC0415
+    from airflow.timetables import interval, trigger  # noqa: PLC0415
+
+    if isinstance(timetable, interval.CronDataIntervalTimetable | trigger.CronTriggerTimetable):
+        values = timetable.serialize()
+        # A zone without a name, like +01:00, is serialised as seconds.
+        return CronSchedule(values["expression"], pendulum.timezone(values["timezone"]))
+    if isinstance(timetable, interval.DeltaDataIntervalTimetable | trigger.DeltaTriggerTimetable):
+        seconds = timetable.serialize()["delta"]
+        # A relativedelta is serialised as a dict. Its length differs from month to month.
+        return timedelta(seconds=seconds) if isinstance(seconds, int | float) else None
+    return None

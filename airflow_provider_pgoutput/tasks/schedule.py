@@ -9,6 +9,8 @@ import itertools
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_pgoutput.airflow_versions import schedule_of
+
 if TYPE_CHECKING:
     from datetime import datetime
 
@@ -23,19 +25,17 @@ def longest_seconds_between_runs(dag: Any) -> int | None:
 
     :param dag: an Airflow DAG, or None.
     """
-    timetable = getattr(dag, "timetable", None)
-    delta = getattr(timetable, "delta", None)
-    if isinstance(delta, timedelta):
-        return int(delta.total_seconds())
-    expression = getattr(timetable, "expression", None)
-    if not isinstance(expression, str):
+    schedule = schedule_of(getattr(dag, "timetable", None))
+    if schedule is None:
         return None
+    if isinstance(schedule, timedelta):
+        return int(schedule.total_seconds())
     # Airflow computes the times. Only this kind of schedule needs it, so the import is here.
     from airflow.sdk import timezone
     from airflow.timetables.base import TimeRestriction
     from airflow.timetables.trigger import CronTriggerTimetable
 
-    cron = CronTriggerTimetable(expression, timezone=getattr(timetable, "timezone", "UTC"))
+    cron = CronTriggerTimetable(schedule.expression, timezone=schedule.timezone)
     since = TimeRestriction(timezone.parse("2026-01-01"), latest=None, catchup=True)
     runs: list[datetime] = []
     interval = None

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 _LOOK = """
 import importlib, json, pkgutil, sys
+from datetime import timedelta
 import airflow_provider_pgoutput as package
 from airflow.models.dagbag import DagBag
+from airflow.sdk import DAG
+from airflow_provider_pgoutput.tasks.schedule import longest_seconds_between_runs
 
 modules = [each.name for each in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
 # What travels to Spark imports pyspark, which this environment does not have.
@@ -28,7 +31,12 @@ ours = [each for each in modules if each.split(".")[1] not in ("apply", "spark_c
 for each in ours:
     importlib.import_module(each)
 bag = DagBag(sys.argv[1])
-print(json.dumps({"modules": len(ours), "dags": sorted(bag.dags), "errors": bag.import_errors}))
+waits = [
+    longest_seconds_between_runs(DAG("any", schedule=schedule))
+    for schedule in ("@hourly", timedelta(minutes=5), None)
+]
+found = {"dags": sorted(bag.dags), "errors": bag.import_errors, "waits": waits}
+print(json.dumps({"modules": len(ours), **found}))
 """
 
 
@@ -55,4 +63,5 @@ def test_the_oldest_airflow_imports_parses_and_runs_the_package(tmp_path: Path) 
     assert found["errors"] == {}
     assert found["dags"] == ["pgoutput_maintenance", "pgoutput_replay", "pgoutput_to_iceberg"]
     assert found["modules"] > 150
+    assert found["waits"] == [3600, 300, None]
     assert "--repair" in printed(str(environments.airflow / "bin" / "pgoutput"), "doctor", "--help")

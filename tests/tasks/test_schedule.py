@@ -5,8 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import pendulum
 import pytest
 from airflow.sdk import DAG, Asset, CronTriggerTimetable, DeltaTriggerTimetable
+from airflow.timetables import interval, trigger
+from dateutil.relativedelta import relativedelta  # type: ignore[import-untyped]
 
 from airflow_provider_pgoutput.tasks.schedule import longest_seconds_between_runs
 
@@ -22,6 +25,14 @@ from airflow_provider_pgoutput.tasks.schedule import longest_seconds_between_run
         # The last Sunday of March and that of October change the clock in between.
         (CronTriggerTimetable("30 5 * * 1", timezone="Europe/Berlin"), (7 * 24 + 1) * 3600),
         (DeltaTriggerTimetable(timedelta(hours=2)), 7200),
+        # A DAG of Airflow 3.1 has the scheduler's timetables.
+        (trigger.CronTriggerTimetable("@hourly", timezone="UTC"), 3600),
+        (trigger.CronTriggerTimetable("30 5 * * 1", timezone="Europe/Berlin"), (7 * 24 + 1) * 3600),
+        (trigger.CronTriggerTimetable("5 * * * *", timezone=pendulum.timezone(3600)), 3600),
+        (interval.CronDataIntervalTimetable("*/5 * * * *", timezone="UTC"), 300),
+        (trigger.DeltaTriggerTimetable(timedelta(hours=2)), 7200),
+        (interval.DeltaDataIntervalTimetable(timedelta(minutes=5)), 300),
+        (interval.DeltaDataIntervalTimetable(relativedelta(months=1)), None),
         (None, None),
         ("@continuous", None),
         ([Asset("shop")], None),
