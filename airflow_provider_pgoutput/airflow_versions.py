@@ -1,14 +1,16 @@
-"""What differs between the versions of Airflow that this package runs with. No other module knows of it.
+"""What differs between the versions of Airflow that this package runs with.
 
 Airflow 3.2 moved some names, and the provider ``common.compat`` finds them in each version. Airflow 3.3 made
 some functions that a trigger can await. Here they are made of the functions that every version has.
+
+The command line is different, too: Airflow has commands of providers from 3.2 on. ``cli/`` handles that.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.providers.common.compat.sdk import (
     AirflowException,
@@ -20,6 +22,8 @@ from airflow.providers.common.compat.sdk import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from airflow.sdk import Connection
 
 __all__ = [
@@ -30,10 +34,13 @@ __all__ = [
     "CronSchedule",
     "conf",
     "extra_of",
+    "in_thread",
     "mask_secret",
     "mask_secret_async",
     "schedule_of",
 ]
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +54,24 @@ class CronSchedule:
     timezone: Any
 
 
-async def mask_secret_async(secret: str) -> None:
-    """Hide a secret from the logs of a trigger, without blocking the event loop."""
-    # Airflow sends the secret to its supervisor through the loop's own connection. asgiref brings the call
-    # back to this loop; the threads of asyncio would use another one.
+async def in_thread(function: Callable[..., _Result], *arguments: object) -> _Result:
+    """Run a function that blocks in a thread, for a trigger. The function may ask Airflow for something."""
+    # Airflow sends the question to its supervisor through the loop's own connection. asgiref brings it back
+    # to this loop. In a thread of asyncio, Airflow 3.1 would send it through another loop.
     from asgiref.sync import sync_to_async  # noqa: PLC0415 - parsing a DAG file does not need it
 
-    await sync_to_async(mask_secret)(secret)
+    # By default, asgiref has one thread for all triggers of the process.
+    return await sync_to_async(function, thread_sensitive=False)(*arguments)
+
+
+async def mask_secret_async(secret: str) -> None:
+    """Hide a secret from the logs of a trigger, without blocking the event loop."""
+    await in_thread(mask_secret, secret)
 
 
 async def extra_of(connection: Connection) -> dict[str, Any]:
     """The extras of a connection, without blocking the event loop. Airflow hides them from logs."""
-    from asgiref.sync import sync_to_async  # noqa: PLC0415 - as above
-
-    return await sync_to_async(lambda: connection.extra_dejson)()
+    return await in_thread(lambda: connection.extra_dejson)
 
 
 def schedule_of(timetable: object) -> timedelta | CronSchedule | None:

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from airflow_provider_pgoutput.airflow_versions import BaseHook, extra_of, mask_secret_async
+from airflow_provider_pgoutput.airflow_versions import (
+    BaseHook,
+    extra_of,
+    in_thread,
+    mask_secret_async,
+)
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.capture.source.pinned import refuses_startup, startup_options
 from airflow_provider_pgoutput.capture.source.slot_facts import SLOT_QUERY, SlotStatus
@@ -144,9 +149,9 @@ class PgoutputChangesTrigger(BaseEventTrigger):
         extra = await extra_of(airflow_connection)
         parameters = libpq_parameters(airflow_connection, extra)
         if extra.get("iam"):
-            # The cloud's client library blocks, so it gets a thread.
+            # The cloud's client library blocks, and it asks Airflow for a connection of its own.
             hook = PostgresHook(connection=airflow_connection)
-            login, token, port = await asyncio.to_thread(hook.get_iam_token, airflow_connection)
+            login, token, port = await in_thread(hook.get_iam_token, airflow_connection)
             parameters |= {"user": login, "password": token, "port": str(port)}
         for secret in secret_values(parameters):
             await mask_secret_async(secret)

@@ -15,6 +15,7 @@ import pytest
 from airflow.providers.postgres.hooks.postgres import PostgresHook
 from airflow.sdk import Asset, AssetWatcher
 from airflow.triggers.base import BaseEventTrigger
+from asgiref.sync import async_to_sync
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_pgoutput.errors import ConfigurationError
@@ -201,8 +202,14 @@ def test_it_outlives_a_cloud_that_gives_no_token(
     reader = conninfo_to_dict(reader_conninfo(postgres_database))
     token = str(reader["user"]), str(reader["password"]), int(str(reader["port"]))
     answers: list[Any] = [NoCredentials("canary"), NoCredentials("canary"), token]
+    loops: list[object] = []
+
+    async def running_loop() -> object:
+        return asyncio.get_running_loop()
 
     def answer(_hook: PostgresHook, _connection: object) -> Any:
+        # The client asks Airflow for its connection, which Airflow 3.1 answers in the trigger's loop only.
+        loops.append(async_to_sync(running_loop)())
         found = answers.pop(0)
         if isinstance(found, Exception):
             raise found
@@ -213,8 +220,13 @@ def test_it_outlives_a_cloud_that_gives_no_token(
     with_iam = json.loads(connection_json(reader_conninfo(postgres_database)))
     with_iam["extra"]["iam"] = True
     monkeypatch.setenv("AIRFLOW_CONN_POSTGRES_DEFAULT", json.dumps(with_iam))
-    (event,) = asyncio.run(events(PgoutputChangesTrigger(slot_name="not_yet", **QUICK), 1))
-    assert event["status"] == "missing"
+
+    async def scenario() -> None:
+        (event,) = await events(PgoutputChangesTrigger(slot_name="not_yet", **QUICK), 1)
+        assert event["status"] == "missing"
+        assert loops == [asyncio.get_running_loop()] * 3
+
+    asyncio.run(scenario())
     assert answers == []
 
 
