@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
-
-from airflow_provider_pgoutput.cli.definition import get_cli_commands
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +16,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     :param arguments: the words after the program's name; None: those of this process.
     """
+    # This import sets up Airflow's log, which Airflow 3.2 and 3.3 write to the standard output. There the log
+    # would be between the rows that a script reads.
+    with redirect_stdout(sys.stderr):
+        from airflow_provider_pgoutput.cli.definition import get_cli_commands  # noqa: PLC0415
+
     (group,) = get_cli_commands()
     parser = argparse.ArgumentParser(prog=group.name, description=group.help)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)

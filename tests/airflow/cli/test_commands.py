@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,6 +37,24 @@ def test_the_program_prints_what_the_command_of_airflow_prints(
     _, rows = run(capsys, *given)
     script.main([*given, "--output", "json"])
     assert json.loads(capsys.readouterr().out) == rows != []
+
+
+def test_the_program_does_not_print_its_log_between_the_rows(healthy: Lsn, slot: str) -> None:
+    source = json.loads(os.environ["AIRFLOW_CONN_POSTGRES_DEFAULT"])
+    # The second host is not asked, but each host must be verified. So the log has a warning.
+    source["host"] += ",127.0.0.2"
+    source["extra"]["sslmode"] = "disable"
+    program = str(Path(sys.executable).with_name("pgoutput"))
+    ended = subprocess.run(
+        [program, "doctor", "--slot-name", slot, "--namespace", "shop", "--output", "json"],
+        env={**os.environ, "AIRFLOW_CONN_POSTGRES_DEFAULT": json.dumps(source)},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "does not verify its server" in ended.stderr
+    assert json.loads(ended.stdout) == []
 
 
 def test_the_program_refuses_a_command_that_it_does_not_have(
