@@ -24,10 +24,11 @@ def read_with(
     :param home: where the environments are.
     """
     answers: dict[str, dict[str, Any]] = {}
+    python = _python(engine, home)
     version, waiting = "", list(request)
     while waiting:
         ended = subprocess.run(
-            [str(_python(engine, home)), str(_READER), engine],
+            [str(python), str(_READER), engine],
             input=json.dumps(waiting),
             capture_output=True,
             text=True,
@@ -44,27 +45,15 @@ def read_with(
 
 
 def _python(engine: str, home: Path) -> Path:
+    """The Python that has the newest version of an engine. The page says on which day that was."""
     folder = home / engine
     python = folder / "bin" / "python"
-    if not (folder / "ready").exists():
-        uv = _uv()
-        subprocess.run(
-            [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)], check=True
-        )
-        subprocess.run(
-            [
-                uv,
-                "pip",
-                "install",
-                "--quiet",
-                "--upgrade",
-                "--python",
-                str(python),
-                *PACKAGES[engine],
-            ],
-            check=True,
-        )
-        (folder / "ready").touch()
+    uv = _uv()
+    if not python.exists():
+        make = ["venv", "--quiet", "--clear", "--python", sys.executable, str(folder)]
+        subprocess.run([uv, *make], check=True)
+    install = ["pip", "install", "--quiet", "--upgrade", "--python", str(python)]
+    subprocess.run([uv, *install, *PACKAGES[engine]], check=True)
     return python
 
 
