@@ -107,4 +107,4 @@ sbom: setup ## Write the bill of materials of the wheel from uv.lock (docs/sbom.
 
 clean: ## Remove what the demo and the tools left (not .venv, not the caches)
 	@if [ -x $(BIN)/python ]; then $(BIN)/python -m quickstart clean; fi
-	@rm -rf .quickstart .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	@rm -rf .quickstart .engines .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/results dist
