@@ -1,13 +1,13 @@
-"""``python -m tests.matrix [CELL ...]``: what ``make matrix`` runs. It prints a row for each cell."""
+"""``python -m tests.matrix [CELL ...]``: what ``make matrix`` runs. It prints a row when a cell is done."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
+import traceback
 from datetime import UTC, datetime
 
-from airflow_provider_pgoutput.errors import PgoutputError
 from tests.matrix.cells import CELLS
 from tests.matrix.environments import Environments
 from tests.matrix.life import live, say
@@ -23,25 +23,27 @@ def main() -> int:
         parser.error(
             f"there is no cell {', '.join(sorted(unknown))}; the cells: {', '.join(names)}"
         )
-    rows, failed = [], False
+    failed = False
     for cell in (cell for cell in CELLS if cell.name in asked_for):
         began = time.monotonic()
         say(f"matrix: {cell.name}: making its environments")
-        outcome = "equal"
+        airflow, outcome = cell.airflow, "equal"
         try:
             environments = Environments.make(cell)
-            say(f"  {', '.join(f'{name} {v}' for name, v in environments.versions().items())}")
+            versions = environments.versions()
+            airflow = versions["apache-airflow"]
+            say(f"  {', '.join(f'{name} {version}' for name, version in versions.items())}")
             live(environments)
-        except (PgoutputError, AssertionError) as error:
-            say(f"matrix: {cell.name} FAILED: {error}")
+        # Whatever ended this cell, the next one still runs.
+        except Exception:
+            say(f"matrix: {cell.name} FAILED: {traceback.format_exc()}")
             outcome, failed = "FAILED", True
         seconds = time.monotonic() - began
         today = datetime.now(UTC).date()
-        rows.append(
-            f"| `{cell.name}` | {cell.airflow} | {cell.python} | {cell.postgres} | {cell.spark} |"
+        say(
+            f"| `{cell.name}` | {airflow} | {cell.python} | {cell.postgres} | {cell.spark} |"
             f" {outcome}, {seconds:.0f} s | {today} |"
         )
-    print("\n" + "\n".join(rows))
     return int(failed)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections import Counter
@@ -88,16 +89,23 @@ def live(environments: Environments) -> None:
     installation = find_or_fetch_installation(environments.cell.postgres)
     with place.locked():
         place.clear()
-        with EmbeddedPostgres(place.postgres_home(), installation=installation) as server:
-            with psycopg.connect(server.conninfo(), autocommit=True) as session:
-                session.execute(f"CREATE DATABASE {DATABASE}")
-            variables = place.environment(server)
-            prepare_airflow(
-                variables, place.logs / "airflow-db.log", python=str(environments.python)
-            )
-            place.lake.create()
-            _Life(place, server.conninfo(DATABASE), variables).run()
+        try:
+            with EmbeddedPostgres(place.postgres_home(), installation=installation) as server:
+                _live(place, server)
+        finally:
+            # It may lie outside of the cell's folder, where nobody looks. The logs of a failure stay.
+            shutil.rmtree(place.postgres_home(), ignore_errors=True)
         place.clear()
+
+
+def _live(place: _Place, server: EmbeddedPostgres) -> None:
+    with psycopg.connect(server.conninfo(), autocommit=True) as session:
+        session.execute(f"CREATE DATABASE {DATABASE}")
+    variables = place.environment(server)
+    python = str(place.environments.python)
+    prepare_airflow(variables, place.logs / "airflow-db.log", python=python)
+    place.lake.create()
+    _Life(place, server.conninfo(DATABASE), variables).run()
 
 
 class _Life:
@@ -174,7 +182,7 @@ class _Life:
         pipeline = ["--slot-name", SLOT_NAME, "--namespace", NAMESPACE]
         bin_folder = self._place.environments.airflow / "bin"
         programs = [[str(bin_folder / "pgoutput")]]
-        if not self._place.environments.cell.airflow.startswith("3.1"):
+        if not self._place.environments.cell.airflow.startswith("3.1."):
             programs.append([str(bin_folder / "airflow"), "pgoutput"])
         for program in programs:
             rows = json.loads(self._output(*program, "status", *pipeline, "--output", "json"))
