@@ -111,6 +111,37 @@ def test_what_needs_a_replication_connection_is_refused_before_anything_is_made(
     assert (source.manifests(), source.confirmed()) == before
 
 
+@pytest.mark.parametrize("has_direct", [True, False])
+def test_auto_counts_on_no_copies_of_the_slot_behind_a_pooler(
+    source: Source, pooled: str, caplog: pytest.LogCaptureFixture, *, has_direct: bool
+) -> None:
+    """The parts would fit the server's files, but only copies of the slot could be read in parts.
+
+    Without a direct connection the walsender is out of reach. So SQL is tried, and here the answer fits.
+    """
+    checkpoint = checkpoint_with_shapes(source.stage())
+    ((database,),) = source.execute("SELECT current_database()")
+    source.execute(
+        f"ALTER DATABASE {database} SET temp_file_limit = '1MB'",
+        "CREATE TABLE unpublished AS SELECT g, repeat('x', 100) FROM generate_series(1, 20000) g",
+        "INSERT INTO t VALUES (1, 'one')",
+    )
+    with caplog.at_level("INFO"):
+        found = source.stage(
+            checkpoint=checkpoint,
+            transport="auto",
+            part_bytes=100_000,
+            decode_parallelism=2,
+            conninfo=pooled,
+            direct_conninfo=source.reader if has_direct else None,
+        )
+    assert source.changes(found, "public.t")[0]["b"] == "one"
+    chosen = [each for each in caplog.messages if "over the walsender" in each]
+    assert ["may not fit" in each for each in chosen] == [True] * has_direct
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert not [each for each in warnings if "copy" in each]
+
+
 def test_a_pooler_that_ignores_the_wish_for_a_replication_connection_is_refused(
     source: Source, server_home: Path
 ) -> None:

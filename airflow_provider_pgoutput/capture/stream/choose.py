@@ -10,7 +10,7 @@ Source: https://www.postgresql.org/docs/current/runtime-config-resource.html#GUC
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
@@ -57,6 +57,10 @@ class Capacity:
     temp_file_limit: int | None
     #: Whether a copy of the slot can be made. Without one, a range is not cut into parts.
     makes_copies: bool
+
+    def behind_pooler(self) -> Capacity:
+        """The same without copies of the slot. A pooler would keep a session that has one."""
+        return replace(self, makes_copies=False)
 
 
 def read_capacity(session: Session, slot_name: str) -> Capacity:

@@ -227,7 +227,9 @@ class SlotReading:
         self._settings = settings
         self._start, self._target, self._limits = start, target, limits
         self._prepared = None if two_phase is None else two_phase.transactions
-        self._transport = _choose_transport(settings, start, target, two_phase)
+        self._is_pooled = settings.transport != WALSENDER and is_pooled(settings.session)
+        backlog = Backlog(target - start, settings.part_bytes, is_cut=two_phase is None)
+        self._transport = _choose_transport(settings, backlog, behind_pooler=self._is_pooled)
         self._unstreamed = UnstreamedAborts()
         self._stream = self._open_stream(two_phase)
 
@@ -328,7 +330,7 @@ class SlotReading:
             self._target,
             two_phase,
             self._unstreamed,
-            is_pooled=is_sql and is_pooled(settings.session),
+            is_pooled=is_sql and self._is_pooled,
         )
         if not is_sql:
             return WalsenderStream(read)
@@ -340,14 +342,15 @@ class SlotReading:
         )
 
 
-def _choose_transport(
-    settings: ReadSettings, start: Lsn, target: Lsn, two_phase: TwoPhase | None
-) -> str:
+def _choose_transport(settings: ReadSettings, backlog: Backlog, *, behind_pooler: bool) -> str:
     """The transport that was asked for; with ``auto`` SQL, unless something speaks against it."""
     if settings.transport != AUTO:
         return settings.transport
-    backlog = Backlog(target - start, settings.part_bytes, is_cut=two_phase is None)
-    reason = against_sql(read_capacity(settings.session, settings.slot_name), backlog)
+    if behind_pooler and settings.direct_conninfo is settings.conninfo:
+        # Most poolers pass no replication connection on.
+        return SQL
+    capacity = read_capacity(settings.session, settings.slot_name)
+    reason = against_sql(capacity.behind_pooler() if behind_pooler else capacity, backlog)
     if reason is None:
         return SQL
     log.info("Slot %s is read over the walsender: %s.", settings.slot_name, reason)

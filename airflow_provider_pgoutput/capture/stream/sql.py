@@ -193,6 +193,13 @@ class SqlStream:
 
     def _copy_slots(self, connections: int) -> None:
         """Open the connections, each with a copy of the slot, as many as the server allows."""
+        if self._read.is_pooled:
+            log.info(
+                "Slot %s is decoded by one connection. A connection pooler would keep the session of a"
+                " temporary copy of the slot, and the copy would hold WAL.",
+                self._read.slot_name,
+            )
+            return
         try:
             for number in range(connections):
                 if number == 1 and self._wanted is None and self._begins_with_a_long_transaction():
@@ -258,6 +265,8 @@ class SqlStream:
     def _has_copy(self) -> bool:
         """Whether the connection has a copy of the slot, or can make one now."""
         session = self._sessions[0]
+        if self._read.is_pooled:
+            return False
         try:
             if not session.has_copy:
                 session.make_copy()

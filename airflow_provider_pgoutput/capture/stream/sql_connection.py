@@ -113,16 +113,11 @@ class SlotSession:
     def make_copy(self) -> None:
         """Make a temporary copy of the slot. It ends with this connection at the latest.
 
-        :raises ConfigurationError: the server has no room for another slot, a copy would read what the
-            slot itself still waits for, or a pooler would keep it.
+        :raises ConfigurationError: the server has no room for another slot, or a copy would read what the
+            slot itself still waits for.
         :raises MissingPrivilege: the role may not make one.
         """
-        if self._read.is_pooled:
-            raise ConfigurationError(
-                "A connection pooler keeps the server's session when we leave. A temporary copy of the slot"
-                " would stay with it and hold WAL.",
-                slot=self._slot_name,
-            )
+        assert not self._read.is_pooled, "a pooler would keep the session, and with it the copy"
         if int(self._scalar(WAITS_FOR_STANDBYS.format(sql.Literal(self._slot_name)))):
             raise ConfigurationError(
                 "A copy of a slot with failover does not wait for synchronized_standby_slots, so it would"
