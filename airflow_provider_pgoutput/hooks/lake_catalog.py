@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from airflow_provider_pgoutput.errors import ConfigurationError
-from airflow_provider_pgoutput.hooks.lake_login import has_java_login, java_login
+from airflow_provider_pgoutput.hooks.lake_login import has_java_login, java_login, signing_switch
 from airflow_provider_pgoutput.hooks.lake_storage import java_storage
 
 if TYPE_CHECKING:
+    from urllib.parse import SplitResult
+
     from airflow.sdk import Connection
 
 _SPARK_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
@@ -160,6 +162,7 @@ def _pyiceberg_properties(connection: Connection, extra: dict[str, Any]) -> dict
         )
     if properties["type"] == "rest" and connection.login and connection.password:
         properties["credential"] = f"{connection.login}:{connection.password}"
+    properties |= signing_switch(properties)
     if properties["type"] != "glue" and not properties.get("uri"):
         raise ConfigurationError(
             f"The connection {connection.conn_id!r} has no host: it is the catalog's URI.",
@@ -176,7 +179,7 @@ def _with_port(uri: str, connection: Connection) -> str:
     if not connection.port:
         return uri
     parts = urlsplit(uri)
-    if not parts.netloc or parts.port not in (None, connection.port):
+    if not parts.netloc or _port(parts) not in (None, connection.port):
         raise ConfigurationError(
             f"The connection {connection.conn_id!r} has port {connection.port}, which does not fit its host.",
             advice="let the host be the catalog's URI, such as https://catalog.example/api, and give the port"
@@ -184,6 +187,22 @@ def _with_port(uri: str, connection: Connection) -> str:
         )
     where = parts.netloc if parts.port else f"{parts.netloc.removesuffix(':')}:{connection.port}"
     return parts._replace(netloc=where).geturl()
+
+
+def _port(parts: SplitResult) -> int | None:
+    """The port of a URI; None: it has none.
+
+    :raises ConfigurationError: it is no number. The error does not quote it, because it may be the end of a
+        password.
+    """
+    try:
+        return parts.port
+    except ValueError:
+        raise ConfigurationError(
+            "The port in the catalog's URI is not a number from 0 to 65535.",
+            advice="mend the host of the connection, or uri in its extras. In a user or a password / ? # : @"
+            " have to be written as %2F %3F %23 %3A %40.",
+        ) from None
 
 
 def _java_properties(properties: dict[str, str]) -> dict[str, str]:
@@ -237,7 +256,7 @@ def _jdbc(uri: str) -> dict[str, str]:
     user = unquote(parts.username) if parts.username else query.pop("user", None)
     password = unquote(parts.password) if parts.password else query.pop("password", None)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or "localhost"
-    where = host if parts.port is None else f"{host}:{parts.port}"
+    where = host if _port(parts) is None else f"{host}:{_port(parts)}"
     database = "postgresql" if scheme[1].startswith("postgres") else "mysql"
     tail = f"?{urlencode(query)}" if query else ""
     jdbc = {"uri": f"jdbc:{database}://{where}{parts.path}{tail}"}

@@ -45,6 +45,13 @@ def java_login(properties: Mapping[str, Any]) -> tuple[dict[str, str], str | Non
             "Iceberg's Java would send header.Authorization, and pyiceberg would replace it by a login.",
             advice='add {"auth": {"type": "noop"}}; then both send the header.',
         )
+    given = [name for name in ("credential", "token") if name in properties]
+    if auth is not None and given:
+        raise ConfigurationError(
+            f"The connection has two logins, auth and {given[0]}. pyiceberg would send the first, and"
+            " Iceberg's Java may send the other.",
+            advice="keep one of the extra auth, the extra token, and login with password (credential).",
+        )
     java, unknown = _of_auth(auth) if isinstance(auth, dict) else ({}, None)
     if properties.get(_SIGV4) == "true":
         _check_signing(properties)
@@ -55,6 +62,25 @@ def java_login(properties: Mapping[str, Any]) -> tuple[dict[str, str], str | Non
             java["rest.auth.sigv4.delegate-auth-type"] = java[_AUTH_TYPE]
         java[_AUTH_TYPE] = "sigv4"
     return {**_DELEGATION, **java}, unknown
+
+
+def signing_switch(properties: Mapping[str, Any]) -> dict[str, str]:
+    """Whether requests are signed, as a text that both engines understand; empty: it is not said.
+
+    pyiceberg takes "1" and "yes" for true, too. Java takes "true" only.
+
+    :raises ConfigurationError: pyiceberg would not understand it.
+    """
+    if not (given := properties.get(_SIGV4)):
+        return {}
+    from pyiceberg.types import strtobool
+
+    try:
+        return {_SIGV4: "true" if strtobool(str(given)) else "false"}
+    except ValueError:
+        raise ConfigurationError(
+            f"The extra {_SIGV4} is neither true nor false.", advice="give true or false."
+        ) from None
 
 
 def has_java_login(names: Iterable[str]) -> bool:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SECRET = "it's a secret: ü"
+BASIC = {"type": "basic", "basic": {"username": "me", "password": "p"}}
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,30 @@ def test_keys_that_sign_requests_are_given_to_java_under_its_names() -> None:
     assert java_properties(lake)["rest.auth.sigv4.delegate-auth-type"] == "basic"
 
 
+@pytest.mark.parametrize(
+    ("given", "signs"),
+    [
+        ("True", True),
+        ("1", True),
+        ("yes", True),
+        ("on", True),
+        ("t", True),
+        ("FALSE", False),
+        ("0", False),
+    ],
+)
+def test_whether_requests_are_signed_is_the_same_for_both_engines(
+    given: str, *, signs: bool
+) -> None:
+    keys = {"client.access-key-id": "id", "client.secret-access-key": _SECRET}
+    lake = catalog_of(host="https://c", extra={**keys, "rest.sigv4-enabled": given})
+    found = java_properties(lake)
+    assert found["rest.sigv4-enabled"] == str(signs).lower()
+    assert lake.pyiceberg_properties["rest.sigv4-enabled"] == str(signs).lower()
+    assert (found.get("rest.auth.type") == "sigv4") == signs
+    assert ("rest.secret-access-key" in found) == signs
+
+
 def test_google_is_given_to_java_and_what_java_lacks_is_named() -> None:
     google = {"credentials_path": "/key.json", "scopes": ["a", "b"]}
     lake = catalog_of(host="https://c", extra={"auth": {"type": "google", "google": google}})
@@ -220,7 +245,14 @@ def test_google_is_given_to_java_and_what_java_lacks_is_named() -> None:
             "client.access-key-id",
         ),
         ({"extra": {"rest.sigv4-enabled": True, "client.profile-name": "p"}}, "AWS_PROFILE"),
+        ({"extra": {"rest.sigv4-enabled": "maybe"}}, "neither true nor false"),
         ({"extra": {"header.Authorization": "Key k"}}, "noop"),
+        ({"extra": {"auth": BASIC}, "login": "me", "password": "p"}, "auth and credential"),
+        ({"extra": {"auth": BASIC, "credential": "me:p"}}, "auth and credential"),
+        ({"extra": {"auth": BASIC, "token": "t"}}, "auth and token"),
+        ({"extra": {"auth": {"type": "entra"}, "token": "t"}}, "auth and token"),
+        ({"host": "https://c:abc", "port": 8182}, "not a number"),
+        ({"host": "postgresql://me:p/q@c/lake", "extra": {"type": "sql"}}, "not a number"),
         ({"host": "https://c:8181", "port": 8182}, "one place only"),
         ({"host": "catalog.example", "port": 8182}, "catalog's URI"),
     ],
