@@ -50,10 +50,21 @@ _VERIFY = (
     "server's (of a public one: the machine's bundle), and host the server by the name in its certificate; a "
     "lower sslmode has to be given there by name."
 )
-_DIRECT = (
-    "connect to the server itself, past the pooler (host and port of the server, mostly 5432), or name a "
-    'connection that does, in the extras of this one: {"direct_conn_id": "..."}.'
+#: For what works through a pooler except for one part, such as a copy.
+DIRECT_CONNECTION = (
+    'Or name a connection that does so in the extras of this one: {"direct_conn_id": "..."}.'
 )
+
+
+def past_pooler(where: str = "mostly port 5432") -> str:
+    """The advice to connect without a connection pooler.
+
+    :param where: the server's address.
+    """
+    return f"connect to the server itself, past the pooler ({where})."
+
+
+_DIRECT = f"{past_pooler()} {DIRECT_CONNECTION}"
 _LATER = "nothing; the next attempt connects again."
 #: A server fails so if a transaction changed the catalog and its rows are decoded before it ended.
 _BEFORE_ITS_END = "set streaming to off; with two_phase, use a new slot without it."

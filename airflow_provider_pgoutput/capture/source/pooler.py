@@ -13,7 +13,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.capture.source.errors import translated
+from airflow_provider_pgoutput.capture.source.errors import (
+    DIRECT_CONNECTION,
+    past_pooler,
+    translated,
+)
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -61,7 +65,7 @@ def refuse_shared_sessions(session: Session, open_another: Callable[[], Session]
 
 
 def _check_own(own: Mapping[Session, int], order: tuple[Session, Session]) -> None:
-    """Refuse a pooler of which a connection meets another session of the server than before."""
+    """Refuse a pooler if a connection meets another session of the server than before."""
     if any(_pid(each) != own[each] for each in order):
         raise _shared(order[0])
 
@@ -72,8 +76,7 @@ def replication_refused(session: Session) -> ConfigurationError:
         f"The connection leads to a connection pooler at {_at(session.info.host, session.info.port)}, which"
         " passes no replication connection to the server. A new slot, a copy of a table and the walsender"
         " need one.",
-        advice=f"{_direct(session)} Then put the name of that Airflow connection into the extras of this one:"
-        ' {"direct_conn_id": "..."}.',
+        advice=f"{_direct(session)} {DIRECT_CONNECTION}",
     )
 
 
@@ -88,11 +91,11 @@ def _shared(session: Session) -> ConfigurationError:
 
 
 def _direct(session: Session) -> str:
-    """Where the server itself listens, as it says."""
+    """The advice to connect past the pooler, with the address at which the server says that it listens."""
     row = session.execute(_ADDRESS).fetchone()
     assert row is not None, "a SELECT of scalars gives a row"
     host, port = row
-    return f"connect to the server itself, past the pooler: it says that it listens at {_at(host, port)}."
+    return past_pooler(f"it says that it listens at {_at(host, port)}")
 
 
 def _at(host: str | None, port: object) -> str:

@@ -22,7 +22,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_provider_pgoutput.capture.source import pinned
-from airflow_provider_pgoutput.capture.source.errors import translated
+from airflow_provider_pgoutput.capture.source.errors import past_pooler, translated
 from airflow_provider_pgoutput.capture.source.pinned import (
     PINNED,
     refuses_startup,
@@ -305,5 +305,5 @@ def _check(shown: dict[str, str]) -> None:
             raise ConfigurationError(
                 f"The session's {name} is {found!r} although {value!r} was set; "
                 "the bytes of the stream would depend on it.",
-                advice="connect directly to the server, not through a pooler that keeps settings.",
+                advice=f"{past_pooler()} It does not keep our settings.",
             )
