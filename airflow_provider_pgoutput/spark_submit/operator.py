@@ -58,8 +58,8 @@ class LakeJobOperator(SparkSubmitOperator):
     :param iceberg_conn_id: the lake's catalog, a connection of type ``iceberg``. Its secrets reach Spark in a
         private properties file. (templated)
     :param catalog_name: name of the catalog; None: the name of its connection. (templated)
-    :param packages: Maven coordinates of jars, as in ``SparkSubmitOperator``. The word ``auto`` stands for
-        those that this Spark, catalog and staging area need; ``docs/spark_jars.md`` has them. (templated)
+    :param packages: Maven coordinates of jars, as in ``SparkSubmitOperator``. The word ``auto`` adds those
+        that this Spark, catalog and staging area need; ``docs/spark_jars.md`` lists them. (templated)
     :param conn_id: the Spark cluster, a connection of type ``spark``. (templated)
     :param name: name of the Spark application. (templated)
     """
