@@ -15,7 +15,7 @@ class Cell:
     """One set of versions.
 
     :ivar name: what ``make matrix CELL=...`` takes.
-    :ivar airflow: Airflow's version as pip takes it, ``3.1.*`` or ``3.1.0``.
+    :ivar airflow: Airflow's version as pip takes it, ``3.1.*`` or ``3.1.1``.
     :ivar python: the Python of Airflow and of Spark's driver, as ``3.11``.
     :ivar postgres: the server's major version.
     :ivar also: more requirements, for an Airflow that the newest packages broke.
@@ -34,7 +34,7 @@ class Cell:
 
 #: The lowest Airflow and the lowest Python come first. The test suite runs this one.
 CELLS = (
-    Cell("airflow-3.1.0", "3.1.0", "3.11", 15, also=("structlog<25.5", "fastapi<0.118")),
+    Cell("airflow-3.1.1", "3.1.1", "3.11", 15, also=("structlog<25.5",)),
     Cell("airflow-3.1", "3.1.*", "3.11", 15),
     Cell("airflow-3.1-python-3.13", "3.1.*", "3.13", 18),
     Cell("airflow-3.2", "3.2.*", "3.12", 17, also=("fastapi<0.137",)),

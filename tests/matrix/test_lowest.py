@@ -21,8 +21,11 @@ _LOOK = """
 import importlib, json, pkgutil, sys
 from datetime import timedelta
 import airflow_provider_pgoutput as package
+from airflow.models import Connection
 from airflow.models.dagbag import DagBag
 from airflow.sdk import DAG
+from airflow.utils import db
+from airflow.utils.session import create_session
 from airflow_provider_pgoutput.tasks.schedule import longest_seconds_between_runs
 
 modules = [each.name for each in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
@@ -35,6 +38,9 @@ waits = [
     longest_seconds_between_runs(DAG("any", schedule=schedule))
     for schedule in ("@hourly", timedelta(minutes=5), None)
 ]
+db.initdb()
+with create_session() as session:
+    session.add(Connection(conn_id="iceberg_default", conn_type="iceberg", extra=sys.argv[2]))
 found = {"dags": sorted(bag.dags), "errors": bag.import_errors, "waits": waits}
 print(json.dumps({"modules": len(ours), **found}))
 """
@@ -59,9 +65,14 @@ def test_the_oldest_airflow_imports_parses_and_runs_the_package(tmp_path: Path) 
         return result.stdout
 
     folder = str(ROOT / "dags_examples")
-    found = json.loads(printed(str(environments.python), "-c", _LOOK, folder).splitlines()[-1])
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": str(tmp_path)}
+    look = [str(environments.python), "-c", _LOOK, folder, json.dumps(catalog)]
+    found = json.loads(printed(*look).splitlines()[-1])
     assert found["errors"] == {}
     assert found["dags"] == ["pgoutput_maintenance", "pgoutput_replay", "pgoutput_to_iceberg"]
     assert found["modules"] > 150
     assert found["waits"] == [3600, 300, None]
-    assert "--repair" in printed(str(environments.airflow / "bin" / "pgoutput"), "doctor", "--help")
+    # It needs the connection of the catalog. Airflow 3.1.0 would not look into the database for it.
+    program = str(environments.airflow / "bin" / "pgoutput")
+    given = ["status", "--slot-name", "lake", "--namespace", "shop", "--output", "json"]
+    assert json.loads(printed(program, *given)) == []
