@@ -20,10 +20,9 @@ ICEBERG = {
     ("4.0", "2.13"): "1.11.0",
     ("4.1", "2.13"): "1.12.0",
 }
-#: Version of the bundles with the clients of object stores.
-_BUNDLES = "1.12.0"
-#: Version of the AWS SDK inside of that ``iceberg-aws-bundle``. Other parts of the SDK must have the same.
-_AWS_SDK = "2.54.17"
+_NEWEST = "1.12.0"
+#: The AWS SDK in the ``iceberg-aws-bundle`` of each Iceberg. Other parts of it must have the same version.
+_AWS_SDK = {"1.11.0": "2.44.4", "1.12.0": "2.54.17"}
 #: Version of the AWS SDK that ``hadoop-aws`` of Hadoop 3.3 uses.
 _AWS_SDK_1 = "1.12.262"
 
@@ -82,21 +81,25 @@ def runtime(versions: SparkVersions) -> Package:
     )
 
 
-AWS = Package(
-    "a warehouse on S3, or a Glue catalog",
-    (f"org.apache.iceberg:iceberg-aws-bundle:{_BUNDLES}",),
-    "software.amazon.awssdk.services.s3.S3Client",
-    ("software.amazon.awssdk.",),
-)
+def aws(versions: SparkVersions) -> Package:
+    """The AWS SDK. The one of another Iceberg has other clients, so a class would be missing."""
+    return Package(
+        "a warehouse on S3, or a Glue catalog",
+        (f"org.apache.iceberg:iceberg-aws-bundle:{_iceberg(versions)}",),
+        "software.amazon.awssdk.services.s3.S3Client",
+        ("software.amazon.awssdk.",),
+    )
+
+
 GOOGLE = Package(
     "a warehouse on Google Cloud Storage",
-    (f"org.apache.iceberg:iceberg-gcp-bundle:{_BUNDLES}",),
+    (f"org.apache.iceberg:iceberg-gcp-bundle:{_NEWEST}",),
     "com.google.cloud.storage.Storage",
     ("com.google.cloud.",),
 )
 AZURE = Package(
     "a warehouse on Azure",
-    (f"org.apache.iceberg:iceberg-azure-bundle:{_BUNDLES}",),
+    (f"org.apache.iceberg:iceberg-azure-bundle:{_NEWEST}",),
     "com.azure.storage.file.datalake.DataLakeServiceClient",
     ("com.azure.",),
 )
@@ -112,11 +115,11 @@ POSTGRESQL = Package(
     "org.postgresql.Driver",
     ("org.postgresql.",),
 )
-#: By the classes that a catalog's ``io-impl`` may name.
+#: Schemes of the stores that a catalog's ``io-impl`` may name.
 _CLIENTS = {
-    "org.apache.iceberg.aws.s3.S3FileIO": AWS,
-    "org.apache.iceberg.gcp.gcs.GCSFileIO": GOOGLE,
-    "org.apache.iceberg.azure.adlsv2.ADLSFileIO": AZURE,
+    "org.apache.iceberg.aws.s3.S3FileIO": "s3",
+    "org.apache.iceberg.gcp.gcs.GCSFileIO": "gs",
+    "org.apache.iceberg.azure.adlsv2.ADLSFileIO": "abfs",
 }
 #: Drivers of SQL catalogs by the word after ``jdbc:``.
 DRIVERS = {"sqlite": SQLITE, "postgresql": POSTGRESQL}
@@ -125,6 +128,7 @@ DRIVERS = {"sqlite": SQLITE, "postgresql": POSTGRESQL}
 def staging_on_s3(versions: SparkVersions) -> Package:
     """What Hadoop needs to read a staging area on S3."""
     hadoop = f"org.apache.hadoop:hadoop-aws:{versions.hadoop}"
+    sdk = _AWS_SDK[_iceberg(versions)]
     purpose, class_name = "a staging area on S3", "org.apache.hadoop.fs.s3a.S3AFileSystem"
     if versions.hadoop.startswith("3.3."):
         return Package(
@@ -137,9 +141,9 @@ def staging_on_s3(versions: SparkVersions) -> Package:
         purpose,
         (
             hadoop,
-            *AWS.coordinates,
-            f"software.amazon.awssdk:s3-transfer-manager:{_AWS_SDK}",
-            f"software.amazon.awssdk:apache-client:{_AWS_SDK}",
+            *aws(versions).coordinates,
+            f"software.amazon.awssdk:s3-transfer-manager:{sdk}",
+            f"software.amazon.awssdk:apache-client:{sdk}",
         ),
         class_name,
         (
@@ -164,24 +168,24 @@ def needed(
         found.append(driver)
     io, warehouse = catalog.get("io-impl", ""), catalog.get("warehouse", "")
     if catalog.get("type") == "glue":
-        store: Package | None = AWS
+        store = "s3"
     elif io in ("", _RESOLVING):
         # A REST catalog knows where its warehouse is. Properties of S3 say that it may be there.
         is_path = bool(scheme(warehouse)) or warehouse.startswith("/")
         may_be_s3 = not is_path and any(key.startswith("s3.") for key in catalog)
-        store = store_of(scheme(warehouse)) or (AWS if may_be_s3 else None)
+        store = "s3" if may_be_s3 else scheme(warehouse)
     else:
-        store = _CLIENTS.get(io)
-    if store:
-        found.append(store)
+        store = _CLIENTS.get(io, "")
+    if client := store_of(store, versions):
+        found.append(client)
     if scheme(staging_uri) in _S3:
         found.append(staging_on_s3(versions))
     return tuple(found)
 
 
-def store_of(scheme: str) -> Package | None:
+def store_of(scheme: str, versions: SparkVersions) -> Package | None:
     """What Iceberg needs for tables at URIs of a scheme; None: nothing, or this table does not know it."""
-    stores = {_S3: AWS, _GOOGLE: GOOGLE, _AZURE: AZURE}
+    stores = {_S3: aws(versions), _GOOGLE: GOOGLE, _AZURE: AZURE}
     return next((package for schemes, package in stores.items() if scheme in schemes), None)
 
 
@@ -189,7 +193,7 @@ def package_of(class_name: str, versions: SparkVersions) -> Package | None:
     """The jars that have a class; None: none of this table."""
     known = (
         staging_on_s3(versions),
-        *(AWS, GOOGLE, AZURE, SQLITE, POSTGRESQL),
+        *(aws(versions), GOOGLE, AZURE, SQLITE, POSTGRESQL),
         runtime(versions),
     )
     return next((each for each in known if class_name.startswith(each.prefixes)), None)
@@ -198,6 +202,11 @@ def package_of(class_name: str, versions: SparkVersions) -> Package | None:
 def _driver(catalog: Mapping[str, str]) -> Package | None:
     found = re.match(r"jdbc:(\w+):", catalog.get("uri", ""))
     return DRIVERS.get(found[1]) if found else None
+
+
+def _iceberg(versions: SparkVersions) -> str:
+    """The Iceberg for a Spark; for one that the table lacks: the newest."""
+    return ICEBERG.get(versions.key, _NEWEST)
 
 
 def _minor(version: str) -> str:

@@ -16,7 +16,7 @@ from airflow_provider_pgoutput.apply.iceberg.spark_jars import versions_here
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
-from airflow_provider_pgoutput.batch.spark_packages import AWS, POSTGRESQL, runtime
+from airflow_provider_pgoutput.batch.spark_packages import POSTGRESQL, aws, runtime
 from airflow_provider_pgoutput.errors import ConfigurationError, LakeUnavailable
 from tests.apply.build import column
 
@@ -56,7 +56,7 @@ def test_a_warehouse_on_s3_without_the_aws_bundle(
     t.insert(1)
     with pytest.raises(ConfigurationError) as stop:
         apply_batch(spark, dataclasses.replace(source.stage(), catalog_name=name))
-    assert AWS.names in str(stop.value)
+    assert aws(versions_here()).names in str(stop.value)
 
 
 def test_a_sql_catalog_without_its_driver(spark: SparkSession) -> None:

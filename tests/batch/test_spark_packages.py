@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_pgoutput.batch.spark_packages import (
-    AWS,
     AZURE,
     GOOGLE,
     POSTGRESQL,
     Package,
     SparkVersions,
+    aws,
     needed,
     package_of,
     runtime,
@@ -25,14 +25,14 @@ RESOLVING = "org.apache.iceberg.io.ResolvingFileIO"
     ("catalog", "staging_uri", "expected"),
     [
         ({"type": "rest", "warehouse": "main"}, "file:///staging", []),
-        ({"type": "rest", "s3.endpoint": "http://x"}, "file:///staging", [AWS]),
+        ({"type": "rest", "s3.endpoint": "http://x"}, "file:///staging", [aws(SPARK)]),
         # These may be there for other catalogs of the connection.
         ({"warehouse": "file:///lake", "s3.access-key-id": "x"}, "file:///staging", []),
-        ({"type": "glue"}, "/staging", [AWS]),
+        ({"type": "glue"}, "/staging", [aws(SPARK)]),
         (
             {"type": "jdbc", "uri": "jdbc:postgresql://h/d", "warehouse": "s3://b"},
             "file:///staging",
-            [POSTGRESQL, AWS],
+            [POSTGRESQL, aws(SPARK)],
         ),
         (
             {"warehouse": "s3a://b", "io-impl": "org.apache.iceberg.hadoop.HadoopFileIO"},
@@ -51,7 +51,15 @@ def test_a_class_leads_to_the_jars_that_have_it() -> None:
     def jars(class_name: str) -> Package | None:
         return package_of(class_name, SPARK)
 
-    assert jars("software.amazon.awssdk.services.s3.S3Client") == AWS
+    assert jars("software.amazon.awssdk.services.s3.S3Client") == aws(SPARK)
     assert jars("software.amazon.awssdk.transfer.s3.S3TransferManager") == staging_on_s3(SPARK)
     assert jars("org.apache.iceberg.spark.SparkCatalog") == runtime(SPARK)
     assert jars("com.example.Mine") is None
+
+
+def test_the_aws_sdk_is_that_of_the_iceberg() -> None:
+    """The clients that Iceberg 1.11 makes are not in the bundle of 1.12."""
+    spark = SparkVersions("4.0.5", "2.13.16", "3.4.1")
+    assert aws(spark).names.endswith(":1.11.0")
+    sdk = {each.rpartition(":")[2] for each in staging_on_s3(spark).coordinates[2:]}
+    assert sdk == {"2.44.4"}

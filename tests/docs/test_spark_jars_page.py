@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from airflow_provider_pgoutput.batch.spark_packages import (
-    AWS,
     AZURE,
     GOOGLE,
     ICEBERG,
@@ -16,6 +15,7 @@ from airflow_provider_pgoutput.batch.spark_packages import (
     SQLITE,
     Package,
     SparkVersions,
+    aws,
     runtime,
     staging_on_s3,
 )
@@ -31,7 +31,10 @@ def drawn() -> str:
     lines = ["| needed for | Spark | jars |", "|---|---|---|"]
     sparks = [SparkVersions(spark, scala, _HADOOP[spark]) for spark, scala in ICEBERG]
     lines += [_line(runtime(each), f"{each.spark}, Scala {each.scala}") for each in sparks]
-    lines += [_line(each, "all") for each in (AWS, GOOGLE, AZURE, SQLITE, POSTGRESQL)]
+    for bundle in dict.fromkeys(aws(each) for each in sparks):
+        of = [f"{each.spark}, Scala {each.scala}" for each in sparks if aws(each) == bundle]
+        lines.append(_line(bundle, "<br>".join(of)))
+    lines += [_line(each, "all") for each in (GOOGLE, AZURE, SQLITE, POSTGRESQL)]
     for spark in _HADOOP:
         found = next(each for each in sparks if each.spark == spark)
         lines.append(_line(staging_on_s3(found), f"{spark} (Hadoop {found.hadoop})"))

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.apply.iceberg.jvm import exceptions
-from airflow_provider_pgoutput.apply.iceberg.spark_jars import missing_class, to_add
+from airflow_provider_pgoutput.apply.iceberg.spark_jars import missing_class, to_add, versions_here
 from airflow_provider_pgoutput.batch.spark_packages import DRIVERS, store_of
 from airflow_provider_pgoutput.errors import ConfigurationError, LakeDenied, LakeUnavailable
 
@@ -189,7 +189,7 @@ def _no_file_system(message: str, table: str | None) -> ConfigurationError:
     """Iceberg asks Hadoop for the files of a store if it lacks the store's own client."""
     found = re.search(r'scheme "(\w+)"', message)
     scheme = found[1] if found else "?"
-    package = store_of(scheme)
+    package = store_of(scheme, versions_here())
     return ConfigurationError(
         f"Spark has no client for the store of {scheme}:// paths.",
         table=table,

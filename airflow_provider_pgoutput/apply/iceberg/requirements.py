@@ -44,9 +44,10 @@ def check(spark: SparkSession, catalog: str) -> None:
         if key.startswith(f"{prefix}.") and not key.startswith(f"{prefix}.s3.")
     }
     store = scheme(properties.get("warehouse", ""))
-    for package in needed(versions_here(), properties, staging_uri=""):
+    versions = versions_here()
+    for package in needed(versions, properties, staging_uri=""):
         # Iceberg takes Hadoop's client, as of EMR, if it lacks its own.
-        if not (package is store_of(store) and _hadoop_knows(spark, store)):
+        if not (package == store_of(store, versions) and _hadoop_knows(spark, store)):
             _load(spark, package.class_name)
 
 
