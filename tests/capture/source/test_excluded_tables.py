@@ -39,8 +39,11 @@ def test_an_excluded_table_is_no_member(source: Source) -> None:
     )
     ((t, u),) = source.execute("SELECT 't'::regclass::oid::int8, 'u'::regclass::oid::int8")
 
-    def members(version: str, publication: str) -> tuple[set[int], set[str | None]]:
-        """Who is published, and who became so since the slot was made."""
+    def members(version: str, publication: str) -> tuple[set[int], bool]:
+        """Who is published, and whether ``u`` is named as published since the slot was made.
+
+        Other tables may be named, too: on a busy server the slot may be older than their publication.
+        """
 
         def rows(query: str, values: Any) -> list[tuple[Any, ...]]:
             text = query.replace("pg_catalog.pg_publication_rel", f"{version}.pg_publication_rel")
@@ -49,10 +52,10 @@ def test_an_excluded_table_is_no_member(source: Source) -> None:
 
         of_oids = rows(publications._MEMBERSHIP_QUERY, {"names": [publication], "oids": [t, u]})
         changed = rows(publications._CHANGED_QUERY, (source.slot_name, [publication]))
-        return {row[0] for row in of_oids}, {row[1] for row in changed}
+        return {row[0] for row in of_oids}, "public.u" in {row[1] for row in changed}
 
-    assert members("pg_catalog", "p") == ({t, u}, {"public.u"})
-    assert members("later", "p") == ({t}, set())
+    assert members("pg_catalog", "p") == ({t, u}, True)
+    assert members("later", "p") == ({t}, False)
     assert members("pg_catalog", "every")[0] == {t, u}
     assert members("later", "every")[0] == {t}
 
