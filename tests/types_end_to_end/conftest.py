@@ -135,6 +135,9 @@ def staged(
             requests[name]["column_types"] |= keys.ADDED_COLUMN_TYPES
         batch, other = (_stage(requests[name], copy) for name in ("sql", "walsender"))
         third = _stage(requests["binary"], copy_of_binary)
+        # New slots of other tests would begin no later than an old one that is still there.
+        for request in requests.values():
+            session.execute("SELECT pg_drop_replication_slot(%s)", (request["slot_name"],))
         texts, stored = read_source(session, chosen)
         count = len(chosen)
         yield Staged(
@@ -155,8 +158,6 @@ def staged(
             batches_in_binary=[copy_of_binary, third],
             no_locale=no_locale,
         )
-        for request in requests.values():
-            session.execute("SELECT pg_drop_replication_slot(%s)", (request["slot_name"],))
     with psycopg.connect(postgres_server.conninfo(), autocommit=True) as administrator:
         administrator.execute(f"DROP DATABASE {_DATABASE} WITH (FORCE)")
 
