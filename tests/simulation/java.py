@@ -21,8 +21,9 @@ class JavaError(CapturedException):
         Exception.__init__(self, name)
         self._name = name
         self._origin = SimpleNamespace(
-            getClass=lambda: SimpleNamespace(getName=lambda: name),
+            getClass=lambda: SimpleNamespace(getName=lambda: name, getSuperclass=lambda: None),
             getCause=lambda: None,
+            getMessage=lambda: None,
             name=name,
         )
 
