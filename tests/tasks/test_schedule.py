@@ -9,7 +9,7 @@ import pendulum
 import pytest
 from airflow.sdk import DAG, Asset, CronTriggerTimetable, DeltaTriggerTimetable
 from airflow.timetables import interval, trigger
-from dateutil.relativedelta import relativedelta  # type: ignore[import-untyped]
+from dateutil.relativedelta import relativedelta
 
 from airflow_provider_pgoutput.tasks.schedule import longest_seconds_between_runs
 

@@ -15,8 +15,6 @@ from airflow_provider_pgoutput.batch.spark_packages import DRIVERS, store_of
 from airflow_provider_pgoutput.errors import ConfigurationError, LakeDenied, LakeUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from airflow_provider_pgoutput.errors import PgoutputError
 
 _MISSING = ("NoClassDefFoundError", "ClassNotFoundException")
@@ -198,13 +196,10 @@ def _no_file_system(message: str, table: str | None) -> ConfigurationError:
 
 
 def _old_java(message: str, table: str | None) -> ConfigurationError:
-    found = _CLASS_FILE.search(message)
-    java: Callable[[str], int] = lambda version: int(version) - _CLASS_FILES_OF_JAVA_0  # noqa: E731
-    what = (
-        f"{found[1].replace('/', '.')} needs Java {java(found[2])} and Spark runs on Java {java(found[3])}."
-        if found
-        else "A jar needs a newer Java than the one on which Spark runs."
-    )
+    what = "A jar needs a newer Java than the one on which Spark runs."
+    if found := _CLASS_FILE.search(message):
+        needed, here = (int(found[i]) - _CLASS_FILES_OF_JAVA_0 for i in (2, 3))
+        what = f"{found[1].replace('/', '.')} needs Java {needed} and Spark runs on Java {here}."
     return ConfigurationError(
         what,
         table=table,
