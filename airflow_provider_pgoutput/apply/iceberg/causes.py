@@ -1,7 +1,7 @@
-"""Finds the cause of a failure of Spark, Iceberg or a store in the chain of Java's exceptions.
+"""Looks through a chain of Java exceptions for the cause of a failure in Spark, Iceberg or a store.
 
-Only what is sure has an error here: a missing jar, a Java that is too old, a login that is refused, a bucket
-that does not exist. A retry would end in the same way.
+A cause is named only if it is certain: a missing jar, a Java that is too old, a refusal, a missing bucket. A
+retry would not help. There is one exception: missing AWS credentials may come a moment later.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _MISSING = ("NoClassDefFoundError", "ClassNotFoundException")
 _OTHER_VERSION = ("NoSuchMethodError", "NoSuchFieldError", "AbstractMethodError")
 #: Refusals of a catalog.
 _DENIED = ("NotAuthorizedException", "ForbiddenException")
-#: How file systems of Hadoop and Java itself say it. S3A is such a file system.
+#: Java and Hadoop's file systems, S3A among them, throw these if access is denied.
 _DENIED_FILES = ("java.nio.file.AccessDeniedException", ".AccessControlException")
 _NO_BUCKET = ("NoSuchBucketException", "org.apache.hadoop.fs.s3a.UnknownStoreException")
-#: Where the exceptions of the two AWS SDKs are.
+#: Packages of AWS SDK 2 and AWS SDK 1.
 _AWS, _AWS_1 = "software.amazon.awssdk.services.", "com.amazonaws.services."
 _AWS_ANSWER = "software.amazon.awssdk.awscore.exception.AwsServiceException"
 _AWS_1_ANSWER = "com.amazonaws.AmazonServiceException"
 _AWS_CLIENT = "software.amazon.awssdk.core.exception.SdkClientException"
-#: Java's class files of version 45 are of Java 1.
+#: The version of a class file, minus this, is that of Java: 61 is Java 17.
 _CLASS_FILES_OF_JAVA_0 = 44
 _CLASS = re.compile(r"[A-Za-z_$][\w$]*(?:[./][\w$]+)+")
-#: Iceberg makes some classes by name. If such a class lacks a jar, the text of another exception says so.
+#: Iceberg makes some classes by name. If a jar is missing, the text of a NoSuchMethodException has this.
 _LACKS = re.compile(r"(?:NoClassDefFoundError|ClassNotFoundException): ")
 _CLASS_FILE = re.compile(r"(\S+) has been compiled.*?version (\d+)\..*?up to (\d+)\.", re.DOTALL)
 
@@ -41,12 +41,12 @@ _CLASS_FILE = re.compile(r"(\S+) has been compiled.*?version (\d+)\..*?up to (\d
 def sure_cause(
     error: Exception, table: str | None = None, *, may_be_committed: bool = False
 ) -> PgoutputError | None:
-    """The error for a cause that does not pass by itself; None: the chain names no such cause.
+    """The error for a cause that a retry does not mend; None: the chain shows none.
 
     :param error: one of ``JAVA_ERRORS``.
     :param table: the target, ``namespace.table``, if it is known.
-    :param may_be_committed: a commit may have gone through. Then a refusal is no cause: it may be the answer
-        to a second request, after the answer to the first was lost.
+    :param may_be_committed: a commit may have gone through. Then refusals do not count. Example: the commit
+        succeeds, its answer is lost, the client asks again, and the second request gets 403.
     """
     chain = [(str(each.getClass().getName()), each) for each in exceptions(error)]
     for find in (_jars,) if may_be_committed else (_jars, _refusal):
@@ -57,9 +57,9 @@ def sure_cause(
 
 
 def _jars(name: str, exception: Any, table: str | None) -> PgoutputError | None:
-    """A jar that is missing or does not fit."""
+    """A missing jar, a jar of the wrong version, or a Java that is too old."""
     message = _message(exception)
-    # A class that could not be initialized is there.
+    # Then the jar is there, and the class failed to start.
     is_there = message.startswith("Could not initialize class")
     lacks = name == "java.lang.NoSuchMethodException" and _LACKS.search(message)
     if lacks or (name.endswith(_MISSING) and not is_there):
@@ -76,7 +76,7 @@ def _jars(name: str, exception: Any, table: str | None) -> PgoutputError | None:
 
 
 def _refusal(name: str, exception: Any, table: str | None) -> PgoutputError | None:
-    """A catalog or a store that does not let this login in, or has no such bucket."""
+    """A refusal by the catalog or a store, a missing bucket, or no credentials or region of AWS."""
     if name.endswith(_NO_BUCKET):
         return _no_bucket(name, table)
     if name.startswith((_AWS, _AWS_1)):
@@ -93,7 +93,7 @@ def _refusal(name: str, exception: Any, table: str | None) -> PgoutputError | No
 
 
 def _is_a(exception: Any, class_name: str) -> bool:
-    """Whether an exception is of a class or of one below it."""
+    """Whether an exception is of a class or of a subclass."""
     java_class = exception.getClass()
     while java_class is not None:
         if str(java_class.getName()) == class_name:
@@ -105,31 +105,33 @@ def _is_a(exception: Any, class_name: str) -> bool:
 def denied(java_class: str, table: str | None) -> LakeDenied:
     """The error for a catalog that refuses."""
     return LakeDenied(
-        f"The catalog does not take the login, or forbids what was asked: {java_class}.",
+        f"The catalog refused the credentials or the request. Java says {java_class}.",
         table=table,
-        advice="check the credential of the iceberg connection and the rights that it has at the catalog.",
+        advice="check the credential in the iceberg connection, and its rights in the catalog.",
     )
 
 
 def _denied(what: str, of: str, java_class: str, table: str | None) -> LakeDenied:
     return LakeDenied(
-        f"{what} does not take Spark's login, or forbids what was asked: {java_class}.",
+        f"{what} refused Spark's credentials or the request. Java says {java_class}.",
         table=table,
-        advice=f"check the keys that Spark has for {of} (s3.* of the iceberg connection for tables,"
-        " spark.hadoop.fs.s3a.* for the staging area, or an identity of its own), and their rights.",
+        advice=f"check the keys that Spark has for {of}, and their rights. For tables these are s3.* in the"
+        " iceberg connection, for the staging area spark.hadoop.fs.s3a.*. Without keys it is the identity of"
+        " Spark's machines.",
     )
 
 
 def _of_aws(name: str, exception: Any, table: str | None) -> PgoutputError | None:
+    """What a service of AWS answered: a refusal, a missing bucket, or something else (None)."""
     if not (_is_a(exception, _AWS_ANSWER) or _is_a(exception, _AWS_1_ANSWER)):
-        return None  # No service answered.
+        return None  # It is no answer, so it has no status.
     if name.startswith(_AWS):
         status, details = int(exception.statusCode()), exception.awsErrorDetails()
         code = "" if details is None else str(details.errorCode())
     else:
         status, code = int(exception.getStatusCode()), str(exception.getErrorCode())
     is_store = ".services.s3." in name
-    # Glue refuses with HTTP 400.
+    # Glue denies access with HTTP 400, so the code counts, too.
     if status in (401, 403) or code == "AccessDeniedException":
         answer = f"{name}, HTTP {status}"
         return (
@@ -141,19 +143,20 @@ def _of_aws(name: str, exception: Any, table: str | None) -> PgoutputError | Non
 
 
 def _of_aws_client(message: str, table: str | None) -> PgoutputError | None:
+    """What the client of AWS lacks: credentials, a region, or something else (None)."""
     if message.startswith("Unable to load credentials"):
-        # The machine's identity may be slow to answer.
+        # The service that hands out a machine's credentials may be slow.
         return LakeUnavailable(
-            "Spark found no login for AWS.",
+            "Spark found no AWS credentials.",
             table=table,
-            advice="if it lasts, give the iceberg connection s3.access-key-id and s3.secret-access-key, or"
-            " Spark's machines an identity.",
+            advice="if it lasts, set s3.access-key-id and s3.secret-access-key in the iceberg connection, or"
+            " give Spark's machines an IAM role.",
         )
     if message.startswith("Unable to load region"):
         return ConfigurationError(
             "Spark does not know the AWS region.",
             table=table,
-            advice="give the iceberg connection client.region, or Spark the variable AWS_REGION.",
+            advice="set client.region in the iceberg connection, or the variable AWS_REGION for Spark.",
         )
     return None
 
@@ -167,7 +170,7 @@ def _no_bucket(answer: str, table: str | None) -> ConfigurationError:
 
 
 def _is_login(exception: Any) -> bool:
-    """Whether a database refuses a login (SQLSTATE 28) or a right (42501)."""
+    """Whether the SQLSTATE means a failed login (28xxx) or a missing privilege (42501)."""
     state = str(exception.getSQLState())
     return state.startswith("28") or state == "42501"
 
@@ -184,7 +187,7 @@ def _no_driver(message: str, table: str | None) -> ConfigurationError:
 
 
 def _no_file_system(message: str, table: str | None) -> ConfigurationError:
-    """Iceberg asks Hadoop for the files of a store if it lacks the store's own client."""
+    """Spark has no client for a store. Iceberg then asks Hadoop, which does not know the scheme either."""
     found = re.search(r'scheme "(\w+)"', message)
     scheme = found[1] if found else "?"
     package = store_of(scheme, versions_here())
@@ -203,28 +206,28 @@ def _old_java(message: str, table: str | None) -> ConfigurationError:
     return ConfigurationError(
         what,
         table=table,
-        advice="run Spark on Java 17 or 21: JAVA_HOME of spark-submit and, on a cluster, of its machines.",
+        advice="run Spark on Java 17 or 21. Set JAVA_HOME for spark-submit and, on a cluster, everywhere.",
     )
 
 
 def _other_version(message: str, table: str | None) -> ConfigurationError:
-    """Of ``'void a.B.c(int)'`` the class is ``a.B``."""
+    """A class of the wrong version. Of ``'void a.B.c(int)'`` in the message it is ``a.B``."""
     found = re.search(r"([\w$]+(?:\.[\w$]+)+)\.[\w$<>]+\(", message)
     if found is None:
         return ConfigurationError(
-            "Spark has a Java class in a version that does not fit.",
+            "Spark loaded a Java class of the wrong version.",
             table=table,
             advice="compare Spark's jars with docs/spark_jars.md.",
         )
     return ConfigurationError(
-        f"Spark has the Java class {found[1]} in a version that does not fit.",
+        f"Spark loaded the wrong version of the Java class {found[1]}.",
         table=table,
-        advice=f"remove the jar that has it, if Spark has two; and {missing_class(found[1]).advice}",
+        advice=f"if two of Spark's jars have it, remove the wrong one; else {missing_class(found[1]).advice}",
     )
 
 
 def _class_in(text: str) -> str:
-    """The full name of the first class that a message of Java's linker names."""
+    """The first class name in a message, with dots. After ``NoClassDefFoundError: a/B`` it is ``a.B``."""
     found = _CLASS.search(text, lacks.end() if (lacks := _LACKS.search(text)) else 0)
     return found[0].replace("/", ".") if found else "?"
 

@@ -1,10 +1,11 @@
-"""Finds a connection pooler between us and the server, and refuses what does not work through one.
+"""Finds a connection pooler in front of the server, and refuses one that would break reading.
 
-In session mode a pooler gives one session of the server to one client, as long as the client stays. Reading
-over SQL works so. In transaction and statement mode the next statement may meet another session of the
-server, without our settings. Values would come in another form. So this is refused before anything is read.
+In session mode a client keeps the same server session until it disconnects. We can read over SQL that way. In
+transaction and statement mode the next statement may run in another server session. That session lacks our
+settings, so a date might come as 31.12.2024 and not as 2024-12-31. These two modes are refused before
+anything is read.
 
-A pooler has no session of the server for a replication connection. Only PgBouncer 1.23 and later pass one on.
+Most poolers pass on no replication connection. PgBouncer does since version 1.23.
 
 Sources: https://www.pgbouncer.org/features.html, https://www.pgbouncer.org/config.html#ignore_startup_parameters
 """
@@ -34,21 +35,23 @@ _ADDRESS = (
 
 
 def is_pooled(session: Session) -> bool:
-    """Whether a pooler, or a proxy that hands out its own numbers, stands between us and the server.
+    """Whether a pooler stands before the server, or a proxy that sends process numbers of its own.
 
-    The process number that came when the session began is then not the one of the server's process.
+    It sends such a number when the connection begins. ``pg_backend_pid()`` returns the server's.
     """
     with translated():
         return _pid(session) != session.info.backend_pid
 
 
 def refuse_shared_sessions(session: Session, open_another: Callable[[], Session]) -> None:
-    """Refuse a pooler that lets two clients share a session of the server.
+    """Refuse a pooler that lets two clients share a server session.
 
-    In session mode each of two connections meets one session of the server, and always the same one. In the
-    other modes a pooler takes any session that is free. After COMMIT both are free. Some poolers hand out the
-    one freed last, others the one freed first. So both connections are asked in both orders.
+    In session mode each connection has a server session of its own and keeps it. In the other modes COMMIT
+    gives the server session back, and the next statement gets any free one. Example: A commits, then B. A
+    pooler that hands out the session freed last now gives A the session of B. One that hands out the session
+    freed first does so if B asks first. So we ask A before B, and B before A.
 
+    :param session: one in autocommit mode, as all of ours are. So is the other.
     :raises ConfigurationError: the pooler is in transaction or statement mode.
     """
     with translated(), open_another() as other:
@@ -56,7 +59,7 @@ def refuse_shared_sessions(session: Session, open_another: Callable[[], Session]
         if own[session] == own[other]:
             raise _shared(session)
         for order in ((other, session), (session, other)):
-            # Also before BEGIN, because a pooler in statement mode refuses that.
+            # Also before BEGIN: a pooler in statement mode refuses BEGIN.
             _check_own(own, order)
             for statement in ("BEGIN", "COMMIT"):
                 for each in order:
@@ -65,13 +68,13 @@ def refuse_shared_sessions(session: Session, open_another: Callable[[], Session]
 
 
 def _check_own(own: Mapping[Session, int], order: tuple[Session, Session]) -> None:
-    """Refuse a pooler if a connection meets another session of the server than before."""
+    """Refuse a pooler if a connection now runs in another server session than at first."""
     if any(_pid(each) != own[each] for each in order):
         raise _shared(order[0])
 
 
 def replication_refused(session: Session) -> ConfigurationError:
-    """The error for a task that needs a replication connection, where a pooler gives none."""
+    """The error for a task that needs a replication connection, if the pooler passes none on."""
     return ConfigurationError(
         f"The connection leads to a connection pooler at {_at(session.info.host, session.info.port)}, which"
         " passes no replication connection to the server. A new slot, a copy of a table and the walsender"
@@ -83,10 +86,9 @@ def replication_refused(session: Session) -> ConfigurationError:
 def _shared(session: Session) -> ConfigurationError:
     return ConfigurationError(
         f"The connection leads to a connection pooler at {_at(session.info.host, session.info.port)}, in"
-        " transaction or statement mode: its clients share the sessions of the server, so our settings do not"
-        " stay.",
-        advice=f"{_direct(session)} Or let the pooler have this database in session mode"
-        " (pool_mode=session).",
+        " transaction or statement mode. There clients share server sessions, and the settings of this task"
+        " would be lost.",
+        advice=f"{_direct(session)} Or set pool_mode=session for this database in the pooler.",
     )
 
 
@@ -103,7 +105,7 @@ def _at(host: str | None, port: object) -> str:
 
 
 def _pid(session: Session) -> int:
-    # A statement that psycopg prepares would stay in a session that others use, too.
+    # A prepared statement would stay in the server session, which another client may get next.
     row = session.execute(_PID, prepare=False).fetchone()
     assert row is not None, "a SELECT of scalars gives a row"
     return int(row[0])
