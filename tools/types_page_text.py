@@ -132,7 +132,8 @@ TAIL = """
   it, its name in the stream tells whether it was an array, and the type of its elements. A domain is then its
   base type, without a length. All other types are `string`.
 - The text of `regclass`, `regtype`, `regrole` and their like is a name. If the object is renamed, the text
-  changes in all rows, without a row event. A warning names such columns once.
+  changes in all rows, without a row event. A warning names such columns once. For keys of such types see
+  [apply](apply.md#schema).
 - The types of `hstore`, `vector` and `halfvec` are known by name, in whatever schema the extension is.
 - If a composite stays `string`, an infinite or huge value in it is in its text, as PostgreSQL prints it.
 - pyiceberg 0.12 reads an empty list where a list of structs is NULL; Spark reads NULL.

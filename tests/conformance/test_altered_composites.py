@@ -164,3 +164,40 @@ def test_types_that_are_text_in_the_lake_are_altered_and_replaced(
     lake.run("DELETE FROM t WHERE v = 3", "UPDATE t SET v = 21 WHERE v = 20")
     assert lake.rows("id", "v") == [("(2,)", 21)]
     assert "in all rows" not in caplog.text
+
+
+def test_keys_that_are_names_of_objects_are_not_lost_when_the_objects_are_renamed(
+    pipeline: Pipeline,
+) -> None:
+    """Two tables change their names, and with them two keys, for which PostgreSQL sends no row."""
+    lake = Lake(pipeline)
+    lake.run(
+        "CREATE TABLE one(i int)",
+        "CREATE TABLE two(i int)",
+        "CREATE TABLE t(id regclass PRIMARY KEY, v int)",
+        "CREATE PUBLICATION p FOR TABLE t",
+        "INSERT INTO t VALUES ('one', 1), ('two', 2), ('t', 3)",
+    )
+    renamed = (
+        "ALTER TABLE one RENAME TO other",
+        "ALTER TABLE two RENAME TO one",
+        "ALTER TABLE other RENAME TO two",
+    )
+    lake.execute(*renamed, "UPDATE t SET v = 10 WHERE v = 1", "DELETE FROM t WHERE v = 2")
+    with pytest.raises(TableRefused, match="is the name of another object") as refused:
+        lake.run()
+    assert (refused.value.table, refused.value.column) == ("public.t", "id")
+    lake.run(copy_tables=("public.t",))
+    assert lake.rows("id", "v") == [("public.t", 3), ("public.two", 10)]
+    copying = SchemaPolicy(on_type_change="copy")
+    manifest = lake.run(*renamed, "UPDATE t SET v = 11 WHERE v = 10", schema_policy=copying)
+    assert manifest.tables[0].copy_lsn is not None
+    assert lake.rows("id", "v") == [("public.one", 11), ("public.t", 3)]
+    # The user says that no object is renamed from now on.
+    manifest = lake.run(
+        "UPDATE t SET v = 12 WHERE v = 11",
+        "DELETE FROM t WHERE v = 3",
+        key_columns={"public.t": ["id"]},
+    )
+    assert manifest.tables[0].copy_lsn is None
+    assert lake.rows("id", "v") == [("public.one", 12)]

@@ -26,7 +26,7 @@ from airflow_provider_pgoutput.capture.schema.attribution import Catalog, attrib
 from airflow_provider_pgoutput.capture.schema.differences import differences, unfollowable
 from airflow_provider_pgoutput.capture.schema.full_keys import FullKeys
 from airflow_provider_pgoutput.capture.schema.gone import refuse_unfollowable
-from airflow_provider_pgoutput.capture.schema.named_objects import warn_of_names
+from airflow_provider_pgoutput.capture.schema.named_objects import check_names
 from airflow_provider_pgoutput.capture.schema.older_rows import OlderRows, refuse_unknown_key
 from airflow_provider_pgoutput.capture.schema.policy import CopyNeeded, copy_needed, way_on
 from airflow_provider_pgoutput.capture.schema.rewrites import keeps_values
@@ -134,7 +134,8 @@ class SchemaHistory:
         completed = dataclasses.replace(completed, schema_changes=tuple(changes))
         for change in changes:
             log.info("%s: %s.", table.name, change)
-        warn_of_names(completed, before)
+        is_key_chosen = table.name in self.full_keys.configured
+        check_names(completed, before, self.policy, is_key_chosen=is_key_chosen)
         self.full_keys.check(completed, before, self.policy)
         if table.copy_lsn is not None:
             # The copy was made after the run began.
