@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.passed_over import to_text
+from airflow_provider_pgoutput.batch.passed_over import PassedOver, first_lsn, to_text
 from airflow_provider_pgoutput.doctor.diagnose import bridge, dead_branches, is_ours
 from airflow_provider_pgoutput.errors import BatchGap, TableRefused
 from airflow_provider_pgoutput.lake.checkpoint_rows import append_rows
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.lake.state import LakeTable
 
 log = logging.getLogger(__name__)
+
+#: How many tables one warning names.
+_MOST_NAMED = 20
 
 
 def remove_dead_branches(catalog: Catalog, observed: Observed) -> int:
@@ -102,9 +105,59 @@ def rebuild_checkpoint(catalog: Catalog, namespace: str, observed: Observed) -> 
 
 
 def _passed_over(observed: Observed, position: Lsn) -> str | None:
-    """What the batches up to a position pass over, as far as the staging area still has them."""
-    ours = [each for each in observed.manifests if is_ours(each, observed)]
-    return to_text(entry for each in ours if each.end_lsn <= position for entry in each.passed_over)
+    """What the batches up to a position pass over, as far as the staging area still has them.
+
+    The stage task noted in the manifest what it passed over. What the apply task passed over is seen by the
+    table: it is gone at the source, and lacks the batch.
+    """
+    ours = [
+        each for each in observed.manifests if is_ours(each, observed) and each.end_lsn <= position
+    ]
+    reached = {
+        each.relation_oid: each.marker.end_lsn
+        for each in observed.lake.tables
+        if each.marker is not None
+    }
+    _warn_of_pruned(observed, min((each.start_lsn for each in ours), default=position))
+    found = list[PassedOver]()
+    for manifest in ours:
+        found += manifest.passed_over
+        for table in manifest.tables:
+            since = first_lsn(table.versions)
+            has_it = reached.get(table.relation_oid, Lsn(0)) >= manifest.end_lsn
+            if table.is_gone and since is not None and not has_it:
+                found.append(
+                    PassedOver(
+                        table.relation_oid,
+                        table.name,
+                        str(since),
+                        table.counts.changes,
+                        "The apply task passed the table over.",
+                    )
+                )
+    return to_text(found)
+
+
+def _warn_of_pruned(observed: Observed, oldest: Lsn) -> None:
+    """Name the tables that batches without a manifest may have passed over.
+
+    :param oldest: the start of the oldest batch with a manifest. A table that was changed since was not
+        passed over before.
+    """
+    names = sorted(
+        each.source_name
+        for each in observed.lake.tables
+        if each.marker is not None and each.marker.end_lsn <= oldest
+    )
+    if not names:
+        return
+    log.warning(
+        "No staged batch tells whether changes of these %d tables were passed over before %s: %s. If one was"
+        " not published for a while, name it in copy_tables.",
+        len(names),
+        oldest,
+        ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else ""),
+    )
 
 
 def _position(observed: Observed, markers: list[Marker]) -> Lsn:

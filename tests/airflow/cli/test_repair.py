@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.catalog import load_catalog
 
 from airflow_provider_pgoutput.batch import checkpoint as words
+from airflow_provider_pgoutput.batch.passed_over import PassedOver
 from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.doctor.diagnose import examine
 from airflow_provider_pgoutput.doctor.observe import examine_pipeline
@@ -155,6 +156,42 @@ def test_a_slot_that_is_past_the_tables_is_explained_by_batches_that_are_staged(
     # The slot has passed a batch that nobody applied: the next run finds it.
     seal(tmp_path, manifest(lake, slot, healthy, later, changes=1))
     assert rebuilt() == healthy
+
+
+def test_a_rebuilt_checkpoint_has_what_was_passed_over(
+    source: Session,
+    slot: str,
+    lake: TestLake,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """By the stage task, which the manifest says, and by the apply task, which the tables say."""
+    begin, start, between, end = (write(source) for _ in range(4))
+    published(lake, slot, begin, start)
+    newest = published(lake, slot, between, end, target="shop.public__v")
+    with newest.transaction() as change:
+        change.set_properties({words.PROPERTY_RELATION_OID: "79"})
+    sealed = manifest(lake, slot, start, between, changes=1, path="x.parquet")
+    (table,) = sealed.tables
+    (version,) = table.versions
+    (file,) = version.files
+    file = dataclasses.replace(file, min_commit_lsn=str(start), max_commit_lsn=str(start))
+    table = dataclasses.replace(
+        table, is_gone=True, versions=(dataclasses.replace(version, files=(file,)),)
+    )
+    by_stage = PassedOver(78, "public.u", str(start), 1, "It cannot be followed.")
+    seal(tmp_path, dataclasses.replace(sealed, tables=(table,), passed_over=(by_stage,)))
+    assert doctor(capsys, slot, "--staging-uri", str(tmp_path), "--repair")[0] == 0
+    found = read_checkpoint(lake.catalog_name, lake.properties, "shop", slot)
+    assert found is not None
+    assert (found.end_lsn, found.passed_over) == (between, {77: str(start), 78: str(start)})
+    assert f"passed over before {start}: public.t" in caplog.text
+    # Without the manifest nobody knows, and the tables are named.
+    drop_checkpoint(lake)
+    caplog.clear()
+    assert doctor(capsys, slot, "--repair")[0] == 0
+    assert f"passed over before {between}: public.t" in caplog.text
 
 
 def test_branches_of_dead_attempts_are_named_and_removed(
