@@ -15,16 +15,19 @@ from airflow_provider_pgoutput.apply.iceberg.jvm import JAVA_ERRORS, class_named
 from airflow_provider_pgoutput.apply.iceberg.spark_jars import versions_here
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
+from airflow_provider_pgoutput.apply.iceberg.views import refuse_view
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.batch.spark_packages import POSTGRESQL, aws, runtime
 from airflow_provider_pgoutput.errors import ConfigurationError, LakeUnavailable
 from tests.apply.build import column
+from tests.faults.rest_catalog import RestCatalog
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
+    from quickstart.spark import LocalLake
     from tests.apply.build import Source
 
 
@@ -84,6 +87,37 @@ def test_a_sql_catalog_that_fails_is_no_sure_cause(spark: SparkSession) -> None:
     )
     with pytest.raises(LakeUnavailable):
         IcebergTable.load(spark, TableName("broken", "n", "t"))
+
+
+def test_views_of_a_catalog_that_has_none_or_does_not_tell(
+    spark: SparkSession,
+    local_lake: LocalLake,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Without an answer the run ends. A right to list views is not needed."""
+    warehouse = tmp_path.as_uri()
+    uri = f"jdbc:sqlite:{tmp_path}/catalog.db"
+    set_catalog(spark, "no_views", type="jdbc", uri=uri, warehouse=warehouse)
+    spark.conf.set("spark.sql.catalog.no_views.jdbc.schema-version", "V0")
+    spark.sql("CREATE NAMESPACE no_views.n")
+    refuse_view(spark, TableName("no_views", "n", "t"))
+    refuse_view(spark, TableName("lake", "no_such_namespace", "t"))
+    set_catalog(spark, "silent", type="jdbc", uri=f"{uri}/no/file.db", warehouse=warehouse)
+    with pytest.raises(LakeUnavailable, match="did not say which views there are"):
+        refuse_view(spark, TableName("silent", "n", "t"))
+    catalog = RestCatalog(spark, local_lake)
+    for key, value in catalog.spark_conf("denying").items():
+        spark.conf.set(key, value)
+    spark.conf.set("spark.sql.catalog.denying.view-endpoints-supported", "true")
+    name = TableName("denying", "n", "t")
+    try:
+        IcebergTable.load(spark, name)
+        catalog.denies = 403
+        refuse_view(spark, name)
+    finally:
+        catalog.stop()
+    assert "does not let this login list the views" in caplog.text
 
 
 def test_a_spark_without_iceberg(spark: SparkSession) -> None:

@@ -8,16 +8,30 @@ Source: https://iceberg.apache.org/view-spec/
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.apply.iceberg.jvm import JAVA_ERRORS
+from airflow_provider_pgoutput.apply.iceberg.causes import sure_cause
+from airflow_provider_pgoutput.apply.iceberg.jvm import JAVA_ERRORS, java_class
 from airflow_provider_pgoutput.batch.checkpoint import OWN_TABLES
-from airflow_provider_pgoutput.errors import TableRefused
+from airflow_provider_pgoutput.errors import LakeDenied, LakeUnavailable, TableRefused
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import SparkSession
 
     from airflow_provider_pgoutput.apply.iceberg.sql import TableName
+
+logger = logging.getLogger(__name__)
+
+#: What a catalog without views answers, or one that does not have the namespace yet. Spark's analysis throws
+#: the third.
+_NO_VIEWS = (
+    "UnsupportedOperationException",
+    "NoSuchNamespaceException",
+    "AnalysisException",
+)
 
 
 def refuse_view(spark: SparkSession, name: TableName, *, any_case: bool = False) -> None:
@@ -25,14 +39,10 @@ def refuse_view(spark: SparkSession, name: TableName, *, any_case: bool = False)
 
     :param any_case: also refuse a view whose name differs in case only.
     :raises TableRefused: there is such a view.
+    :raises LakeUnavailable: the catalog did not say which views there are.
     """
-    try:
-        rows = spark.sql(f"SHOW VIEWS IN {name.namespace_sql}").collect()
-    except JAVA_ERRORS:
-        # The catalog has no views, or no such namespace yet.
-        return
     wanted = name.name.lower() if any_case else name.name
-    for found in (str(row["viewName"]) for row in rows if not row["isTemporary"]):
+    for found in _views(spark, name):
         if wanted == (found.lower() if any_case else found):
             way = (
                 "use another namespace"
@@ -44,3 +54,26 @@ def refuse_view(spark: SparkSession, name: TableName, *, any_case: bool = False)
                 table=name.target,
                 advice=f"rename the view (ALTER VIEW ... RENAME TO ...), or {way}.",
             )
+
+
+def _views(spark: SparkSession, name: TableName) -> Iterator[str]:
+    """The names of the views in the namespace of a table."""
+    try:
+        rows = spark.sql(f"SHOW VIEWS IN {name.namespace_sql}").collect()
+    except JAVA_ERRORS as error:
+        if java_class(error).endswith(_NO_VIEWS):
+            return
+        named = sure_cause(error, name.target)
+        if isinstance(named, LakeDenied):
+            # A login needs no right on views. If the table cannot be made, the failure of that says so.
+            logger.warning(
+                "%s: the catalog does not let this login list the views of the namespace, so it is not known"
+                " whether one has the name of the table.",
+                name.target,
+            )
+            return
+        raise named or LakeUnavailable(
+            f"The catalog did not say which views there are: {java_class(error)}.",
+            table=name.target,
+        ) from error
+    yield from (str(row["viewName"]) for row in rows if not row["isTemporary"])
