@@ -303,7 +303,7 @@ class _TableMaintenance:
         head until a moment ago. So a tag keeps the snapshot that was main's head when the retention began.
         """
         before = datetime.now(UTC) - timedelta(seconds=retention_seconds)
-        self._table.java.refresh()
+        self._table.refresh()
         kept = self._table.head_at(int(before.timestamp() * 1000))
         # With a retention of 0 only main's head has to stay, and it does without a tag. If an earlier
         # maintenance made a tag, the tag moves to the head. Otherwise it would keep an old snapshot.
@@ -314,7 +314,7 @@ class _TableMaintenance:
             try:
                 self._table.keep_until_replaced(_KEPT_TAG, kept)
                 if batch is not None:
-                    self._table.java.refresh()
+                    self._table.refresh()
                     self._table.keep_until_replaced(_KEPT_BATCH_TAG, batch)
             except PublishRefused:
                 self._leave("expire_snapshots")
@@ -334,7 +334,7 @@ class _TableMaintenance:
                 self._table.name.target,
             )
             return
-        self._table.java.refresh()
+        self._table.refresh()
         if self._table.branch_ages_ms():
             # An apply at work may be older than the retention. Its files would look like orphans, as no
             # snapshot names them yet.

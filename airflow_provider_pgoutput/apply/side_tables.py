@@ -136,7 +136,7 @@ def _append(
     )
     remove_dead_branches(spark, batch, name)
     for attempt in range(1, _ATTEMPTS + 1):
-        table.java.refresh()
+        table.refresh()
         marker = table.marker(manifest.slot_name)
         _refuse_other_system(name, marker, manifest)
         if marker and marker.end_lsn >= manifest.end_lsn:
@@ -152,7 +152,7 @@ def _append(
                     writer = writer.option(f"snapshot-property.{key}", text)
                 writer.append()
                 reach("apply.after_side_append")
-                table.java.refresh()
+                table.refresh()
             head = table.branch_head(branch)
             table.publish(branch, base, head, manifest, tag_days=0)
         except (PublishRefused, CommitStateUnknown):

@@ -59,6 +59,7 @@ class IcebergTable:
     def __init__(self, spark: SparkSession, name: TableName, java: Any) -> None:
         self.name = name
         self.java = java
+        self._spark = spark
         self._jvm: Any = spark._jvm
 
     @classmethod
@@ -70,12 +71,8 @@ class IcebergTable:
         :raises LakeDenied: the catalog or the store does not let this login load it.
         :raises LakeUnavailable: the catalog did not answer.
         """
-        jvm: Any = spark._jvm
-        activate(spark)
         try:
-            spark_util = class_named(jvm, "org.apache.iceberg.spark.Spark3Util")
-            java = spark_util.loadIcebergTable(spark._jsparkSession, name.sql)
-            java.refresh()
+            java = _seen_by_spark(spark, name)
         except JAVA_ERRORS as error:
             found = java_class(error)
             if found.endswith(("NoSuchTableException", "NoSuchNamespaceException")):
@@ -93,6 +90,14 @@ class IcebergTable:
                 f"The catalog did not answer: {java_class(reason)}.", table=name.target
             ) from error
         return cls(spark, name, java)
+
+    def refresh(self) -> None:
+        """Look at the table again. Spark's next statement on it sees at least the same.
+
+        A table that Spark keeps may be another one in Java than ours, see ``_seen_by_spark``. It would not
+        have what we committed: a branch, a column.
+        """
+        self.java = _seen_by_spark(self._spark, self.name)
 
     @property
     def format_version(self) -> int:
@@ -152,7 +157,7 @@ class IcebergTable:
         change = self.java.manageSnapshots()
         exists = self.java.refs().get(tag) is not None
         (change.replaceTag if exists else change.createTag)(tag, snapshot_id)
-        self._change(change.commit)
+        self.change(change.commit)
 
     def head_at(self, moment_ms: int) -> int | None:
         """The snapshot that was main's head at a moment, in ms since 1970; None: it is not there any more.
@@ -216,7 +221,7 @@ class IcebergTable:
         :raises PublishRefused: the table changed at the same time.
         :raises CommitStateUnknown: the catalog did not say; repeating it is safe.
         """
-        self._change(lambda: self.java.manageSnapshots().setCurrentSnapshot(snapshot_id).commit())
+        self.change(lambda: self.java.manageSnapshots().setCurrentSnapshot(snapshot_id).commit())
 
     def create_branch(self, branch: str, head: int | None) -> None:
         """Make a branch from snapshot ``head``; if main has no snapshot, from an empty one.
@@ -225,14 +230,22 @@ class IcebergTable:
         :raises CommitStateUnknown: the catalog did not say; an unused branch may be left behind.
         """
         started_at = (branch,) if head is None else (branch, head)
-        self._change(lambda: self.java.manageSnapshots().createBranch(*started_at).commit())
+        self.change(lambda: self.java.manageSnapshots().createBranch(*started_at).commit())
+        if self.branch_head(branch) is None:
+            # Rows that are written to a branch that is not there may reach main.
+            raise PublishRefused(
+                "A branch of it was made and is not there.",
+                table=self.name.target,
+                advice="nothing, if another driver took this batch over; if it lasts, the catalog keeps no"
+                " branches, and another one is needed.",
+            )
 
     def delete_all(self, branch: str) -> None:
         """Empty a branch with one metadata commit, however large the table is."""
         expressions = class_named(self._jvm, "org.apache.iceberg.expressions.Expressions")
         everything = expressions.alwaysTrue()
         self.java.newDelete().deleteFromRowFilter(everything).toBranch(branch).commit()
-        self.java.refresh()
+        self.refresh()
 
     def delete_files(self, branch: str, paths: Sequence[str]) -> None:
         """Remove data files from a branch."""
@@ -242,7 +255,7 @@ class IcebergTable:
             # Not a Python str: with one, Py4J would call another method, which deletes the file itself.
             delete = delete.deleteFile(text(path))
         delete.commit()
-        self.java.refresh()
+        self.refresh()
 
     def mark(self, branch: str, marker: Mapping[str, str]) -> None:
         """Commit only the summary keys to a branch, and no rows."""
@@ -250,7 +263,7 @@ class IcebergTable:
         for key, value in marker.items():
             append = append.set(key, value)
         append.commit()
-        self.java.refresh()
+        self.refresh()
 
     def remove_branches(self, names: list[str]) -> None:
         """Remove branches. Iceberg's expiry of snapshots removes their files later.
@@ -267,7 +280,7 @@ class IcebergTable:
                 change = change.removeBranch(name)
             change.commit()
 
-        self._change(commit)
+        self.change(commit)
 
     def branch_ages_ms(self) -> dict[str, int]:
         """Our branches, with the time of their newest commit in ms since 1970."""
@@ -304,7 +317,7 @@ class IcebergTable:
             raise sure_cause(error, self.name.target) or PublishRefused(
                 "The table changed while the batch was published.", table=self.name.target
             ) from error
-        self._change(transaction.commitTransaction)
+        self.change(transaction.commitTransaction)
         return head
 
     def _publication(
@@ -327,13 +340,34 @@ class IcebergTable:
         column_properties.commit(properties, self.name.target)
         return transaction
 
-    def _change(self, commit: Callable[[], object]) -> None:
-        """Commit a change of references. A failure becomes one of our errors."""
+    def change(self, commit: Callable[[], object]) -> None:
+        """Commit a change of references. A failure becomes one of our errors.
+
+        :raises PublishRefused: the table changed at the same time.
+        :raises CommitStateUnknown: the catalog did not say whether it committed.
+        """
         try:
             commit()
         except JAVA_ERRORS as error:
             raise commit_failure(self._jvm, error, self.name.target) from error
-        self.java.refresh()
+        self.refresh()
+
+
+def _seen_by_spark(spark: SparkSession, name: TableName) -> Any:
+    """The table that Spark's statements use, as the catalog has it now.
+
+    Spark keeps a table that was used in the last 30 seconds, and does not look at it again. When a statement
+    takes longer, Spark forgets the table. A later statement loads another one, and from then on only that one
+    counts.
+
+    Source: https://iceberg.apache.org/docs/latest/spark-configuration/ (cache-enabled)
+    """
+    jvm: Any = spark._jvm
+    activate(spark)
+    spark_util = class_named(jvm, "org.apache.iceberg.spark.Spark3Util")
+    java = spark_util.loadIcebergTable(spark._jsparkSession, name.sql)
+    java.refresh()
+    return java
 
 
 def _plain(java: Any, slot_name: str) -> Snapshot:

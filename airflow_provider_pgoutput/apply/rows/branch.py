@@ -132,7 +132,7 @@ class Preparation(ABC):
             # Columns change at once, not with the publish. So a driver that others overtook must not change
             # them.
             table = self.table
-            table.java.refresh()
+            table.refresh()
             self._refuse_moved(table)
             if table.properties.get(COLUMNS_PROPERTY) != self._fields:
                 # The column layout was decided on columns that have changed since.

@@ -271,7 +271,7 @@ class BranchWriter:
 
         :raises PublishRefused: the branch is no longer ours.
         """
-        self.table.java.refresh()
+        self.table.refresh()
         head = self.table.branch_head(self.branch)
         snapshot = None if head is None else self.table.java.snapshot(head)
         if snapshot is None or (head != self.head and snapshot.parentId() != self.head):
