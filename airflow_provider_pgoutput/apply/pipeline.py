@@ -88,6 +88,7 @@ def apply_batch(spark: SparkSession, job: ApplyJob, work: RowWork = SPARK) -> Ap
     :raises TableRefused: the pipeline did not leave the target in this state.
     :raises TableRolledBack: the target is older than the checkpoint says.
     :raises RowMissing: an update changes some columns of a row that the target does not have.
+    :raises ConfigurationError: the catalog keeps no branches, tags or tables of the wanted format version.
     :raises PublishRefused: the target kept changing; run the task again.
     :raises CommitStateUnknown: the catalog did not say what it committed; run the task again.
     :raises LakeDenied: the catalog refuses the login, or forbids the request.
@@ -117,6 +118,7 @@ def _apply(spark: SparkSession, job: ApplyJob, work: RowWork) -> ApplyResult:
         logger.info("The batch was applied before; the checkpoint is %s.", progress.end_lsn)
         return result
     check_side_tables(spark, batch)
+    checkpoint.try_catalog(spark, job, progress, work.checkpoint)
     todo = [target for target in found if not starts[target.name.target].done]
     skipped = [target for target in found if starts[target.name.target].done]
 

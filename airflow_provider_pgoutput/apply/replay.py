@@ -81,6 +81,7 @@ def replay(spark: SparkSession, job: ReplayJob) -> ReplayResult:
     :raises TableRefused: the pipeline did not leave the target in this state, or the target cannot go back.
     :raises TableRolledBack: a target in another namespace is older than the checkpoint there says.
     :raises RowMissing: an update changes some columns of a row that the target does not have.
+    :raises ConfigurationError: the catalog keeps no branches, tags or tables of the wanted format version.
     :raises PublishRefused: the target kept changing; run the task again.
     :raises CommitStateUnknown: the catalog did not say what it committed; run the task again.
     """
@@ -100,6 +101,7 @@ def _replay(spark: SparkSession, job: ReplayJob) -> ReplayResult:
     else:
         copied = frozenset()
         _refuse_headless(spark, job, steps, progress)
+    checkpoint.try_catalog(spark, job, progress)
     result = ReplayResult(str(first.start_lsn), str(last.end_lsn), len(steps))
     for number, step in enumerate(steps, 1):
         manifest = step.batch.manifest

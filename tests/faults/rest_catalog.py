@@ -8,6 +8,7 @@ Source: https://iceberg.apache.org/rest-catalog-spec/
 
 from __future__ import annotations
 
+import enum
 import http.server
 import json
 import threading
@@ -74,6 +75,34 @@ class Fault:
     happened: int = 0
 
 
+class Pretence(enum.Enum):
+    """What a catalog answers yes to and does otherwise."""
+
+    #: As Nessie 0.99: a commit to a branch moves main.
+    BRANCHES_ARE_MAIN = enum.auto()
+    BRANCHES_MOVE_MAIN_TOO = enum.auto()
+    NO_TAGS = enum.auto()
+    #: Tables of version 3 are made in version 2.
+    NO_VERSION_3 = enum.auto()
+
+    def instead_of(self, text: str) -> str:
+        """The request that is done in the place of another one."""
+        request = json.loads(text)
+        if "properties" in request and self is Pretence.NO_VERSION_3:
+            request["properties"]["format-version"] = "2"
+        updates = request.get("updates", [])
+        references = [each for each in updates if each["action"] == "set-snapshot-ref"]
+        for each in references:
+            branch = each["type"] == "branch" and each["ref-name"] != "main"
+            if branch and self is Pretence.BRANCHES_ARE_MAIN:
+                each["ref-name"] = "main"
+            if branch and self is Pretence.BRANCHES_MOVE_MAIN_TOO:
+                updates.append({**each, "ref-name": "main"})
+            if each["type"] == "tag" and self in (Pretence.NO_TAGS, Pretence.BRANCHES_ARE_MAIN):
+                updates.remove(each)
+        return json.dumps(request)
+
+
 class RestCatalog:
     """A server on a port of this machine; ``spark_conf`` makes it a catalog of a Spark session."""
 
@@ -83,6 +112,8 @@ class RestCatalog:
         self._faults: tuple[Fault, ...] = ()
         #: Answers every request with this status; None: none.
         self.denies: int | None = None
+        #: What it answers yes to and does otherwise; None: nothing.
+        self.pretends: Pretence | None = None
         #: Every request to commit, the oldest first.
         self.commits: list[Commit] = []
         catalog = self
@@ -122,6 +153,8 @@ class RestCatalog:
 
     def commit(self, namespace: str, table: str, text: str) -> tuple[int, str]:
         """Commit to a table, or let the fault happen; status and text of the answer."""
+        if self.pretends is not None:
+            text = self.pretends.instead_of(text)
         commit = Commit.of(table, json.loads(text))
         with self._lock:
             self.commits.append(commit)
@@ -146,6 +179,8 @@ class RestCatalog:
                 return self.commit(namespace, table, text)
             case "POST", [*_, "metrics"]:
                 return _NO_CONTENT, ""
+            case "POST", ["namespaces", _, "tables"] if self.pretends is not None:
+                text = self.pretends.instead_of(text)
             case "GET", ["config"]:
                 return http.HTTPStatus.OK, '{"defaults": {}, "overrides": {}}'
         return self._handlers.other(method, parts, text)

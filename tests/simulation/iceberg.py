@@ -258,12 +258,43 @@ class Transaction:
     def updateProperties(self) -> _Properties:  # noqa: N802 - Java's name
         return _Properties(self)
 
+    def table(self) -> Transaction:
+        """The table with the changes so far."""
+        return self
+
+    def refs(self) -> Mapping[str, Reference]:
+        return JavaMap(self.now.refs)
+
     def commitTransaction(self) -> None:  # noqa: N802 - Java's name
         self._catalog.swap(self._name, self._base, self.now, "commit")
 
-    def new_snapshot(self) -> Snapshot:
-        """An empty snapshot without a parent."""
-        return self._catalog.snapshot(None, {}, None)
+    def newFastAppend(self) -> _EmptyAppend:  # noqa: N802 - Java's name
+        return _EmptyAppend(self)
+
+    def new_snapshot(self, parent: Snapshot | None = None) -> Snapshot:
+        """A snapshot with the rows of its parent."""
+        if parent is None:
+            return self._catalog.snapshot(None, {}, None)
+        return self._catalog.snapshot(parent.id, {}, parent.rows)
+
+
+class _EmptyAppend:
+    """A commit of no rows, as a part of a transaction."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction, self._branch = transaction, MAIN
+
+    def toBranch(self, branch: str) -> _EmptyAppend:  # noqa: N802 - Java's name
+        self._branch = branch
+        return self
+
+    def commit(self) -> None:
+        now = self._transaction.now
+        reference = now.refs.get(self._branch)
+        parent = now.main if reference is None else now.snapshots[reference.id]
+        self._transaction.now = now.with_snapshot(
+            self._branch, self._transaction.new_snapshot(parent)
+        )
 
 
 class _Properties:
@@ -311,6 +342,8 @@ class ManageSnapshots:
     def removeBranch(self, name: str) -> ManageSnapshots:  # noqa: N802 - Java's name
         self._demand(name in self._transaction.now.refs)
         return self._set(name, None)
+
+    removeTag = removeBranch  # noqa: N815 - Java's name
 
     def fastForwardBranch(self, name: str, to: str) -> ManageSnapshots:  # noqa: N802 - Java's name
         now = self._transaction.now

@@ -60,8 +60,11 @@ logger = logging.getLogger(__name__)
 _ATTEMPTS = 5
 #: Exceptions by which Iceberg refuses a change that does not fit the rest of the table.
 _REFUSALS = ("ValidationException", "IllegalArgumentException")
+#: How a catalog refuses a table as such, a format version for example, see ``create_table``.
+_REFUSALS_OF_CATALOGS = ("BadRequestException", "UnsupportedOperationException")
 _FLOATS = frozenset({"float", "double"})
 _FILE_FORMAT = "write.format.default"
+_FORMAT_VERSION = "format-version"
 #: Notes of new columns. ``lacking``: older rows lack the value. ``shown <snapshot>``: Iceberg shows the
 #: default in rows that were in this snapshot of main, and in no others.
 _LACKING, _SHOWN = "lacking", "shown "
@@ -89,7 +92,8 @@ def create_table(
     :param columns: name, lake type and whether it is required, of each column.
     :param properties: of the table; they win over the defaults here.
     :param partitioned_by: transforms in Spark's notation.
-    :raises ConfigurationError: columns, partitions and properties do not fit together.
+    :raises ConfigurationError: columns, partitions and properties do not fit together, or the catalog has no
+        such format version.
     :raises TableRefused: a view has the name.
     """
     with _NAMESPACE_LOCK:
@@ -115,20 +119,35 @@ def create_table(
         else:
             spark.sql(" ".join(parts))
     except JAVA_ERRORS as error:
-        if not java_class(error).endswith((*_REFUSALS, "AnalysisException")):
+        refusals = (*_REFUSALS, *_REFUSALS_OF_CATALOGS, "AnalysisException")
+        if not java_class(error).endswith(refusals):
             raise
         raise ConfigurationError(
-            f"Iceberg does not make such a table: {said(error)}",
+            f"Iceberg or the catalog does not make such a table: {said(error)}",
             table=name.target,
-            advice="correct partitioned_by or properties of the table's options, or leave the column that it"
-            " names out of the publication.",
+            advice="correct format_version, or partitioned_by or properties of the table's options, or leave"
+            " the column that it names out of the publication.",
         ) from error
     created = IcebergTable.load(spark, name)
     if created is None:
         refuse_view(spark, name, any_case=True)
         raise LakeUnavailable("The table is not there after its creation.", table=name.target)
+    _refuse_older_format(created, properties)
     logger.info("Created %s.", name.target)
     return created
+
+
+def _refuse_older_format(created: IcebergTable, properties: Mapping[str, str]) -> None:
+    """Refuse a catalog that answers yes and makes a table of an older format version than was asked for."""
+    wanted = int(properties.get(_FORMAT_VERSION, 0))
+    if created.format_version < wanted:
+        raise ConfigurationError(
+            f"The catalog made the table in Iceberg's format version {created.format_version} and was asked"
+            f" for version {wanted}.",
+            table=created.name.target,
+            advice=f"set format_version to {created.format_version}, or use a catalog that has version"
+            f" {wanted}. The table has no rows.",
+        )
 
 
 def _safe_location(spark: SparkSession, name: TableName) -> str | None:
@@ -184,7 +203,7 @@ def evolve(
                 ) from error
             if not java_class(error).endswith("CommitFailedException"):
                 raise
-            table.java.refresh()
+            table.refresh()
             if layout is not None and _seen(table) != before:
                 raise PublishRefused(
                     "Main moved, or its columns or its owner changed, while they were changed here.",
@@ -275,7 +294,7 @@ def _evolve_once(
     if changed:
         transaction.commitTransaction()
         logger.info("Changed schema or properties of %s.", table.name.target)
-    table.java.refresh()
+    table.refresh()
 
 
 def _grow(spark: SparkSession, change: Any, name: str, held: Any, wanted: str) -> Any:

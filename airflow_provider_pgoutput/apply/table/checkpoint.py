@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply.iceberg.failures import failure
 from airflow_provider_pgoutput.apply.iceberg.jvm import JAVA_ERRORS
+from airflow_provider_pgoutput.apply.iceberg.references import refuse_without_references
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.iceberg.views import refuse_view
@@ -51,6 +52,8 @@ class Progress:
     tables: dict[str, Lsn] = field(default_factory=dict)
     #: The newest target of each table of the source, by the source table's OID.
     target_of: dict[int, str] = field(default_factory=dict)
+    #: Whether no batch of any slot is recorded in the namespace.
+    is_first: bool = False
 
     @property
     def exists(self) -> bool:
@@ -83,7 +86,7 @@ def read(
     table = IcebergTable.load(spark, name)
     if table is None:
         refuse_view(spark, name)
-        return Progress()
+        return Progress(is_first=True)
     whole, tables, target_of = None, {}, {}
     for row in rows.newest(spark, table, manifest):
         end_lsn = Lsn(int(row.end_lsn, 16))
@@ -93,7 +96,25 @@ def read(
             tables[row.target] = end_lsn
             if row.relation_oid is not None:
                 target_of[row.relation_oid] = row.target
-    return Progress(whole, tables, target_of)
+    return Progress(whole, tables, target_of, is_first=table.is_empty)
+
+
+def try_catalog(
+    spark: SparkSession,
+    job: WriteJob,
+    progress: Progress,
+    rows: CheckpointRows = _SPARK_ROWS,
+) -> None:
+    """Before the first batch of a namespace: look whether the catalog does what an apply depends on.
+
+    The look is at the checkpoint table, which is made for it.
+
+    :raises ConfigurationError: the catalog keeps no branches, or no tags.
+    """
+    if progress.is_first:
+        name = table_name(job)
+        rows.ensure(spark, name)
+        refuse_without_references(_loaded(spark, name))
 
 
 def snapshots_at(
