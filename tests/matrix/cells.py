@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from airflow_provider_pgoutput.batch.spark_packages import ICEBERG
 from quickstart.jars import ICEBERG_SPARK_RUNTIME, Artifact
 
 
@@ -20,6 +21,7 @@ class Cell:
     :ivar postgres: the server's major version.
     :ivar also: more requirements, for an Airflow that the newest packages broke.
     :ivar spark: the version of pyspark, which is a whole Spark.
+    :ivar scala: the Scala of Spark.
     :ivar iceberg: the jar of Iceberg for this Spark.
     """
 
@@ -29,7 +31,27 @@ class Cell:
     postgres: int
     also: tuple[str, ...] = ()
     spark: str = "4.1.3"
+    scala: str = "2.13"
     iceberg: Artifact = ICEBERG_SPARK_RUNTIME
+
+
+def _of_spark(spark: str, scala: str, postgres: int, sha256: str) -> Cell:
+    """A cell of another Spark, with Iceberg's jar in the version that ``packages="auto"`` takes.
+
+    :param sha256: of that jar.
+    """
+    minor = ".".join(spark.split(".")[:2])
+    runtime = f"iceberg-spark-runtime-{minor}_{scala}"
+    return Cell(
+        f"spark-{minor}-scala-{scala}",
+        "3.2.*",
+        "3.11",
+        postgres,
+        also=("fastapi<0.137",),
+        spark=spark,
+        scala=scala,
+        iceberg=Artifact("org.apache.iceberg", runtime, ICEBERG[minor, scala], sha256),
+    )
 
 
 #: The lowest Airflow and the lowest Python come first. The test suite runs this one.
@@ -41,5 +63,17 @@ CELLS = (
     Cell("airflow-3.2-python-3.11", "3.2.*", "3.11", 18, also=("fastapi<0.137",)),
     Cell("airflow-3.3", "3.3.*", "3.13", 18),
     Cell("airflow-3.3-python-3.12", "3.3.*", "3.12", 18),
+    _of_spark(
+        *("3.5.9", "2.12", 17),
+        "8dd8c90e54ed1a20f2461309d047a255ee56382eb7c0a46162b27a4936fd86dc",
+    ),
+    _of_spark(
+        *("3.5.9", "2.13", 17),
+        "86e763a4f1b1b83f47306a1ec34c8b719002f08bb4b1adcaea520888234f1c81",
+    ),
+    _of_spark(
+        *("4.0.5", "2.13", 16),
+        "63c3b812549dc232c1920865ff42436df8604a9bbacd693930985c06bd97e6dc",
+    ),
 )
 LOWEST = CELLS[0]

@@ -14,11 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.batch.spark_packages import runtime
 from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.spark_submit.packages import versions_of
 from quickstart.jars import SQLITE_JDBC, cache_folder, fetch_jars
 from quickstart.java import java_home
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.matrix.cells import Cell
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,6 +30,15 @@ FOLDER = ROOT / ".quickstart" / "matrix"
 #: pyenv offers a Python by its version only where somebody has chosen it, so its folders are searched.
 _PYENV = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
 _LAST_CHARACTERS = 2000
+#: A project that needs Spark's SQL, without Hive and machine learning.
+_POM = """\
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion><groupId>matrix</groupId><artifactId>spark</artifactId><version>1</version>
+  <dependencies><dependency>
+    <groupId>org.apache.spark</groupId><artifactId>spark-sql_{scala}</artifactId><version>{spark}</version>
+  </dependency></dependencies>
+</project>
+"""
 
 
 @dataclass(frozen=True)
@@ -45,7 +58,7 @@ class Environments:
         found = cls(
             cell,
             FOLDER / f"airflow-{cell.airflow.removesuffix('.*')}-python-{cell.python}",
-            FOLDER / f"spark-{cell.spark}-python-{cell.python}",
+            FOLDER / f"spark-{cell.spark}-scala-{cell.scala}-python-{cell.python}",
         )
         with tempfile.TemporaryDirectory() as folder:
             _uv("build", "--wheel", "--quiet", "--out-dir", folder, str(ROOT))
@@ -55,6 +68,7 @@ class Environments:
             _install(found.airflow, cell.python, *packages)
         if with_spark:
             _install(found.spark, cell.python, f"pyspark=={cell.spark}")
+            _take_scala(found.spark_home / "jars", cell)
         return found
 
     @property
@@ -62,10 +76,15 @@ class Environments:
         """The Python that has Airflow."""
         return self.airflow / "bin" / "python"
 
+    @property
+    def spark_home(self) -> Path:
+        """The folder of Spark."""
+        (home,) = self.spark.glob("lib/python3*/site-packages/pyspark")
+        return home
+
     def variables(self) -> dict[str, str]:
         """What finds the programs, Spark's own Python included."""
-        spark_python = self.spark / "bin" / "python"
-        (home,) = self.spark.glob("lib/python3*/site-packages/pyspark")
+        spark_python, home = self.spark / "bin" / "python", self.spark_home
         path = (str(self.airflow / "bin"), str(home / "bin"), os.environ.get("PATH", os.defpath))
         return {
             "JAVA_HOME": str(java_home(cache_folder() / "java")),
@@ -76,7 +95,12 @@ class Environments:
         }
 
     def jars(self) -> list[Path]:
-        """The jars that this Spark needs for Iceberg tables in a SQLite catalog."""
+        """The jars that this Spark needs for Iceberg tables in a SQLite catalog.
+
+        :raises AssertionError: ``packages="auto"`` would take another one for Iceberg.
+        """
+        by_itself = runtime(versions_of(self.spark_home)).names
+        assert by_itself == self.cell.iceberg.coordinates, by_itself
         return fetch_jars((self.cell.iceberg, SQLITE_JDBC))
 
     def versions(self) -> dict[str, str]:
@@ -99,13 +123,30 @@ def _install(environment: Path, python: str, *packages: str) -> None:
     _uv("pip", "install", "--quiet", "--python", str(at), *packages)
 
 
+def _take_scala(jars: Path, cell: Cell) -> None:
+    """Take the jars of a Scala that pyspark's wheel does not have. Maven has them, so it needs Maven."""
+    if any(jars.glob(f"spark-core_{cell.scala}-*.jar")):
+        return
+    with tempfile.TemporaryDirectory(dir=jars.parent) as folder:
+        pom = Path(folder) / "pom.xml"
+        pom.write_text(_POM.format(scala=cell.scala, spark=cell.spark), encoding="utf-8")
+        copy = ["dependency:copy-dependencies", "-DincludeScope=runtime"]
+        _run("mvn", "-q", "-B", "-f", str(pom), *copy, f"-DoutputDirectory={folder}/jars")
+        shutil.rmtree(jars)
+        (Path(folder) / "jars").rename(jars)
+
+
 def _uv(*arguments: str) -> None:
     # scripts/setup installs one where the machine has none.
     uv = shutil.which("uv") or str(ROOT / ".quickstart" / "uv-venv" / "bin" / "uv")
     pythons = [str(each) for each in sorted(_PYENV.glob("3.*/bin"))]
-    path = os.pathsep.join([*pythons, os.environ.get("PATH", os.defpath)])
+    _run(uv, *arguments, before_path=pythons)
+
+
+def _run(*command: str, before_path: Sequence[str] = ()) -> None:
+    path = os.pathsep.join([*before_path, os.environ.get("PATH", os.defpath)])
     result = subprocess.run(
-        [uv, *arguments],
+        command,
         check=False,
         env={**os.environ, "PATH": path},
         stdout=subprocess.PIPE,
@@ -113,6 +154,4 @@ def _uv(*arguments: str) -> None:
         text=True,
     )
     if result.returncode != 0:
-        raise ConfigurationError(
-            f"uv {' '.join(arguments)} failed: {result.stdout[-_LAST_CHARACTERS:]}"
-        )
+        raise ConfigurationError(f"{' '.join(command)} failed: {result.stdout[-_LAST_CHARACTERS:]}")
