@@ -481,6 +481,15 @@ OTHER_TESTS = (
         ),
     ),
     (
+        "C197",
+        "a column is added, rows are written, and then its type is altered, in one batch",
+        "a warning names the column and the type; a copy makes it equal",
+        (
+            "tests/capture/schema/test_altered_types.py"
+            "::test_a_type_that_is_altered_after_rows_of_a_column_that_is_new"
+        ),
+    ),
+    (
         "C162",
         "without a key, REPLICA IDENTITY FULL: old rows hold values of an added column that were never sent",
         "the rows are found; the columns that are known are equal",

@@ -22,7 +22,7 @@ from airflow_provider_pgoutput.capture.source.type_definitions import TypesOfTab
 from airflow_provider_pgoutput.errors import TableRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from airflow_provider_pgoutput.batch.manifest import Table
     from airflow_provider_pgoutput.batch.type_definition import TypeDefinition
@@ -48,11 +48,13 @@ class AlteredTypes:
     #: The definitions after the whole batch was read.
     now: TypesOfTables = field(default_factory=TypesOfTables)
 
-    def changes(self, past: Shape, table: Table, oldest_xid: int | None) -> list[SchemaChange]:
+    def changes(
+        self, past: Shape, table: Table, oldest_xids: Sequence[int | None]
+    ) -> list[SchemaChange]:
         """What ALTER TYPE did to columns since ``past``.
 
-        :param oldest_xid: the oldest transaction with rows of the table in the batch; None: there are no
-            rows.
+        :param oldest_xids: by version of the table: the oldest transaction with rows in the batch; None:
+            there are none.
         """
         columns = table.versions[-1].columns
         numbers = {
@@ -62,7 +64,9 @@ class AlteredTypes:
         }
         now = self.now.of(table.relation_oid)
         found = altered_columns(past, numbers, now)
-        for number in self._unsettled(past, oldest_xid):
+        for number, what in self._of_new_columns(past, table, oldest_xids):
+            found.setdefault(number, what)
+        for number in self._unsettled(past, oldest_xids):
             # ALTER COLUMN TYPE waits for older transactions, so a converted column has no values of these.
             if numbers.get(number) in now:
                 found.setdefault(number, _WHILE_OPEN)
@@ -123,13 +127,35 @@ class AlteredTypes:
                 found += [(table, {names[n]: what for n, what in altered.items()})] * bool(altered)
         return found
 
-    def _unsettled(self, past: Shape, oldest_xid: int | None) -> tuple[int, ...]:
+    def _of_new_columns(
+        self, past: Shape, table: Table, oldest_xids: Sequence[int | None]
+    ) -> Iterator[tuple[int, str]]:
+        """Columns that are new in this batch, if their type may have been altered after rows of it.
+
+        No earlier batch knows how such a type was defined. The catalog says which transaction wrote its
+        definition. That may also have added a value to an enum, which changes no row.
+        """
+        known = {each.number for each in past.columns}
+        for column in table.versions[-1].columns:
+            number = column.attribute_number
+            if number is None or number in known:
+                continue
+            sent = [
+                self.now.with_epoch(xid)
+                for version, xid in zip(table.versions, oldest_xids, strict=False)
+                if xid is not None and any(e.attribute_number == number for e in version.columns)
+            ]
+            newer = self.now.written_after(min(sent), column.type_oid) if sent else None
+            if newer is not None:
+                yield number, f"the definition of its type {newer} is newer than rows of this batch"
+
+    def _unsettled(self, past: Shape, oldest_xids: Iterable[int | None]) -> tuple[int, ...]:
         """Columns that may have values of transactions that were open when the types were altered."""
         unsettled = past.unsettled
-        if unsettled is None or oldest_xid is None or not self.now.next_xid:
+        sent = [self.now.with_epoch(each) for each in oldest_xids if each is not None]
+        if unsettled is None or not sent or not self.now.next_xid:
             return ()
-        is_older = self.now.with_epoch(oldest_xid) < unsettled.below_xid
-        return unsettled.columns if is_older else ()
+        return unsettled.columns if min(sent) < unsettled.below_xid else ()
 
 
 def altered_columns(

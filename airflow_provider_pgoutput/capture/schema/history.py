@@ -82,11 +82,10 @@ class SchemaHistory:
         """
         self._altered_types.check_unwritten(self.before, self.unwritten)
 
-    def complete(self, table: Table, oldest_xid: int | None = None) -> Table:
+    def complete(self, table: Table, oldest_xids: Sequence[int | None] = ()) -> Table:
         """The table with the numbers of its columns, and the changes since the last batch.
 
-        :param oldest_xid: the oldest transaction with rows of the table in the batch; None: there are no
-            rows.
+        :param oldest_xids: by version: the oldest transaction with rows in the batch; None: there are none.
         :raises CopyNeeded: the policy wants a copy, and the batch has none.
         :raises SnapshotLost: the copy in the batch is older than a change.
         :raises TableRefused: columns cannot be told apart, and the policy neither copies nor ignores it; or
@@ -115,12 +114,12 @@ class SchemaHistory:
             highest_number=self._highest_number(table.relation_oid, versions[-1], highest_number),
         )
         if before is not None:
-            changes += self._altered_types.changes(before, completed, oldest_xid)
+            changes += self._altered_types.changes(before, completed, oldest_xids)
         past = before
         if table.copy_lsn is not None:
             # The copied rows have the first version. Changes after it concern them like any older rows.
             past = dataclasses.replace(Shape.of(versions[0]), types=table.types)
-        altered = [] if past is None else self._altered_types.changes(past, completed, oldest_xid)
+        altered = [] if past is None else self._altered_types.changes(past, completed, oldest_xids)
         completed = self._altered_types.recorded(completed, past, altered)
         completed = dataclasses.replace(
             completed,

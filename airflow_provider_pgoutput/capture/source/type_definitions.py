@@ -9,6 +9,7 @@ https://www.postgresql.org/docs/current/functions-info.html (age of a transactio
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,11 @@ SELECT u.root::pg_catalog.int8, t.oid::pg_catalog.int8, n.nspname::pg_catalog.te
                     a.atttypid::pg_catalog.int8, a.atttypmod)
                FROM pg_catalog.pg_attribute a
               WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 ORDER BY a.attnum),
+       ARRAY(SELECT l.xmin::pg_catalog.text::pg_catalog.int8
+               FROM pg_catalog.pg_enum l WHERE l.enumtypid = t.oid
+              UNION ALL
+             SELECT a.xmin::pg_catalog.text::pg_catalog.int8 FROM pg_catalog.pg_attribute a
+              WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0),
        pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::pg_catalog.text,
        pg_catalog.age('3'::pg_catalog.xid)
   FROM used u
@@ -83,6 +89,8 @@ class TypesOfTables:
     by_table: Mapping[int, Mapping[int, TypeDefinition]] = field(default_factory=dict)
     #: The next transaction ID, with its epoch; 0: there are no types.
     next_xid: int = 0
+    #: By the type's OID: the newest transaction that wrote labels of an enum or attributes of a composite.
+    written_by: Mapping[int, int] = field(default_factory=dict)
 
     def of(self, relation_oid: int) -> Mapping[int, TypeDefinition]:
         """The types of one table, by OID."""
@@ -92,6 +100,25 @@ class TypesOfTables:
         """Make a 32-bit transaction ID of the stream comparable with ``next_xid``."""
         return self.next_xid - (self.next_xid - xid) % _XIDS_OF_AN_EPOCH
 
+    def written_after(self, xid: int, type_oid: int) -> TypeDefinition | None:
+        """The type, or a type of which it is made, whose labels or attributes a later transaction wrote.
+
+        :param xid: with its epoch.
+        """
+        types = {oid: each for of_table in self.by_table.values() for oid, each in of_table.items()}
+        waiting, seen = [type_oid], set[int]()
+        while waiting:
+            oid = waiting.pop()
+            found = types.get(oid)
+            if found is None or oid in seen:
+                continue
+            seen.add(oid)
+            written_by = self.written_by.get(oid)
+            if written_by is not None and self.with_epoch(written_by) > xid:
+                return found
+            waiting += (found.part_oid, *(each.type_oid for each in found.attributes))
+        return None
+
 
 def read_type_definitions(session: Session, relation_oids: Iterable[int]) -> TypesOfTables:
     """The types of tables' columns as the session's snapshot sees them. It waits for no table's lock."""
@@ -99,12 +126,16 @@ def read_type_definitions(session: Session, relation_oids: Iterable[int]) -> Typ
         rows = session.execute(_DEFINITION_QUERY, (sorted(relation_oids),)).fetchall()
     by_table: dict[int, dict[int, TypeDefinition]] = {}
     next_xid = 0
-    for relation_oid, *fields, completed, age in rows:
+    written: dict[int, list[int]] = {}
+    for relation_oid, *fields, xids, completed, age in rows:
         found = _definition(*fields)
         by_table.setdefault(relation_oid, {})[found.oid] = found
+        written[found.oid] = xids
         begun = int(completed)
         next_xid = begun + (age + _FIRST_NORMAL_XID - begun) % _XIDS_OF_AN_EPOCH
-    return TypesOfTables(by_table, next_xid)
+    now = TypesOfTables(by_table, next_xid)
+    written_by = {oid: max(xids, key=now.with_epoch) for oid, xids in written.items() if xids}
+    return dataclasses.replace(now, written_by=written_by)
 
 
 def _definition(

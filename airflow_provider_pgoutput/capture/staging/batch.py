@@ -213,7 +213,7 @@ class BatchInProgress:
             version.changes_writer = self._writer(
                 version, "changes", version.changes_schema, version.changes_required
             )
-        table.note_xids(block.xid)
+        version.note_xids(block.xid)
         for staged in in_parts(functools.partial(stage_block, version), block):
             self._pool.append(version.changes_writer, staged.rows)
             for rejected in staged.rejected:

@@ -83,7 +83,7 @@ def finished_tables(batch: Finished, catalog: CatalogAfter) -> tuple[Table, ...]
     for oid, table in staged:
         finished = table.finished(names.get(oid))
         if oid not in unpublished:
-            found[oid] = history.complete(finished, table.oldest_xid)
+            found[oid] = history.complete(finished, table.oldest_xids)
             taken.add(finished.name)
         elif not _is_replaced(finished, unpublished[oid], copied):
             gone.append((oid, table))
@@ -149,7 +149,7 @@ def _gone(
         passing.begin(oid, table.name, first, _RENAMED if is_renamed else _SAME_NAME)
     elif shorter is not None:
         shorter, lsn, reason = followed(
-            lambda part: history.complete(part, staged.oldest_xid), shorter
+            lambda part: history.complete(part, staged.oldest_xids), shorter
         )
         if lsn is not None:
             passing.begin(oid, table.name, lsn, reason)

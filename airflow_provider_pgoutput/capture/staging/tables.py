@@ -97,6 +97,8 @@ class StagedVersion:
     adopted_files: tuple[StagedFile, ...] = ()
     #: What the table's partitions send in old tuples, up to here in the stream.
     partitions: frozenset[PartitionIdentity] = frozenset()
+    #: The oldest transaction with changes of this version; None: there is none.
+    oldest_xid: int | None = None
 
     @classmethod
     def of(
@@ -138,6 +140,13 @@ class StagedVersion:
         """Columns that every changes file has."""
         return frozenset(each.name for each in (*_LEADING_FIELDS, *self.new_fields))
 
+    def note_xids(self, xids: NDArray[np.int64]) -> None:
+        """Note the transactions of changes. Their IDs have 32 bits and wrap around."""
+        first = int(xids[0]) if self.oldest_xid is None else self.oldest_xid
+        # Compared as the server does: an ID less than half of all IDs away is older.
+        distance = (xids - first).astype(np.int32)
+        self.oldest_xid = (first + min(int(distance.min()), 0)) % (1 << 32)
+
     def finished(self) -> TableVersion:
         """The version with its files."""
         writers = [each for each in (self.copy_writer, self.changes_writer) if each is not None]
@@ -157,15 +166,11 @@ class StagedTable:
     copied_types: tuple[TypeDefinition, ...] | None = None
     #: The last announcement; None: the copy came first.
     relation: Relation | None = None
-    #: The oldest transaction that changed it in this batch; None: there is none.
-    oldest_xid: int | None = None
 
-    def note_xids(self, xids: NDArray[np.int64]) -> None:
-        """Note the transactions of the table's changes. Their IDs have 32 bits and wrap around."""
-        first = int(xids[0]) if self.oldest_xid is None else self.oldest_xid
-        # Compared as the server does: an ID less than half of all IDs away is older.
-        distance = (xids - first).astype(np.int32)
-        self.oldest_xid = (first + min(int(distance.min()), 0)) % (1 << 32)
+    @property
+    def oldest_xids(self) -> tuple[int | None, ...]:
+        """By version: the oldest transaction that changed the table in this batch; None: there is none."""
+        return tuple(each.oldest_xid for each in self.versions)
 
     def finished(self, name: tuple[str, str] | None) -> Table:
         """The table as the manifest describes it.

@@ -266,6 +266,47 @@ def test_a_transaction_that_was_open_meanwhile_brings_rows_that_look_as_before(
     assert not runs.altered()
 
 
+def test_a_type_that_is_altered_after_rows_of_a_column_that_is_new(runs: Runs) -> None:
+    """No batch before knows how the type was defined. The catalog knows when it was written."""
+    runs.source.execute(
+        "CREATE TYPE mood AS ENUM ('sad')",
+        "CREATE TYPE addr AS (street text, n int)",
+        "CREATE DOMAIN liked AS mood",
+    )
+    runs.run("INSERT INTO t VALUES (1)")
+    # The type is younger than rows of the batch, and older than those that have the column.
+    runs.run(
+        "UPDATE t SET b = 'x'",
+        "CREATE TYPE late AS ENUM ('a')",
+        "ALTER TABLE t ADD l late DEFAULT 'a', ADD ls late[]",
+        "UPDATE t SET b = 'y'",
+    )
+    assert not runs.altered()
+    runs.run(
+        "ALTER TABLE t ADD m mood DEFAULT 'sad', ADD ms liked[], ADD c addr, ADD plain int",
+        "UPDATE t SET c = '(s,1)'",
+        "ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'",
+        "ALTER TYPE addr ADD ATTRIBUTE zip text",
+        "INSERT INTO t(a) VALUES (2)",
+    )
+    newer = "the definition of its type public.{} is newer than rows of this batch"
+    assert runs.altered() == {
+        "m": newer.format("mood"),
+        "ms": newer.format("mood"),
+        "c": newer.format("addr"),
+    }
+    runs.run("UPDATE t SET b = 'z'")
+    assert not runs.altered()
+    manifest = runs.run(
+        "ALTER TABLE t ADD d addr DEFAULT '(s,1,)'",
+        "UPDATE t SET b = 'd'",
+        "ALTER TYPE addr DROP ATTRIBUTE n",
+        "UPDATE t SET b = 'e'",
+        schema_policy=COPY,
+    )
+    assert copied(manifest) == ["public.t"]
+
+
 def test_what_is_altered_while_a_run_reads_is_said_at_its_end(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
