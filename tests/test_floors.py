@@ -50,7 +50,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("apply.schema",),
     ("apply.table",),
     ("apply.rows",),
-    ("apply.publish", "apply.gone"),
+    ("apply.publish", "apply.refused"),
     ("apply.side_tables",),
     ("apply.pipeline",),
     ("apply.replay_steps",),

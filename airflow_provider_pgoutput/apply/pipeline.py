@@ -12,13 +12,13 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from airflow_provider_pgoutput.apply.gone import GoneTables
 from airflow_provider_pgoutput.apply.iceberg.failures import named_failures
 from airflow_provider_pgoutput.apply.iceberg.session import isolated
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.publish import prepare_on_main, publish, remove_dead_branches
+from airflow_provider_pgoutput.apply.refused import RefusedTables
 from airflow_provider_pgoutput.apply.rows.prepare import TablePreparation
 from airflow_provider_pgoutput.apply.rows.staged_files import open_batch
 from airflow_provider_pgoutput.apply.side_tables import (
@@ -43,11 +43,14 @@ from airflow_provider_pgoutput.batch.checkpoint import refuse_gap
 from airflow_provider_pgoutput.crash_points import reach
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import SparkSession
 
     from airflow_provider_pgoutput.apply.rows.branch import Preparation, Prepared
     from airflow_provider_pgoutput.apply.rows.staged_files import StagedBatch
     from airflow_provider_pgoutput.batch.jobs import ApplyJob
+    from airflow_provider_pgoutput.batch.manifest import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ SPARK = RowWork(TablePreparation, SparkCheckpointRows())
 
 
 logger = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,8 @@ class ApplyResult:
     published: dict[str, int] = field(default_factory=dict)
     #: Targets that already had the batch when this run began.
     skipped: tuple[str, ...] = ()
+    #: By the source's ``schema.table``: why the batch was not applied to a table that is set aside.
+    set_aside: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
 
@@ -106,13 +112,13 @@ def _apply(spark: SparkSession, job: ApplyJob, work: RowWork) -> ApplyResult:
     refuse_gap(manifest, progress.end_lsn)
     found = targets(job, manifest, any_case=ignores_case(spark, job.catalog_name))
     refuse_unordered(found, manifest)
-    gone, starts = GoneTables(), {}
+    already_applied = progress.end_lsn is not None and progress.end_lsn >= manifest.end_lsn
+    refused, starts = RefusedTables(job.on_table_refused, progress.set_aside), {}
     for target in found:
         look = functools.partial(start, spark, target, manifest, progress)
-        if (table_start := gone.unless_refused(target.source, look)) is not None:
+        if (table_start := refused.unless_refused(target.source, look)) is not None:
             starts[target.name.target] = table_start
     found = [each for each in found if each.name.target in starts]
-    already_applied = progress.end_lsn is not None and progress.end_lsn >= manifest.end_lsn
     result = ApplyResult(manifest.batch_id, str(manifest.end_lsn), already_applied)
     if already_applied:
         logger.info("The batch was applied before; the checkpoint is %s.", progress.end_lsn)
@@ -122,20 +128,35 @@ def _apply(spark: SparkSession, job: ApplyJob, work: RowWork) -> ApplyResult:
     todo = [target for target in found if not starts[target.name.target].done]
     skipped = [target for target in found if starts[target.name.target].done]
 
-    result.published.update(write_tables(spark, batch, todo, starts, progress, work, gone))
+    result.published.update(write_tables(spark, batch, todo, starts, progress, work, refused))
     append_rejected(spark, batch, progress.end_lsn)
     append_messages(spark, batch, progress.end_lsn)
 
     reach("apply.before_checkpoint")
     applied = applied_tables(spark, manifest.batch_id, found, skipped, result.published)
-    passed_over = tuple(gone.passed_over.values())
-    checkpoint.record(spark, job, manifest, applied, passed_over=passed_over, rows=work.checkpoint)
+    checkpoint.record(
+        spark,
+        job,
+        manifest,
+        applied,
+        passed_over=tuple(refused.passed_over.values()),
+        set_aside=tuple(refused.set_aside.values()),
+        unchanged=returned(found, refused, applied, progress),
+        rows=work.checkpoint,
+    )
     reach("apply.after_checkpoint")
     seconds = time.monotonic() - began
     logger.info("Applied %s to %s in %.2f s.", manifest.start_lsn, manifest.end_lsn, seconds)
     names = tuple(target.name.target for target in skipped)
+    set_aside = {table.name: str(refusal) for table, refusal in refused.set_aside.values()}
     return ApplyResult(
-        manifest.batch_id, str(manifest.end_lsn), False, result.published, names, seconds
+        manifest.batch_id,
+        str(manifest.end_lsn),
+        False,
+        result.published,
+        names,
+        set_aside,
+        seconds,
     )
 
 
@@ -146,23 +167,24 @@ def write_tables(
     starts: dict[str, Start],
     progress: checkpoint.Progress,
     work: RowWork = SPARK,
-    gone: GoneTables | None = None,
+    refused: RefusedTables | None = None,
 ) -> dict[str, int]:
     """Prepare all tables, then publish them.
 
     :param spark: an isolated session, see ``isolated``.
     :param work: reads and writes rows.
-    :param gone: collects the refused tables that are gone at the source; None: such a table stops the apply
-        like any other.
+    :param refused: collects the refused tables without which the others go on; None: a refused table stops
+        all.
     :return: the snapshots that were published, by target.
     :raises RowMissing: an update changes some columns of a row that the target does not have.
     :raises PublishRefused: the target kept changing; run the task again.
     """
-    prepared = _prepare_all(spark, batch, todo, starts, progress, work, gone)
+    prepared = _prepare_all(spark, batch, todo, starts, progress, work, refused)
     reach("apply.after_prepare")
     published = {}
     for each in prepared:
-        snapshot_id = publish(spark, batch, each, progress, work.preparation)
+        put = functools.partial(publish, spark, batch, each, progress, work.preparation)
+        snapshot_id = _unless_refused(refused, each.target, put)
         if snapshot_id is not None:
             published[each.target.name.target] = snapshot_id
         reach("apply.between_publishes")
@@ -176,22 +198,45 @@ def _prepare_all(
     starts: dict[str, Start],
     progress: checkpoint.Progress,
     work: RowWork,
-    gone: GoneTables | None,
+    refused: RefusedTables | None,
 ) -> list[Prepared]:
     """Prepare all tables, some at the same time. Readers see nothing of it yet."""
 
     def one(target: Target) -> Prepared | None:
-        remove_dead_branches(spark, batch, target.name)
         begin = starts[target.name.target]
-        prepare = functools.partial(
-            prepare_on_main, spark, batch, target, begin, progress, work.preparation
-        )
-        return prepare() if gone is None else gone.unless_refused(target.source, prepare)
+
+        def prepare() -> Prepared | None:
+            remove_dead_branches(spark, batch, target.name)
+            return prepare_on_main(spark, batch, target, begin, progress, work.preparation)
+
+        return _unless_refused(refused, target, prepare)
 
     if batch.job.parallel_tables <= 1:
         return [each for each in map(one, todo) if each is not None]
     with ThreadPoolExecutor(max_workers=batch.job.parallel_tables) as pool:
         return [each for each in pool.map(one, todo) if each is not None]
+
+
+def returned(
+    found: list[Target],
+    refused: RefusedTables | None,
+    applied: list[checkpoint.Applied],
+    progress: checkpoint.Progress,
+) -> tuple[Table, ...]:
+    """The tables that were set aside and have the batch now, although it changed nothing in them."""
+    changed = {each.table.relation_oid for each in applied}
+    lacking = set() if refused is None else {*refused.set_aside, *refused.passed_over}
+    return tuple(
+        target.source
+        for target in found
+        if target.source.relation_oid in progress.set_aside.keys() - changed - lacking
+    )
+
+
+def _unless_refused(
+    refused: RefusedTables | None, target: Target, do: Callable[[], _Result]
+) -> _Result | None:
+    return do() if refused is None else refused.unless_refused(target.source, do)
 
 
 def applied_tables(

@@ -7,6 +7,9 @@ that was killed is simply run again. ``capture/staging/archive.py`` chooses the 
 In place: a table first goes back (``rewind.py``), and ends where it was. The namespace's checkpoint stays.
 Until the replay is done, an apply of a newer batch refuses the table as rolled back.
 
+To catch up: tables that are set aside (``batch/set_aside.py``) get the batches that they lack. The pipeline
+may go on meanwhile. It leaves such a table alone until the checkpoint table says that nothing is missing.
+
 In another namespace: the batches write a checkpoint there. If only some tables were chosen they do not,
 because the namespace as a whole does not have the batches.
 """
@@ -22,7 +25,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.apply.iceberg.failures import named_failures
 from airflow_provider_pgoutput.apply.iceberg.session import isolated
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
-from airflow_provider_pgoutput.apply.pipeline import applied_tables, write_tables
+from airflow_provider_pgoutput.apply.pipeline import applied_tables, returned, write_tables
 from airflow_provider_pgoutput.apply.replay_steps import Step, first_steps, plan_steps
 from airflow_provider_pgoutput.apply.rewind import go_back
 from airflow_provider_pgoutput.apply.side_tables import (
@@ -96,10 +99,12 @@ def _replay(spark: SparkSession, job: ReplayJob) -> ReplayResult:
     progress = checkpoint.read(spark, job, first)
     for step in steps:
         check_side_tables(spark, step.batch)
-    if job.in_place:
+    copied: frozenset[str] = frozenset()
+    if job.catch_up:
+        steps = _waiting(steps, progress)
+    elif job.in_place:
         copied = go_back(spark, job, steps, first_steps(steps), progress)
     else:
-        copied = frozenset()
         _refuse_headless(spark, job, steps, progress)
     checkpoint.try_catalog(spark, job, progress)
     result = ReplayResult(str(first.start_lsn), str(last.end_lsn), len(steps))
@@ -108,11 +113,25 @@ def _replay(spark: SparkSession, job: ReplayJob) -> ReplayResult:
         logger.info(
             "Batch %d of %d: %s to %s.", number, len(steps), manifest.start_lsn, manifest.end_lsn
         )
-        result.published.update(_apply(spark, job, step, copied))
+        result.published.update(_apply(spark, job, step, copied, progress))
         reach("replay.after_batch")
-    if job.in_place:
+    if job.in_place and not job.catch_up:
         _refuse_left_behind(spark, job, last, progress)
     return dataclasses.replace(result, seconds=time.monotonic() - began)
+
+
+def _waiting(steps: list[Step], progress: checkpoint.Progress) -> list[Step]:
+    """The steps with only the tables that are set aside. The others have the batches.
+
+    The job of a driver that died may be started again when nothing is left to do.
+    """
+    return [
+        Step(
+            each.batch,
+            tuple(t for t in each.targets if t.source.relation_oid in progress.set_aside),
+        )
+        for each in steps
+    ]
 
 
 def _refuse_headless(
@@ -191,13 +210,23 @@ def _refuse_older_changes(
 
 
 def _apply(
-    spark: SparkSession, job: ReplayJob, step: Step, copied: frozenset[str]
+    spark: SparkSession,
+    job: ReplayJob,
+    step: Step,
+    copied: frozenset[str],
+    before: checkpoint.Progress,
 ) -> dict[str, int]:
+    """Apply one batch.
+
+    :param before: the checkpoint as it was when the replay began.
+    """
     batch, manifest = step.batch, step.batch.manifest
-    # The batches are known to follow each other, and each table's own marker says where it ends. No
-    # checkpoint is needed.
-    progress = checkpoint.Progress(manifest.start_lsn)
-    starts = {each.name.target: _start(spark, each, manifest, copied) for each in step.targets}
+    # The batches are known to follow each other, and each table's own marker says where it ends. A table that
+    # catches up is not taken back first, so it must also be as new as the checkpoint says.
+    progress = checkpoint.Progress(manifest.start_lsn, before.tables if job.catch_up else {})
+    starts = {
+        each.name.target: _start(spark, each, manifest, copied, progress) for each in step.targets
+    }
     todo = [each for each in step.targets if not starts[each.name.target].done]
     skipped = [each for each in step.targets if starts[each.name.target].done]
     published = write_tables(spark, batch, todo, starts, progress)
@@ -207,7 +236,8 @@ def _apply(
     append_messages(spark, batch)
     applied = applied_tables(spark, manifest.batch_id, list(step.targets), skipped, published)
     whole = not job.in_place and not job.tables
-    checkpoint.record(spark, job, manifest, applied, whole=whole)
+    unchanged = returned(list(step.targets), None, applied, before) if job.catch_up else ()
+    checkpoint.record(spark, job, manifest, applied, whole=whole, unchanged=unchanged)
     return published
 
 
@@ -234,9 +264,13 @@ def _demand_published(
 
 
 def _start(
-    spark: SparkSession, target: Target, manifest: Manifest, copied: frozenset[str]
+    spark: SparkSession,
+    target: Target,
+    manifest: Manifest,
+    copied: frozenset[str],
+    progress: checkpoint.Progress,
 ) -> Start:
-    begin = start(spark, target, manifest, checkpoint.Progress(manifest.start_lsn))
+    begin = start(spark, target, manifest, progress)
     copy_lsn = target.source.copy_lsn
     if copy_lsn is None or target.name.target not in copied:
         return begin

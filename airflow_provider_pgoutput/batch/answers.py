@@ -1,7 +1,7 @@
 """The answers to one question: what is done about something that the stream does not tell.
 
-Each argument ``on_...`` of ``PgoutputStageOperator`` asks it about one kind of trouble. A word means the same
-in all of them.
+Each argument ``on_...`` of an operator asks it about one kind of trouble. A word means the same in all of
+them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ FAIL = "fail"
 IGNORE = "ignore"
 #: The table is copied again in the same run. ``on_slot_lost`` copies all tables.
 COPY = "copy"
+#: Of ``on_table_refused`` only: the table is left as it is, and the others go on.
+SET_ASIDE = "set_aside"
 #: Of ``on_unknown_default`` only: older rows get the default that the column has now.
 DEFAULT = "default"
 
@@ -22,6 +24,7 @@ ANSWERS = {
     "on_new_table": (COPY, IGNORE, FAIL),
     "on_recreated_table": (FAIL, COPY),
     "on_slot_lost": (FAIL, COPY),
+    "on_table_refused": (FAIL, SET_ASIDE),
     "on_type_change": (FAIL, COPY),
     "on_unknown_default": (IGNORE, DEFAULT, COPY),
     "on_unsure_column": (FAIL, IGNORE, COPY),

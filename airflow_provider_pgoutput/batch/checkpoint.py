@@ -91,6 +91,10 @@ CHECKPOINT = (
     # JSON: a list of the tables whose changes are passed over, as ``batch/passed_over.py`` writes it. Only in
     # the batch's row. NULL: none.
     ("passed_over", "string"),
+    # JSON: why the batch was not applied to the table, as ``batch/set_aside.py`` writes it. Only in the row
+    # of a table, which then has no target. NULL: the table has the batch. If it has no target either, the
+    # batch changed nothing in it.
+    ("set_aside", "string"),
 )
 #: Columns, with their types, that a table of an early version lacks. They are added to it.
 LATER_COLUMNS = {
@@ -100,6 +104,7 @@ LATER_COLUMNS = {
     "skipped": "string",
     "timeline": "long",
     "passed_over": "string",
+    "set_aside": "string",
 }
 
 

@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from airflow_provider_pgoutput.batch.answers import FAIL, check_answer
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -191,6 +192,13 @@ class ApplyJob(WriteJob):
     KIND: ClassVar[str] = "apply"
 
     manifest_uri: str
+    #: What to do if the batch cannot be applied to one table, see ``batch/answers.py``.
+    on_table_refused: str = FAIL
+
+    def check(self) -> None:
+        """See ``Job``."""
+        WriteJob.check(self)
+        check_answer("on_table_refused", self.on_table_refused)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,8 +211,11 @@ class ReplayJob(WriteJob):
     manifest_uris: tuple[str, ...]
     #: By their names at the source, ``schema.table``; empty: every table of the batches.
     tables: tuple[str, ...] = ()
-    #: Whether the tables first go back to the start of the first batch. Otherwise the batches are added.
+    #: Whether the batches are applied in the pipeline's own namespace. Otherwise they go to another one.
     in_place: bool = False
+    #: Only in place. True: the tables are set aside, and get the batches that they lack. False: the tables
+    #: first go back to the start of the first batch.
+    catch_up: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

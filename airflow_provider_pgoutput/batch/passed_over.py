@@ -3,7 +3,7 @@
 A table that is gone at the source cannot be copied again. When a change of it cannot be followed, that change
 and all later ones are passed over, and the lake keeps the table as it was before. Whole transactions are
 passed over, so the table in the lake equals the source's at one LSN. Only a copy ends this.
-``capture/schema/gone.py`` and ``apply/gone.py`` decide it.
+``capture/schema/gone.py`` and ``apply/refused.py`` decide it.
 """
 
 from __future__ import annotations

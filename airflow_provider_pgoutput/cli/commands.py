@@ -20,7 +20,7 @@ from airflow_provider_pgoutput.errors import PgoutputError
 from airflow_provider_pgoutput.hooks.iceberg import resolve_lake_catalog
 from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 from airflow_provider_pgoutput.lake.batches_at import batches_around
-from airflow_provider_pgoutput.lake.state import open_catalog, read_recorded
+from airflow_provider_pgoutput.lake.state import open_catalog, read_recorded, tables_set_aside
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.catalog import Catalog
 
+    from airflow_provider_pgoutput.batch.set_aside import SetAside
     from airflow_provider_pgoutput.doctor.findings import Finding, Observed
     from airflow_provider_pgoutput.lake.state import Recorded
 
@@ -38,17 +39,20 @@ _PROCESS_CONTEXT = "_AIRFLOW_PROCESS_CONTEXT"
 
 @providers_configuration_loaded
 def status(args: Namespace) -> None:
-    """Print the newest batch of each table, and of the pipeline as a whole."""
+    """Print the newest batch of each table, and of the pipeline as a whole; and what is set aside."""
     with _server_side(), _clean_exit():
         recorded = read_recorded(_catalog(args), args.namespace, args.slot_name)
     newest: dict[str, Recorded] = {}
     for row in recorded:
-        newest[row.target or ""] = row
+        if row.target is not None or row.table_name is None:
+            newest[row.target or ""] = row
+    set_aside = tables_set_aside(recorded)
     if not newest and args.output in _FOR_PEOPLE:
         print(f"No batch of slot {args.slot_name} was applied to namespace {args.namespace} yet.")
         return
+    rows = [_status_row(target, row, set_aside) for target, row in sorted(newest.items())]
     AirflowConsole().print_as(
-        [_status_row(target, row) for target, row in sorted(newest.items())], output=args.output
+        [*rows, *(_never_applied(each) for each in set_aside.values())], output=args.output
     )
 
 
@@ -128,14 +132,30 @@ def _examined(
     return examined()
 
 
-def _status_row(target: str, row: Recorded) -> dict[str, Any]:
+def _status_row(target: str, row: Recorded, set_aside: dict[int, SetAside]) -> dict[str, Any]:
+    """A line of ``status``.
+
+    :param set_aside: the tables that are set aside, by OID. That of the row is taken out.
+    """
+    waits = None if row.relation_oid is None else set_aside.pop(row.relation_oid, None)
     return {
         "table": row.table_name or "(all)",
         "target": target or "(all)",
         "lsn": str(row.end_lsn),
         "applied_at": "" if row.applied_at is None else row.applied_at.isoformat(),
         "batch": row.batch_id[:16],
+        "set_aside": "" if waits is None else _why(waits),
     }
+
+
+def _never_applied(waits: SetAside) -> dict[str, Any]:
+    """The line of a table to which no batch was applied yet."""
+    line = dict.fromkeys(("target", "lsn", "applied_at", "batch"), "")
+    return {"table": waits.table_name, **line, "set_aside": _why(waits)}
+
+
+def _why(waits: SetAside) -> str:
+    return f"since {waits.since_lsn}, {waits.batches} batches: {waits.refusal}"
 
 
 def _catalog(args: Namespace) -> Catalog:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.passed_over import PassedOver, first_lsn, to_text
+from airflow_provider_pgoutput.batch.set_aside import Refusal
 from airflow_provider_pgoutput.doctor.diagnose import bridge, dead_branches, is_ours
 from airflow_provider_pgoutput.errors import BatchGap, TableRefused
 from airflow_provider_pgoutput.lake.checkpoint_rows import append_rows
@@ -27,6 +28,11 @@ log = logging.getLogger(__name__)
 
 #: How many tables one warning names.
 _MOST_NAMED = 20
+_LACKS = Refusal(
+    "TableRolledBack",
+    "The checkpoint table was rebuilt, and the table lacks this batch.",
+    "run PgoutputReplayOperator without from_lsn, or copy the table again (copy_tables).",
+)
 
 
 def remove_dead_branches(catalog: Catalog, observed: Observed) -> int:
@@ -89,6 +95,7 @@ def rebuild_checkpoint(catalog: Catalog, namespace: str, observed: Observed) -> 
         )
     position = _position(observed, [marker for _, marker in applied])
     rows = [_table_row(observed, table, marker) for table, marker in applied]
+    rows += _lacking_rows(observed, position)
     rows.append(
         {
             "slot_name": observed.slot_name,
@@ -113,11 +120,7 @@ def _passed_over(observed: Observed, position: Lsn) -> str | None:
     ours = [
         each for each in observed.manifests if is_ours(each, observed) and each.end_lsn <= position
     ]
-    reached = {
-        each.relation_oid: each.marker.end_lsn
-        for each in observed.lake.tables
-        if each.marker is not None
-    }
+    reached = _reached(observed)
     _warn_of_pruned(observed, min((each.start_lsn for each in ours), default=position))
     found = list[PassedOver]()
     for manifest in ours:
@@ -158,6 +161,40 @@ def _warn_of_pruned(observed: Observed, oldest: Lsn) -> None:
         oldest,
         ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else ""),
     )
+
+
+def _lacking_rows(observed: Observed, position: Lsn) -> list[dict[str, Any]]:
+    """A row for each staged batch up to a position that a table lacks, as far as its marker shows.
+
+    The table was set aside, or the batch changed nothing in it. Either way a replay is right: it finds
+    nothing to do, or what is missing.
+    """
+    reached = _reached(observed)
+    passed_over = {
+        entry.relation_oid for manifest in observed.manifests for entry in manifest.passed_over
+    }
+    rows = []
+    for manifest in observed.manifests:
+        if manifest.end_lsn > position or not is_ours(manifest, observed):
+            continue
+        for table in manifest.tables:
+            marker = reached.get(table.relation_oid)
+            is_passed_over = table.is_gone or table.relation_oid in passed_over
+            if marker is None or marker >= manifest.end_lsn or is_passed_over:
+                continue
+            rows.append(
+                {
+                    "slot_name": observed.slot_name,
+                    "system_identifier": manifest.system_identifier,
+                    "batch_id": manifest.batch_id,
+                    "table_name": table.name,
+                    "relation_oid": table.relation_oid,
+                    "start_lsn": manifest.start_lsn.sortable,
+                    "end_lsn": manifest.end_lsn.sortable,
+                    "set_aside": _LACKS.to_text(),
+                }
+            )
+    return rows
 
 
 def _position(observed: Observed, markers: list[Marker]) -> Lsn:
@@ -210,11 +247,7 @@ def _all_have(observed: Observed, newest: Marker) -> bool:
     if any(each.start_lsn >= newest.end_lsn for each in ours):
         return True
     batch = next((each for each in ours if each.batch_id == newest.batch_id), None)
-    reached = {
-        each.relation_oid: each.marker.end_lsn
-        for each in observed.lake.tables
-        if each.marker is not None
-    }
+    reached = _reached(observed)
     return batch is not None and all(
         reached.get(table.relation_oid, Lsn(0)) >= newest.end_lsn for table in batch.tables
     )
@@ -241,6 +274,15 @@ def _passed_by_empty_batches(observed: Observed, newest: Marker, confirmed: Lsn)
             advice="copy the tables again (copy_tables).",
         )
     return confirmed
+
+
+def _reached(observed: Observed) -> dict[int, Lsn]:
+    """By OID: where the newest batch ends that a table of the lake has."""
+    return {
+        each.relation_oid: each.marker.end_lsn
+        for each in observed.lake.tables
+        if each.marker is not None
+    }
 
 
 def _table_row(observed: Observed, table: LakeTable, marker: Marker) -> dict[str, Any]:

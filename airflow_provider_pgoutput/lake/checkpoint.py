@@ -11,6 +11,12 @@ from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, REBUILT
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.passed_over import since_by_oid
+from airflow_provider_pgoutput.batch.set_aside import (
+    Refusal,
+    SetAside,
+    TableRow,
+    set_aside_tables,
+)
 from airflow_provider_pgoutput.batch.shape import Shape
 from airflow_provider_pgoutput.errors import PgoutputError, TableRefused
 from airflow_provider_pgoutput.lake.state import lake_failure
@@ -36,6 +42,7 @@ _SELECTED = (
     "skipped",
     "timeline",
     "passed_over",
+    "set_aside",
 )
 
 
@@ -63,6 +70,8 @@ class Checkpoint:
     skipped: tuple[str, ...] = ()
     #: By OID: from which LSN on changes of a table are passed over, until it is copied.
     passed_over: Mapping[int, str] = field(default_factory=dict)
+    #: The tables that are set aside, by OID.
+    set_aside: Mapping[int, SetAside] = field(default_factory=dict)
 
     @property
     def shapes_by_name(self) -> dict[str, Shape]:
@@ -165,6 +174,7 @@ def checkpoint_of(rows: pa.Table, namespace: str, slot_name: str) -> Checkpoint 
         timeline=timelines[-1],
         skipped=tuple(text for text in skipped if text),
         passed_over=_passed_over(passed_over, table, slot_name),
+        set_aside=_set_aside(of_tables),
     )
 
 
@@ -184,6 +194,16 @@ def _passed_over(texts: Sequence[str | None], table: str, slot_name: str) -> dic
             slot=slot_name,
             advice="somebody wrote to it; rebuild it from the tables' snapshot summaries.",
         ) from error
+
+
+def _set_aside(of_tables: pa.Table) -> dict[int, SetAside]:
+    names = ("relation_oid", "table_name", "start_lsn", "end_lsn", "set_aside")
+    found = []
+    for oid, name, start, end, text in zip(*_columns(of_tables, *names), strict=True):
+        if oid is not None and start is not None and end is not None:
+            refusal = Refusal.from_text(text) if text else None
+            found.append(TableRow(oid, name, Lsn(int(start, 16)), Lsn(int(end, 16)), refusal))
+    return set_aside_tables(found)
 
 
 def _alike(shape: Shape) -> Shape:

@@ -17,6 +17,7 @@ from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.applied import Snapshot, find_applied
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.set_aside import Refusal, TableRow, set_aside_tables
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     LakeDenied,
@@ -25,12 +26,13 @@ from airflow_provider_pgoutput.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
     from airflow_provider_pgoutput.batch.applied import Marker
+    from airflow_provider_pgoutput.batch.set_aside import SetAside
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class Recorded:
     timeline: int | None = None
     #: The DAG that applied it; None: not known.
     dag_id: str | None = None
+    #: Why the batch was not applied to the table; None: the table has it.
+    set_aside: str | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -137,6 +141,24 @@ def read_recorded(catalog: Catalog, namespace: str, slot_name: str) -> tuple[Rec
         if not catalog.table_exists(identifier):
             return ()
         return _recorded(catalog.load_table(identifier), slot_name) or ()
+
+
+def tables_set_aside(recorded: Iterable[Recorded]) -> dict[int, SetAside]:
+    """The tables that are set aside, by OID, by the checkpoint table's rows of a slot.
+
+    :raises TableRefused: a row is not what the pipeline writes.
+    """
+    return set_aside_tables(
+        TableRow(
+            row.relation_oid,
+            row.table_name,
+            row.start_lsn,
+            row.end_lsn,
+            Refusal.from_text(row.set_aside) if row.set_aside else None,
+        )
+        for row in recorded
+        if row.table_name is not None and row.relation_oid is not None
+    )
 
 
 @contextlib.contextmanager

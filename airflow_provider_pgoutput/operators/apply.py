@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset
 
+from airflow_provider_pgoutput.batch.answers import FAIL
 from airflow_provider_pgoutput.batch.jobs import ApplyJob
 from airflow_provider_pgoutput.batch.xcom import (
     MOST_TABLES,
@@ -21,6 +22,7 @@ from airflow_provider_pgoutput.tasks import arguments
 from airflow_provider_pgoutput.tasks.lake import Lake
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
 from airflow_provider_pgoutput.tasks.received_batch import ReceivedBatch, moves_checkpoint_only
+from airflow_provider_pgoutput.tasks.set_aside import log_set_aside
 from airflow_provider_pgoutput.tasks.task_run import log_group, log_tables, refuse_backfill
 
 if TYPE_CHECKING:
@@ -45,17 +47,27 @@ class PgoutputApplyOperator(SparkApplyOperator):
     ``SparkApplyOperator``.
 
     :param batch: the batch as ``PgoutputStageOperator`` returned it. (templated)
+    :param on_table_refused: the batch cannot be applied to one table. ``fail``: the task fails, and the batch
+        is not applied. ``set_aside``: it is applied to the others, and the task ends well, with a warning.
+        The table stays as it is. It gets no later batch either, until ``PgoutputReplayOperator`` or a copy
+        (``copy_tables``) brings it back. (templated)
     """
 
-    template_fields: Sequence[str] = (*SparkApplyOperator.template_fields, "batch")
+    template_fields: Sequence[str] = (
+        *SparkApplyOperator.template_fields,
+        "batch",
+        "on_table_refused",
+    )
     template_fields_renderers = {  # noqa: RUF012
         **SparkApplyOperator.template_fields_renderers,
         "batch": "json",
     }
 
-    def __init__(self, *, batch: Any, **kwargs: Any) -> None:
+    def __init__(self, *, batch: Any, on_table_refused: str = FAIL, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.batch = batch
+        self.on_table_refused = on_table_refused
+        arguments.check_answers(self)
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Apply the batch, unless the lake holds it already."""
@@ -75,14 +87,27 @@ class PgoutputApplyOperator(SparkApplyOperator):
                 # An earlier try applied it, and may have ended before it told Airflow about the assets.
                 known = batch.tables if batch.tables_left_out == 0 else None
                 self._describe_outlets(context, batch, batch.changes, batch.tables, known)
+                set_aside = log_set_aside(before)
                 return _result(
-                    batch, batch.changes, batch.tables, batch.tables_left_out, applied=False
+                    batch,
+                    batch.changes,
+                    batch.tables,
+                    batch.tables_left_out,
+                    set_aside=set_aside,
+                    applied=False,
                 )
             from airflow_provider_pgoutput.capture.staging.area import StagingArea
 
             area = StagingArea(arguments.required_text(self.staging_uri, "staging_uri"))
             manifest = batch.read_manifest(area)
-            job = self.make_job(ApplyJob, context, lake, area, manifest_uri=batch.manifest_uri)
+            job = self.make_job(
+                ApplyJob,
+                context,
+                lake,
+                area,
+                manifest_uri=batch.manifest_uri,
+                on_table_refused=arguments.answer(self.on_table_refused, "on_table_refused"),
+            )
             self._warn_of_unknown(job, manifest)
             result: dict[str, Any] = {}
             if not (
@@ -94,14 +119,22 @@ class PgoutputApplyOperator(SparkApplyOperator):
                     is_short = _rows(manifest) <= _ROWS_OF_A_SHORT_JOB
                     done = self.run_job(context, area, lake, job, batch.batch_id, is_short=is_short)
                     result = done or {}
-            batch.demand_applied(lake.checkpoint(slot_name))
+            set_aside = log_set_aside(batch.demand_applied(lake.checkpoint(slot_name)))
         counts = table_counts(manifest)
         log_tables(counts)
         self._describe_outlets(context, batch, manifest.changes, counts, counts)
         shown = batch_xcom(manifest, batch.manifest_uri)
         left_out = shown.get("tables_left_out", 0)
         snapshots = dict(islice(result.get("published", {}).items(), MOST_TABLES))
-        return _result(batch, manifest.changes, shown["tables"], left_out, snapshots, applied=True)
+        return _result(
+            batch,
+            manifest.changes,
+            shown["tables"],
+            left_out,
+            snapshots,
+            set_aside=set_aside,
+            applied=True,
+        )
 
     def _warn_of_unknown(self, job: ApplyJob, manifest: Manifest) -> None:
         """Warn of tables that have options and are not published. Most likely their names are misspelt."""
@@ -161,9 +194,13 @@ def _result(
     tables_left_out: int,
     snapshots: Mapping[str, int] | None = None,
     *,
+    set_aside: Mapping[str, Any],
     applied: bool,
 ) -> dict[str, Any]:
-    """What the task returns. None: an earlier try applied the batch, and only that try knew the value."""
+    """What the task returns. None: an earlier try applied the batch, and only that try knew the value.
+
+    :param set_aside: left out of the result if it is empty.
+    """
     found = {
         "schema_version": 1,
         "slot_name": batch.slot_name,
@@ -177,4 +214,6 @@ def _result(
     }
     if tables_left_out:
         found["tables_left_out"] = tables_left_out
+    if set_aside:
+        found["set_aside"] = set_aside
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,19 +21,22 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.staging.retention import Pruned
 
 DEFAULT_RETENTION = timedelta(days=7)
+DEFAULT_SET_ASIDE_RETENTION = timedelta(days=30)
 
 
 class PgoutputPruneStagingOperator(BaseOperator):
     """Delete old applied batches of a slot from the staging area.
 
     A batch that is not applied stays. So does a batch that a prepared transaction still needs. The batches
-    that are left follow each other without a gap. Files of attempts that died are deleted, too. Without a
-    checkpoint nothing is deleted. The slot and the tables are not touched.
+    that are left follow each other without a gap. If a table is set aside, the batches that it lacks stay for
+    ``set_aside_retention``: from them it can come back without a copy. Files of attempts that died are
+    deleted, too. Without a checkpoint nothing is deleted. The slot and the tables are not touched.
 
     :param slot_name: the replication slot. (templated)
     :param staging_uri: folder of the staging area. (templated)
     :param namespace: namespace of the Iceberg tables. It also holds the checkpoint. (templated)
     :param staging_retention: an applied batch stays at least for this long.
+    :param set_aside_retention: a batch that a table lacks which is set aside stays at least for this long.
     :param keep_from_lsn: batches that end past this LSN (``16/B374D848``) stay, even if they are old.
         (templated)
     :param iceberg_conn_id: the lake's catalog, a connection of type ``iceberg``. (templated)
@@ -56,6 +60,7 @@ class PgoutputPruneStagingOperator(BaseOperator):
         staging_uri: str,
         namespace: str,
         staging_retention: timedelta = DEFAULT_RETENTION,
+        set_aside_retention: timedelta = DEFAULT_SET_ASIDE_RETENTION,
         keep_from_lsn: str | None = None,
         iceberg_conn_id: str = "iceberg_default",
         catalog_name: str | None = None,
@@ -66,6 +71,7 @@ class PgoutputPruneStagingOperator(BaseOperator):
         self.staging_uri = staging_uri
         self.namespace = namespace
         self.staging_retention = staging_retention
+        self.set_aside_retention = set_aside_retention
         self.keep_from_lsn = keep_from_lsn
         self.iceberg_conn_id = iceberg_conn_id
         self.catalog_name = catalog_name
@@ -98,16 +104,36 @@ class PgoutputPruneStagingOperator(BaseOperator):
         slot_name = arguments.required_text(self.slot_name, "slot_name")
         area = StagingArea(arguments.required_text(self.staging_uri, "staging_uri"))
         keep_from = arguments.lsn(self.keep_from_lsn, "keep_from_lsn")
-        if self.staging_retention < timedelta(0):
-            raise ConfigurationError("staging_retention is negative.", slot=slot_name)
+        for name in ("staging_retention", "set_aside_retention"):
+            if getattr(self, name) < timedelta(0):
+                raise ConfigurationError(f"{name} is negative.", slot=slot_name)
         lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
         checkpoint = lake.checkpoint(slot_name)
         if checkpoint is None:
             return None
-        return prune(
+        now = datetime.now(UTC)
+        pruned = prune(
             area,
             slot_name,
             checkpoint,
-            older_than=datetime.now(UTC) - self.staging_retention,
+            older_than=now - self.staging_retention,
             keep_from=keep_from,
+            # A batch that stays anyway is never too old for a table that lacks it.
+            set_aside_older_than=now - max(self.set_aside_retention, self.staging_retention),
+        )
+        self._tell_kept(pruned, now)
+        return pruned
+
+    def _tell_kept(self, pruned: Pruned, now: datetime) -> None:
+        """Say what stays for tables that are set aside. From half of the time on it is a warning."""
+        if pruned.kept_since is None:
+            return
+        left = pruned.kept_since + self.set_aside_retention - now
+        self.log.log(
+            logging.WARNING if left < self.set_aside_retention / 2 else logging.INFO,
+            "%d batches with %d bytes stay for tables that are set aside. The first of them goes in %s. Then"
+            " only a copy (copy_tables) brings its tables back.",
+            pruned.kept_batches,
+            pruned.kept_bytes,
+            timedelta(seconds=int(max(left.total_seconds(), 0))),
         )

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.jobs import ReplayJob
 from airflow_provider_pgoutput.batch.xcom import MOST_TABLES
-from airflow_provider_pgoutput.errors import BatchGap, ConfigurationError
+from airflow_provider_pgoutput.errors import (
+    BatchGap,
+    BatchRefused,
+    ConfigurationError,
+    LakeUnavailable,
+)
 from airflow_provider_pgoutput.spark_submit.operator import SparkApplyOperator
 from airflow_provider_pgoutput.spark_submit.result import demanded
 from airflow_provider_pgoutput.tasks import arguments
@@ -25,17 +30,25 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.batch.set_aside import SetAside
     from airflow_provider_pgoutput.capture.staging.archive import ArchivedBatch
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
+
+#: How often a replay goes on with what the pipeline applied to the other tables meanwhile.
+_MOST_ROUNDS = 10
 
 
 class PgoutputReplayOperator(SparkApplyOperator):
     """Apply staged batches again from an LSN on, and return what was done.
 
-    Without ``target_namespace`` the tables are rebuilt in place. They go back to where they were at
-    ``from_lsn``, and then forward to where the lake is. This undoes what others wrote to them since. (With
-    ``soft_delete``, and if the replay begins with a copy, rows of others are marked as deleted.) Pause the
-    pipeline's DAG meanwhile. A run of it would be refused, and nothing would be lost.
+    Without ``from_lsn`` tables that are set aside come back: they get the batches that they lack. The
+    pipeline may run meanwhile. If the cause is still there, the task fails, and the tables stay set aside.
+
+    With ``from_lsn`` and without ``target_namespace`` the tables are rebuilt in place. They go back to where
+    they were at ``from_lsn``, and then forward to where the lake is. This undoes what others wrote to them
+    since. (With ``soft_delete``, and if the replay begins with a copy, rows of others are marked as deleted.)
+    Pause the pipeline's DAG meanwhile. A run of it would be refused, and nothing would be lost.
 
     With ``target_namespace`` the batches go into tables of that namespace, in any mode. Missing tables are
     created. For a table in mode ``upsert`` the replay must begin with the batch that holds the table's copy.
@@ -45,11 +58,12 @@ class PgoutputReplayOperator(SparkApplyOperator):
     task again. It goes on where it stopped, or begins again where that is safe. The other arguments are those
     of ``SparkApplyOperator``.
 
-    :param from_lsn: where to begin, as PostgreSQL writes it: ``16/B374D848``. (templated)
+    :param from_lsn: where to begin, as PostgreSQL writes it: ``16/B374D848``; None: where the tables that are
+        set aside begin to lack batches. (templated)
     :param to_lsn: where to end, only with ``target_namespace``; None: at the newest batch, or in place at the
         lake's checkpoint. (templated)
     :param tables: tables to replay by their names at the source, ``["schema.table"]``; None: all tables of
-        the batches. (templated)
+        the batches, or all that are set aside. (templated)
     :param target_namespace: namespace to write to; None: the tables are rebuilt in place. (templated)
     """
 
@@ -65,7 +79,7 @@ class PgoutputReplayOperator(SparkApplyOperator):
     def __init__(
         self,
         *,
-        from_lsn: str,
+        from_lsn: str | None = None,
         to_lsn: str | None = None,
         tables: Sequence[str] | str | None = None,
         target_namespace: str | None = None,
@@ -81,35 +95,128 @@ class PgoutputReplayOperator(SparkApplyOperator):
         """Choose the batches and have Spark apply them."""
         with airflow_outcome(context):
             slot_name = arguments.required_text(self.slot_name, "slot_name")
-            from_lsn, to_lsn = self._range()
             lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
             from airflow_provider_pgoutput.capture.staging.area import StagingArea
 
             area = StagingArea(arguments.required_text(self.staging_uri, "staging_uri"))
+            tables = arguments.optional_text_list(self.tables, "tables")
+            if arguments.lsn(self.from_lsn, "from_lsn") is None:
+                return self._bring_back(context, area, lake, slot_name, tables)
+            from_lsn, to_lsn = self._range()
             batches = self._batches(area, lake, slot_name, from_lsn, to_lsn)
             target = arguments.optional_text(self.target_namespace)
-            job = self.make_job(
-                ReplayJob,
+            return self._replay(
                 context,
-                lake if target is None else dataclasses.replace(lake, namespace=target),
                 area,
-                manifest_uris=tuple(each.manifest_uri for each in batches),
-                tables=arguments.optional_text_list(self.tables, "tables"),
+                lake,
+                batches,
+                tables=tables,
                 in_place=target is None,
+                target=target,
             )
-            self.log.info(
-                "Replay %d batches from %s to %s with %s changes %s.",
-                len(batches),
-                batches[0].start_lsn,
-                batches[-1].end_lsn,
-                f"{sum(each.changes for each in batches):,}",
-                "in place" if target is None else f"into namespace {target}",
+
+    def _bring_back(
+        self,
+        context: Context,
+        area: StagingArea,
+        lake: Lake,
+        slot_name: str,
+        tables: tuple[str, ...],
+    ) -> dict[str, Any]:
+        """Apply to tables that are set aside what they lack, also what the pipeline stages meanwhile."""
+        if arguments.optional_text(self.target_namespace) or arguments.optional_text(self.to_lsn):
+            raise ConfigurationError(
+                "The argument from_lsn is missing.",
+                slot=slot_name,
+                advice="give from_lsn; or, to bring back tables that are set aside, leave target_namespace"
+                " and to_lsn out, too.",
             )
-            with log_group(f"Replay {len(batches)} batches with Spark"):
-                result = demanded(self.run_job(context, area, lake, job, batches[-1].batch_id))
+        checkpoint = self._checkpoint(lake, slot_name)
+        waiting = _chosen(checkpoint, tables)
+        if not waiting:
+            raise ConfigurationError(
+                f"Of the tables {', '.join(tables)}, none is set aside."
+                if tables
+                else "No table is set aside.",
+                slot=slot_name,
+                advice="give from_lsn to apply batches again to tables that have them.",
+            )
+        result: dict[str, Any] = {}
+        for _ in range(_MOST_ROUNDS):
+            from_lsn = min(each.since_lsn for each in waiting)
+            batches = self._still_staged(area, checkpoint, slot_name, from_lsn)
+            names = tuple(sorted(each.table_name for each in waiting))
+            self.log.info("Set aside, and brought back now: %s.", ", ".join(names))
+            result = self._replay(
+                context, area, lake, batches, tables=names, in_place=True, catch_up=True
+            )
+            checkpoint = self._checkpoint(lake, slot_name)
+            still = {each.relation_oid for each in waiting}
+            waiting = [e for e in checkpoint.set_aside.values() if e.relation_oid in still]
+            if not waiting:
+                return result
+            self.log.info("The pipeline applied another batch meanwhile: going on with it.")
+        raise LakeUnavailable(
+            f"The pipeline applies batches faster than these tables get them: "
+            f"{', '.join(each.table_name for each in waiting)}.",
+            slot=slot_name,
+            advice="nothing; the next try goes on where this one ended. If it lasts, pause the pipeline's DAG"
+            " meanwhile.",
+        )
+
+    def _still_staged(
+        self, area: StagingArea, checkpoint: Checkpoint, slot_name: str, from_lsn: Lsn
+    ) -> list[ArchivedBatch]:
+        """The batches that tables lack.
+
+        :raises BatchGap: they are not in the staging area any more.
+        """
+        try:
+            return self._until_checkpoint(area, checkpoint, slot_name, from_lsn)
+        except (BatchGap, BatchRefused) as error:
+            raise BatchGap(
+                f"The batches that the tables lack are not whole any more: {error.message}",
+                slot=slot_name,
+                lsn=from_lsn,
+                advice="copy the tables again (copy_tables), or bring the batches back from a backup.",
+            ) from error
+
+    def _replay(
+        self,
+        context: Context,
+        area: StagingArea,
+        lake: Lake,
+        batches: Sequence[ArchivedBatch],
+        *,
+        tables: tuple[str, ...],
+        in_place: bool,
+        catch_up: bool = False,
+        target: str | None = None,
+    ) -> dict[str, Any]:
+        """Have Spark apply batches, and return what the task returns."""
+        job = self.make_job(
+            ReplayJob,
+            context,
+            lake if target is None else dataclasses.replace(lake, namespace=target),
+            area,
+            manifest_uris=tuple(each.manifest_uri for each in batches),
+            tables=tables,
+            in_place=in_place,
+            catch_up=catch_up,
+        )
+        self.log.info(
+            "Replay %d batches from %s to %s with %s changes %s.",
+            len(batches),
+            batches[0].start_lsn,
+            batches[-1].end_lsn,
+            f"{sum(each.changes for each in batches):,}",
+            "in place" if target is None else f"into namespace {target}",
+        )
+        with log_group(f"Replay {len(batches)} batches with Spark"):
+            result = demanded(self.run_job(context, area, lake, job, batches[-1].batch_id))
         return {
             "schema_version": 1,
-            "slot_name": slot_name,
+            "slot_name": arguments.required_text(self.slot_name, "slot_name"),
             "start_lsn": str(batches[0].start_lsn),
             "end_lsn": str(batches[-1].end_lsn),
             "batches": len(batches),
@@ -143,12 +250,23 @@ class PgoutputReplayOperator(SparkApplyOperator):
     def _batches(
         self, area: StagingArea, lake: Lake, slot_name: str, from_lsn: Lsn, to_lsn: Lsn | None
     ) -> list[ArchivedBatch]:
-        from airflow_provider_pgoutput.capture.staging.archive import batches_between
-
-        checkpoint = lake.checkpoint(slot_name)
-        system = checkpoint.system_identifier if checkpoint else None
         if arguments.optional_text(self.target_namespace) is not None:
+            from airflow_provider_pgoutput.capture.staging.archive import batches_between
+
+            known = lake.checkpoint(slot_name)
+            system = known.system_identifier if known else None
             return batches_between(area, slot_name, from_lsn, to_lsn, system)
+        checkpoint = self._checkpoint(lake, slot_name)
+        if from_lsn >= checkpoint.end_lsn:
+            raise ConfigurationError(
+                f"from_lsn {from_lsn} is not before the lake's checkpoint {checkpoint.end_lsn}.",
+                slot=slot_name,
+                advice="give an earlier LSN; the apply task applies what is past the checkpoint.",
+            )
+        return self._until_checkpoint(area, checkpoint, slot_name, from_lsn)
+
+    def _checkpoint(self, lake: Lake, slot_name: str) -> Checkpoint:
+        checkpoint = lake.checkpoint(slot_name)
         if checkpoint is None:
             raise ConfigurationError(
                 f"The lake has no checkpoint of the slot in namespace {lake.namespace}, so it is not known"
@@ -157,19 +275,28 @@ class PgoutputReplayOperator(SparkApplyOperator):
                 advice="check the namespace; `pgoutput doctor --repair` rebuilds a lost checkpoint;"
                 " or name another namespace in target_namespace.",
             )
-        if from_lsn >= checkpoint.end_lsn:
-            raise ConfigurationError(
-                f"from_lsn {from_lsn} is not before the lake's checkpoint {checkpoint.end_lsn}.",
-                slot=slot_name,
-                advice="give an earlier LSN; the apply task applies what is past the checkpoint.",
-            )
-        # The next run of the pipeline applies the sealed batches past the checkpoint.
-        batches = batches_between(area, slot_name, from_lsn, checkpoint.end_lsn, system)
-        if batches[-1].end_lsn != checkpoint.end_lsn:
+        return checkpoint
+
+    def _until_checkpoint(
+        self, area: StagingArea, checkpoint: Checkpoint, slot_name: str, from_lsn: Lsn
+    ) -> list[ArchivedBatch]:
+        """The batches up to the checkpoint. The next run of the pipeline applies the sealed ones past it."""
+        from airflow_provider_pgoutput.capture.staging.archive import batches_between
+
+        end, system = checkpoint.end_lsn, checkpoint.system_identifier
+        batches = batches_between(area, slot_name, from_lsn, end, system)
+        if batches[-1].end_lsn != end:
             raise BatchGap(
-                f"The staged batches end at {batches[-1].end_lsn}, the lake is at {checkpoint.end_lsn}.",
+                f"The staged batches end at {batches[-1].end_lsn}, the lake is at {end}.",
                 slot=slot_name,
                 lsn=batches[-1].end_lsn,
                 advice="restore the missing batches from a backup; or copy the tables again (copy_tables).",
             )
         return batches
+
+
+def _chosen(checkpoint: Checkpoint, tables: tuple[str, ...]) -> list[SetAside]:
+    """The tables that are set aside, or those of them that are named."""
+    return [
+        each for each in checkpoint.set_aside.values() if not tables or each.table_name in tables
+    ]

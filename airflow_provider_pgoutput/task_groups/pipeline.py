@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import TaskGroup
 
+from airflow_provider_pgoutput.batch.answers import FAIL
 from airflow_provider_pgoutput.operators.advance import PgoutputAdvanceSlotOperator
 from airflow_provider_pgoutput.operators.apply import PgoutputApplyOperator
+from airflow_provider_pgoutput.operators.check_tables import PgoutputCheckTablesOperator
 from airflow_provider_pgoutput.operators.prune import PgoutputPruneStagingOperator
 from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
 from airflow_provider_pgoutput.sensors.changes import PgoutputChangesSensor
@@ -32,13 +34,15 @@ def pgoutput_to_iceberg(
     catalog_name: str | None = None,
     wait_for_changes: bool = False,
     staging_retention: timedelta | None = None,
+    on_table_refused: str = FAIL,
+    fail_when_set_aside: bool = False,
     outlets: Sequence[Asset] = (),
     sensor_options: Mapping[str, Any] | None = None,
     stage_options: Mapping[str, Any] | None = None,
     apply_options: Mapping[str, Any] | None = None,
     advance_options: Mapping[str, Any] | None = None,
 ) -> TaskGroup:
-    """Make the tasks ``[changes] >> stage >> apply >> advance [>> prune]`` in the current DAG.
+    """Make the tasks ``[changes] >> stage >> apply >> advance [>> prune, check_tables]`` in the current DAG.
 
     Give the DAG ``max_active_runs=1``. A second run at the same time would find the slot busy.
 
@@ -54,6 +58,10 @@ def pgoutput_to_iceberg(
     :param wait_for_changes: begin with a ``PgoutputChangesSensor``.
     :param staging_retention: end with a ``PgoutputPruneStagingOperator`` that keeps applied batches for
         this long; None: nothing is removed from the staging area.
+    :param on_table_refused: a batch cannot be applied to one table. ``fail``: the apply task fails.
+        ``set_aside``: the other tables go on, see ``PgoutputApplyOperator``. (templated)
+    :param fail_when_set_aside: end with a ``PgoutputCheckTablesOperator``. It fails while a table is set
+        aside.
     :param outlets: assets that the apply task updates. Their events have ``end_lsn``.
     :param sensor_options: further arguments of ``PgoutputChangesSensor``.
     :param stage_options: further arguments of ``PgoutputStageOperator``.
@@ -75,7 +83,14 @@ def pgoutput_to_iceberg(
             )
         )
         apply = PgoutputApplyOperator(
-            **_arguments("apply", staged, applied, apply_options, batch=stage.output)
+            **_arguments(
+                "apply",
+                staged,
+                applied,
+                {"on_table_refused": on_table_refused},
+                apply_options,
+                batch=stage.output,
+            )
         )
         advance = PgoutputAdvanceSlotOperator(
             **_arguments("advance", source, lake, advance_options, batch=stage.output)
@@ -86,6 +101,9 @@ def pgoutput_to_iceberg(
         if staging_retention is not None:
             kept = {"slot_name": slot_name, "staging_retention": staging_retention}
             advance >> PgoutputPruneStagingOperator(**_arguments("prune", staged, kept))
+        if fail_when_set_aside:
+            checked = {"slot_name": slot_name}
+            advance >> PgoutputCheckTablesOperator(**_arguments("check_tables", lake, checked))
     return group
 
 

@@ -129,12 +129,12 @@ class ReceivedBatch:
             )
         return manifest
 
-    def demand_applied(self, checkpoint: Checkpoint | None) -> None:
-        """Make sure that the lake holds the batch after Spark's job succeeded.
+    def demand_applied(self, checkpoint: Checkpoint | None) -> Checkpoint:
+        """Make sure that the lake holds the batch after Spark's job succeeded, and return the checkpoint.
 
         :raises LakeUnavailable: the lake does not hold it.
         """
-        if not self.is_applied(checkpoint):
+        if checkpoint is None or not self.is_applied(checkpoint):
             raise LakeUnavailable(
                 "Spark ended without an error, but the lake's checkpoint does not hold the batch. The"
                 f" checkpoint is {'missing' if checkpoint is None else checkpoint.end_lsn}.",
@@ -142,6 +142,7 @@ class ReceivedBatch:
                 lsn=self.end_lsn,
                 advice="make sure that the iceberg connection and Spark's conf name the same catalog.",
             )
+        return checkpoint
 
 
 def _counts_or_none(value: Any) -> dict[str, dict[str, int]] | None:

@@ -131,11 +131,17 @@ class TestLake:
         last_commit_time: datetime | None = None,
         copied: int = 0,
         timeline: int | None = None,
+        start_lsn: str = "0/0",
+        set_aside: Mapping[str, int] | None = None,
     ) -> None:
-        """Write the rows that an apply leaves: one for the batch, one for each table, by name and OID."""
+        """Write the rows that an apply leaves: one for the batch, one for each table, by name and OID.
+
+        :param set_aside: tables that did not get the batch.
+        """
         from pyiceberg.catalog import load_catalog
 
         from airflow_provider_pgoutput.batch.lsn import Lsn
+        from airflow_provider_pgoutput.batch.set_aside import Refusal
         from airflow_provider_pgoutput.lake.checkpoint_rows import append_rows
 
         catalog = load_catalog(self.catalog_name, **self.properties)
@@ -144,7 +150,7 @@ class TestLake:
             "slot_name": slot_name,
             "system_identifier": self.system_identifier,
             "batch_id": batch_id,
-            "start_lsn": Lsn(0).sortable,
+            "start_lsn": Lsn.parse(start_lsn).sortable,
             "end_lsn": Lsn.parse(end_lsn).sortable,
             "last_commit_time": last_commit_time,
             "timeline": timeline,
@@ -156,6 +162,10 @@ class TestLake:
             target = f"{self.namespace}.{table_name.replace('.', '__')}"
             of_table = {"table_name": table_name, "relation_oid": relation_oid, "target": target}
             rows.append({**row, **of_table})
+        refusal = Refusal("RowMissing", "A row is missing.", "copy it.").to_text()
+        for table_name, relation_oid in (set_aside or {}).items():
+            lacking = {"table_name": table_name, "relation_oid": relation_oid}
+            rows.append({**row, **lacking, "set_aside": refusal})
         append_rows(catalog, self.namespace, rows)
 
     def forbid_writes(self) -> None:

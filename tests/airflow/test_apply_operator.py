@@ -22,7 +22,12 @@ from airflow_provider_pgoutput.batch.manifest import SkippedTransaction
 from airflow_provider_pgoutput.batch.membership import PublishedSet, TableMembership
 from airflow_provider_pgoutput.batch.spark_packages import SQLITE, runtime
 from airflow_provider_pgoutput.batch.table_version import Counts
-from airflow_provider_pgoutput.errors import ConnectionNotFound, LakeUnavailable, PublishRefused
+from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
+    ConnectionNotFound,
+    LakeUnavailable,
+    PublishRefused,
+)
 from airflow_provider_pgoutput.spark_submit.packages import versions_of
 from quickstart.jars import spark_home
 from tests.airflow.spark_submit_double import SLOT, Workshop
@@ -66,6 +71,26 @@ def test_it_applies_and_returns_what_was_done(workshop: Workshop, task_context: 
         "tables": {"public.orders": counts},
         "totals": counts,
     }
+
+
+def test_it_tells_what_is_set_aside(
+    workshop: Workshop, lake: TestLake, task_context: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    lake.record(SLOT, "0/10", start_lsn="0/8", set_aside={"public.orders": 1})
+    workshop.behave(result={"status": "applied"})
+    result = workshop.operator(on_table_refused="set_aside").execute(task_context)
+    assert json.loads(workshop.seen()["job"])["on_table_refused"] == "set_aside"
+    reason = "RowMissing: A row is missing. What to do: copy it."
+    waits = {"public.orders": {"since_lsn": "0/8", "batches": 1, "reason": reason}}
+    assert result["set_aside"] == waits
+    assert "public.orders is set aside" in caplog.text
+    # An earlier try applied the batch.
+    assert workshop.operator().execute(task_context)["set_aside"] == waits
+
+
+def test_another_answer_is_refused_when_the_dag_is_parsed(workshop: Workshop) -> None:
+    with pytest.raises(ConfigurationError, match="Unknown on_table_refused 'copy'"):
+        workshop.operator(on_table_refused="copy")
 
 
 def test_a_retry_submits_a_job_of_its_own(workshop: Workshop) -> None:
@@ -161,6 +186,7 @@ def test_every_option_reaches_the_job(workshop: Workshop, task_context: Any) -> 
         metadata_columns='["_pgoutput_op"]',
         soft_delete="true",
         plan_options=json.dumps(options),
+        on_table_refused="set_aside",
     ).execute(task_context)
     job = job_from_json(workshop.seen()["job"])
     assert isinstance(job, ApplyJob)

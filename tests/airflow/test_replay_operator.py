@@ -92,7 +92,8 @@ def test_another_namespace_gets_all_that_is_staged(workshop: Workshop, task_cont
 
 def test_what_cannot_work_starts_no_spark(workshop: Workshop, task_context: Any) -> None:
     wrong: dict[str, dict[str, Any]] = {
-        "from_lsn is missing": {"from_lsn": ""},
+        "No table is set aside": {"from_lsn": ""},
+        "from_lsn is missing": {"from_lsn": None, "target_namespace": "again"},
         "from_lsn is not an LSN": {"from_lsn": "yesterday"},
         "to_lsn 0/10 is not past": {"to_lsn": "0/10", "target_namespace": "again"},
         "to_lsn is given without": {"to_lsn": "0/20"},
@@ -127,3 +128,28 @@ def test_a_job_that_left_no_word_did_not_succeed(workshop: Workshop, task_contex
     workshop.behave(status=0, result=None, checkpoint=False)
     with pytest.raises(LakeUnavailable, match="left no result"):
         operator(workshop).execute(task_context)
+
+
+def test_without_a_position_it_brings_back_what_is_set_aside(
+    workshop: Workshop, lake: TestLake, task_context: Any
+) -> None:
+    """Spark's double changes nothing, so the tables still wait after each round."""
+    with pytest.raises(AirflowFailException, match="No table is set aside"):
+        operator(workshop, from_lsn=None).execute(task_context)
+    lake.record(SLOT, "0/20", start_lsn="0/10", tables={"public.a": 1})
+    lake.record(SLOT, "0/30", start_lsn="0/20", set_aside={"public.a": 1, "public.b": 2})
+    with pytest.raises(AirflowFailException, match=r"Of the tables public\.c, none is set aside"):
+        operator(workshop, from_lsn=None, tables=["public.c"]).execute(task_context)
+    with pytest.raises(LakeUnavailable, match=r"these tables get them: public\.a"):
+        operator(workshop, from_lsn=None, tables=["public.a"]).execute(task_context)
+    job, ranges = job_of(workshop)
+    assert ranges == ["20-30"]
+    assert (job.tables, job.in_place, job.catch_up) == (("public.a",), True, True)
+
+
+def test_what_a_table_lacks_and_nobody_has_any_more(
+    workshop: Workshop, lake: TestLake, task_context: Any
+) -> None:
+    lake.record(SLOT, "0/30", start_lsn="0/8", set_aside={"public.a": 1})
+    with pytest.raises(AirflowFailException, match=r"not whole any more.*copy_tables"):
+        operator(workshop, from_lsn=None).execute(task_context)

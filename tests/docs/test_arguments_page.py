@@ -188,9 +188,10 @@ def test_every_question_has_its_answers_on_the_page() -> None:
         _, name, _, answers, _ = line.split("|")
         told[name.strip(" `")] = tuple(re.findall("`(.*?)`", answers))
     assert told == ANSWERS
+    from airflow_provider_pgoutput.operators.apply import PgoutputApplyOperator
     from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
 
-    asked = signature(PgoutputStageOperator)
+    asked = {**signature(PgoutputStageOperator), **signature(PgoutputApplyOperator)}
     assert {name: answers[0] for name, answers in ANSWERS.items()} == {
         name: asked[name].default for name in asked if name.startswith("on_")
     }

@@ -213,14 +213,17 @@ class CheckpointTable:
 
     def newest(self, spark: Any, table: IcebergTable, manifest: Manifest) -> list[Newest]:
         """See ``CheckpointRows``."""
-        newest: dict[Any, str] = {}
+        newest: dict[Any, Newest] = {}
         for row in spark.sparkContext.world.recorded(table.name.sql):
             wanted = (manifest.slot_name, manifest.system_identifier)
-            if (row["slot_name"], row["system_identifier"]) == wanted:
-                group = row["target"], row["relation_oid"]
-                newest[group] = max(row["end_lsn"], newest.get(group, ""))
-        found = [Newest(target, oid, end) for (target, oid), end in newest.items()]
-        return sorted(found, key=lambda each: each.end_lsn)
+            if (row["slot_name"], row["system_identifier"]) != wanted:
+                continue
+            found = Newest(*(row.get(name) for name in Newest._fields))
+            refused_at = (found.start_lsn, found.end_lsn) if found.set_aside else None
+            group = found.target, found.relation_oid, found.set_aside, refused_at
+            before = newest.get(group, found)
+            newest[group] = max(before, found, key=lambda each: (each.end_lsn, each.start_lsn))
+        return sorted(newest.values(), key=lambda each: each.end_lsn)
 
     def ensure(self, spark: Any, name: TableName) -> None:
         """See ``CheckpointRows``."""

@@ -24,6 +24,7 @@ from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, marker_
 from airflow_provider_pgoutput.batch.jobs import ReplayJob
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.passed_over import to_text
+from airflow_provider_pgoutput.batch.set_aside import Refusal, TableRow, set_aside_tables
 from airflow_provider_pgoutput.batch.table_version import Counts
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import CommitStateUnknown, TableRefused
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.jobs import WriteJob
     from airflow_provider_pgoutput.batch.manifest import Manifest, Table
     from airflow_provider_pgoutput.batch.passed_over import PassedOver
+    from airflow_provider_pgoutput.batch.set_aside import SetAside
 
 logger = logging.getLogger(__name__)
 _SPARK_ROWS = SparkCheckpointRows()
@@ -52,6 +54,8 @@ class Progress:
     tables: dict[str, Lsn] = field(default_factory=dict)
     #: The newest target of each table of the source, by the source table's OID.
     target_of: dict[int, str] = field(default_factory=dict)
+    #: The tables that are set aside, by OID.
+    set_aside: dict[int, SetAside] = field(default_factory=dict)
     #: Whether no batch of any slot is recorded in the namespace.
     is_first: bool = False
 
@@ -88,15 +92,24 @@ def read(
         refuse_view(spark, name)
         return Progress(is_first=True)
     whole, tables, target_of = None, {}, {}
+    of_tables: list[TableRow] = []
     for row in rows.newest(spark, table, manifest):
         end_lsn = Lsn(int(row.end_lsn, 16))
-        if row.target is None:
+        if row.table_name is None:
             whole = end_lsn
-        else:
+            continue
+        if row.target is not None:
             tables[row.target] = end_lsn
             if row.relation_oid is not None:
                 target_of[row.relation_oid] = row.target
-    return Progress(whole, tables, target_of, is_first=table.is_empty)
+        if row.relation_oid is not None:
+            start_lsn = Lsn(int(row.start_lsn, 16))
+            refusal = Refusal.from_text(row.set_aside) if row.set_aside else None
+            of_tables.append(
+                TableRow(row.relation_oid, row.table_name, start_lsn, end_lsn, refusal)
+            )
+    set_aside = set_aside_tables(of_tables)
+    return Progress(whole, tables, target_of, set_aside, is_first=table.is_empty)
 
 
 def try_catalog(
@@ -154,20 +167,32 @@ def record(
     *,
     whole: bool = True,
     passed_over: tuple[PassedOver, ...] = (),
+    set_aside: tuple[tuple[Table, Refusal], ...] = (),
+    unchanged: tuple[Table, ...] = (),
     rows: CheckpointRows = _SPARK_ROWS,
 ) -> None:
     """Append, in one commit, a row for each changed table and one row for the batch.
 
     :param whole: the whole namespace has the batch now. If not, only the tables get their rows.
     :param passed_over: tables that this apply passes over, in addition to those of the manifest.
+    :param set_aside: tables to which the batch was not applied, and why.
+    :param unchanged: tables that were set aside and have the batch now, although it changed nothing in them.
     :raises PublishRefused: other slots kept writing at the same time.
     :raises CommitStateUnknown: the catalog did not say; a second row for a batch changes no answer.
     :raises LakeUnavailable: the catalog failed.
     """
-    if not applied and not whole:
+    if not (applied or unchanged or whole):
         return
     totals = sum((table.counts for table in manifest.tables), Counts())
-    found = [_row(job, manifest, each.table.counts, each) for each in applied]
+    found = [
+        _row(job, manifest, each.table.counts, each.table, each.target, each.snapshot_id)
+        for each in applied
+    ]
+    found += [_row(job, manifest, table.counts, table) for table in unchanged]
+    for table, refusal in set_aside:
+        row = _row(job, manifest, table.counts, table)
+        row["set_aside"] = refusal.to_text()
+        found.append(row)
     if whole:
         row = _row(job, manifest, totals, None)
         row["passed_over"] = to_text((*manifest.passed_over, *passed_over))
@@ -213,19 +238,24 @@ def _loaded(spark: SparkSession, name: TableName) -> IcebergTable:
 
 
 def _row(
-    job: WriteJob, manifest: Manifest, counts: Counts, applied: Applied | None
+    job: WriteJob,
+    manifest: Manifest,
+    counts: Counts,
+    table: Table | None,
+    target: str | None = None,
+    snapshot_id: int | None = None,
 ) -> dict[str, object]:
     return {
         "slot_name": manifest.slot_name,
         "system_identifier": manifest.system_identifier,
         "batch_id": manifest.batch_id,
-        "table_name": applied.table.name if applied else None,
-        "relation_oid": applied.table.relation_oid if applied else None,
-        "target": applied.target if applied else None,
+        "table_name": table.name if table else None,
+        "relation_oid": table.relation_oid if table else None,
+        "target": target,
         "start_lsn": manifest.start_lsn.sortable,
         "end_lsn": manifest.end_lsn.sortable,
         "applied_at": None,
-        "snapshot_id": applied.snapshot_id if applied else None,
+        "snapshot_id": snapshot_id,
         "inserts": counts.inserts,
         "updates": counts.updates,
         "deletes": counts.deletes,
@@ -235,12 +265,13 @@ def _row(
         "dag_id": job.dag_id,
         "run_id": job.run_id,
         "manifest_uri": manifest.uri(job.staging_uri),
-        "columns": _columns(job, applied.table) if applied else None,
-        "schema_changes": _schema_changes(applied.table) if applied else None,
+        "columns": _columns(job, table) if table else None,
+        "schema_changes": _schema_changes(table) if table else None,
         "last_commit_time": manifest.last_commit_time,
-        "skipped": None if applied else skipped_text(manifest),
+        "skipped": None if table else skipped_text(manifest),
         "timeline": manifest.timeline,
         "passed_over": None,
+        "set_aside": None,
     }
 
 

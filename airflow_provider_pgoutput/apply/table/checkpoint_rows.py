@@ -26,20 +26,29 @@ _FILES_OF_ONE_TASK, _ROWS_OF_ONE_TASK = 64, 100_000
 
 
 class Newest(NamedTuple):
-    """How far one target is, or the namespace as a whole."""
+    """A batch: the newest of one target, the newest of the namespace, or one that a table did not get."""
 
-    #: None: the namespace as a whole.
+    #: The source's ``schema.table``; None: the namespace as a whole.
+    table_name: str | None
+    #: None: the namespace as a whole, or the table did not get the batch.
     target: str | None
     relation_oid: int | None
     #: Sixteen hexadecimal digits.
+    start_lsn: str
     end_lsn: str
+    #: Why the table did not get the batch, see ``batch/set_aside.py``.
+    set_aside: str | None = None
 
 
 class CheckpointRows(Protocol):
     """How rows of the checkpoint table are read and written."""
 
     def newest(self, spark: SparkSession, table: IcebergTable, manifest: Manifest) -> list[Newest]:
-        """The greatest end LSN of each target of the manifest's slot and system, in the order of the LSNs."""
+        """The rows of the manifest's slot and system that decide, in the order of their end LSNs.
+
+        That are the newest one of each target, the newest one of the namespace, and all of tables that did
+        not get a batch. Of a target's batches that end at the same LSN, one that starts there comes first.
+        """
         ...
 
     def ensure(self, spark: SparkSession, name: TableName) -> None:
@@ -72,11 +81,26 @@ class SparkCheckpointRows:
         )
         if _is_small(table):
             rows = rows.coalesce(1)
-        newest = F.max("end_lsn").alias("end_lsn")
-        found = rows.groupBy("target", "relation_oid").agg(newest).collect()
+        # A table of an early version of the package lacks the column.
+        reason = F.col("set_aside") if "set_aside" in rows.columns else F.lit(None).cast("string")
+        refused_at = F.when(reason.isNotNull(), F.struct("start_lsn", "end_lsn"))
+        newest = F.max(F.struct("end_lsn", "start_lsn", "table_name")).alias("newest")
+        groups = rows.groupBy(
+            "target", "relation_oid", reason.alias("set_aside"), refused_at.alias("refused_at")
+        )
+        found = [
+            Newest(
+                row["newest"]["table_name"],
+                row["target"],
+                row["relation_oid"],
+                row["newest"]["start_lsn"],
+                row["newest"]["end_lsn"],
+                row["set_aside"],
+            )
+            for row in groups.agg(newest).collect()
+        ]
         # Sorted here: Spark would run a job to sort a few rows.
-        found.sort(key=lambda row: row["end_lsn"])
-        return [Newest(row["target"], row["relation_oid"], row["end_lsn"]) for row in found]
+        return sorted(found, key=lambda row: row.end_lsn)
 
     def ensure(self, spark: SparkSession, name: TableName) -> None:
         """See ``CheckpointRows``."""

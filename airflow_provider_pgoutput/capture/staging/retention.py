@@ -2,7 +2,8 @@
 
 A batch may go if it was applied, is older than the retention, and no batch before it stays. So the rest is
 one range without gaps, from which the lake can be rebuilt. The batch that ends at the checkpoint always
-stays, because it names the prepared transactions that wait there. Manifests are removed before files, so a
+stays, because it names the prepared transactions that wait there. A batch that a table still lacks, because
+the table is set aside, has a retention of its own. Manifests are removed before files, so a
 manifest never lacks a file.
 """
 
@@ -13,13 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.staging.sealed import sealed_batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import datetime
 
-    from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.staging.area import Entry, StagingArea
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
@@ -36,12 +37,27 @@ class Pruned:
     size_bytes: int
     #: Where the oldest remaining batch starts; None: none remains.
     first_lsn: Lsn | None
+    #: Batches that stay only because tables that are set aside lack them, and the bytes of their files.
+    kept_batches: int = 0
+    kept_bytes: int = 0
+    #: When the oldest of these was sealed; None: there is none.
+    kept_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Sealed:
     manifest: Manifest
     entry: Entry
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the staged files that its manifest names."""
+        return sum(
+            file.size_bytes
+            for table in self.manifest.tables
+            for version in table.versions
+            for file in version.files
+        )
 
 
 def prune(
@@ -51,15 +67,25 @@ def prune(
     *,
     older_than: datetime,
     keep_from: Lsn | None = None,
+    set_aside_older_than: datetime | None = None,
 ) -> Pruned:
     """Remove applied batches, and the rest of attempts that died.
 
     :param older_than: files that were written at or after this time stay; with a time zone.
     :param keep_from: batches that end past this LSN stay, however old they are.
+    :param set_aside_older_than: as ``older_than``, for the batches that tables lack which are set aside;
+        None: all of them stay.
     :raises BatchRefused: a manifest is damaged. Nothing was removed then.
     """
     sealed = _sealed(area, slot_name)
     going = _going(sealed, checkpoint, older_than, keep_from)
+    lacked = _lacked_from(sealed, checkpoint, set_aside_older_than)
+    kept: list[_Sealed] = []
+    if lacked is not None:
+        # A batch of copies alone can start and end there.
+        keep_from = min(keep_from or lacked, Lsn(lacked - 1))
+        unless_kept, going = going, _going(sealed, checkpoint, older_than, keep_from)
+        kept = [each for each in unless_kept if each not in going]
     staying = [each for each in sealed if each not in going]
     needed = {path for each in staying for path in each.manifest.paths}
     for each in going:
@@ -81,12 +107,38 @@ def prune(
         files=len(removed),
         size_bytes=sum(entry.size_bytes for entry in removed),
         first_lsn=min((manifest.start_lsn for manifest in ours), default=None),
+        kept_batches=len(kept),
+        kept_bytes=sum(each.size_bytes for each in kept),
+        kept_since=min((each.entry.modified for each in kept), default=None),
     )
 
 
 def _sealed(area: StagingArea, slot_name: str) -> list[_Sealed]:
     """All batches, in the order of their ends."""
     return [_Sealed(each.read(), each.entry) for each in sealed_batches(area, slot_name)]
+
+
+def _lacked_from(
+    sealed: Sequence[_Sealed], checkpoint: Checkpoint, older_than: datetime | None
+) -> Lsn | None:
+    """Where the first batch starts that has to stay for a table that is set aside; None: there is none.
+
+    If the first batch that a table lacks is gone or too old, the later ones are of no use: only a copy brings
+    the table back.
+    """
+    found = []
+    for table in checkpoint.set_aside.values():
+        first = next(
+            (
+                each
+                for each in sealed
+                if _is_of(each, checkpoint) and each.manifest.start_lsn == table.since_lsn
+            ),
+            None,
+        )
+        if first is not None and (older_than is None or first.entry.modified >= older_than):
+            found.append(table.since_lsn)
+    return min(found, default=None)
 
 
 def _going(

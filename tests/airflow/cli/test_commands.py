@@ -76,6 +76,20 @@ def test_status_shows_each_table(
     ]
 
 
+def test_status_shows_what_is_set_aside(
+    lake: TestLake, slot: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake.record(slot, "0/20", start_lsn="0/10", tables={"public.t": 7})
+    lake.record(slot, "0/30", start_lsn="0/20", set_aside={"public.t": 7, "public.new": 8})
+    _, rows = run(capsys, "status", "--slot-name", slot, "--namespace", "shop")
+    why = "since 0/20, 1 batches: RowMissing: A row is missing. What to do: copy it."
+    assert [(row["table"], row["lsn"], row["set_aside"]) for row in rows] == [
+        ("(all)", "0/30", ""),
+        ("public.t", "0/20", why),
+        ("public.new", "", why),
+    ]
+
+
 def test_connections_of_the_metadata_database_are_found(
     healthy: Lsn,
     slot: str,

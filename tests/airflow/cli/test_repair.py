@@ -194,6 +194,27 @@ def test_a_rebuilt_checkpoint_has_what_was_passed_over(
     assert f"passed over before {between}: public.t" in caplog.text
 
 
+def test_a_rebuilt_checkpoint_has_what_was_set_aside(
+    source: Session,
+    slot: str,
+    lake: TestLake,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The tables' own markers show which staged batches they lack."""
+    begin, start, between, end = (write(source) for _ in range(4))
+    published(lake, slot, begin, start)
+    newest = published(lake, slot, between, end, target="shop.public__v")
+    with newest.transaction() as change:
+        change.set_properties({words.PROPERTY_RELATION_OID: "79"})
+    seal(tmp_path, manifest(lake, slot, start, between, changes=1))
+    assert doctor(capsys, slot, "--staging-uri", str(tmp_path), "--repair")[0] == 0
+    found = read_checkpoint(lake.catalog_name, lake.properties, "shop", slot)
+    assert found is not None
+    (waits,) = found.set_aside.values()
+    assert (found.end_lsn, waits.table_name, waits.since_lsn) == (between, "public.t", start)
+
+
 def test_branches_of_dead_attempts_are_named_and_removed(
     source: Session, healthy: Lsn, slot: str, lake: TestLake
 ) -> None:

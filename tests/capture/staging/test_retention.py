@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest, PreparedTransaction
+from airflow_provider_pgoutput.batch.set_aside import Refusal, SetAside
 from airflow_provider_pgoutput.batch.table_version import Column, TableVersion
 from airflow_provider_pgoutput.capture.source.catalog import Server
 from airflow_provider_pgoutput.capture.staging.archive import batches_between
@@ -84,7 +85,7 @@ def waiting(area: StagingArea, path: str) -> PreparedTransaction:
     return PreparedTransaction("g", 7, "0/1", "0/2", 0, path, 1, *written)
 
 
-def pruned(area: StagingArea, checkpoint: int, age: timedelta = -SOON, **given: Lsn) -> Pruned:
+def pruned(area: StagingArea, checkpoint: int, age: timedelta = -SOON, **given: Any) -> Pruned:
     """Prune what is older than ``age``; below zero: even what was written just now."""
     at = Checkpoint(Lsn(checkpoint), SYSTEM)
     return prune(area, "s", at, older_than=datetime.now(UTC) - age, **given)
@@ -125,6 +126,32 @@ def test_a_manifest_whose_writer_died_at_once_is_none(area: StagingArea) -> None
     assert found[0] == made
     assert [each.end_lsn for each in batches_between(area, "s", Lsn(16))] == [Lsn(32)]
     assert pruned(area, checkpoint=16).batches == 0
+
+
+def test_what_a_table_lacks_stays_longer(area: StagingArea) -> None:
+    for start in (16, 32, 48, 64):
+        sealed(area, start, start + 16)
+    lacks = SetAside(7, "public.t", Lsn(32), 2, Refusal("RowMissing", "A row is missing."))
+    at = Checkpoint(Lsn(80), SYSTEM, set_aside={7: lacks})
+    now = datetime.now(UTC)
+    result = prune(area, "s", at, older_than=now + SOON, set_aside_older_than=now - SOON)
+    # The batch before it stays, too: it ends where the first one that is lacked starts.
+    assert starts(area) == [16, 32, 48, 64]
+    assert (result.batches, result.kept_batches) == (0, 3)
+    assert result.kept_bytes > 0
+    assert result.kept_since is not None
+    result = prune(area, "s", at, older_than=now + SOON, set_aside_older_than=now + SOON)
+    assert starts(area) == [64]
+    assert (result.batches, result.kept_batches, result.kept_since) == (3, 0, None)
+
+
+def test_without_its_first_batch_nothing_stays_for_a_table(area: StagingArea) -> None:
+    for start in (32, 48, 64):
+        sealed(area, start, start + 16)
+    lacks = SetAside(7, "public.t", Lsn(16), 3, Refusal("RowMissing", "A row is missing."))
+    at = Checkpoint(Lsn(80), SYSTEM, set_aside={7: lacks})
+    prune(area, "s", at, older_than=datetime.now(UTC) + SOON)
+    assert starts(area) == [64]
 
 
 def test_what_is_young_stays(area: StagingArea) -> None:

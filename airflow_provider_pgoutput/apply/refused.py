@@ -1,0 +1,112 @@
+"""One table of a batch is refused: whether the others go on.
+
+If the table is gone at the source, nobody can copy it again. So its changes are passed over, with a warning,
+and never applied (``batch/passed_over.py``). Capture finds changes that cannot be followed at all
+(``capture/schema/gone.py``).
+
+Otherwise ``on_table_refused`` decides. With ``set_aside`` nothing of the batch is published in the table, and
+it can come back later (``batch/set_aside.py``).
+
+Either way nothing was published in the table. So an apply that is repeated decides anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, TypeVar
+
+from airflow_provider_pgoutput.batch.answers import SET_ASIDE
+from airflow_provider_pgoutput.batch.passed_over import PassedOver, first_lsn
+from airflow_provider_pgoutput.batch.set_aside import Refusal
+from airflow_provider_pgoutput.errors import (
+    BatchRefused,
+    ConfigurationError,
+    LakeDenied,
+    RowMissing,
+    TableRefused,
+    TableRolledBack,
+    ValueRefused,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from airflow_provider_pgoutput.batch.manifest import Table
+    from airflow_provider_pgoutput.batch.set_aside import SetAside
+    from airflow_provider_pgoutput.errors import PgoutputError
+
+logger = logging.getLogger(__name__)
+
+#: Errors that are about one table and its rows, and that only a new copy would mend.
+_ABOUT_A_TABLE = (BatchRefused, RowMissing, TableRefused, ValueRefused)
+#: Errors that are about one table and its target. Another try can mend them.
+_ABOUT_A_TARGET = (ConfigurationError, LakeDenied, TableRolledBack)
+_Result = TypeVar("_Result")
+
+
+class RefusedTables:
+    """The tables of one batch that were refused, while the others go on."""
+
+    def __init__(self, answer: str, waiting: Mapping[int, SetAside]) -> None:
+        """Begin with no table.
+
+        :param answer: that of ``on_table_refused``.
+        :param waiting: the tables that earlier batches set aside, by OID.
+        """
+        self._answer = answer
+        self._waiting = waiting
+        self.passed_over: dict[int, PassedOver] = {}
+        #: By OID: the tables that do not get this batch, and why.
+        self.set_aside: dict[int, tuple[Table, Refusal]] = {}
+
+    def unless_refused(self, table: Table, do: Callable[[], _Result]) -> _Result | None:
+        """Do something about one table, unless it is set aside or that is refused.
+
+        A batch that copies the table is tried even if it is set aside: the copy brings it back.
+
+        :return: what ``do`` returned; None: the others go on without this table.
+        :raises PgoutputError: the refusal concerns all tables, or ``on_table_refused`` says ``fail``.
+        """
+        if (waiting := self._waiting.get(table.relation_oid)) and table.copy_lsn is None:
+            logger.warning(
+                "%s is set aside: it lacks the changes from LSN %s on, and now %d more. %s",
+                table.name,
+                waiting.since_lsn,
+                table.counts.changes,
+                waiting.refusal,
+            )
+            self.set_aside[table.relation_oid] = (table, waiting.refusal)
+            return None
+        try:
+            return do()
+        except (*_ABOUT_A_TABLE, *_ABOUT_A_TARGET) as error:
+            if isinstance(error, _ABOUT_A_TABLE) and self._passes_over(table, error):
+                return None
+            if self._answer != SET_ASIDE:
+                raise
+            refusal = Refusal(type(error).__name__, error.message, error.advice or "")
+            logger.warning(
+                "%s is set aside: nothing of this batch is applied to it, and the others go on. %s",
+                table.name,
+                refusal,
+            )
+            self.set_aside[table.relation_oid] = (table, refusal)
+            return None
+
+    def _passes_over(self, table: Table, error: PgoutputError) -> bool:
+        """Pass a refused table over if it is gone at the source; whether it is."""
+        since = first_lsn(table.versions)
+        if not table.is_gone or since is None:
+            return False
+        logger.warning(
+            "%s: its changes from LSN %s on are passed over, %d in this batch. %s The table was"
+            " dropped or is not published any more: the lake keeps it as it was before that.",
+            table.name,
+            since,
+            table.counts.changes,
+            error.message,
+        )
+        self.passed_over[table.relation_oid] = PassedOver(
+            table.relation_oid, table.name, str(since), table.counts.changes, error.message
+        )
+        return True

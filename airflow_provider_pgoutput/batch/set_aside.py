@@ -1,0 +1,129 @@
+"""Tables that are set aside: the lake is past batches that were not applied to them.
+
+A batch that could not be applied to one table is applied to all others. The checkpoint table then gets a row
+that says so: it has the name of the table and no target. Such a row waits until the table has the batch, or a
+later one. A table with a row that waits is set aside, and no later batch is applied to it. Two things bring
+it back: a replay of the batches that it lacks, and a batch that copies it.
+
+Example: batch 1 is refused for table ``t``, batch 2 is not tried. A replay applies both to ``t``. For each it
+writes a row with the target. No row of ``t`` waits any more. (Batch 2 may change nothing in ``t``: it inserts
+a row and deletes it. Then its row has no target, and no reason either.)
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE
+from airflow_provider_pgoutput.errors import TableRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a batch was not applied to a table."""
+
+    #: The class of the error, see ``errors.py``.
+    error: str
+    #: What happened, in one sentence.
+    message: str
+    #: What to do, or an empty text.
+    advice: str = ""
+
+    def __str__(self) -> str:
+        advice = f" What to do: {self.advice}" if self.advice else ""
+        return f"{self.error}: {self.message}{advice}"
+
+    def to_text(self) -> str:
+        """The value of ``set_aside`` in the checkpoint table."""
+        return json.dumps([self.error, self.message, self.advice], ensure_ascii=True)
+
+    @classmethod
+    def from_text(cls, text: str) -> Refusal:
+        """Read what ``to_text`` wrote.
+
+        :raises TableRefused: it is something else.
+        """
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, list) or [type(each) for each in found] != [str, str, str]:
+            raise TableRefused(
+                "The column set_aside of the checkpoint table is not what the pipeline writes.",
+                table=CHECKPOINT_TABLE,
+                advice="somebody wrote to it; rebuild it from the tables' snapshot summaries.",
+            )
+        return cls(*found)
+
+
+class TableRow(NamedTuple):
+    """What a row of the checkpoint table says about one batch and one table."""
+
+    relation_oid: int
+    #: The source's ``schema.table``.
+    table_name: str
+    start_lsn: Lsn
+    end_lsn: Lsn
+    #: None: the table has the batch.
+    refusal: Refusal | None
+
+    @property
+    def is_point(self) -> bool:
+        """Whether the batch ends where it starts. Such a batch has copies and nothing else."""
+        return self.start_lsn == self.end_lsn
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A table that is set aside."""
+
+    relation_oid: int
+    #: The source's ``schema.table`` in the newest batch that it lacks.
+    table_name: str
+    #: Where the first batch starts that it lacks. Its rows in the lake are at most as new as this.
+    since_lsn: Lsn
+    #: Number of recorded batches that it lacks.
+    batches: int
+    #: Why it lacks the first one.
+    refusal: Refusal
+
+
+def set_aside_tables(rows: Iterable[TableRow]) -> dict[int, SetAside]:
+    """The tables that are set aside, by OID.
+
+    :param rows: those of one slot and system.
+    """
+    by_oid: dict[int, list[TableRow]] = {}
+    for row in rows:
+        by_oid.setdefault(row.relation_oid, []).append(row)
+    found = {}
+    for oid, of_table in by_oid.items():
+        applied = [each for each in of_table if each.refusal is None]
+        waiting = sorted(
+            (each for each in of_table if each.refusal is not None and not _has(applied, each)),
+            key=lambda each: (each.end_lsn, each.start_lsn),
+        )
+        if waiting and waiting[0].refusal is not None:
+            since = min(each.start_lsn for each in waiting)
+            ends = {(each.start_lsn, each.end_lsn) for each in waiting}
+            found[oid] = SetAside(oid, waiting[-1].table_name, since, len(ends), waiting[0].refusal)
+    return found
+
+
+def _has(applied: Iterable[TableRow], refused: TableRow) -> bool:
+    """Whether a table has a batch that it was refused: the same one, a later one, or a copy at its end.
+
+    A batch that only copies can end where an earlier batch ended. So the earlier batch does not count.
+    """
+    return any(
+        each.end_lsn > refused.end_lsn
+        or (each.end_lsn == refused.end_lsn and (each.is_point or not refused.is_point))
+        for each in applied
+    )

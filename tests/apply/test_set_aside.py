@@ -1,0 +1,195 @@
+"""Batches that are refused for one table: the others go on, and the table comes back exactly."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_pgoutput.apply.iceberg.sql import TableName
+from airflow_provider_pgoutput.apply.pipeline import apply_batch
+from airflow_provider_pgoutput.apply.replay import replay
+from airflow_provider_pgoutput.errors import TableRefused, TableRolledBack
+from tests.apply.build import Relation, Source, column, replay_of
+from tests.apply.conftest import source_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.apply.replay import ReplayResult
+    from airflow_provider_pgoutput.batch.jobs import ApplyJob
+
+
+@pytest.fixture
+def other(source: Source) -> Relation:
+    """A second table, which never makes trouble."""
+    return source.table("other", (column("a"), column("b", "string")), key=("a",))
+
+
+def aside(job: ApplyJob) -> ApplyJob:
+    return dataclasses.replace(job, on_table_refused="set_aside")
+
+
+def roll_back(spark: SparkSession, source: Source, snapshot_id: int) -> None:
+    spark.sql(f"CALL lake.system.set_current_snapshot('{source.slot_name}.t', {snapshot_id})")
+
+
+def head(spark: SparkSession, source: Source, name: str = "t") -> int:
+    rows = spark.sql(
+        f"SELECT snapshot_id FROM {TableName('lake', source.slot_name, name).sql}.refs"
+        " WHERE name = 'main'"
+    ).collect()
+    return int(rows[0][0])
+
+
+def test_a_table_that_was_rolled_back_is_set_aside_and_a_copy_brings_it_back(
+    spark: SparkSession, source: Source, table: Relation, other: Relation, lake_rows: Any
+) -> None:
+    other.insert(1, "x")
+    apply_batch(spark, aside(source.stage()))
+    first = head(spark, source)
+    before = source_rows(table)
+    table.insert(4, "b4", 0)
+    apply_batch(spark, aside(source.stage()))
+    roll_back(spark, source, first)
+    for number in (5, 6):
+        table.insert(number, "b", 0)
+        other.insert(number, "y")
+        job = source.stage()
+        if number == 5:
+            with pytest.raises(TableRolledBack):
+                apply_batch(spark, job)
+        result = apply_batch(spark, aside(job))
+        assert list(result.set_aside) == ["public.t"]
+        assert result.set_aside["public.t"].startswith("TableRolledBack: ")
+        assert list(result.published) == [f"{source.slot_name}.other"]
+        assert lake_rows(other) == source_rows(other)
+        assert lake_rows(table) == before
+    # The answer may change: a table that is set aside stays so.
+    table.insert(7, "b", 0)
+    assert list(apply_batch(spark, source.stage()).set_aside) == ["public.t"]
+    source.copy(table)
+    table.insert(8, "b", 0)
+    assert not apply_batch(spark, aside(source.stage())).set_aside
+    assert lake_rows(table) == source_rows(table)
+    table.update(lambda row: row["a"] == 8, {"c": 1})
+    assert not apply_batch(spark, source.stage()).set_aside
+    assert lake_rows(table) == source_rows(table)
+
+
+#: Trouble that a user makes in the lake, and its end.
+TROUBLE = {
+    "TableRefused": (
+        "ALTER TABLE {} SET TBLPROPERTIES ('write.spark.accept-any-schema' = 'true')",
+        "ALTER TABLE {} UNSET TBLPROPERTIES ('write.spark.accept-any-schema')",
+    ),
+}
+
+
+def change(table: Relation, number: int) -> None:
+    table.insert(number, f"b{number}", 0)
+    table.update(lambda row: row["a"] == number, {"c": number})
+    table.update(lambda row: row["a"] == number, {"a": -number})
+    table.delete(lambda row: row["a"] == 1) if number == 4 else None
+
+
+def catch_up(spark: SparkSession, jobs: list[ApplyJob], **changed: Any) -> ReplayResult:
+    changed = {"in_place": True, "catch_up": True, "tables": ("public.t",), **changed}
+    return replay(spark, replay_of(jobs[0], [each.manifest_uri for each in jobs], **changed))
+
+
+@pytest.mark.parametrize("later", [0, 1, 2])
+def test_a_replay_brings_it_back_when_the_cause_is_gone(
+    spark: SparkSession,
+    source: Source,
+    table: Relation,
+    other: Relation,
+    lake_rows: Any,
+    later: int,
+) -> None:
+    """It gets each batch that it lacks, once, while the pipeline goes on."""
+    apply_batch(spark, source.stage())
+    name = TableName("lake", source.slot_name, "t").sql
+    begin, end = TROUBLE["TableRefused"]
+    spark.sql(begin.format(name))
+    jobs = []
+    for number in (4, 5, 6):
+        change(table, number)
+        other.insert(number, "y")
+        jobs.append(aside(source.stage()))
+    for job in jobs[: 3 - later]:
+        assert apply_batch(spark, job).set_aside
+    with pytest.raises(TableRefused):
+        catch_up(spark, jobs[: 3 - later])
+    spark.sql(end.format(name))
+    # The cause is gone, and the table still waits: an earlier batch comes first.
+    for job in jobs[3 - later :]:
+        assert apply_batch(spark, job).set_aside
+    result = catch_up(spark, jobs)
+    assert result.batches == 3
+    assert lake_rows(table) == source_rows(table)
+    heads = head(spark, source), head(spark, source, "other")
+    assert catch_up(spark, jobs).published == {}
+    assert (head(spark, source), head(spark, source, "other")) == heads
+    change(table, 7)
+    assert not apply_batch(spark, source.stage()).set_aside
+    assert lake_rows(table) == source_rows(table)
+
+
+def test_a_replay_that_ends_too_early_leaves_it_set_aside(
+    spark: SparkSession, source: Source, table: Relation, lake_rows: Any
+) -> None:
+    """The pipeline applied another batch meanwhile."""
+    apply_batch(spark, source.stage())
+    name = TableName("lake", source.slot_name, "t").sql
+    begin, end = TROUBLE["TableRefused"]
+    spark.sql(begin.format(name))
+    jobs = []
+    for number in (4, 5):
+        change(table, number)
+        jobs.append(aside(source.stage()))
+        assert apply_batch(spark, jobs[-1]).set_aside
+    spark.sql(end.format(name))
+    catch_up(spark, jobs[:1])
+    change(table, 6)
+    jobs.append(aside(source.stage()))
+    assert apply_batch(spark, jobs[-1]).set_aside
+    catch_up(spark, jobs)
+    assert lake_rows(table) == source_rows(table)
+
+
+def test_a_table_that_somebody_dropped_meanwhile_is_not_begun_anew(
+    spark: SparkSession, source: Source, table: Relation
+) -> None:
+    apply_batch(spark, source.stage())
+    name = TableName("lake", source.slot_name, "t").sql
+    spark.sql(TROUBLE["TableRefused"][0].format(name))
+    change(table, 4)
+    job = aside(source.stage())
+    assert apply_batch(spark, job).set_aside
+    spark.sql(f"DROP TABLE {name}")
+    with pytest.raises(TableRolledBack):
+        catch_up(spark, [job])
+
+
+def test_a_first_copy_that_is_refused_is_caught_up(
+    spark: SparkSession, source: Source, table: Relation, other: Relation, lake_rows: Any
+) -> None:
+    """Somebody else's table has the target's name."""
+    source.pending.clear()
+    other.insert(1, "x")
+    source.copy(table)
+    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS lake.{source.slot_name}")
+    name = TableName("lake", source.slot_name, "t").sql
+    spark.sql(f"CREATE TABLE {name} (mine int)")
+    spark.sql(f"INSERT INTO {name} VALUES (1)")
+    jobs = [aside(source.stage())]
+    assert apply_batch(spark, jobs[0]).set_aside
+    table.insert(9, "z", 0)
+    jobs.append(aside(source.stage()))
+    assert apply_batch(spark, jobs[1]).set_aside
+    assert lake_rows(other) == source_rows(other)
+    spark.sql(f"DROP TABLE {name}")
+    catch_up(spark, jobs)
+    assert lake_rows(table) == source_rows(table)

@@ -1,0 +1,59 @@
+"""Which tables are set aside, by the rows of the checkpoint table."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.set_aside import Refusal, TableRow, set_aside_tables
+from airflow_provider_pgoutput.errors import TableRefused
+
+REFUSAL = Refusal("RowMissing", "A row is missing.", "copy the table again.")
+
+
+def row(start: int, end: int, refusal: Refusal | None = None, oid: int = 7) -> TableRow:
+    return TableRow(oid, "public.t", Lsn(start), Lsn(end), refusal)
+
+
+def test_a_table_waits_from_the_first_batch_that_it_lacks() -> None:
+    rows = [row(10, 20), row(30, 40, REFUSAL), row(50, 60, REFUSAL), row(30, 60, oid=8)]
+    found = set_aside_tables(rows)
+    assert list(found) == [7]
+    assert (found[7].since_lsn, found[7].batches, found[7].refusal) == (Lsn(30), 2, REFUSAL)
+
+
+@pytest.mark.parametrize(
+    ("applied", "waits"),
+    [
+        pytest.param((30, 40), True, id="a replay that was killed after the first batch"),
+        pytest.param((50, 60), False, id="the last batch"),
+        pytest.param((60, 60), False, id="a copy where the last batch ends"),
+        pytest.param((70, 80), False, id="a later copy"),
+    ],
+)
+def test_the_last_batch_that_it_lacks_brings_it_back(applied: tuple[int, int], waits: bool) -> None:
+    rows = [row(30, 40, REFUSAL), row(50, 60, REFUSAL), row(*applied)]
+    found = set_aside_tables(rows)
+    assert bool(found) == waits
+    if waits:
+        assert found[7].since_lsn == Lsn(50)
+
+
+def test_a_refused_copy_waits_although_an_earlier_batch_ends_there() -> None:
+    assert set_aside_tables([row(30, 40), row(40, 40, REFUSAL)])
+    assert not set_aside_tables([row(30, 40), row(40, 40, REFUSAL), row(40, 40)])
+
+
+def test_the_reason_is_that_of_the_first_batch() -> None:
+    later = Refusal("TableRefused", "It is a view.")
+    found = set_aside_tables([row(50, 60, later), row(30, 40, REFUSAL)])
+    assert str(found[7].refusal) == (
+        "RowMissing: A row is missing. What to do: copy the table again."
+    )
+
+
+def test_a_refusal_as_text() -> None:
+    assert Refusal.from_text(REFUSAL.to_text()) == REFUSAL
+    for text in ("{}", "[]", '["a", "b", 3]', "nothing"):
+        with pytest.raises(TableRefused, match="set_aside"):
+            Refusal.from_text(text)
