@@ -133,14 +133,16 @@ def _renamed_labels(one: TypeDefinition, two: TypeDefinition) -> list[str]:
     pairs = [(each, now.get(each.oid)) for each in one.labels]
     if any(after is None or after.text != label.text for label, after in pairs):
         return [f"a value of {two} was renamed"]
-    # ADD VALUE BEFORE may number the labels anew. That writes their rows in the catalog, too.
-    if any(
-        after is not None
-        and after.sort_order == label.sort_order
-        and after.written_by != label.written_by
+    rewritten = [
+        after.sort_order == label.sort_order
         for label, after in pairs
-    ):
+        if after is not None and after.written_by != label.written_by
+    ]
+    if any(rewritten):
         return [f"a value of {two} was renamed, and renamed back"]
+    if rewritten:
+        # When many values were added in one place, ADD VALUE BEFORE numbers the others anew.
+        return [f"the values of {two} were numbered anew, and one may have been renamed meanwhile"]
     return []
 
 

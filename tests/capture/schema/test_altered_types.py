@@ -155,8 +155,6 @@ def test_whatever_prints_otherwise_is_named(
     assert not altered(
         "ALTER TYPE mood ADD VALUE 'glad'",
         "ALTER TYPE mood ADD VALUE 'mad' BEFORE 'sad'",
-        # So many between two others that the server numbers all labels anew.
-        *(f"ALTER TYPE mood ADD VALUE 'm{n}' BEFORE 'ok'" for n in range(30)),
         "ALTER TYPE addr RENAME ATTRIBUTE n TO number",
         "ALTER TYPE addr OWNER TO CURRENT_USER",
         "ALTER DOMAIN liked SET DEFAULT 'ok'",
@@ -172,6 +170,12 @@ def test_whatever_prints_otherwise_is_named(
             ],
             OF_ENUM,
             "renamed back",
+        ),
+        # So many between two others that the server writes all labels again, whatever was done to them.
+        (
+            [f"ALTER TYPE mood ADD VALUE 'm{n}' BEFORE 'ok'" for n in range(30)],
+            OF_ENUM,
+            "may have been renamed meanwhile",
         ),
         (["ALTER TYPE addr ADD ATTRIBUTE zip text"], OF_COMPOSITE, "public.addr.zip was added"),
         (["ALTER TYPE addr DROP ATTRIBUTE zip"], OF_COMPOSITE, "public.addr.zip was dropped"),
