@@ -279,7 +279,8 @@ class _TableMaintenance:
                 "Its history does not end with what was published last.",
                 slot=asked.slot_name,
                 table=self._table.name.target,
-                advice="bring its newest snapshot back, finish the replay, or copy the table again.",
+                advice="bring its newest snapshot back, finish the replay, or copy the table again"
+                " (copy_tables of the stage task).",
             )
         if asked.compact:
             self._compact()

@@ -16,6 +16,7 @@ from airflow_provider_pgoutput.apply.iceberg.sql import Sql, quote
 from airflow_provider_pgoutput.apply.rows import key_ranges
 from airflow_provider_pgoutput.apply.schema.spark_types import comparable
 from airflow_provider_pgoutput.batch import changes as staged
+from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_SOURCE_TABLE
 from airflow_provider_pgoutput.errors import PublishRefused, RowMissing, TableRefused
 
 if TYPE_CHECKING:
@@ -160,10 +161,11 @@ class BranchWriter:
 
     def row_missing(self) -> RowMissing:
         """The error for an old row that is not in the target."""
+        source = self.table.properties.get(PROPERTY_SOURCE_TABLE)
         return RowMissing(
             "A row that was deleted or updated at the source is not in the target.",
             table=self.table.name.target,
-            advice="copy the table again.",
+            advice=f"copy the table again (copy_tables{f'=[{source!r}]' if source else ''}).",
         )
 
     def _delete_positions(self, chosen: DataFrame) -> None:

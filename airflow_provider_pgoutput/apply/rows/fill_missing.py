@@ -59,7 +59,8 @@ def resolve(
         raise RowMissing(
             "An update leaves out an unchanged value of a row that the target does not hold.",
             table=segment.table,
-            advice="copy the table again, or give it REPLICA IDENTITY FULL.",
+            advice=f"copy the table again (copy_tables=[{segment.table!r}]). REPLICA IDENTITY FULL sends"
+            " all values from then on.",
         )
     for i in missing:
         if i in segment.unchanged and segment.columns[i].attribute_number in converted:
@@ -178,6 +179,6 @@ def _held_rows(
         raise TableRefused(
             "The target holds several rows under one key.",
             table=segment.table,
-            advice="copy the table again.",
+            advice=f"copy the table again (copy_tables=[{segment.table!r}]).",
         )
     return held

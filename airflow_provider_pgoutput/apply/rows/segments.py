@@ -158,7 +158,7 @@ def _one_type(table: Table, column: str, types: Sequence[str]) -> str:
                 table=table.name,
                 column=column,
                 advice="rename or drop the column in the target, or name a new target table, and "
-                "copy the table again.",
+                f"copy the table again (copy_tables=[{table.name!r}]).",
             )
     return one
 

@@ -41,7 +41,8 @@ def missing_value(column: Column, table: str) -> Sql:
             "An earlier version staged the batch, without the value of older rows in an added column.",
             table=table,
             column=column.name,
-            advice="remove the manifest of this batch, so that it is staged again, or copy the table again.",
+            advice="remove the manifest of this batch, so that it is staged again, or copy the table again"
+            f" (copy_tables=[{table!r}]).",
         ) from None
 
 

@@ -228,8 +228,8 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
             slot=manifest.slot_name,
             table=target.name.target,
             lsn=known,
-            advice="copy the table again, replay its batches in place (PgoutputReplayOperator), or bring back"
-            " its newest snapshot.",
+            advice=f"copy the table again (copy_tables=[{target.source.name!r}]), replay its batches in place"
+            " (PgoutputReplayOperator), or bring back its newest snapshot.",
         )
     if not progress.exists and not copies and applied and manifest.start_lsn > applied:
         raise BatchGap(
@@ -315,7 +315,8 @@ def _refuse_other_source(
         raise TableRefused(
             f"The table was written in mode {found[_MODE]!r}, the job says {target.mode!r}.",
             table=target.name.target,
-            advice="name another target for the other mode, and copy the table again.",
+            advice="name another target for the other mode, and copy the table again"
+            f" (copy_tables=[{target.source.name!r}]).",
         )
     if marker is None and not target.is_log and table.format_version < _FIRST_WITH_DELETES:
         raise TableRefused(
@@ -344,7 +345,8 @@ def _refuse_renamed(target: Target, progress: Progress, copies: bool) -> None:
         raise TableRefused(
             f"The table was renamed at the source: until now it was written to {earlier}.",
             table=target.source.name,
-            advice="set its target option to the old table's name, or copy it again.",
+            advice="set its target option to the old table's name, or copy it again"
+            f" (copy_tables=[{target.source.name!r}]).",
         )
 
 
@@ -357,7 +359,8 @@ def _refuse_made_again(table: IcebergTable | None, target: Target, manifest: Man
         raise TableRefused(
             "The table of this name was dropped and created again at the source.",
             table=target.name.target,
-            advice="copy the table again, or name another target for the new one.",
+            advice=f"copy the table again (copy_tables=[{target.source.name!r}]), or name another target for"
+            " the new one.",
         )
 
 
