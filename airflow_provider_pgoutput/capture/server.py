@@ -45,7 +45,7 @@ from airflow_provider_pgoutput.capture.source.publications import (
 from airflow_provider_pgoutput.capture.source.rights import check_may_copy
 from airflow_provider_pgoutput.capture.source.session import check_replication
 from airflow_provider_pgoutput.capture.source.slot import create_slot, drop_slot, read_slot
-from airflow_provider_pgoutput.capture.source.storage import read_storage
+from airflow_provider_pgoutput.capture.source.storage import read_catalog_state, read_storage
 from airflow_provider_pgoutput.capture.source.type_definitions import (
     TypesOfTables,
     read_type_definitions,
@@ -78,6 +78,10 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.stream.read import Found
 
 log = logging.getLogger(__name__)
+
+
+#: How often a slot is made while somebody alters tables.
+_MOST_SLOTS = 3
 
 
 class PostgresSource:
@@ -189,21 +193,47 @@ class PostgresSource:
         return read_slot(self.session, self.request.slot_name)
 
     def create_slot(self) -> ExportedSnapshot:
-        """See ``Source``."""
+        """See ``Source``.
+
+        PostgreSQL does not see what commits between two of the steps in which it makes a slot. If that alters
+        a table, the slot may describe the table as it was before. So the slot is made anew then.
+
+        Source: the thread "Fix logical decoding not track transaction during SNAPBUILD_BUILDING_SNAPSHOT" of
+        the list pgsql-hackers, November 2025.
+        """
         request = self.request
         self._check_replication()
         # A slot holds WAL. Without a staging area that takes a batch nothing would ever release it.
         # If this run is killed meanwhile, the file is pruned like those of an attempt.
         self.area.check(layout.attempt_folder(request.slot_name, Lsn(0), "check"))
-        snapshot = create_slot(
-            request.direct,
-            request.slot_name,
-            self.server,
-            two_phase=self.options.two_phase,
-            failover=request.failover,
-        )
-        reach("stage.after_slot")
-        return snapshot
+        for tries_left in reversed(range(_MOST_SLOTS)):
+            before = read_catalog_state(self.session)
+            snapshot = create_slot(
+                request.direct,
+                request.slot_name,
+                self.server,
+                two_phase=self.options.two_phase,
+                failover=request.failover,
+            )
+            reach("stage.after_slot")
+            if read_catalog_state(self.session) == before:
+                return snapshot
+            if not tries_left:
+                log.warning(
+                    "Each time slot %s was made, a table or a publication was altered meanwhile. PostgreSQL"
+                    " may describe that table to the slot as it was before. Copy the tables that were altered"
+                    " again (copy_tables) when nobody alters tables.",
+                    request.slot_name,
+                )
+                return snapshot
+            log.info(
+                "Slot %s is made anew: a table or a publication was altered while it was made.",
+                request.slot_name,
+            )
+            snapshot.close()
+            if (slot := self.read_slot()) is not None:
+                drop_slot(self.session, slot)
+        raise AssertionError("the last try returns")
 
     def confirm(self, lsn: Lsn) -> None:
         """See ``Source``."""

@@ -490,6 +490,15 @@ OTHER_TESTS = (
         ),
     ),
     (
+        "C198",
+        "a column is renamed while the slot is made, and the server waits for open transactions",
+        "the slot is made anew; every version of the table has the new name",
+        (
+            "tests/capture/test_slot_creation.py"
+            "::test_c198_a_table_that_is_altered_while_the_slot_is_made_is_described_as_it_is"
+        ),
+    ),
+    (
         "C162",
         "without a key, REPLICA IDENTITY FULL: old rows hold values of an added column that were never sent",
         "the rows are found; the columns that are known are equal",

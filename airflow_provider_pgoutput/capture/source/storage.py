@@ -1,11 +1,10 @@
-"""The files that hold the rows of tables, as ``pg_class`` has them now.
+"""The files that hold the rows of tables, and the state of the catalogs. Only for comparing two moments.
 
-Only for comparing with another moment.
+``capture/copy/plan.py`` finds out where a copy reads rows. ``capture/schema/older_rows.py`` knows what other
+files mean. ``PostgresSource.create_slot`` knows what another state of the catalogs means.
 
-``capture/copy/plan.py`` finds out where a copy reads rows. ``capture/schema/older_rows.py`` knows what a
-difference means.
-
-Source: https://www.postgresql.org/docs/current/catalog-pg-class.html
+Sources: https://www.postgresql.org/docs/current/catalog-pg-class.html,
+https://www.postgresql.org/docs/current/ddl-system-columns.html (xmin)
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.shape import Storage
 from airflow_provider_pgoutput.capture.source.errors import translated
+from airflow_provider_pgoutput.capture.types.type_info import FIRST_USER_OID
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,6 +37,32 @@ SELECT t.root::pg_catalog.int8, t.relnatts::pg_catalog.int4, t.oid::pg_catalog.i
 """
 
 
+# Everything from which the server describes tables while it decodes. Statistics are written in place, so they
+# change no xmin.
+_STATE_QUERY = """
+WITH tables AS (
+    SELECT c.oid, c.xmin FROM pg_catalog.pg_class c
+     WHERE c.oid >= %s::pg_catalog.oid AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p'),
+found (kind, oid, number, xmin) AS (
+    SELECT 'table', t.oid, 0, t.xmin FROM tables t
+     UNION ALL
+    SELECT 'column', a.attrelid, a.attnum, a.xmin
+      FROM pg_catalog.pg_attribute a JOIN tables t ON t.oid = a.attrelid WHERE a.attnum > 0
+     UNION ALL
+    SELECT 'index', i.indexrelid, 0, i.xmin
+      FROM pg_catalog.pg_index i JOIN tables t ON t.oid = i.indrelid
+     UNION ALL
+    SELECT 'publication', p.oid, 0, p.xmin FROM pg_catalog.pg_publication p
+     UNION ALL
+    SELECT 'published table', r.oid, 0, r.xmin FROM pg_catalog.pg_publication_rel r
+     UNION ALL
+    SELECT 'published schema', n.oid, 0, n.xmin FROM pg_catalog.pg_publication_namespace n)
+SELECT pg_catalog.sum(pg_catalog.hashtextextended(
+           pg_catalog.concat_ws(' ', f.kind, f.oid, f.number, f.xmin), 0))::pg_catalog.text
+  FROM found f
+"""
+
+
 def read_storage(session: Session, relation_oids: Iterable[int]) -> dict[int, Storage]:
     """The files of tables, by OID. A table that is gone, or a root without partitions, has none."""
     with translated():
@@ -47,3 +73,15 @@ def read_storage(session: Session, relation_oids: Iterable[int]) -> dict[int, St
         columns[relation_oid] = count
         files.setdefault(relation_oid, []).append((leaf_oid, file))
     return {oid: Storage(columns[oid], tuple(each)) for oid, each in files.items()}
+
+
+def read_catalog_state(session: Session) -> str | None:
+    """A number that changes when somebody alters a table or a publication, as a text.
+
+    None: there is no table and no publication.
+    """
+    with translated():
+        row = session.execute(_STATE_QUERY, (FIRST_USER_OID,)).fetchone()
+    assert row is not None, "a sum has a row"
+    state: str | None = row[0]
+    return state
