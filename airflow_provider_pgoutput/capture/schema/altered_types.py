@@ -145,7 +145,9 @@ class AlteredTypes:
                 for version, xid in zip(table.versions, oldest_xids, strict=False)
                 if xid is not None and any(e.attribute_number == number for e in version.columns)
             ]
-            newer = self.now.written_after(min(sent), column.type_oid) if sent else None
+            if not sent:
+                continue
+            newer = self.now.written_after(min(sent), table.relation_oid, column.type_oid)
             if newer is not None:
                 yield number, f"the definition of its type {newer} is newer than rows of this batch"
 

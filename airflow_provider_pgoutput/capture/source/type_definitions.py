@@ -100,12 +100,12 @@ class TypesOfTables:
         """Make a 32-bit transaction ID of the stream comparable with ``next_xid``."""
         return self.next_xid - (self.next_xid - xid) % _XIDS_OF_AN_EPOCH
 
-    def written_after(self, xid: int, type_oid: int) -> TypeDefinition | None:
-        """The type, or a type of which it is made, whose labels or attributes a later transaction wrote.
+    def written_after(self, xid: int, relation_oid: int, type_oid: int) -> TypeDefinition | None:
+        """The type of a column, or a type of which it is made, that a later transaction defined.
 
         :param xid: with its epoch.
         """
-        types = {oid: each for of_table in self.by_table.values() for oid, each in of_table.items()}
+        types = self.of(relation_oid)
         waiting, seen = [type_oid], set[int]()
         while waiting:
             oid = waiting.pop()
