@@ -35,6 +35,10 @@ class Cell:
     iceberg: Artifact = ICEBERG_SPARK_RUNTIME
 
 
+#: With newer ones Airflow 3.2.2 ends each task, see ``docs/compatibility.md``.
+_BESIDE_3_2 = ("fastapi<0.137", "svcs<26")
+
+
 def _of_spark(spark: str, scala: str, postgres: int, sha256: str) -> Cell:
     """A cell of another Spark, with Iceberg's jar in the version that ``packages="auto"`` takes.
 
@@ -47,7 +51,7 @@ def _of_spark(spark: str, scala: str, postgres: int, sha256: str) -> Cell:
         "3.2.*",
         "3.11",
         postgres,
-        also=("fastapi<0.137",),
+        also=_BESIDE_3_2,
         spark=spark,
         scala=scala,
         iceberg=Artifact("org.apache.iceberg", runtime, ICEBERG[minor, scala], sha256),
@@ -59,8 +63,8 @@ CELLS = (
     Cell("airflow-3.1.1", "3.1.1", "3.11", 15, also=("structlog<25.5",)),
     Cell("airflow-3.1", "3.1.*", "3.11", 15),
     Cell("airflow-3.1-python-3.13", "3.1.*", "3.13", 18),
-    Cell("airflow-3.2", "3.2.*", "3.12", 17, also=("fastapi<0.137",)),
-    Cell("airflow-3.2-python-3.11", "3.2.*", "3.11", 18, also=("fastapi<0.137",)),
+    Cell("airflow-3.2", "3.2.*", "3.12", 17, also=_BESIDE_3_2),
+    Cell("airflow-3.2-python-3.11", "3.2.*", "3.11", 18, also=_BESIDE_3_2),
     Cell("airflow-3.3", "3.3.*", "3.13", 18),
     Cell("airflow-3.3-python-3.12", "3.3.*", "3.12", 18),
     _of_spark(
