@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -167,12 +167,14 @@ def _catalog(args: Namespace) -> Catalog:
 def _server_side() -> Iterator[None]:
     """Look connections up as Airflow's own commands do, also in the metadata database.
 
-    ``airflow connections get`` sets the same variable.
+    ``airflow connections get`` sets the same variable. Airflow may log meanwhile. That goes to the standard
+    error, because the standard output is for the rows that a script reads.
     """
     before = os.environ.get(_PROCESS_CONTEXT)
     os.environ[_PROCESS_CONTEXT] = "server"
     try:
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
     finally:
         if before is None:
             del os.environ[_PROCESS_CONTEXT]

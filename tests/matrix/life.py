@@ -185,12 +185,12 @@ class _Life:
         if not self._place.environments.cell.airflow.startswith("3.1."):
             programs.append([str(bin_folder / "airflow"), "pgoutput"])
         for program in programs:
-            rows = json.loads(self._output(*program, "status", *pipeline, "--output", "json"))
+            rows = _rows(self._output(*program, "status", *pipeline, "--output", "json"))
             targets = {row["target"] for row in rows}
             assert {f"{NAMESPACE}.{table}" for table in _TABLES} <= targets, rows
             staging = ["--staging-uri", str(self._place.staging)]
             found = self._output(*program, "doctor", *pipeline, *staging, "--output", "json")
-            assert json.loads(found) == [], found
+            assert _rows(found) == [], found
         say(f"  commands: {time.monotonic() - began:.0f} s")
 
     def _output(self, *command: str) -> str:
@@ -204,6 +204,14 @@ class _Life:
         if result.returncode != 0:
             raise SourceError(f"{command} failed: {result.stdout[-3000:]}{result.stderr[-3000:]}")
         return result.stdout
+
+
+def _rows(output: str) -> list[dict[str, Any]]:
+    """What a command printed as JSON. The program ``airflow`` prints lines of its log before it."""
+    lines = output.splitlines()
+    begins = next((i for i, line in enumerate(lines) if line.startswith("[")), 0)
+    rows: list[dict[str, Any]] = json.loads("\n".join(lines[begins:]))
+    return rows
 
 
 def say(text: str) -> None:
