@@ -47,14 +47,18 @@ _Result = TypeVar("_Result")
 class RefusedTables:
     """The tables of one batch that were refused, while the others go on."""
 
-    def __init__(self, answer: str, waiting: Mapping[int, SetAside]) -> None:
+    def __init__(
+        self, answer: str, waiting: Mapping[int, SetAside], *, passes_over: bool = True
+    ) -> None:
         """Begin with no table.
 
         :param answer: that of ``on_table_refused``.
         :param waiting: the tables that earlier batches set aside, by OID.
+        :param passes_over: whether a table that is gone at the source is passed over.
         """
         self._answer = answer
         self._waiting = waiting
+        self._may_pass_over = passes_over
         self.passed_over: dict[int, PassedOver] = {}
         #: By OID: the tables that do not get this batch, and why.
         self.set_aside: dict[int, tuple[Table, Refusal]] = {}
@@ -96,7 +100,7 @@ class RefusedTables:
     def _passes_over(self, table: Table, error: PgoutputError) -> bool:
         """Pass a refused table over if it is gone at the source; whether it is."""
         since = first_lsn(table.versions)
-        if not table.is_gone or since is None:
+        if not (table.is_gone and self._may_pass_over) or since is None:
             return False
         logger.warning(
             "%s: its changes from LSN %s on are passed over, %d in this batch. %s The table was"

@@ -17,6 +17,7 @@ because the namespace as a whole does not have the batches.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import time
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from airflow_provider_pgoutput.apply.iceberg.failures import named_failures
 from airflow_provider_pgoutput.apply.iceberg.session import isolated
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import applied_tables, returned, write_tables
+from airflow_provider_pgoutput.apply.refused import RefusedTables
 from airflow_provider_pgoutput.apply.replay_steps import Step, first_steps, plan_steps
 from airflow_provider_pgoutput.apply.rewind import go_back
 from airflow_provider_pgoutput.apply.side_tables import (
@@ -39,6 +41,7 @@ from airflow_provider_pgoutput.apply.table.target import (
     Target,
     start,
 )
+from airflow_provider_pgoutput.batch.answers import SET_ASIDE
 from airflow_provider_pgoutput.batch.checkpoint import refuse_gap
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.crash_points import reach
@@ -107,17 +110,39 @@ def _replay(spark: SparkSession, job: ReplayJob) -> ReplayResult:
     else:
         _refuse_headless(spark, job, steps, progress)
     checkpoint.try_catalog(spark, job, progress)
+    # Of tables that catch up, one that is refused again does not stop the others.
+    refused = RefusedTables(SET_ASIDE, {}, passes_over=False) if job.catch_up else None
     result = ReplayResult(str(first.start_lsn), str(last.end_lsn), len(steps))
     for number, step in enumerate(steps, 1):
         manifest = step.batch.manifest
         logger.info(
             "Batch %d of %d: %s to %s.", number, len(steps), manifest.start_lsn, manifest.end_lsn
         )
-        result.published.update(_apply(spark, job, step, copied, progress))
+        result.published.update(_apply(spark, job, step, copied, progress, refused))
         reach("replay.after_batch")
+    if refused is not None:
+        _refuse_still_aside(refused, last)
     if job.in_place and not job.catch_up:
         _refuse_left_behind(spark, job, last, progress)
     return dataclasses.replace(result, seconds=time.monotonic() - began)
+
+
+def _refuse_still_aside(refused: RefusedTables, last: Manifest) -> None:
+    """Raise if tables were refused again. The others have all batches.
+
+    :raises TableRefused: names them, and the reason of the first one.
+    """
+    tables = [*refused.set_aside.values()]
+    if not tables:
+        return
+    names = ", ".join(sorted(table.name for table, _ in tables))
+    raise TableRefused(
+        f"Still set aside: {names}. The first of them is refused because of {tables[0][1]}",
+        slot=last.slot_name,
+        table=tables[0][0].name,
+        lsn=last.end_lsn,
+        advice="the warnings above have the reason of each.",
+    )
 
 
 def _waiting(steps: list[Step], progress: checkpoint.Progress) -> list[Step]:
@@ -215,28 +240,39 @@ def _apply(
     step: Step,
     copied: frozenset[str],
     before: checkpoint.Progress,
+    refused: RefusedTables | None,
 ) -> dict[str, int]:
     """Apply one batch.
 
     :param before: the checkpoint as it was when the replay began.
+    :param refused: collects the tables that are refused. They get no later batch either. None: a refused
+        table stops all.
     """
     batch, manifest = step.batch, step.batch.manifest
     # The batches are known to follow each other, and each table's own marker says where it ends. A table that
     # catches up is not taken back first, so it must also be as new as the checkpoint says.
     progress = checkpoint.Progress(manifest.start_lsn, before.tables if job.catch_up else {})
-    starts = {
-        each.name.target: _start(spark, each, manifest, copied, progress) for each in step.targets
-    }
-    todo = [each for each in step.targets if not starts[each.name.target].done]
-    skipped = [each for each in step.targets if starts[each.name.target].done]
-    published = write_tables(spark, batch, todo, starts, progress)
+    starts, targets = {}, []
+    for target in step.targets:
+        look = functools.partial(_start, spark, target, manifest, copied, progress)
+        if refused is None:
+            starts[target.name.target] = look()
+            targets.append(target)
+        elif target.source.relation_oid not in refused.set_aside:
+            begin = refused.unless_refused(target.source, look)
+            if begin is not None:
+                starts[target.name.target] = begin
+                targets.append(target)
+    todo = [each for each in targets if not starts[each.name.target].done]
+    skipped = [each for each in targets if starts[each.name.target].done]
+    published = write_tables(spark, batch, todo, starts, progress, refused=refused)
     if job.in_place:
         _demand_published(spark, step, published, starts)
     append_rejected(spark, batch)
     append_messages(spark, batch)
-    applied = applied_tables(spark, manifest.batch_id, list(step.targets), skipped, published)
+    applied = applied_tables(spark, manifest.batch_id, targets, skipped, published)
     whole = not job.in_place and not job.tables
-    unchanged = returned(list(step.targets), None, applied, before) if job.catch_up else ()
+    unchanged = returned(targets, refused, applied, before) if job.in_place else ()
     checkpoint.record(spark, job, manifest, applied, whole=whole, unchanged=unchanged)
     return published
 

@@ -26,6 +26,7 @@ from airflow_provider_pgoutput.errors import (
     SourceChanged,
     SourceUnavailable,
 )
+from airflow_provider_pgoutput.lake.state import tables_set_aside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -47,6 +48,7 @@ def examine(observed: Observed) -> list[Finding]:
         _slot,
         _checkpoint,
         _tables,
+        _set_aside,
         _branches,
         _staging,
     )
@@ -230,6 +232,17 @@ def _ways_forward(table: LakeTable, source_name: str) -> str:
         ways.append(f"apply its batches again: {replay}")
     ways.append(f"copy it again: copy_tables=[{source_name!r}]")
     return "; or ".join(ways) + "."
+
+
+def _set_aside(observed: Observed) -> Iterator[Finding]:
+    for each in tables_set_aside(observed.lake.recorded or ()).values():
+        yield Finding(
+            PROBLEM,
+            each.table_name,
+            f"It is set aside since {each.since_lsn}, and lacks {each.batches} batches. {each.refusal}",
+            "when the cause is gone, run PgoutputReplayOperator without from_lsn; or copy the table"
+            " (copy_tables).",
+        )
 
 
 def _gone(observed: Observed, row: Recorded, newest: Mapping[str, Recorded]) -> Finding:

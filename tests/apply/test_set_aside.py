@@ -169,7 +169,7 @@ def test_a_table_that_somebody_dropped_meanwhile_is_not_begun_anew(
     job = aside(source.stage())
     assert apply_batch(spark, job).set_aside
     spark.sql(f"DROP TABLE {name}")
-    with pytest.raises(TableRolledBack):
+    with pytest.raises(TableRefused, match=r"Still set aside: public\.t\..* TableRolledBack"):
         catch_up(spark, [job])
 
 
@@ -192,4 +192,49 @@ def test_a_first_copy_that_is_refused_is_caught_up(
     assert lake_rows(other) == source_rows(other)
     spark.sql(f"DROP TABLE {name}")
     catch_up(spark, jobs)
+    assert lake_rows(table) == source_rows(table)
+
+
+def test_a_table_that_is_refused_again_does_not_stop_the_others(
+    spark: SparkSession, source: Source, table: Relation, other: Relation, lake_rows: Any
+) -> None:
+    other.insert(1, "x")
+    apply_batch(spark, source.stage())
+    names = [TableName("lake", source.slot_name, each).sql for each in ("t", "other")]
+    begin, end = TROUBLE["TableRefused"]
+    for name in names:
+        spark.sql(begin.format(name))
+    jobs = []
+    for number in (4, 5):
+        change(table, number)
+        other.insert(number, "y")
+        jobs.append(aside(source.stage()))
+        assert set(apply_batch(spark, jobs[-1]).set_aside) == {"public.t", "public.other"}
+    spark.sql(end.format(names[1]))
+    with pytest.raises(TableRefused, match=r"Still set aside: public\.t\."):
+        catch_up(spark, jobs, tables=("public.t", "public.other"))
+    assert lake_rows(other) == source_rows(other)
+    spark.sql(end.format(names[0]))
+    catch_up(spark, jobs)
+    assert lake_rows(table) == source_rows(table)
+
+
+def test_batches_that_change_nothing_bring_it_back_all_the_same(
+    spark: SparkSession, source: Source, table: Relation, lake_rows: Any
+) -> None:
+    """An empty table is truncated."""
+    source.pending.clear()
+    table.rows = []
+    source.copy(table)
+    apply_batch(spark, source.stage())
+    name = TableName("lake", source.slot_name, "t").sql
+    begin, end = TROUBLE["TableRefused"]
+    spark.sql(begin.format(name))
+    table.truncate()
+    job = aside(source.stage())
+    assert apply_batch(spark, job).set_aside
+    spark.sql(end.format(name))
+    catch_up(spark, [job])
+    change(table, 5)
+    assert not apply_batch(spark, source.stage()).set_aside
     assert lake_rows(table) == source_rows(table)

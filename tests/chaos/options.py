@@ -103,6 +103,7 @@ def drawn(chance: random.Random, version: int, names: list[str]) -> Options:
         "drop_columns": chance.random() < 0.4,
         "soft_delete": chance.random() < 0.15,
         "mode": "change_log" if chance.random() < 0.08 else "upsert",
+        "on_table_refused": chance.choice(("fail", "set_aside")),
     }
     if chance.random() < 0.3:
         plan["metadata_columns"] = chance.sample(list(METADATA_COLUMNS), 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections import Counter
@@ -9,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import NoSuchTableError
 
 from airflow_provider_pgoutput.batch.jobs import ApplyJob, MaintenanceJob, TableOptions
 from tests.chaos import refusals
@@ -30,11 +33,15 @@ if TYPE_CHECKING:
 CATALOG = "lake"
 _CAPTURE_POINTS = [each for each in crash_points("capture") if each not in ELSEWHERE]
 _APPLY_POINTS = [each for each in crash_points("apply") if not each.startswith("replay.")]
+_REPLAY_POINTS = [*_APPLY_POINTS, "replay.after_batch"]
+#: With this property Spark cannot delete rows of a table, so the pipeline refuses it.
+_TROUBLE = "write.spark.accept-any-schema"
 _TREE = """
 SELECT format('ALTER TABLE %%s REPLICA IDENTITY FULL', p.relid)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, pg_partition_tree(c.oid) p
  WHERE n.nspname = %s AND c.relname = %s
 """
+_WITH_SPARK = {"apply", "bring_back", "maintain"}
 #: The same refusal so often, while nothing else happens at the source, has no way on.
 _MOST_REPEATED = 3
 _MOST_RETRIES = 8
@@ -91,6 +98,12 @@ class Pipeline:
     _checkpoint: int | None = None
     #: Beginnings of the ids of batches whose manifests were removed.
     given_up: set[str] = field(default_factory=set)
+    #: Tables that are set aside, by their names at the source.
+    set_aside: set[str] = field(default_factory=set)
+    #: Those of them that were copied for it.
+    copied_for_it: set[str] = field(default_factory=set)
+    #: Tables of the lake that somebody changed so that they are refused.
+    troubled: set[str] = field(default_factory=set)
     #: What may cause a refusal beside the program's operations.
     causes: Counter[str] = field(default_factory=Counter)
 
@@ -124,15 +137,62 @@ class Pipeline:
         self._next = {}
         self._pending = staged.result
         self.copied.update(staged.result["copied"])
-        if self._apply(kills) is None:
+        applied = self._apply(kills)
+        if applied is None:
             return False
+        assert applied.result is not None
+        self.set_aside = set(applied.result.get("set_aside", self.set_aside))
         self.batches += 1
         self.changes += staged.result["changes"]
         self._check_checkpoint()
         self._pending = None
         self._repeated.clear()
         point = [each for each in _CAPTURE_POINTS if each.startswith("advance.")]
-        return self._task("advance", self._common, kills.stage / 4, point, kills) is not None
+        advanced = self._task("advance", self._common, kills.stage / 4, point, kills) is not None
+        if self.set_aside and self.chance.random() < 0.5:
+            self._bring_back(kills)
+        return advanced
+
+    def _bring_back(self, kills: Kills) -> None:
+        """Bring tables back that are set aside: by a replay, or by copies in the next run."""
+        self._change_lake(None)
+        self.kills["set aside"] += 1
+        if self.chance.random() < 0.7:
+            done = self._task("bring_back", self._apply_body, kills.apply, _REPLAY_POINTS, kills)
+            if done is not None and done.result is not None:
+                self.set_aside = set(done.result["set_aside"])
+        if wanted := self.set_aside - self.copied_for_it:
+            # A table that is gone cannot be copied, and stays set aside.
+            self.copied_for_it |= wanted
+            self.copy_again(sorted(wanted))
+
+    def _change_lake(self, trouble: str | None) -> None:
+        """Make trouble in a table of the lake; None: end all trouble."""
+        catalog = load_catalog(CATALOG, **self.catalog_properties)
+        for target in sorted(self.troubled) if trouble is None else [trouble]:
+            with (
+                contextlib.suppress(NoSuchTableError),
+                catalog.load_table(target).transaction() as t,
+            ):
+                if trouble is None:
+                    t.remove_properties(_TROUBLE)
+                else:
+                    t.set_properties({_TROUBLE: "true"})
+        self.troubled = {trouble} if trouble else set()
+        self.note(trouble=trouble)
+
+    def _make_trouble(self) -> None:
+        """Change a table of the lake so that the next batch is refused for it."""
+        if (
+            self.options.plan["on_table_refused"] == "fail"
+            or self.options.plan["format_version"] > 2
+        ):
+            # pyiceberg writes no metadata of version 3.
+            return
+        catalog = load_catalog(CATALOG, **self.catalog_properties)
+        names = [each for _, each in catalog.list_tables(self.namespace)]
+        if targets := [each for each in names if not each.startswith("pgoutput_")]:
+            self._change_lake(f"{self.namespace}.{self.chance.choice(targets)}")
 
     def _disturb(self, kills: Kills) -> None:
         """What operators do between runs, or should not do."""
@@ -143,6 +203,8 @@ class Pipeline:
         if self.chance.random() < kills.maintenance:
             self._task("maintain", self._maintain_body, 0, [], kills)
             self._task("prune", self._common, 0, [], kills)
+        if self.chance.random() < 0.3:
+            self._make_trouble()
 
     def catch_up(self, target: int) -> None:
         """Run until nothing is left.
@@ -153,7 +215,12 @@ class Pipeline:
             if turn == _MOST_LIMITED_RUNS:
                 self.options.stage.pop("max_changes", None)
                 self.options.stage.pop("max_bytes", None)
-            if self.run(Kills(0, 0)) and (self._checkpoint or 0) >= target and not self._next:
+            if not self.run(Kills(0, 0)) or (self._checkpoint or 0) < target or self._next:
+                continue
+            if not self.set_aside - self.copied_for_it:
+                return
+            self._bring_back(Kills(0, 0))
+            if not self._next:
                 return
         raise Fault("the pipeline does not catch up in 60 runs")
 
@@ -248,10 +315,10 @@ class Pipeline:
                 else:
                     after = self.chance.uniform(0, 3 if name == "apply" else 0.8)
             crash = points and self.chance.random() < kills.server
-            environment = self.driver.address() if name in {"apply", "maintain"} else {}
+            environment = self.driver.address() if name in _WITH_SPARK else {}
             java_before = self.driver.cpu()
             running = self.tasks.begin(name, body(), environment, point)
-            takes_java = name == "apply" and self.chance.random() < kills.java
+            takes_java = name in {"apply", "bring_back"} and self.chance.random() < kills.java
             if after is not None:
                 time.sleep(after)
                 running.kill()
@@ -276,7 +343,7 @@ class Pipeline:
                 return outcome
             if outcome.killed is not None:
                 self.kills[name.partition("_")[0]] += 1
-                if name == "apply" and (takes_java or kills.java >= 1):
+                if name in {"apply", "bring_back"} and (takes_java or kills.java >= 1):
                     self.driver.kill()
                     self.kills["java"] += 1
                 continue

@@ -93,7 +93,11 @@ class SlotWatch:
                     (self._slot,),
                 ).fetchone()
                 self.looks += 1
-                if row is None or row[0] is None or self.paused.is_set():
+                if row is None or row[0] is None:
+                    # It is made, or made anew: its position begins anew, too.
+                    self.begin_anew()
+                    continue
+                if self.paused.is_set():
                     continue
                 found = number(row[0])
                 if self._first is None:

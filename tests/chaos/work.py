@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from pyspark import SparkConf, SparkContext
@@ -10,13 +11,21 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_pgoutput.apply.maintain import maintain as maintain_tables
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
-from airflow_provider_pgoutput.batch.jobs import ApplyJob, MaintenanceJob, job_from_json
+from airflow_provider_pgoutput.apply.replay import replay
+from airflow_provider_pgoutput.batch.jobs import (
+    ApplyJob,
+    MaintenanceJob,
+    ReplayJob,
+    WriteJob,
+    job_from_json,
+)
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest
 from airflow_provider_pgoutput.capture.advance import advance_slot
 from airflow_provider_pgoutput.capture.pipeline import stage_batch
 from airflow_provider_pgoutput.capture.request import CaptureRequest
 from airflow_provider_pgoutput.capture.schema.policy import SchemaPolicy
+from airflow_provider_pgoutput.capture.staging.archive import batches_between
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.stream.options import StreamOptions
 from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
@@ -58,7 +67,27 @@ def apply(body: dict[str, Any]) -> dict[str, Any]:
     job = job_from_json(body["job"])
     assert isinstance(job, ApplyJob)
     apply_batch(_session(), job)
-    return {}
+    return {"set_aside": _set_aside(body)}
+
+
+def bring_back(body: dict[str, Any]) -> dict[str, Any]:
+    """Apply to the tables that are set aside what they lack, as the operator does."""
+    job = job_from_json(body["job"])
+    assert isinstance(job, ApplyJob)
+    checkpoint = _checkpoint(body)
+    from_lsn = min(each.since_lsn for each in checkpoint.set_aside.values())
+    area = StagingArea(job.staging_uri)
+    batches = batches_between(
+        area, body["slot_name"], from_lsn, checkpoint.end_lsn, checkpoint.system_identifier
+    )
+    shared = {each.name: getattr(job, each.name) for each in dataclasses.fields(WriteJob)}
+    names = tuple(each.table_name for each in checkpoint.set_aside.values())
+    uris = tuple(each.manifest_uri for each in batches)
+    replay(
+        _session(),
+        ReplayJob(**shared, manifest_uris=uris, tables=names, in_place=True, catch_up=True),
+    )
+    return {"set_aside": _set_aside(body)}
 
 
 def apply_without_spark(body: dict[str, Any]) -> dict[str, Any]:
@@ -113,6 +142,10 @@ def _session() -> SparkSession:
     java_context = jvm.org.apache.spark.api.java.JavaSparkContext.fromSparkContext(context)
     conf = SparkConf(_jvm=jvm, _jconf=java_context.getConf())
     return SparkSession(SparkContext(gateway=gateway, jsc=java_context, conf=conf))
+
+
+def _set_aside(body: dict[str, Any]) -> list[str]:
+    return sorted(each.table_name for each in _checkpoint(body).set_aside.values())
 
 
 def _checkpoint(body: dict[str, Any]) -> Any:
