@@ -27,6 +27,8 @@ JAVA_ERRORS = (Py4JJavaError, CapturedException)
 _SESSION = (
     f"org.apache.spark.sql.{'' if spark_version.startswith('3.') else 'classic.'}SparkSession"
 )
+#: Attribute of Py4J's view of the JVM: the classes that were asked for, by name.
+_CLASSES = "_pgoutput_classes"
 #: How many lines of a stack trace go into the log for each exception.
 _INNERMOST = 12
 
@@ -84,11 +86,15 @@ def class_named(jvm: Any, name: str) -> Any:
 
     :raises ConfigurationError: Spark's jars do not have it.
     """
-    found = getattr(jvm, name)
-    if isinstance(found, JavaPackage):
-        # Py4J takes every name that is no class for a package.
-        raise missing_class(name)
-    return found
+    # Py4J asks the JVM for every attribute again.
+    known = vars(jvm).setdefault(_CLASSES, {})
+    if name not in known:
+        found = getattr(jvm, name)
+        if isinstance(found, JavaPackage):
+            # Py4J takes every name that is no class for a package.
+            raise missing_class(name)
+        known[name] = found
+    return known[name]
 
 
 def elements(collection: Any) -> Iterator[Any]:

@@ -7,6 +7,7 @@ Source: https://iceberg.apache.org/docs/latest/branching/ and /javadoc/latest/ (
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +109,16 @@ class IcebergTable:
     def properties(self) -> dict[str, str]:
         """The table's properties."""
         return texts(self._jvm, self.java.properties())
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The current schema as Iceberg's JSON. It crosses to Python at once, like the properties.
+
+        Source: https://iceberg.apache.org/spec/#appendix-c-json-serialization
+        """
+        parser = class_named(self._jvm, "org.apache.iceberg.SchemaParser")
+        body: dict[str, Any] = json.loads(str(parser.toJson(self.java.schema())))
+        return body
 
     @property
     def head(self) -> int | None:

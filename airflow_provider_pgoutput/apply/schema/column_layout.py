@@ -535,7 +535,7 @@ def _in_target(table: Table, at: Sequence[Sequence[TargetField]]) -> Table:
 
 def _keep_sources(target_fields: TargetFields, target: IcebergTable | None) -> None:
     """Keep each field that the table is partitioned or sorted by, or was once partitioned by."""
-    if target is None:
+    if target is None or not any(each.is_dropped for each in target_fields.every):
         return
     in_use = columns_in_use(target)
     for each in target_fields.every:

@@ -10,8 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.apply.iceberg.jvm import elements
-from airflow_provider_pgoutput.apply.schema.spark_types import lake_type_of
+from airflow_provider_pgoutput.apply.schema.spark_types import lake_type_in
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -48,8 +47,8 @@ def fields_of(target: IcebergTable | None) -> list[Field]:
     if target is None:
         return []
     return [
-        Field(int(each.fieldId()), str(each.name()), lake_type_of(each.type()))
-        for each in elements(target.java.schema().columns())
+        Field(each["id"], each["name"], lake_type_in(each["type"]))
+        for each in target.schema["fields"]
     ]
 
 

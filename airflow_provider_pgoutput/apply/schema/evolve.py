@@ -35,6 +35,7 @@ from airflow_provider_pgoutput.apply.schema.defaults import missing_value
 from airflow_provider_pgoutput.apply.schema.spark_types import (
     UUID,
     holds_uuid,
+    lake_type_in,
     lake_type_of,
     spark_type,
 )
@@ -186,8 +187,10 @@ def evolve(
     :raises PublishRefused: main, the columns or the owner changed since the layout was made.
     :raises TableRefused: somebody else kept changing the schema at the same time.
     """
-    before = _seen(table)
     wanted = [*columns, *(Column(name, 0, -1, "", kind) for name, kind in metadata.items())]
+    if _is_evolved(table, wanted, key, properties, layout):
+        return _older_rows(table, columns)
+    before = _seen(table)
     for _ in range(_ATTEMPTS):
         try:
             _evolve_once(spark, table, wanted, key, properties, layout)
@@ -218,6 +221,33 @@ def evolve(
     )
 
 
+def _is_evolved(
+    table: IcebergTable,
+    columns: Sequence[Column],
+    key: Sequence[str],
+    properties: Mapping[str, str],
+    layout: Layout | None,
+) -> bool:
+    """Whether ``_evolve_once`` would change nothing. It is so for most batches, and this costs less."""
+    schema = table.schema
+    held = {each["name"]: each for each in schema["fields"]}
+    if layout is not None and (layout.dropped or layout.renamed):
+        return False
+    for column in columns:
+        if column.name not in held or lake_type_in(held[column.name]["type"]) != column.lake_type:
+            return False
+    if any(field["required"] and name not in key for name, field in held.items()):
+        return False
+    ids = {name: int(field["id"]) for name, field in held.items()}
+    kinds = {name: lake_type_in(f["type"]) for name, f in held.items() if f["required"]}
+    identifiers = {ids[name] for name in _identifier_fields(kinds, key)}
+    if identifiers != set(schema.get("identifier-field-ids", ())):
+        return False
+    wanted = {**properties, **(_numbers(ids, layout) if layout is not None else {})}
+    found = table.properties
+    return all(found.get(name) == text for name, text in wanted.items())
+
+
 def _seen(table: IcebergTable) -> tuple[object, ...]:
     """What the changes depend on: main's head, which field is which column, and the table's owner."""
     properties = table.properties
@@ -228,8 +258,8 @@ def _older_rows(table: IcebergTable, columns: Sequence[Column]) -> Evolved:
     """The notes in the table about these columns."""
     properties, ours = table.properties, {each.name for each in columns}
     lacking, notes = set(), set()
-    for each in elements(table.java.schema().columns()):
-        name, note = str(each.name()), f"{FILL_PREFIX}{each.fieldId()}"
+    for each in table.schema["fields"]:
+        name, note = each["name"], f"{FILL_PREFIX}{each['id']}"
         if name in ours and note in properties:
             notes.add(note)
             # A batch without the column may have written rows since. Iceberg shows no default in those.
@@ -277,7 +307,8 @@ def _evolve_once(
         if field.isRequired() and name not in key:
             change, changed = change.makeColumnOptional(name), True
     identifiers = {str(name) for name in elements(before.identifierFieldNames())}
-    wanted_identifiers = _identifier_fields(present, key)
+    required = {name: str(f.type()) for name, f in present.items() if f.isRequired()}
+    wanted_identifiers = _identifier_fields(required, key)
     if identifiers != wanted_identifiers:
         names = _java_list(spark, sorted(wanted_identifiers))
         change, changed = change.setIdentifierFields(names), True
@@ -372,14 +403,12 @@ def _set_properties(
     return True
 
 
-def _identifier_fields(present: Mapping[str, Any], key: Sequence[str]) -> set[str]:
-    """The ids of the key columns, if the specification allows all of them as identifier fields; else none."""
-    usable = all(
-        name in present
-        and present[name].isRequired()
-        and not str(present[name].type()).startswith(_NO_IDENTIFIER)
-        for name in key
-    )
+def _identifier_fields(required: Mapping[str, str], key: Sequence[str]) -> set[str]:
+    """The key columns, if the specification allows all of them as identifier fields; else none.
+
+    :param required: types of the columns that are never NULL, by name.
+    """
+    usable = all(name in required and not required[name].startswith(_NO_IDENTIFIER) for name in key)
     return set(key) if usable else set()
 
 

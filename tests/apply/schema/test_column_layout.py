@@ -120,6 +120,12 @@ def target(recorded: dict[str, Any], **fields: tuple[int, str]) -> Any:
             specs=lambda: SimpleNamespace(entrySet=JavaList),
             sortOrder=lambda: SimpleNamespace(fields=JavaList),
         ),
+        schema={
+            "fields": [
+                {"id": number, "name": name, "type": kind}
+                for name, (number, kind) in fields.items()
+            ]
+        },
         properties={COLUMNS_PROPERTY: json.dumps({"relation_oid": 1, **recorded})},
     )
 
