@@ -16,8 +16,10 @@ from tests.source_code import parsed
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-#: Types of which no value is harmful as SQL; ``DataFrame`` is no text at all.
-_SAFE_TYPES = frozenset({"Sql", "int", "bool", "Decimal", "Lsn", "datetime", "DataFrame"})
+#: Types of which no value is harmful as SQL; ``DataFrame`` and Iceberg's ``Expression`` are no text at all.
+_SAFE_TYPES = frozenset(
+    {"Sql", "int", "bool", "Decimal", "Lsn", "datetime", "DataFrame", "Expression"}
+)
 _CONTAINERS = frozenset({"tuple", "list", "set", "frozenset", "Sequence", "Iterable", "Iterator"})
 _MAPPINGS = frozenset({"dict", "Mapping"})
 #: That a function with ``*arguments`` may be given.

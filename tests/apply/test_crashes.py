@@ -11,6 +11,7 @@ from airflow_provider_pgoutput import crash_points
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.iceberg.table import FILL_PREFIX, IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
+from airflow_provider_pgoutput.apply.rows import apply_few
 from airflow_provider_pgoutput.batch.checkpoint import SUMMARY_END_LSN
 from airflow_provider_pgoutput.errors import CommitStateUnknown
 from tests.apply.build import Source, column
@@ -38,6 +39,9 @@ POINTS = (
     "apply.before_checkpoint",
     "apply.after_checkpoint",
 )
+#: What only the driver's own way passes, and what is passed on the way of Spark in its place.
+OF_FEW = ("apply.before_row_delta", "apply.after_row_delta")
+OF_MANY = ("apply.after_branch", "apply.after_delete", "apply.after_append", "apply.before_publish")
 
 
 class Killed(BaseException):
@@ -79,13 +83,20 @@ def _ours(spark: SparkSession, relation: Relation) -> tuple[int, list[str]]:
     return count, list(table.branch_ages_ms())
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    ("point", "most_changes"),
+    [*((each, None) for each in (*POINTS, *OF_FEW)), *((each, 0) for each in OF_MANY)],
+)
 def test_an_apply_that_was_killed_is_run_again(
     spark: SparkSession,
     source: Source,
     lake_rows: Any,
+    monkeypatch: pytest.MonkeyPatch,
     point: str,
+    most_changes: int | None,
 ) -> None:
+    if most_changes is not None:
+        monkeypatch.setattr(apply_few, "MOST_CHANGES", most_changes)
     first, second, relations = _two_tables(source)
     apply_batch(spark, first)
     reached: list[str] = []

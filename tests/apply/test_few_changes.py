@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
-from airflow_provider_pgoutput.apply.rows import table_state
+from airflow_provider_pgoutput.apply.rows import apply_few, table_state
 from airflow_provider_pgoutput.apply.rows.segments import Segment
 from airflow_provider_pgoutput.apply.table import checkpoint, checkpoint_rows
 from airflow_provider_pgoutput.batch.table_version import StagedFile, TableVersion
@@ -36,6 +36,7 @@ def test_a_batch_of_few_changes_adds_one_file(
     monkeypatch: pytest.MonkeyPatch,
     few: bool,
 ) -> None:
+    monkeypatch.setattr(apply_few, "MOST_CHANGES", 0)
     if not few:
         monkeypatch.setattr(table_state, "_BYTES_OF_ONE_TASK", 0)
     table = source.table("t", (column("id"), column("v", "string")), key=("id",))

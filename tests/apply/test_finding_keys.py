@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply.iceberg.sql import Sql
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
-from airflow_provider_pgoutput.apply.rows import apply_keyed, key_ranges
+from airflow_provider_pgoutput.apply.rows import apply_few, apply_keyed, key_ranges
 from airflow_provider_pgoutput.apply.rows.segments import Segment
 from airflow_provider_pgoutput.batch.jobs import TableOptions
 from airflow_provider_pgoutput.batch.table_version import TableVersion
@@ -37,6 +37,12 @@ _FORMS = {
     ),
     "date": ("date_add(DATE '0001-01-01', CAST((k + 1000000000) DIV 600 AS INT))", "DATE"),
 }
+
+
+@pytest.fixture(autouse=True)
+def by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver, which writes few changes itself, finds keys in another way."""
+    monkeypatch.setattr(apply_few, "MOST_CHANGES", 0)
 
 
 def _segment(*lake_types: str) -> Segment:

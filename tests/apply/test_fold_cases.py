@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
-from airflow_provider_pgoutput.apply.rows import table_state
+from airflow_provider_pgoutput.apply.rows import apply_few, table_state
 from tests.apply.conftest import source_rows
 from tests.apply.fold_cases import CASES
 
@@ -55,6 +55,7 @@ def _batches(source: Source, cut: str) -> tuple[list[ApplyJob], list[Relation]]:
         ("nowhere", "several tasks"),
         pytest.param("first step", "one task", marks=pytest.mark.exhaustive),
         ("each step", "one task"),
+        ("each step", "no task where there need be none"),
     ],
 )
 def test_the_lake_equals_the_source(
@@ -65,6 +66,8 @@ def test_the_lake_equals_the_source(
     tasks: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if "need" not in tasks:
+        monkeypatch.setattr(apply_few, "MOST_CHANGES", 0)
     if tasks == "several tasks":
         monkeypatch.setattr(table_state, "_ROWS_OF_ONE_TASK", 0)
     plans, relations = _batches(source, cut)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_pgoutput import crash_points
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
-from airflow_provider_pgoutput.apply.rows import apply_keyed, table_state
+from airflow_provider_pgoutput.apply.rows import apply_few, apply_keyed, table_state
 from tests.apply.build import Source, column
 from tests.apply.conftest import source_rows
 
@@ -24,10 +25,10 @@ COLUMNS = (column("a"), column("b", "string"), column("c"), column("d", "string"
 _KEYS = 12
 
 
-def _tables(source: Source) -> list[Relation]:
+def _tables(source: Source, keyed_toast: tuple[str, ...]) -> list[Relation]:
     return [
-        source.table("keyed", COLUMNS, key=("a",), toast=("b", "d")),
-        source.table("pair", COLUMNS, key=("a", "d"), toast=("b", "d")),
+        source.table("keyed", COLUMNS, key=("a",), toast=keyed_toast),
+        source.table("pair", COLUMNS, key=("a", "d"), toast=keyed_toast),
         source.table("full", COLUMNS, key=("a",), identity="f", toast=("b",)),
         source.table("bag", COLUMNS, identity="f", toast=("b", "d")),
     ]
@@ -82,7 +83,7 @@ def _rewrite(random_: random.Random, relation: Relation) -> None:
         row[relation.version.columns[-1].name] = random_.randrange(3)
 
 
-@pytest.mark.parametrize("tasks", ["one task", "several tasks"])
+@pytest.mark.parametrize("tasks", ["no task", "one task", "several tasks"])
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (1, 2))]
 )
@@ -97,10 +98,24 @@ def test_the_lake_equals_the_source(
     # As of tables so large that a closer look at the keys is worth it.
     monkeypatch.setattr(apply_keyed, "_MANY_ROWS", 0)
     monkeypatch.setattr(apply_keyed, "_KEYS_FOR_WORDS", 0)
+    if tasks != "no task":
+        monkeypatch.setattr(apply_few, "MOST_CHANGES", 0)
     if tasks == "several tasks":
         monkeypatch.setattr(table_state, "_ROWS_OF_ONE_TASK", 0)
     random_ = random.Random(seed)  # noqa: S311 - not for secrets
-    tables = _tables(source)
+    # The driver leaves changes with values that were not sent to Spark.
+    tables = _tables(source, () if tasks == "no task" else ("b", "d"))
+    reached: list[str] = []
+    with crash_points.watched(reached.append):
+        _run(spark, source, tables, random_)
+    for relation in tables:
+        assert lake_rows(relation) == source_rows(relation), relation.name
+    assert ("apply.after_row_delta" in reached) == (tasks == "no task")
+
+
+def _run(
+    spark: SparkSession, source: Source, tables: list[Relation], random_: random.Random
+) -> None:
     for _ in range(4):
         for _ in range(random_.randrange(1, 25)):
             with source.transaction():
@@ -115,5 +130,3 @@ def test_the_lake_equals_the_source(
     # It tells what rows hold that nobody changed since their table was rewritten.
     tables[2].update_all({})
     apply_batch(spark, source.stage())
-    for relation in tables:
-        assert lake_rows(relation) == source_rows(relation), relation.name

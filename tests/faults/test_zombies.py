@@ -33,6 +33,8 @@ def test_f14_a_driver_that_comes_back_changes_nothing(subject: Callable[[int], S
     # many tables are left to publish.
     for point, newer, unpublished in (
         ("apply.after_delete", 1, None),
+        ("apply.before_row_delta", 1, None),
+        ("apply.after_row_delta", 0, None),
         ("apply.after_prepare", 0, 3),
         ("apply.between_publishes", 1, 2),
     ):

@@ -14,6 +14,7 @@ from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.version import __version__ as spark_version
 
 from airflow_provider_pgoutput.apply.iceberg.spark_jars import missing_class
+from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,6 +96,15 @@ def class_named(jvm: Any, name: str) -> Any:
             raise missing_class(name)
         known[name] = found
     return known[name]
+
+
+def has_class(jvm: Any, name: str) -> bool:
+    """Whether Spark's jars have the Java class of a full name."""
+    try:
+        class_named(jvm, name)
+    except ConfigurationError:
+        return False
+    return True
 
 
 def elements(collection: Any) -> Iterator[Any]:

@@ -268,6 +268,36 @@ class IcebergTable:
         delete.commit()
         self.refresh()
 
+    def replace_rows(
+        self,
+        branch: str,
+        head: int | None,
+        rows: Sequence[Any],
+        deletes: Sequence[Any],
+        replaced: Sequence[Any],
+        marker: Mapping[str, str],
+    ) -> None:
+        """Commit data files and delete files to a branch, in one commit.
+
+        :param head: the snapshot to which the positions in the delete files belong.
+        :param replaced: delete files whose place the new ones take.
+        :param marker: summary keys of the commit.
+        :raises PublishRefused: the branch is not made from ``head``, or the table changed at the same time.
+        :raises CommitStateUnknown: the catalog did not say.
+        """
+        change = self.java.newRowDelta().toBranch(branch)
+        if head is not None:
+            change = change.validateFromSnapshot(head)
+        for each in rows:
+            change = change.addRows(each)
+        for each in deletes:
+            change = change.addDeletes(each)
+        for each in replaced:
+            change = change.removeDeletes(each)
+        for key, value in marker.items():
+            change = change.set(key, value)
+        self.change(change.commit)
+
     def mark(self, branch: str, marker: Mapping[str, str]) -> None:
         """Commit only the summary keys to a branch, and no rows."""
         append = self.java.newFastAppend().toBranch(branch)

@@ -8,7 +8,7 @@ Source: https://iceberg.apache.org/docs/latest/spark-writes/ (MERGE INTO, branch
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
@@ -81,6 +81,26 @@ class BranchWriter:
         if not self._is_marked:
             self.table.mark(self.branch, marker)
             self._follow()
+
+    def replace_rows(
+        self,
+        rows: Sequence[Any],
+        deletes: Sequence[Any],
+        replaced: Sequence[Any],
+        marker: Mapping[str, str],
+    ) -> None:
+        """Commit files that are written already, see ``iceberg/generic_rows.py``.
+
+        :param rows: data files.
+        :param deletes: delete files. Their positions belong to the branch's newest snapshot.
+        :param replaced: delete files whose place the new ones take.
+        :raises TableRefused: Iceberg took the files, but the branch does not have them.
+        """
+        before = self.head
+        self.table.replace_rows(self.branch, before, rows, deletes, replaced, marker)
+        self._follow(marked=True)
+        if self.head == before:
+            raise self._lost_rows()
 
     def delete_keys(
         self,
@@ -244,12 +264,7 @@ class BranchWriter:
         self._follow(marked=bool(marker))
         # Asked only if nothing was committed. That is right if there are no rows.
         if self.head == before and not rows.isEmpty():
-            raise TableRefused(
-                "Rows that were appended to a branch of it are not there.",
-                table=self.table.name.target,
-                advice="look for settings of Spark or properties of the table that send commits elsewhere, as"
-                " spark.wap.id with write.wap.enabled does.",
-            )
+            raise self._lost_rows()
 
     def _merge_delete(self, condition: Sql, marker: Mapping[str, str] | None) -> None:
         """Delete the rows that match a row in the view of the keys."""
@@ -285,6 +300,14 @@ class BranchWriter:
         # We wrote with the columns of the start. If a column was renamed since, Spark wrote NULL into it.
         if self._current_schema_id() != self._schema_id:
             raise self._changed()
+
+    def _lost_rows(self) -> TableRefused:
+        return TableRefused(
+            "Rows that were appended to a branch of it are not there.",
+            table=self.table.name.target,
+            advice="look for settings of Spark or properties of the table that send commits elsewhere, as"
+            " spark.wap.id with write.wap.enabled does.",
+        )
 
     def _changed(self) -> PublishRefused:
         return PublishRefused(

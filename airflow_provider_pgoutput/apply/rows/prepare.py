@@ -17,6 +17,7 @@ from airflow_provider_pgoutput.apply.iceberg.session import cloned
 from airflow_provider_pgoutput.apply.iceberg.sql import Sql, partition_transform
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable, discard
 from airflow_provider_pgoutput.apply.rows import (
+    apply_few,
     apply_keyed,
     apply_keyless,
     change_log,
@@ -153,6 +154,8 @@ class TablePreparation(TableState):
 
     def _apply(self, segments: list[versions.Segment]) -> None:
         """Apply the segments in order. A truncate makes all changes before it irrelevant."""
+        if apply_few.apply(self, segments):
+            return
         truncated = self._last_truncate(segments) if self.counts.truncates else None
         if truncated is None:
             self._apply_each(segments)

@@ -192,6 +192,13 @@ def read_files(
     return reader.parquet(*paths)
 
 
+def iceberg_input(spark: SparkSession, batch: StagedBatch, file: StagedFile) -> Any:
+    """A staged file as Iceberg's readers take it."""
+    path, file_system = _open(spark, batch.path(file))
+    inputs = class_named(_jvm(spark), "org.apache.iceberg.hadoop.HadoopInputFile")
+    return inputs.fromPath(path, file_system, file_system.getConf())
+
+
 def write_text(spark: SparkSession, uri: str, text: str) -> None:
     """Write a small text file. A file that is there is replaced.
 

@@ -51,6 +51,12 @@ def lost_columns(table: IcebergTable) -> TableRefused | None:
     )
 
 
+def is_partitioned(table: IcebergTable) -> bool:
+    """Whether the table is partitioned, or its spec was ever changed."""
+    specs = table.java.specs()
+    return int(specs.size()) > 1 or not bool(table.java.spec().isUnpartitioned())
+
+
 def _partition_fields(table: IcebergTable) -> list[Any]:
     """The fields of the current and of all older partition specs."""
     specs = entries(table.java.specs())
