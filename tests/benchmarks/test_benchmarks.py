@@ -149,6 +149,11 @@ def test_keys_of_different_rows_differ_and_are_what_postgresql_would_send() -> N
         ),
         ("many_tables", ["--tables", "1", "2", "--rows=4000", "--changes=200"], {"1", "2"}),
         (
+            "few_changes",
+            ["--tables=2", "--rows=1000", "--warm-up=0"],
+            {way: {"seconds", "cpu_seconds"} for way in ("apply", "apply_by_spark", "merge")},
+        ),
+        (
             "file_health",
             [
                 "--rows=4000",
