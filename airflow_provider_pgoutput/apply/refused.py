@@ -1,13 +1,14 @@
-"""One table of a batch is refused: whether the others go on.
+"""What happens to a batch when one of its tables is refused.
 
-If the table is gone at the source, nobody can copy it again. So its changes are passed over, with a warning,
-and never applied (``batch/passed_over.py``). Capture finds changes that cannot be followed at all
-(``capture/schema/gone.py``).
+The table may be gone at the source. Then nobody can copy it again. So if only a copy would help, its changes
+are passed over, with a warning, and never applied (``batch/passed_over.py``). Capture finds changes that
+cannot be followed at all (``capture/schema/gone.py``).
 
-Otherwise ``on_table_refused`` decides. With ``set_aside`` nothing of the batch is published in the table, and
-it can come back later (``batch/set_aside.py``).
+In all other cases ``on_table_refused`` decides. With ``set_aside`` the others go on, and the table can come
+back later (``batch/set_aside.py``).
 
-Either way nothing was published in the table. So an apply that is repeated decides anew.
+Nothing of the batch is in the table then. If the task is killed before it writes the checkpoint, the next try
+looks at the table again.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Errors that are about one table and its rows, and that only a new copy would mend.
+#: About one table at the source, or its rows. If the table is gone there, its changes are passed over.
+#: ``BatchRefused`` is here for changes of rows that nothing identifies. A damaged file stops all earlier.
 _ABOUT_A_TABLE = (BatchRefused, RowMissing, TableRefused, ValueRefused)
-#: Errors that are about one table and its target. Another try can mend them.
+#: About one target, or its options. They never pass a table over.
 _ABOUT_A_TARGET = (ConfigurationError, LakeDenied, TableRolledBack)
 _Result = TypeVar("_Result")
 
@@ -64,16 +66,16 @@ class RefusedTables:
         self.set_aside: dict[int, tuple[Table, Refusal]] = {}
 
     def unless_refused(self, table: Table, do: Callable[[], _Result]) -> _Result | None:
-        """Do something about one table, unless it is set aside or that is refused.
+        """Call ``do`` for one table. If it refuses the table, the table may be set aside or passed over.
 
-        A batch that copies the table is tried even if it is set aside: the copy brings it back.
+        A table that is set aside is skipped. A batch that copies it is tried: the copy brings it back.
 
         :return: what ``do`` returned; None: the others go on without this table.
         :raises PgoutputError: the refusal concerns all tables, or ``on_table_refused`` says ``fail``.
         """
         if (waiting := self._waiting.get(table.relation_oid)) and table.copy_lsn is None:
             logger.warning(
-                "%s is set aside: it lacks the changes from LSN %s on, and now %d more. %s",
+                "%s is still set aside, since LSN %s. %d changes of this batch are not applied to it. %s",
                 table.name,
                 waiting.since_lsn,
                 table.counts.changes,

@@ -1,13 +1,15 @@
 """Tables that are set aside: the lake is past batches that were not applied to them.
 
 A batch that could not be applied to one table is applied to all others. The checkpoint table then gets a row
-that says so: it has the name of the table and no target. Such a row waits until the table has the batch, or a
-later one. A table with a row that waits is set aside, and no later batch is applied to it. Two things bring
-it back: a replay of the batches that it lacks, and a batch that copies it.
+for that table, with the reason (column ``set_aside``). Its column ``target`` is empty. Such a row waits until
+the table has the batch, or a later one. A table with a row that waits is set aside, and no later batch is
+applied to it. Two things bring it back: a replay of the batches that it lacks, and a batch that copies it.
 
 Example: batch 1 is refused for table ``t``, batch 2 is not tried. A replay applies both to ``t``. For each it
-writes a row with the target. No row of ``t`` waits any more. (Batch 2 may change nothing in ``t``: it inserts
-a row and deletes it. Then its row has no target, and no reason either.)
+writes a row with the target. No row of ``t`` waits any more.
+
+The batch may change nothing in ``t``. Example: it truncates ``t`` before ``t`` has a target. Then the row in
+the checkpoint table has no target. It has no reason either, and so it counts as applied.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ class TableRow(NamedTuple):
 
     @property
     def is_point(self) -> bool:
-        """Whether the batch ends where it starts. Such a batch has copies and nothing else."""
+        """Whether the batch only copies. Such a batch ends where it starts."""
         return self.start_lsn == self.end_lsn
 
 
@@ -118,9 +120,10 @@ def set_aside_tables(rows: Iterable[TableRow]) -> dict[int, SetAside]:
 
 
 def _has(applied: Iterable[TableRow], refused: TableRow) -> bool:
-    """Whether a table has a batch that it was refused: the same one, a later one, or a copy at its end.
+    """Whether a table has by now what a refused batch would have given it.
 
-    A batch that only copies can end where an earlier batch ended. So the earlier batch does not count.
+    Yes, if a batch that ends later was applied. Two batches can end at one LSN: changes, and then a copy. The
+    copy makes up for the changes. The changes do not make up for the copy.
     """
     return any(
         each.end_lsn > refused.end_lsn

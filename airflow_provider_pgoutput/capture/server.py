@@ -195,16 +195,17 @@ class PostgresSource:
     def create_slot(self) -> ExportedSnapshot:
         """See ``Source``.
 
-        PostgreSQL does not see what commits between two of the steps in which it makes a slot. If that alters
-        a table, the slot may describe the table as it was before. So the slot is made anew then.
+        PostgreSQL makes a slot in several steps. It can miss a transaction that commits between two of them.
+        Example: ALTER TABLE renames a column. The slot then sends rows under the old name. So the catalogs
+        are compared before and after. If they differ, the slot is made again, three times at most.
 
         Source: the thread "Fix logical decoding not track transaction during SNAPBUILD_BUILDING_SNAPSHOT" of
         the list pgsql-hackers, November 2025.
         """
         request = self.request
         self._check_replication()
-        # A slot holds WAL. Without a staging area that takes a batch nothing would ever release it.
-        # If this run is killed meanwhile, the file is pruned like those of an attempt.
+        # A slot holds WAL until a batch is staged. So first try whether the staging area takes a file. If the
+        # run is killed here, the prune task deletes the file.
         self.area.check(layout.attempt_folder(request.slot_name, Lsn(0), "check"))
         for tries_left in reversed(range(_MOST_SLOTS)):
             before = read_catalog_state(self.session)
@@ -220,9 +221,9 @@ class PostgresSource:
                 return snapshot
             if not tries_left:
                 log.warning(
-                    "Each time slot %s was made, a table or a publication was altered meanwhile. PostgreSQL"
-                    " may describe that table to the slot as it was before. Copy the tables that were altered"
-                    " again (copy_tables) when nobody alters tables.",
+                    "Slot %s was made three times, and each time somebody altered a table or a publication."
+                    " The slot may send rows of that table with its old columns. Find out which table it was,"
+                    " and copy it again (copy_tables) at a quiet time.",
                     request.slot_name,
                 )
                 return snapshot

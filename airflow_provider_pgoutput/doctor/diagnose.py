@@ -239,9 +239,9 @@ def _set_aside(observed: Observed) -> Iterator[Finding]:
         yield Finding(
             PROBLEM,
             each.table_name,
-            f"It is set aside since {each.since_lsn}, and lacks {each.batches} batches. {each.refusal}",
-            "when the cause is gone, run PgoutputReplayOperator without from_lsn; or copy the table"
-            " (copy_tables).",
+            f"It is set aside since {each.since_lsn}. Batches that it lacks: {each.batches}. {each.refusal}",
+            "when the cause is gone, run PgoutputReplayOperator without from_lsn. A table that was rolled"
+            " back or dropped, or that lacks rows, is copied (copy_tables).",
         )
 
 

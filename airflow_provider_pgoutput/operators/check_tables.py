@@ -56,14 +56,17 @@ class PgoutputCheckTablesOperator(BaseOperator):
             slot_name = arguments.required_text(self.slot_name, "slot_name")
             lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
             checkpoint = lake.checkpoint(slot_name)
-            names = [] if checkpoint is None else list(log_set_aside(checkpoint))
-            if not names:
+            if checkpoint is None or not checkpoint.set_aside:
                 self.log.info("No table is set aside.")
                 return
+            log_set_aside(checkpoint)
+            names = sorted(each.table_name for each in checkpoint.set_aside.values())
             more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
             raise TableRefused(
-                f"Set aside: {', '.join(names[:_MOST_NAMES])}{more}. All other tables have their rows.",
+                f"Set aside: {', '.join(names[:_MOST_NAMES])}{more}. All other tables have all batches up to"
+                " the lake's checkpoint.",
                 slot=slot_name,
-                advice="the warnings above say why. When the cause is gone, run PgoutputReplayOperator"
-                " without from_lsn, or copy the tables again (copy_tables).",
+                advice="the warnings above say why, and what to do. Often a replay without from_lsn is enough"
+                " (PgoutputReplayOperator). A table that was rolled back or dropped, or that lacks rows, is"
+                " copied (copy_tables).",
             )

@@ -36,7 +36,8 @@ class PgoutputPruneStagingOperator(BaseOperator):
     :param staging_uri: folder of the staging area. (templated)
     :param namespace: namespace of the Iceberg tables. It also holds the checkpoint. (templated)
     :param staging_retention: an applied batch stays at least for this long.
-    :param set_aside_retention: a batch that a table lacks which is set aside stays at least for this long.
+    :param set_aside_retention: a table that is set aside lacks batches. Each of them stays at least for this
+        long, counted from the time when it was staged.
     :param keep_from_lsn: batches that end past this LSN (``16/B374D848``) stay, even if they are old.
         (templated)
     :param iceberg_conn_id: the lake's catalog, a connection of type ``iceberg``. (templated)

@@ -43,7 +43,8 @@ class PgoutputReplayOperator(SparkApplyOperator):
     """Apply staged batches again from an LSN on, and return what was done.
 
     Without ``from_lsn`` tables that are set aside come back: they get the batches that they lack. The
-    pipeline may run meanwhile. If the cause is still there, the task fails, and the tables stay set aside.
+    pipeline may run meanwhile. If the cause is still there for a table, that table stays set aside, the
+    others come back, and the task fails.
 
     With ``from_lsn`` and without ``target_namespace`` the tables are rebuilt in place. They go back to where
     they were at ``from_lsn``, and then forward to where the lake is. This undoes what others wrote to them
@@ -58,13 +59,13 @@ class PgoutputReplayOperator(SparkApplyOperator):
     task again. It goes on where it stopped, or begins again where that is safe. The other arguments are those
     of ``SparkApplyOperator``.
 
-    :param from_lsn: where to begin, as PostgreSQL writes it: ``16/B374D848``; None: where the tables that are
-        set aside begin to lack batches. (templated)
+    :param from_lsn: where to begin, as PostgreSQL writes it: ``16/B374D848``; None: bring back the tables
+        that are set aside. If there is none, the task fails. (templated)
     :param to_lsn: where to end, only with ``target_namespace``; None: at the newest batch, or in place at the
         lake's checkpoint. (templated)
-    :param tables: tables to replay by their names at the source, ``["schema.table"]``; None: all tables of
-        the batches, or all that are set aside. (templated)
-    :param target_namespace: namespace to write to; None: the tables are rebuilt in place. (templated)
+    :param tables: tables to replay by their names at the source, ``["schema.table"]``; None: with
+        ``from_lsn`` all tables of the batches, without it all that are set aside. (templated)
+    :param target_namespace: namespace to write to; None: the pipeline's own. (templated)
     """
 
     template_fields: Sequence[str] = (

@@ -23,7 +23,7 @@ def log_set_aside(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
     waiting = sorted(checkpoint.set_aside.values(), key=lambda each: each.table_name)
     for each in waiting[:_MOST_LINES]:
         log.warning(
-            "%s is set aside: its rows in the lake are those of LSN %s, and it lacks %d batches. %s",
+            "%s is set aside since LSN %s: it has no change after that. Batches that it lacks: %d. %s",
             each.table_name,
             each.since_lsn,
             each.batches,

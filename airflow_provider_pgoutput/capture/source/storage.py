@@ -1,7 +1,8 @@
-"""The files that hold the rows of tables, and the state of the catalogs. Only for comparing two moments.
+"""Two fingerprints. Take one twice: if it differs, something changed in between.
 
-``capture/copy/plan.py`` finds out where a copy reads rows. ``capture/schema/older_rows.py`` knows what other
-files mean. ``PostgresSource.create_slot`` knows what another state of the catalogs means.
+The files of a table differ: it was rewritten (``capture/schema/older_rows.py``). The state of the catalogs
+differs: a table or a publication was altered (``PostgresSource.create_slot``). ``capture/copy/plan.py`` finds
+out where a copy reads rows.
 
 Sources: https://www.postgresql.org/docs/current/catalog-pg-class.html,
 https://www.postgresql.org/docs/current/ddl-system-columns.html (xmin)
@@ -37,8 +38,9 @@ SELECT t.root::pg_catalog.int8, t.relnatts::pg_catalog.int4, t.oid::pg_catalog.i
 """
 
 
-# Everything from which the server describes tables while it decodes. Statistics are written in place, so they
-# change no xmin.
+# What decides which tables and columns a slot sends, and how rows are identified. Types are left out: the
+# stream has their OIDs, and their definitions are read from the catalogs. Statistics are written in place, so
+# they change no xmin.
 _STATE_QUERY = """
 WITH tables AS (
     SELECT c.oid, c.xmin FROM pg_catalog.pg_class c
@@ -76,9 +78,9 @@ def read_storage(session: Session, relation_oids: Iterable[int]) -> dict[int, St
 
 
 def read_catalog_state(session: Session) -> str | None:
-    """A number that changes when somebody alters a table or a publication, as a text.
+    """A fingerprint of all tables and publications of the database, as a text.
 
-    None: there is no table and no publication.
+    It changes when one of them is made, altered or dropped. None: there are none.
     """
     with translated():
         row = session.execute(_STATE_QUERY, (FIRST_USER_OID,)).fetchone()

@@ -208,7 +208,10 @@ def test_a_rebuilt_checkpoint_has_what_was_set_aside(
     with newest.transaction() as change:
         change.set_properties({words.PROPERTY_RELATION_OID: "79"})
     seal(tmp_path, manifest(lake, slot, start, between, changes=1))
-    assert doctor(capsys, slot, "--staging-uri", str(tmp_path), "--repair")[0] == 0
+    code, findings = doctor(capsys, slot, "--staging-uri", str(tmp_path), "--repair")
+    (finding,) = (each for each in findings if each["where"] == "public.t")
+    assert code == 1
+    assert "lacks this batch" in finding["what"]
     found = read_checkpoint(lake.catalog_name, lake.properties, "shop", slot)
     assert found is not None
     (waits,) = found.set_aside.values()
