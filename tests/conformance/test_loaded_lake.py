@@ -212,7 +212,8 @@ def test_what_the_overlap_leaves_open_is_refused(
     with pytest.raises(TableRefused, match="no key") as refused:
         pipeline.apply(pipeline.stage(copy_tables=["public.t"]))
     assert refused.value.table == "public.keyless"
-    assert pipeline.snapshot_ids() == before
+    # The first apply of a namespace makes the checkpoint table, to look at what the catalog keeps.
+    assert pipeline.snapshot_ids() == {**before, "pgoutput_checkpoint": None}
     assert pipeline.checkpoint() is None
     both = pipeline.stage(copy_tables=["public.t", "public.keyless"])
     pipeline.apply(both)
