@@ -116,7 +116,7 @@ def _apply(spark: SparkSession, job: ApplyJob, work: RowWork) -> ApplyResult:
     refused, starts = RefusedTables(job.on_table_refused, progress.set_aside), {}
     for target in found:
         look = functools.partial(start, spark, target, manifest, progress)
-        if (table_start := refused.unless_refused(target.source, look)) is not None:
+        if (table_start := refused.unless_refused(target, look)) is not None:
             starts[target.name.target] = table_start
     found = [each for each in found if each.name.target in starts]
     result = ApplyResult(manifest.batch_id, str(manifest.end_lsn), already_applied)
@@ -129,6 +129,7 @@ def _apply(spark: SparkSession, job: ApplyJob, work: RowWork) -> ApplyResult:
     skipped = [target for target in found if starts[target.name.target].done]
 
     result.published.update(write_tables(spark, batch, todo, starts, progress, work, refused))
+    refused.raise_if_about_all(len(manifest.tables))
     append_rejected(spark, batch, progress.end_lsn)
     append_messages(spark, batch, progress.end_lsn)
 
@@ -236,7 +237,7 @@ def returned(
 def _unless_refused(
     refused: RefusedTables | None, target: Target, do: Callable[[], _Result]
 ) -> _Result | None:
-    return do() if refused is None else refused.unless_refused(target.source, do)
+    return do() if refused is None else refused.unless_refused(target, do)
 
 
 def applied_tables(

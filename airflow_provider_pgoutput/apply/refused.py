@@ -32,6 +32,7 @@ from airflow_provider_pgoutput.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from airflow_provider_pgoutput.apply.table.target import Target
     from airflow_provider_pgoutput.batch.manifest import Table
     from airflow_provider_pgoutput.batch.set_aside import SetAside
     from airflow_provider_pgoutput.errors import PgoutputError
@@ -43,6 +44,13 @@ logger = logging.getLogger(__name__)
 _ABOUT_A_TABLE = (BatchRefused, RowMissing, TableRefused, ValueRefused)
 #: About one target, or its options. They never pass a table over.
 _ABOUT_A_TARGET = (ConfigurationError, LakeDenied, TableRolledBack)
+#: If each of several tables is refused for one of these, it is about the lake.
+_ABOUT_ALL = (ConfigurationError, LakeDenied)
+_WAITS = Refusal(
+    "TableRefused",
+    "The table lacks an earlier batch, so this one was not tried.",
+    "run PgoutputReplayOperator without from_lsn, or copy the table again (copy_tables).",
+)
 _Result = TypeVar("_Result")
 
 
@@ -64,16 +72,21 @@ class RefusedTables:
         self.passed_over: dict[int, PassedOver] = {}
         #: By OID: the tables that do not get this batch, and why.
         self.set_aside: dict[int, tuple[Table, Refusal]] = {}
+        #: By OID: the errors of those of them that this batch is the first to be refused for.
+        self._errors: dict[int, PgoutputError] = {}
 
-    def unless_refused(self, table: Table, do: Callable[[], _Result]) -> _Result | None:
+    def unless_refused(self, target: Target, do: Callable[[], _Result]) -> _Result | None:
         """Call ``do`` for one table. If it refuses the table, the table may be set aside or passed over.
 
-        A table that is set aside is skipped. A batch that copies it is tried: the copy brings it back.
+        A table that is set aside is skipped. A batch that copies it is tried: the copy brings it back. But a
+        copy only adds rows to a change log, so a change log first needs the batches that it lacks.
 
         :return: what ``do`` returned; None: the others go on without this table.
         :raises PgoutputError: the refusal concerns all tables, or ``on_table_refused`` says ``fail``.
         """
-        if (waiting := self._waiting.get(table.relation_oid)) and table.copy_lsn is None:
+        table = target.source
+        begins_whole = table.copy_lsn is not None and not target.is_log
+        if (waiting := self._waiting.get(table.relation_oid)) and not begins_whole:
             logger.warning(
                 "%s is still set aside, since LSN %s. %d changes of this batch are not applied to it. %s",
                 table.name,
@@ -81,7 +94,7 @@ class RefusedTables:
                 table.counts.changes,
                 waiting.refusal,
             )
-            self.set_aside[table.relation_oid] = (table, waiting.refusal)
+            self.set_aside[table.relation_oid] = (table, _WAITS)
             return None
         try:
             return do()
@@ -97,7 +110,22 @@ class RefusedTables:
                 refusal,
             )
             self.set_aside[table.relation_oid] = (table, refusal)
+            self._errors[table.relation_oid] = error
             return None
+
+    def raise_if_about_all(self, tables: int) -> None:
+        """Raise if each table was refused for one reason that may concern the whole lake.
+
+        Example: the login lost its rights to all tables. Nothing is published then.
+
+        :param tables: number of tables in the batch.
+        :raises LakeDenied: the catalog forbids to write to each of them.
+        :raises ConfigurationError: an option is wrong for each of them.
+        """
+        errors = list(self._errors.values())
+        is_one = len({type(each) for each in errors}) == 1
+        if tables > 1 and len(errors) == tables and is_one and isinstance(errors[0], _ABOUT_ALL):
+            raise errors[0]
 
     def _passes_over(self, table: Table, error: PgoutputError) -> bool:
         """Pass a refused table over if it is gone at the source; whether it is."""

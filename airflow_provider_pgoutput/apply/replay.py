@@ -106,8 +106,10 @@ def _replay(spark: SparkSession, job: ReplayJob) -> ReplayResult:
     if job.catch_up:
         steps = _waiting(steps, progress)
     elif job.in_place:
+        _refuse_lacking(first_steps(steps), progress, first)
         copied = go_back(spark, job, steps, first_steps(steps), progress)
     else:
+        _refuse_lacking(first_steps(steps), progress, first)
         _refuse_headless(spark, job, steps, progress)
     checkpoint.try_catalog(spark, job, progress)
     # Of tables that catch up, one that is refused again does not stop the others.
@@ -118,7 +120,13 @@ def _replay(spark: SparkSession, job: ReplayJob) -> ReplayResult:
         logger.info(
             "Batch %d of %d: %s to %s.", number, len(steps), manifest.start_lsn, manifest.end_lsn
         )
-        result.published.update(_apply(spark, job, step, copied, progress, refused))
+        published = _apply(spark, job, step, copied, progress, refused)
+        result.published.update(published)
+        # A batch may have copied a renamed table into a new target.
+        now = {
+            t.source.relation_oid: t.name.target for t in step.targets if t.name.target in published
+        }
+        progress = dataclasses.replace(progress, target_of={**progress.target_of, **now})
         reach("replay.after_batch")
     if refused is not None:
         _refuse_still_aside(refused, last)
@@ -157,6 +165,26 @@ def _waiting(steps: list[Step], progress: checkpoint.Progress) -> list[Step]:
         )
         for each in steps
     ]
+
+
+def _refuse_lacking(
+    firsts: Mapping[str, tuple[Target, Manifest]], progress: checkpoint.Progress, first: Manifest
+) -> None:
+    """Refuse to begin after batches that a table lacks, because it is set aside.
+
+    :raises TableRefused: the table would lack them for good, and nobody would know.
+    """
+    for target, _ in firsts.values():
+        waits = progress.set_aside.get(target.source.relation_oid)
+        begins_whole = target.source.copy_lsn is not None and not target.is_log
+        if waits is not None and waits.since_lsn < first.start_lsn and not begins_whole:
+            raise TableRefused(
+                f"The table is set aside, and lacks the batches from {waits.since_lsn} on.",
+                table=target.source.name,
+                slot=first.slot_name,
+                lsn=first.start_lsn,
+                advice=f"begin at {waits.since_lsn} or before, or leave the table out (tables).",
+            )
 
 
 def _refuse_headless(
@@ -244,14 +272,16 @@ def _apply(
 ) -> dict[str, int]:
     """Apply one batch.
 
-    :param before: the checkpoint as it was when the replay began.
+    :param before: the checkpoint as it was before this batch.
     :param refused: collects the tables that are refused. They get no later batch either. None: a refused
         table stops all.
     """
     batch, manifest = step.batch, step.batch.manifest
     # The batches are known to follow each other, and each table's own marker says where it ends. A table that
-    # catches up is not taken back first, so it must also be as new as the checkpoint says.
-    progress = checkpoint.Progress(manifest.start_lsn, before.tables if job.catch_up else {})
+    # catches up is not taken back first. So it must also be as new as the checkpoint says, and where it says.
+    progress = checkpoint.Progress(manifest.start_lsn)
+    if job.catch_up:
+        progress = checkpoint.Progress(manifest.start_lsn, before.tables, before.target_of)
     starts, targets = {}, []
     for target in step.targets:
         look = functools.partial(_start, spark, target, manifest, copied, progress)
@@ -259,7 +289,7 @@ def _apply(
             starts[target.name.target] = look()
             targets.append(target)
         elif target.source.relation_oid not in refused.set_aside:
-            begin = refused.unless_refused(target.source, look)
+            begin = refused.unless_refused(target, look)
             if begin is not None:
                 starts[target.name.target] = begin
                 targets.append(target)

@@ -61,7 +61,9 @@ def plan_steps(spark: SparkSession, job: ReplayJob) -> list[Step]:
         ]
         refuse_unordered(found, batch.manifest)
         steps.append(Step(batch, tuple(found)))
-    _refuse_two_targets(steps)
+    if not job.catch_up:
+        # Of tables that catch up, each is refused on its own.
+        _refuse_two_targets(steps)
     seen = {each.name for each in tables}
     if missing := sorted(set(job.tables) - seen):
         raise BatchRefused(

@@ -155,8 +155,8 @@ def _warn_of_pruned(observed: Observed, oldest: Lsn) -> None:
     if not names:
         return
     log.warning(
-        "No staged batch tells whether changes of these %d tables were passed over before %s: %s. If one was"
-        " not published for a while, name it in copy_tables.",
+        "No staged batch tells whether these %d tables lack changes from before %s: %s. If one was set aside,"
+        " or passed over because it was not published, name it in copy_tables.",
         len(names),
         oldest,
         ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else ""),
@@ -170,17 +170,23 @@ def _lacking_rows(observed: Observed, position: Lsn) -> list[dict[str, Any]]:
     nothing to do, or what is missing.
     """
     reached = _reached(observed)
-    passed_over = {
-        entry.relation_oid for manifest in observed.manifests for entry in manifest.passed_over
-    }
+    names = {each.source_name for each in observed.lake.tables}
+    passed_over: set[int] = set()
     rows = []
     for manifest in observed.manifests:
         if manifest.end_lsn > position or not is_ours(manifest, observed):
             continue
+        for entry in manifest.passed_over:
+            # Without an LSN, a copy ended it.
+            (passed_over.discard if entry.since_lsn is None else passed_over.add)(
+                entry.relation_oid
+            )
         for table in manifest.tables:
             marker = reached.get(table.relation_oid)
             is_passed_over = table.is_gone or table.relation_oid in passed_over
-            if marker is None or marker >= manifest.end_lsn or is_passed_over:
+            # A table that has the name of another one was replaced by it.
+            has_it = table.name in names if marker is None else marker >= manifest.end_lsn
+            if has_it or is_passed_over:
                 continue
             rows.append(
                 {

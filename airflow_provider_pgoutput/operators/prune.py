@@ -129,9 +129,10 @@ class PgoutputPruneStagingOperator(BaseOperator):
         """Say what stays for tables that are set aside. From half of the time on it is a warning."""
         if pruned.kept_since is None:
             return
-        left = pruned.kept_since + self.set_aside_retention - now
+        retention = max(self.set_aside_retention, self.staging_retention)
+        left = pruned.kept_since + retention - now
         self.log.log(
-            logging.WARNING if left < self.set_aside_retention / 2 else logging.INFO,
+            logging.WARNING if left < retention / 2 else logging.INFO,
             "%d batches with %d bytes stay for tables that are set aside. The first of them goes in %s. Then"
             " only a copy (copy_tables) brings its tables back.",
             pruned.kept_batches,

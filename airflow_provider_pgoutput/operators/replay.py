@@ -143,9 +143,12 @@ class PgoutputReplayOperator(SparkApplyOperator):
                 advice="give from_lsn to apply batches again to tables that have them.",
             )
         result: dict[str, Any] = {}
+        waiting, lost = self._without_lost(area, checkpoint, slot_name, waiting)
         for _ in range(_MOST_ROUNDS):
+            if not waiting:
+                break
             from_lsn = min(each.since_lsn for each in waiting)
-            batches = self._still_staged(area, checkpoint, slot_name, from_lsn)
+            batches = self._until_checkpoint(area, checkpoint, slot_name, from_lsn)
             names = tuple(sorted(each.table_name for each in waiting))
             self.log.info("Set aside, and brought back now: %s.", ", ".join(names))
             result = self._replay(
@@ -154,9 +157,12 @@ class PgoutputReplayOperator(SparkApplyOperator):
             checkpoint = self._checkpoint(lake, slot_name)
             still = {each.relation_oid for each in waiting}
             waiting = [e for e in checkpoint.set_aside.values() if e.relation_oid in still]
-            if not waiting:
-                return result
-            self.log.info("The pipeline applied another batch meanwhile: going on with it.")
+            if waiting:
+                self.log.info("The pipeline applied another batch meanwhile: going on with it.")
+        if lost is not None:
+            raise lost
+        if not waiting:
+            return result
         raise LakeUnavailable(
             f"The pipeline applies batches faster than these tables get them: "
             f"{', '.join(each.table_name for each in waiting)}.",
@@ -165,22 +171,30 @@ class PgoutputReplayOperator(SparkApplyOperator):
             " meanwhile.",
         )
 
-    def _still_staged(
-        self, area: StagingArea, checkpoint: Checkpoint, slot_name: str, from_lsn: Lsn
-    ) -> list[ArchivedBatch]:
-        """The batches that tables lack.
-
-        :raises BatchGap: they are not in the staging area any more.
-        """
-        try:
-            return self._until_checkpoint(area, checkpoint, slot_name, from_lsn)
-        except (BatchGap, BatchRefused) as error:
-            raise BatchGap(
-                f"The batches that the tables lack are not whole any more: {error.message}",
-                slot=slot_name,
-                lsn=from_lsn,
-                advice="copy the tables again (copy_tables), or bring the batches back from a backup.",
-            ) from error
+    def _without_lost(
+        self, area: StagingArea, checkpoint: Checkpoint, slot_name: str, waiting: list[SetAside]
+    ) -> tuple[list[SetAside], BatchGap | None]:
+        """The tables whose batches are all staged, and the error that names the others."""
+        found, lost = [], []
+        reason = ""
+        for since in sorted({each.since_lsn for each in waiting}):
+            tables = [each for each in waiting if each.since_lsn == since]
+            try:
+                self._until_checkpoint(area, checkpoint, slot_name, since)
+            except (BatchGap, BatchRefused) as error:
+                reason = reason or error.message
+                lost += tables
+            else:
+                found += tables
+        if not lost:
+            return found, None
+        names = ", ".join(sorted(each.table_name for each in lost))
+        return found, BatchGap(
+            f"The batches that {names} lack are not whole any more: {reason}",
+            slot=slot_name,
+            lsn=min(each.since_lsn for each in lost),
+            advice="copy these tables again (copy_tables), or bring the batches back from a backup.",
+        )
 
     def _replay(
         self,

@@ -150,6 +150,13 @@ def test_without_a_position_it_brings_back_what_is_set_aside(
 def test_what_a_table_lacks_and_nobody_has_any_more(
     workshop: Workshop, lake: TestLake, task_context: Any
 ) -> None:
-    lake.record(SLOT, "0/30", start_lsn="0/8", set_aside={"public.a": 1})
-    with pytest.raises(AirflowFailException, match=r"not whole any more.*copy_tables"):
+    """The others come back. The error names only the table whose batches are gone."""
+    lake.record(SLOT, "0/10", start_lsn="0/8", set_aside={"public.a": 1})
+    lake.record(SLOT, "0/30", start_lsn="0/20", set_aside={"public.b": 2})
+    workshop.behave(result={"status": "applied"}, checkpoint=False)
+    with pytest.raises(
+        AirflowFailException, match=r"that public\.a lack are not whole.*copy_tables"
+    ):
         operator(workshop, from_lsn=None).execute(task_context)
+    job, ranges = job_of(workshop)
+    assert (job.tables, ranges) == (("public.b",), ["20-30"])

@@ -9,8 +9,12 @@ import pytest
 
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
+from airflow_provider_pgoutput.apply.refused import RefusedTables
 from airflow_provider_pgoutput.apply.replay import replay
-from airflow_provider_pgoutput.errors import TableRefused, TableRolledBack
+from airflow_provider_pgoutput.apply.table.target import targets
+from airflow_provider_pgoutput.batch.jobs import TableOptions
+from airflow_provider_pgoutput.batch.manifest import Manifest
+from airflow_provider_pgoutput.errors import LakeDenied, TableRefused, TableRolledBack
 from tests.apply.build import Relation, Source, column, replay_of
 from tests.apply.conftest import source_rows
 
@@ -36,10 +40,9 @@ def roll_back(spark: SparkSession, source: Source, snapshot_id: int) -> None:
 
 
 def head(spark: SparkSession, source: Source, name: str = "t") -> int:
-    rows = spark.sql(
-        f"SELECT snapshot_id FROM {TableName('lake', source.slot_name, name).sql}.refs"
-        " WHERE name = 'main'"
-    ).collect()
+    table = TableName("lake", source.slot_name, name).sql
+    spark.sql(f"REFRESH TABLE {table}")
+    rows = spark.sql(f"SELECT snapshot_id FROM {table}.refs WHERE name = 'main'").collect()
     return int(rows[0][0])
 
 
@@ -238,3 +241,89 @@ def test_batches_that_change_nothing_bring_it_back_all_the_same(
     change(table, 5)
     assert not apply_batch(spark, source.stage()).set_aside
     assert lake_rows(table) == source_rows(table)
+
+
+def test_a_renamed_table_does_not_come_back_as_another_one(
+    spark: SparkSession, source: Source, table: Relation, lake_rows: Any
+) -> None:
+    """Its older rows are under the former name."""
+    apply_batch(spark, source.stage())
+    version = dataclasses.replace(table.version, table_name="renamed", version=1, files=())
+    table.versions.append(version)
+    table.name = "renamed"
+    table.insert(4, "b4", 0)
+    job = aside(source.stage())
+    assert "renamed" in apply_batch(spark, job).set_aside["public.renamed"]
+    with pytest.raises(TableRefused, match="was renamed at the source"):
+        catch_up(spark, [job], tables=("public.renamed",))
+    options = {"public.renamed": TableOptions(target="t")}
+    catch_up(spark, [job], tables=("public.renamed",), table_options=options)
+    assert lake_rows(table, target="t") == source_rows(table)
+
+
+def test_a_replay_in_place_does_not_jump_over_what_a_table_lacks(
+    spark: SparkSession, source: Source, table: Relation, lake_rows: Any
+) -> None:
+    apply_batch(spark, source.stage())
+    name = TableName("lake", source.slot_name, "t").sql
+    begin, end = TROUBLE["TableRefused"]
+    spark.sql(begin.format(name))
+    jobs = []
+    for number in (4, 5, 6):
+        change(table, number)
+        jobs.append(aside(source.stage()))
+        assert apply_batch(spark, jobs[-1]).set_aside
+    spark.sql(end.format(name))
+    with pytest.raises(TableRefused, match="lacks the batches from"):
+        catch_up(spark, jobs[1:], catch_up=False)
+    catch_up(spark, jobs, catch_up=False)
+    assert lake_rows(table) == source_rows(table)
+    change(table, 7)
+    assert not apply_batch(spark, source.stage()).set_aside
+    assert lake_rows(table) == source_rows(table)
+
+
+def test_a_copy_does_not_end_what_a_change_log_lacks(
+    spark: SparkSession, source: Source, table: Relation, lake_rows: Any
+) -> None:
+    def log_of(job: ApplyJob) -> ApplyJob:
+        return dataclasses.replace(aside(job), mode="change_log")
+
+    apply_batch(spark, log_of(source.stage()))
+    first = head(spark, source)
+    change(table, 4)
+    apply_batch(spark, log_of(source.stage()))
+    second = head(spark, source)
+    roll_back(spark, source, first)
+    change(table, 5)
+    jobs = [log_of(source.stage())]
+    assert apply_batch(spark, jobs[0]).set_aside
+    source.copy(table)
+    copied = len(table.rows)
+    change(table, 6)
+    jobs.append(log_of(source.stage()))
+    assert apply_batch(spark, jobs[1]).set_aside
+    roll_back(spark, source, second)
+    catch_up(spark, jobs)
+    ops = [op for (op,) in lake_rows(table, "_pgoutput_op")]
+    assert sorted(ops) == sorted("III" + "IUUD" + "IUU" + "C" * copied + "IUU")
+
+
+def test_what_is_refused_for_each_table_is_about_the_lake(source: Source) -> None:
+    refused = RefusedTables("set_aside", {})
+
+    def deny() -> None:
+        raise LakeDenied("The catalog forbids it.")
+
+    for each in ("t", "u"):
+        source.table(each, (column("a"),), key=("a",)).insert(1)
+    job = source.stage()
+    manifest = Manifest.from_json(
+        (source.staging / job.manifest_uri.split("/staging/")[1]).read_text()
+    )
+    one, two = targets(job, manifest)
+    assert refused.unless_refused(one, deny) is None
+    refused.raise_if_about_all(2)
+    assert refused.unless_refused(two, deny) is None
+    with pytest.raises(LakeDenied):
+        refused.raise_if_about_all(2)

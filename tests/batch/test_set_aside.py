@@ -16,7 +16,8 @@ def row(start: int, end: int, refusal: Refusal | None = None, oid: int = 7) -> T
 
 
 def test_a_table_waits_from_the_first_batch_that_it_lacks() -> None:
-    rows = [row(10, 20), row(30, 40, REFUSAL), row(50, 60, REFUSAL), row(30, 60, oid=8)]
+    other = row(30, 60, oid=8)._replace(table_name="public.other")
+    rows = [row(10, 20), row(30, 40, REFUSAL), row(50, 60, REFUSAL), other]
     found = set_aside_tables(rows)
     assert list(found) == [7]
     assert (found[7].since_lsn, found[7].batches, found[7].refusal) == (Lsn(30), 2, REFUSAL)
@@ -57,3 +58,10 @@ def test_a_refusal_as_text() -> None:
     for text in ("{}", "[]", '["a", "b", 3]', "nothing"):
         with pytest.raises(TableRefused, match="set_aside"):
             Refusal.from_text(text)
+
+
+def test_a_table_that_was_made_again_under_the_name_and_copied_ends_it() -> None:
+    rows = [row(10, 20), row(30, 40, REFUSAL)]
+    assert set_aside_tables(rows)
+    assert not set_aside_tables([*rows, row(40, 50, oid=8)])
+    assert set_aside_tables([*rows, row(10, 20, oid=8)])

@@ -9,12 +9,13 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+import pytest
 
+from airflow_provider_pgoutput.capture.source import session as sessions
+from airflow_provider_pgoutput.capture.source.storage import read_catalog_state
 from tests.capture.pipeline_support import checkpoint_of
 
 if TYPE_CHECKING:
-    import pytest
-
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from tests.capture.pipeline_support import Source
 
@@ -85,3 +86,31 @@ def test_c198_a_table_that_is_altered_while_the_slot_is_made_is_described_as_it_
     assert found
     assert all(names == ["id", "after"] for names in found), found
     assert "made anew" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ALTER TABLE made RENAME id TO other",
+        "ALTER TABLE made REPLICA IDENTITY FULL",
+        "ALTER SCHEMA own RENAME TO other",
+        "ALTER TYPE mood RENAME VALUE 'a' TO 'b'",
+        "ALTER TYPE pair RENAME ATTRIBUTE x TO y",
+        "ALTER PUBLICATION p ADD TABLE made",
+        "CREATE TABLE another (id int)",
+        "DROP TABLE made",
+    ],
+)
+def test_each_alteration_changes_the_state_of_the_catalogs(source: Source, statement: str) -> None:
+    source.execute(
+        "CREATE SCHEMA own",
+        "CREATE TYPE mood AS ENUM ('a')",
+        "CREATE TYPE pair AS (x int)",
+        "CREATE TABLE made (id int PRIMARY KEY, m mood)",
+    )
+    with sessions.connect(source.reader) as session:
+        before = read_catalog_state(session)
+        source.execute("INSERT INTO made VALUES (1)", "ANALYZE made", "CREATE TEMP TABLE x (a int)")
+        assert read_catalog_state(session) == before
+        source.execute(statement)
+        assert read_catalog_state(session) != before

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.shape import Storage
 from airflow_provider_pgoutput.capture.source.errors import translated
-from airflow_provider_pgoutput.capture.types.type_info import FIRST_USER_OID
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,14 +37,20 @@ SELECT t.root::pg_catalog.int8, t.relnatts::pg_catalog.int4, t.oid::pg_catalog.i
 """
 
 
-# What decides which tables and columns a slot sends, and how rows are identified. Types are left out: the
-# stream has their OIDs, and their definitions are read from the catalogs. Statistics are written in place, so
-# they change no xmin.
-_STATE_QUERY = """
-WITH tables AS (
-    SELECT c.oid, c.xmin FROM pg_catalog.pg_class c
-     WHERE c.oid >= %s::pg_catalog.oid AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p'),
+# What decides how a slot describes tables. Temporary tables are left out: they are never sent. Statistics are
+# written in place, so they change no xmin.
+_STATE_QUERY = r"""
+WITH spaces AS (
+    SELECT n.oid, n.xmin FROM pg_catalog.pg_namespace n
+     WHERE n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'),
+tables AS (
+    SELECT c.oid, c.xmin FROM pg_catalog.pg_class c JOIN spaces s ON s.oid = c.relnamespace
+     WHERE c.relkind IN ('r', 'p', 'c')),
+types AS (
+    SELECT t.oid, t.xmin FROM pg_catalog.pg_type t JOIN spaces s ON s.oid = t.typnamespace),
 found (kind, oid, number, xmin) AS (
+    SELECT 'schema', s.oid, 0, s.xmin FROM spaces s
+     UNION ALL
     SELECT 'table', t.oid, 0, t.xmin FROM tables t
      UNION ALL
     SELECT 'column', a.attrelid, a.attnum, a.xmin
@@ -53,6 +58,11 @@ found (kind, oid, number, xmin) AS (
      UNION ALL
     SELECT 'index', i.indexrelid, 0, i.xmin
       FROM pg_catalog.pg_index i JOIN tables t ON t.oid = i.indrelid
+     UNION ALL
+    SELECT 'type', t.oid, 0, t.xmin FROM types t
+     UNION ALL
+    SELECT 'label', e.oid, 0, e.xmin
+      FROM pg_catalog.pg_enum e JOIN types t ON t.oid = e.enumtypid
      UNION ALL
     SELECT 'publication', p.oid, 0, p.xmin FROM pg_catalog.pg_publication p
      UNION ALL
@@ -78,12 +88,12 @@ def read_storage(session: Session, relation_oids: Iterable[int]) -> dict[int, St
 
 
 def read_catalog_state(session: Session) -> str | None:
-    """A fingerprint of all tables and publications of the database, as a text.
+    """A fingerprint of all tables, types and publications of the database, as a text.
 
     It changes when one of them is made, altered or dropped. None: there are none.
     """
     with translated():
-        row = session.execute(_STATE_QUERY, (FIRST_USER_OID,)).fetchone()
+        row = session.execute(_STATE_QUERY).fetchone()
     assert row is not None, "a sum has a row"
     state: str | None = row[0]
     return state
