@@ -186,12 +186,12 @@ def test_a_rebuilt_checkpoint_has_what_was_passed_over(
     found = read_checkpoint(lake.catalog_name, lake.properties, "shop", slot)
     assert found is not None
     assert (found.end_lsn, found.passed_over) == (between, {77: str(start), 78: str(start)})
-    assert f"passed over before {start}: public.t" in caplog.text
+    assert f"lack changes from before {start}: public.t" in caplog.text
     # Without the manifest nobody knows, and the tables are named.
     drop_checkpoint(lake)
     caplog.clear()
     assert doctor(capsys, slot, "--repair")[0] == 0
-    assert f"passed over before {between}: public.t" in caplog.text
+    assert f"lack changes from before {between}: public.t" in caplog.text
 
 
 def test_a_rebuilt_checkpoint_has_what_was_set_aside(
@@ -206,7 +206,9 @@ def test_a_rebuilt_checkpoint_has_what_was_set_aside(
     published(lake, slot, begin, start)
     newest = published(lake, slot, between, end, target="shop.public__v")
     with newest.transaction() as change:
-        change.set_properties({words.PROPERTY_RELATION_OID: "79"})
+        change.set_properties(
+            {words.PROPERTY_RELATION_OID: "79", words.PROPERTY_SOURCE_TABLE: "public.v"}
+        )
     seal(tmp_path, manifest(lake, slot, start, between, changes=1))
     code, findings = doctor(capsys, slot, "--staging-uri", str(tmp_path), "--repair")
     (finding,) = (each for each in findings if each["where"] == "public.t")
