@@ -178,7 +178,7 @@ class Pipeline:
                     t.remove_properties(_TROUBLE)
                 else:
                     t.set_properties({_TROUBLE: "true"})
-        self.troubled = {trouble} if trouble else set()
+        self.troubled = self.troubled | {trouble} if trouble else set()
         self.note(trouble=trouble)
 
     def _make_trouble(self) -> None:
