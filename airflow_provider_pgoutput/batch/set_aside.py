@@ -103,13 +103,8 @@ def set_aside_tables(rows: Iterable[TableRow]) -> dict[int, SetAside]:
     :param rows: those of one slot and system.
     """
     by_oid: dict[int, list[TableRow]] = {}
-    #: By name: the newest batch that a table of that name got, and the table's OID.
-    newest: dict[str, tuple[Lsn, int]] = {}
     for row in rows:
         by_oid.setdefault(row.relation_oid, []).append(row)
-        if row.refusal is None:
-            last = (row.end_lsn, row.relation_oid)
-            newest[row.table_name] = max(last, newest.get(row.table_name, last))
     found = {}
     for oid, of_table in by_oid.items():
         applied = [each for each in of_table if each.refusal is None]
@@ -117,22 +112,11 @@ def set_aside_tables(rows: Iterable[TableRow]) -> dict[int, SetAside]:
             (each for each in of_table if each.refusal is not None and not _has(applied, each)),
             key=lambda each: (each.end_lsn, each.start_lsn),
         )
-        # A table that was made again under the name was copied in its place.
-        if waiting and _is_replaced(waiting[-1], newest):
-            continue
         if waiting and waiting[0].refusal is not None:
             since = min(each.start_lsn for each in waiting)
             ends = {(each.start_lsn, each.end_lsn) for each in waiting}
             found[oid] = SetAside(oid, waiting[-1].table_name, since, len(ends), waiting[0].refusal)
     return found
-
-
-def _is_replaced(waiting: TableRow, newest: dict[str, tuple[Lsn, int]]) -> bool:
-    """Whether another table has the name, and got a batch that ends there or later."""
-    end_lsn, relation_oid = newest.get(waiting.table_name, (None, waiting.relation_oid))
-    return (
-        end_lsn is not None and relation_oid != waiting.relation_oid and end_lsn >= waiting.end_lsn
-    )
 
 
 def _has(applied: Iterable[TableRow], refused: TableRow) -> bool:
