@@ -10,6 +10,9 @@ writes a row with the target. No row of ``t`` waits any more.
 
 The batch may change nothing in ``t``. Example: it truncates ``t`` before ``t`` has a target. Then the row in
 the checkpoint table has no target. It has no reason either, and so it counts as applied.
+
+A table may be dropped and made again at the source. The new one has another OID. When it is copied to the
+target of the old one, the old one has no rows in the lake any more. Then no row of the old one waits.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE
 from airflow_provider_pgoutput.errors import TableRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
 
@@ -75,6 +78,8 @@ class TableRow(NamedTuple):
     end_lsn: Lsn
     #: None: the table has the batch.
     refusal: Refusal | None
+    #: The target to which the batch was applied. None: it was refused, or changed nothing.
+    target: str | None = None
 
     @property
     def is_point(self) -> bool:
@@ -103,13 +108,24 @@ def set_aside_tables(rows: Iterable[TableRow]) -> dict[int, SetAside]:
     :param rows: those of one slot and system.
     """
     by_oid: dict[int, list[TableRow]] = {}
+    #: By target: its newest row.
+    holds: dict[str, TableRow] = {}
     for row in rows:
         by_oid.setdefault(row.relation_oid, []).append(row)
+        if row.target is not None:
+            newest = holds.setdefault(row.target, row)
+            holds[row.target] = row if row.end_lsn > newest.end_lsn else newest
     found = {}
     for oid, of_table in by_oid.items():
         applied = [each for each in of_table if each.refusal is None]
         waiting = sorted(
-            (each for each in of_table if each.refusal is not None and not _has(applied, each)),
+            (
+                each
+                for each in of_table
+                if each.refusal is not None
+                and not _has(applied, each)
+                and not _is_replaced(applied, each, holds)
+            ),
             key=lambda each: (each.end_lsn, each.start_lsn),
         )
         if waiting and waiting[0].refusal is not None:
@@ -129,4 +145,28 @@ def _has(applied: Iterable[TableRow], refused: TableRow) -> bool:
         each.end_lsn > refused.end_lsn
         or (each.end_lsn == refused.end_lsn and (each.is_point or not refused.is_point))
         for each in applied
+    )
+
+
+def _is_replaced(
+    applied: Iterable[TableRow], refused: TableRow, holds: Mapping[str, TableRow]
+) -> bool:
+    """Whether another table has taken the target of a refused batch's table, in that batch or later.
+
+    The other one was copied over it: apply lets no changes of another table into a target without a copy.
+
+    :param applied: what the refused batch's table has.
+    :param holds: the newest row of each target.
+    """
+    own = max(
+        (each for each in applied if each.target), key=lambda each: each.end_lsn, default=None
+    )
+    if own is None or own.target is None:
+        return False
+    newest = holds[own.target]
+    return (
+        newest.relation_oid != own.relation_oid
+        # Before it had this target, another table may have had it.
+        and newest.end_lsn > own.end_lsn
+        and newest.end_lsn >= refused.end_lsn
     )

@@ -43,6 +43,7 @@ _SELECTED = (
     "timeline",
     "passed_over",
     "set_aside",
+    "target",
 )
 
 
@@ -197,12 +198,13 @@ def _passed_over(texts: Sequence[str | None], table: str, slot_name: str) -> dic
 
 
 def _set_aside(of_tables: pa.Table) -> dict[int, SetAside]:
-    names = ("relation_oid", "table_name", "start_lsn", "end_lsn", "set_aside")
+    names = ("relation_oid", "table_name", "start_lsn", "end_lsn", "set_aside", "target")
     found = []
-    for oid, name, start, end, text in zip(*_columns(of_tables, *names), strict=True):
+    for oid, name, start, end, text, target in zip(*_columns(of_tables, *names), strict=True):
         if oid is not None and start is not None and end is not None:
             refusal = Refusal.from_text(text) if text else None
-            found.append(TableRow(oid, name, Lsn(int(start, 16)), Lsn(int(end, 16)), refusal))
+            lsns = Lsn(int(start, 16)), Lsn(int(end, 16))
+            found.append(TableRow(oid, name, *lsns, refusal, target))
     return set_aside_tables(found)
 
 

@@ -155,6 +155,7 @@ def tables_set_aside(recorded: Iterable[Recorded]) -> dict[int, SetAside]:
             row.start_lsn,
             row.end_lsn,
             Refusal.from_text(row.set_aside) if row.set_aside else None,
+            row.target,
         )
         for row in recorded
         if row.table_name is not None and row.relation_oid is not None

@@ -53,6 +53,30 @@ def test_the_reason_is_that_of_the_first_batch() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("oid", "target", "ends", "waits"),
+    [
+        pytest.param(8, "n.t", 70, False, id="a later copy of the new table"),
+        pytest.param(8, "n.t", 60, False, id="a copy where the last batch ends that it lacks"),
+        pytest.param(8, "n.t", 50, True, id="refused once more after the copy"),
+        pytest.param(8, "n.t", 15, True, id="a table that had the target before it"),
+        pytest.param(8, "n.t", 20, True, id="a table that had the target until it was copied"),
+        pytest.param(8, "n.other", 70, True, id="another target"),
+    ],
+)
+def test_another_table_in_its_target_ends_it(oid: int, target: str, ends: int, waits: bool) -> None:
+    own = row(10, 20)._replace(target="n.t")
+    new = row(ends, ends, oid=oid)._replace(target=target)
+    lacked = [row(30, 40, REFUSAL), row(50, 60, REFUSAL)]
+    for rows in ([own, *lacked, new], [new, *lacked, own]):
+        assert list(set_aside_tables(rows)) == ([7] if waits else [])
+
+
+def test_a_table_that_was_never_applied_has_no_target_to_lose() -> None:
+    new = row(70, 70, oid=8)._replace(target="n.t")
+    assert list(set_aside_tables([row(30, 40, REFUSAL), new])) == [7]
+
+
 def test_a_refusal_as_text() -> None:
     assert Refusal.from_text(REFUSAL.to_text()) == REFUSAL
     for text in ("{}", "[]", '["a", "b", 3]', "nothing"):

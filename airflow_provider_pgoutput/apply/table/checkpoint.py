@@ -106,7 +106,7 @@ def read(
             start_lsn = Lsn(int(row.start_lsn, 16))
             refusal = Refusal.from_text(row.set_aside) if row.set_aside else None
             of_tables.append(
-                TableRow(row.relation_oid, row.table_name, start_lsn, end_lsn, refusal)
+                TableRow(row.relation_oid, row.table_name, start_lsn, end_lsn, refusal, row.target)
             )
     set_aside = set_aside_tables(of_tables)
     return Progress(whole, tables, target_of, set_aside, is_first=table.is_empty)
