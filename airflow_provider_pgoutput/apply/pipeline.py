@@ -35,7 +35,6 @@ from airflow_provider_pgoutput.apply.table.target import (
     Start,
     Target,
     ignores_case,
-    refuse_unordered,
     start,
     targets,
 )
@@ -111,7 +110,6 @@ def _apply(spark: SparkSession, job: ApplyJob, work: RowWork) -> ApplyResult:
     progress = checkpoint.read(spark, job, manifest, work.checkpoint)
     refuse_gap(manifest, progress.end_lsn)
     found = targets(job, manifest, any_case=ignores_case(spark, job.catalog_name))
-    refuse_unordered(found, manifest)
     already_applied = progress.end_lsn is not None and progress.end_lsn >= manifest.end_lsn
     refused, starts = RefusedTables(job.on_table_refused, progress.set_aside), {}
     for target in found:

@@ -12,7 +12,7 @@ from airflow_provider_pgoutput.apply.rows.staged_files import StagedBatch, open_
 from airflow_provider_pgoutput.apply.table.target import (
     Target,
     ignores_case,
-    refuse_unordered,
+    refuse_unfit,
     targets,
 )
 from airflow_provider_pgoutput.errors import (
@@ -59,10 +59,11 @@ def plan_steps(spark: SparkSession, job: ReplayJob) -> list[Step]:
             for each in targets(job, batch.manifest, any_case=any_case)
             if not job.tables or each.source.relation_oid in chosen
         ]
-        refuse_unordered(found, batch.manifest)
         steps.append(Step(batch, tuple(found)))
     if not job.catch_up:
         # Of tables that catch up, each is refused on its own.
+        for target in (each for step in steps for each in step.targets):
+            refuse_unfit(target)
         _refuse_two_targets(steps)
     seen = {each.name for each in tables}
     if missing := sorted(set(job.tables) - seen):

@@ -11,11 +11,17 @@ from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.refused import RefusedTables
 from airflow_provider_pgoutput.apply.replay import replay
+from airflow_provider_pgoutput.apply.table import checkpoint
 from airflow_provider_pgoutput.apply.table.target import targets
 from airflow_provider_pgoutput.batch.jobs import TableOptions
 from airflow_provider_pgoutput.batch.manifest import Manifest
-from airflow_provider_pgoutput.errors import LakeDenied, TableRefused, TableRolledBack
-from tests.apply.build import Relation, Source, column, replay_of
+from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
+    LakeDenied,
+    TableRefused,
+    TableRolledBack,
+)
+from tests.apply.build import Relation, Source, column, opened, replay_of
 from tests.apply.conftest import source_rows
 
 if TYPE_CHECKING:
@@ -308,6 +314,78 @@ def test_a_copy_does_not_end_what_a_change_log_lacks(
     catch_up(spark, jobs)
     ops = [op for (op,) in lake_rows(table, "_pgoutput_op")]
     assert sorted(ops) == sorted("III" + "IUUD" + "IUU" + "C" * copied + "IUU")
+
+
+@pytest.mark.parametrize("mode", ["upsert", "change_log"])
+@pytest.mark.parametrize("unfit", ["own table", "metadata column", "no columns"])
+def test_a_table_that_cannot_be_in_the_lake_does_not_stop_the_others(
+    spark: SparkSession,
+    source: Source,
+    table: Relation,
+    lake_rows: Any,
+    mode: str,
+    unfit: str,
+) -> None:
+    """Before, such a table stopped all. The right option and a replay bring it back, where one can."""
+    names = {"metadata column": ("a", "_pgoutput_op")}.get(unfit, ("a", "b"))
+    columns = () if unfit == "no columns" else tuple(map(column, names))
+    name = "pgoutput_messages" if unfit == "own table" else "bad"
+    bad = source.table(name, columns, key=() if unfit == "no columns" else ("a",))
+    bad.insert(*range(len(columns)))
+    options: dict[str, Any] = {"metadata_columns": ("_pgoutput_op",), "mode": mode}
+    jobs = [dataclasses.replace(aside(source.stage()), **options)]
+    with pytest.raises(ConfigurationError):
+        apply_batch(spark, dataclasses.replace(jobs[0], on_table_refused="fail"))
+    result = apply_batch(spark, jobs[0])
+    assert list(result.set_aside) == [bad.full_name]
+    assert list(result.published) == [f"{source.slot_name}.t"]
+    table.insert(9, "z", 0)
+    bad.insert(*range(1, len(columns) + 1))
+    jobs.append(dataclasses.replace(aside(source.stage()), **options))
+    assert list(apply_batch(spark, jobs[1]).set_aside) == [bad.full_name]
+    if mode == "upsert":
+        assert lake_rows(table) == source_rows(table)
+    with pytest.raises(TableRefused, match="Still set aside"):
+        catch_up(spark, jobs, tables=(bad.full_name,))
+    if unfit == "own table":
+        right = {bad.full_name: TableOptions(target="good")}
+        catch_up(spark, jobs, tables=(bad.full_name,), table_options=right)
+        assert spark.table(f"lake.{source.slot_name}.good").count() == 2
+
+
+def test_a_table_that_was_made_again_is_no_longer_set_aside_after_its_copy(
+    spark: SparkSession, source: Source, table: Relation, other: Relation, lake_rows: Any
+) -> None:
+    apply_batch(spark, source.stage())
+    name = TableName("lake", source.slot_name, "t").sql
+    begin, end = TROUBLE["TableRefused"]
+    spark.sql(begin.format(name))
+    change(table, 4)
+    assert apply_batch(spark, aside(source.stage())).set_aside
+    spark.sql(end.format(name))
+    again = source.table("t", (column("a"), column("b", "string")), key=("a",))
+    assert again.oid != table.oid
+    again.insert(1, "new")
+    # Its changes without a copy do not replace the old one.
+    assert apply_batch(spark, aside(source.stage())).set_aside
+    other.insert(1, "x")
+    batch = source.stage()
+    apply_batch(spark, batch)
+    assert set(waiting(spark, batch)) == {
+        table.oid,
+        again.oid,
+    }
+    source.copy(again)
+    again.insert(2, "newer")
+    batch = aside(source.stage())
+    assert not apply_batch(spark, batch).set_aside
+    assert waiting(spark, batch) == {}
+    assert lake_rows(again) == source_rows(again)
+
+
+def waiting(spark: SparkSession, job: ApplyJob) -> dict[int, Any]:
+    """The tables that are set aside, by OID."""
+    return checkpoint.read(spark, job, opened(spark, job).manifest).set_aside
 
 
 def test_what_is_refused_for_each_table_is_about_the_lake(source: Source) -> None:

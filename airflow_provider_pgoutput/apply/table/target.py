@@ -28,7 +28,7 @@ from airflow_provider_pgoutput.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from pyspark.sql import SparkSession
 
@@ -117,7 +117,7 @@ def targets(job: WriteJob, manifest: Manifest, *, any_case: bool = False) -> lis
     """The tables of a batch, each with the Iceberg table that receives it.
 
     :param any_case: names that differ in case only are one table, see ``ignores_case``.
-    :raises ConfigurationError: two tables have one target, or a column has a reserved name.
+    :raises ConfigurationError: two tables have one target.
     """
     found: dict[str, Target] = {}
     for table in manifest.tables:
@@ -144,23 +144,38 @@ def _target(job: WriteJob, table: Table) -> Target:
     metadata = {name: METADATA_COLUMNS[name] for name in names}
     if mode == CHANGE_LOG:
         metadata |= _OF_LOGS
+    target_name = job.target_name(table.schema_name, table.table_name)
+    name = TableName(job.catalog_name, job.namespace, target_name)
+    return Target(table, name, options, mode, metadata, job.soft_delete and mode != CHANGE_LOG)
+
+
+def refuse_unfit(target: Target) -> None:
+    """Refuse a table that cannot be a table of the lake, whatever the lake holds.
+
+    :raises ConfigurationError: a column has a reserved name, the target is one of the pipeline's own
+        tables, or there are no columns that Iceberg could hold.
+    """
+    table = target.source
     columns = {column.name for version in table.versions for column in version.columns}
-    if clash := columns & {*metadata, *_RESERVED}:
+    if clash := columns & {*target.metadata, *_RESERVED}:
         raise ConfigurationError(
             "The source has a column with the name of a metadata column.",
             table=table.name,
             column=min(clash),
             advice="rename the column or leave it out of the publication.",
         )
-    target_name = job.target_name(table.schema_name, table.table_name)
-    if target_name in lake_names.OWN_TABLES:
+    if target.name.name in lake_names.OWN_TABLES:
         raise ConfigurationError(
-            f"Its target {target_name} is a table of the pipeline's own.",
+            f"Its target {target.name.name} is a table of the pipeline's own.",
             table=table.name,
             advice="set its target option to another name, or leave it out of the publication.",
         )
-    name = TableName(job.catalog_name, job.namespace, target_name)
-    return Target(table, name, options, mode, metadata, job.soft_delete and mode != CHANGE_LOG)
+    if not columns:
+        raise ConfigurationError(
+            "The table has no columns, and Iceberg has no such tables.",
+            table=table.name,
+            advice="leave it out of the publication.",
+        )
 
 
 def properties(target: Target, manifest: Manifest) -> dict[str, str]:
@@ -192,12 +207,14 @@ def refuse_other_deletes(target: Target, table: IcebergTable) -> None:
 def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Progress) -> Start:
     """Look at the table and decide where to begin.
 
+    :raises ConfigurationError: it cannot be a table of the lake, see ``refuse_unfit``.
     :raises TableRefused: another pipeline or somebody else owns the target, or it is of another table of the
         source.
     :raises TableRolledBack: the target is older than the checkpoint says.
     :raises BatchGap: an earlier batch was never applied to it.
     :raises LakeUnavailable: it was written with a clock that is ahead of this one.
     """
+    refuse_unfit(target)
     table = IcebergTable.load(spark, target.name)
     copy_lsn = Lsn.parse(target.source.copy_lsn) if target.source.copy_lsn else None
     marker, loaded, behind = None, False, False
@@ -362,21 +379,6 @@ def _refuse_made_again(table: IcebergTable | None, target: Target, manifest: Man
             advice=f"copy the table again (copy_tables=[{target.source.name!r}]), or name another target for"
             " the new one.",
         )
-
-
-def refuse_unordered(found: Sequence[Target], manifest: Manifest) -> None:
-    """Check that each table of the manifest can be written in the manifest's order.
-
-    :raises ConfigurationError: a table has no columns that Iceberg could hold.
-    """
-    for target in found:
-        if not any(version.columns for version in target.source.versions):
-            raise ConfigurationError(
-                "The table has no columns, and Iceberg has no such tables.",
-                slot=manifest.slot_name,
-                table=target.source.name,
-                advice="leave it out of the publication.",
-            )
 
 
 def _refuse_two_sources(earlier_oid: int, target: Target, manifest: Manifest) -> None:
