@@ -58,16 +58,23 @@ class RefusedTables:
     """The tables of one batch that were refused, while the others go on."""
 
     def __init__(
-        self, answer: str, waiting: Mapping[int, SetAside], *, passes_over: bool = True
+        self,
+        answer: str,
+        waiting: Mapping[int, SetAside],
+        target_of: Mapping[int, str],
+        *,
+        passes_over: bool = True,
     ) -> None:
         """Begin with no table.
 
         :param answer: that of ``on_table_refused``.
         :param waiting: the tables that earlier batches set aside, by OID.
+        :param target_of: by OID, the Iceberg table that earlier batches wrote to.
         :param passes_over: whether a table that is gone at the source is passed over.
         """
         self._answer = answer
         self._waiting = waiting
+        self._target_of = target_of
         self._may_pass_over = passes_over
         self.passed_over: dict[int, PassedOver] = {}
         #: By OID: the tables that do not get this batch, and why.
@@ -79,13 +86,15 @@ class RefusedTables:
         """Call ``do`` for one table. If it refuses the table, the table may be set aside or passed over.
 
         A table that is set aside is skipped. A batch that copies it is tried: the copy brings it back. But a
-        copy only adds rows to a change log, so a change log first needs the batches that it lacks.
+        copy only adds rows to a change log. So a change log first needs the batches that it lacks, unless
+        the copy begins a new one in another target.
 
         :return: what ``do`` returned; None: the others go on without this table.
         :raises PgoutputError: the refusal concerns all tables, or ``on_table_refused`` says ``fail``.
         """
         table = target.source
-        begins_whole = table.copy_lsn is not None and not target.is_log
+        has_another = self._target_of.get(table.relation_oid) != target.name.target
+        begins_whole = table.copy_lsn is not None and (has_another or not target.is_log)
         if (waiting := self._waiting.get(table.relation_oid)) and not begins_whole:
             logger.warning(
                 "%s is still set aside, since LSN %s. %d changes of this batch are not applied to it. %s",

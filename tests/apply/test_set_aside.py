@@ -388,8 +388,36 @@ def waiting(spark: SparkSession, job: ApplyJob) -> dict[int, Any]:
     return checkpoint.read(spark, job, opened(spark, job).manifest).set_aside
 
 
+def test_a_copy_into_another_target_begins_a_new_change_log(
+    spark: SparkSession, source: Source, table: Relation, lake_rows: Any
+) -> None:
+    """So a change log comes back also when the batches that it lacks are deleted."""
+
+    def log_of(job: ApplyJob, target: str = "t") -> ApplyJob:
+        options = {"public.t": TableOptions(target=target)}
+        return dataclasses.replace(aside(job), mode="change_log", table_options=options)
+
+    apply_batch(spark, log_of(source.stage()))
+    first = head(spark, source)
+    change(table, 4)
+    apply_batch(spark, log_of(source.stage()))
+    roll_back(spark, source, first)
+    change(table, 5)
+    assert apply_batch(spark, log_of(source.stage())).set_aside
+    before = lake_rows(table)
+    source.copy(table)
+    copied = len(table.rows)
+    change(table, 6)
+    assert not apply_batch(spark, log_of(source.stage(), "t_again")).set_aside
+    change(table, 7)
+    assert not apply_batch(spark, log_of(source.stage(), "t_again")).set_aside
+    ops = [op for (op,) in lake_rows(table, "_pgoutput_op", target="t_again")]
+    assert sorted(ops) == sorted("C" * copied + "IUU" + "IUU")
+    assert lake_rows(table) == before
+
+
 def test_what_is_refused_for_each_table_is_about_the_lake(source: Source) -> None:
-    refused = RefusedTables("set_aside", {})
+    refused = RefusedTables("set_aside", {}, {})
 
     def deny() -> None:
         raise LakeDenied("The catalog forbids it.")
