@@ -154,13 +154,18 @@ def read_with_pipeline(
 def run_stage_once(conninfo: str, order: dict[str, Any], parent: Path | None = None) -> Measurement:
     """Run an order of stage_once.py in a process of its own and a folder that is deleted then."""
     with tempfile.TemporaryDirectory(prefix="pgoutput-bench-", dir=parent) as folder:
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.stage_once"],
-            input=json.dumps({**order, "conninfo": conninfo, "staging_uri": folder}),
-            check=False,
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode:
-            raise RuntimeError(f"staging failed:\n{done.stderr[-4000:]}")
-        return Measurement(**json.loads(done.stdout.splitlines()[-1]))
+        return stage_once(conninfo, folder, order)
+
+
+def stage_once(conninfo: str, staging: Path | str, order: dict[str, Any]) -> Measurement:
+    """Run an order of stage_once.py in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.stage_once"],
+        input=json.dumps({**order, "conninfo": conninfo, "staging_uri": str(staging)}),
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise RuntimeError(f"staging failed:\n{done.stderr[-4000:]}")
+    return Measurement(**json.loads(done.stdout.splitlines()[-1]))

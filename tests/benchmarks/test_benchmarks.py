@@ -147,6 +147,11 @@ def test_keys_of_different_rows_differ_and_are_what_postgresql_would_send() -> N
             ],
             {"recent uuid v7": {"2000"}, "random text pair": {"2000"}},
         ),
+        (
+            "published_tables",
+            ["--tables=2", "--repetitions=1"],
+            {"2": {"first run", "nothing to do", "changes"}},
+        ),
         ("many_tables", ["--tables", "1", "2", "--rows=4000", "--changes=200"], {"1", "2"}),
         (
             "few_changes",
