@@ -158,13 +158,16 @@ class Pipeline:
         self._change_lake(None)
         self.kills["set aside"] += 1
         if self.chance.random() < 0.7:
-            done = self._task("bring_back", self._apply_body, kills.apply, _REPLAY_POINTS, kills)
-            if done is not None and done.result is not None:
-                self.set_aside = set(done.result["set_aside"])
+            self._replay(kills)
         if wanted := self.set_aside - self.copied_for_it:
             # A table that is gone cannot be copied, and stays set aside.
             self.copied_for_it |= wanted
             self.copy_again(sorted(wanted))
+
+    def _replay(self, kills: Kills) -> None:
+        done = self._task("bring_back", self._apply_body, kills.apply, _REPLAY_POINTS, kills)
+        if done is not None and done.result is not None:
+            self.set_aside = set(done.result["set_aside"])
 
     def _change_lake(self, trouble: str | None) -> None:
         """Make trouble in a table of the lake; None: end all trouble."""
@@ -211,11 +214,17 @@ class Pipeline:
 
         :raises Fault: it is stuck, or a task hung.
         """
+        replays = 0
         for turn in range(60):
             if turn == _MOST_LIMITED_RUNS:
                 self.options.stage.pop("max_changes", None)
                 self.options.stage.pop("max_bytes", None)
             if not self.run(Kills(0, 0)) or (self._checkpoint or 0) < target or self._next:
+                continue
+            if self.set_aside and self.set_aside <= self.copied_for_it and replays < 2:
+                # No copy brings a change log back. The first replay may be refused and show the way on.
+                replays += 1
+                self._replay(Kills(0, 0))
                 continue
             if not self.set_aside - self.copied_for_it:
                 return

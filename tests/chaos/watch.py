@@ -104,6 +104,9 @@ class SlotWatch:
                     self._first = found
                 if found != self._last and found > self._first:
                     kept = self._kept()
+                    if kept is None:
+                        # No batch is applied yet: the slot was made again at once (C198).
+                        self._first = found
                     if found > max(self._first, kept or 0):
                         self.faults.append(
                             f"I4: the slot is at {found:X}, what is kept ends at {kept or 0:X}"
