@@ -26,7 +26,7 @@ from airflow_provider_pgoutput.capture.staging.storage_errors import storage_err
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
 #: No access for other users, because the files contain rows.
@@ -270,9 +270,15 @@ class StagingArea:
             while folder not in found:
                 found.add(folder)
                 folder = root if folder == root else folder.parent
+        folders = tuple(found)
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="sync") as executor:
-            for _ in executor.map(_sync_folder, found):
+            for _ in executor.map(_sync_all, (folders[i::_AT_ONCE] for i in range(_AT_ONCE))):
                 pass
+
+
+def _sync_all(folders: Iterable[Path]) -> None:
+    for each in folders:
+        _sync_folder(each)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -24,7 +24,7 @@ from airflow_provider_pgoutput.batch.table_version import StagedFile
 from airflow_provider_pgoutput.capture.staging.storage_errors import storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from airflow_provider_pgoutput.capture.staging.area import StagedOutput, StagingArea
 
@@ -187,8 +187,10 @@ class _OpenFile:
         self._schema = schema
         self._rows = 0
         self._lsns: tuple[int, int] | None = None
+        # Arrow writes a small file in dozens of pieces. In memory they need no lock of Python's.
+        self._memory = pa.BufferOutputStream() if is_small else None
         self._writer = parquet.ParquetWriter(
-            pa.PythonFile(output, mode="w"),
+            self._memory or pa.PythonFile(output, mode="w"),
             schema,
             version="2.6",
             compression="snappy" if is_small else "zstd",
@@ -220,6 +222,8 @@ class _OpenFile:
         """Complete the file and make it durable."""
         with storage_errors("write"):
             self._writer.close()
+            if self._memory is not None:
+                self._output.write(self._memory.getvalue())
             written = self._output.finish()
         lowest, highest = self._lsns or (None, None)
         return StagedFile(
@@ -367,8 +371,15 @@ class WriterPool:
 def _complete(writers: Sequence[TableWriter], at_once: int) -> None:
     """Write what the writers have buffered and complete their files. Raise the first error."""
     with ThreadPoolExecutor(at_once, thread_name_prefix="parquet") as executor:
-        for future in [executor.submit(each.complete) for each in writers]:
+        # The threads share the list. A future for each of thousands of small files would take too long.
+        waiting = iter(writers)
+        for future in [executor.submit(_complete_all, waiting) for _ in range(at_once)]:
             future.result()
+
+
+def _complete_all(writers: Iterator[TableWriter]) -> None:
+    for each in writers:
+        each.complete()
 
 
 def _owning(rows: pa.RecordBatch, most: int) -> pa.RecordBatch:
