@@ -111,10 +111,8 @@ def _apply(spark: SparkSession, job: ApplyJob, work: RowWork) -> ApplyResult:
     refuse_gap(manifest, progress.end_lsn)
     found = targets(job, manifest, any_case=ignores_case(spark, job.catalog_name))
     already_applied = progress.end_lsn is not None and progress.end_lsn >= manifest.end_lsn
-    refused, starts = (
-        RefusedTables(job.on_table_refused, progress.set_aside, progress.target_of),
-        {},
-    )
+    refused = RefusedTables(job.on_table_refused, progress)
+    starts: dict[str, Start] = {}
     for target in found:
         look = functools.partial(start, spark, target, manifest, progress)
         if (table_start := refused.unless_refused(target, look)) is not None:

@@ -13,6 +13,7 @@ looks at the table again.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import TYPE_CHECKING, TypeVar
 
@@ -30,8 +31,9 @@ from airflow_provider_pgoutput.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from airflow_provider_pgoutput.apply.table.checkpoint import Progress
     from airflow_provider_pgoutput.apply.table.target import Target
     from airflow_provider_pgoutput.batch.manifest import Table
     from airflow_provider_pgoutput.batch.set_aside import SetAside
@@ -57,24 +59,15 @@ _Result = TypeVar("_Result")
 class RefusedTables:
     """The tables of one batch that were refused, while the others go on."""
 
-    def __init__(
-        self,
-        answer: str,
-        waiting: Mapping[int, SetAside],
-        target_of: Mapping[int, str],
-        *,
-        passes_over: bool = True,
-    ) -> None:
+    def __init__(self, answer: str, progress: Progress, *, passes_over: bool = True) -> None:
         """Begin with no table.
 
         :param answer: that of ``on_table_refused``.
-        :param waiting: the tables that earlier batches set aside, by OID.
-        :param target_of: by OID, the Iceberg table that earlier batches wrote to.
+        :param progress: what earlier batches set aside, and which targets they wrote to.
         :param passes_over: whether a table that is gone at the source is passed over.
         """
         self._answer = answer
-        self._waiting = waiting
-        self._target_of = target_of
+        self._progress = progress
         self._may_pass_over = passes_over
         self.passed_over: dict[int, PassedOver] = {}
         #: By OID: the tables that do not get this batch, and why.
@@ -87,15 +80,14 @@ class RefusedTables:
 
         A table that is set aside is skipped. A batch that copies it is tried: the copy brings it back. But a
         copy only adds rows to a change log. So a change log first needs the batches that it lacks, unless
-        the copy begins a new one in another target.
+        the copy begins a new one in a new target.
 
         :return: what ``do`` returned; None: the others go on without this table.
         :raises PgoutputError: the refusal concerns all tables, or ``on_table_refused`` says ``fail``.
         """
         table = target.source
-        has_another = self._target_of.get(table.relation_oid) != target.name.target
-        begins_whole = table.copy_lsn is not None and (has_another or not target.is_log)
-        if (waiting := self._waiting.get(table.relation_oid)) and not begins_whole:
+        waiting = self._progress.set_aside.get(table.relation_oid)
+        if waiting and not self._begins_whole(target, waiting):
             logger.warning(
                 "%s is still set aside, since LSN %s. %d changes of this batch are not applied to it. %s",
                 table.name,
@@ -103,7 +95,8 @@ class RefusedTables:
                 table.counts.changes,
                 waiting.refusal,
             )
-            self.set_aside[table.relation_oid] = (table, _WAITS)
+            refusal = dataclasses.replace(_WAITS, target=target.name.target)
+            self.set_aside[table.relation_oid] = (table, refusal)
             return None
         try:
             return do()
@@ -112,7 +105,9 @@ class RefusedTables:
                 return None
             if self._answer != SET_ASIDE:
                 raise
-            refusal = Refusal(type(error).__name__, error.message, error.advice or "")
+            refusal = Refusal(
+                type(error).__name__, error.message, error.advice or "", target.name.target
+            )
             logger.warning(
                 "%s is set aside: nothing of this batch is applied to it, and the others go on. %s",
                 table.name,
@@ -135,6 +130,19 @@ class RefusedTables:
         is_one = len({type(each) for each in errors}) == 1
         if tables > 1 and len(errors) == tables and is_one and isinstance(errors[0], _ABOUT_ALL):
             raise errors[0]
+
+    def _begins_whole(self, target: Target, waiting: SetAside) -> bool:
+        """Whether the batch has all that a table in this target needs, whatever an earlier batch lacked.
+
+        A copy begins a change log only in a target that has no rows of an earlier batch, and that was not
+        refused before. A catalog may ignore case, so names that differ in case only count as one.
+        """
+        if target.source.copy_lsn is None or not target.is_log:
+            return target.source.copy_lsn is not None
+        used = {*self._progress.tables}
+        if target.source.relation_oid not in self._progress.target_of:
+            used.add(waiting.refusal.target)
+        return target.name.target.lower() not in {each.lower() for each in used}
 
     def _passes_over(self, table: Table, error: PgoutputError) -> bool:
         """Pass a refused table over if it is gone at the source; whether it is."""

@@ -113,7 +113,9 @@ def _replay(spark: SparkSession, job: ReplayJob) -> ReplayResult:
         _refuse_headless(spark, job, steps, progress)
     checkpoint.try_catalog(spark, job, progress)
     # Of tables that catch up, one that is refused again does not stop the others.
-    refused = RefusedTables(SET_ASIDE, {}, {}, passes_over=False) if job.catch_up else None
+    refused = (
+        RefusedTables(SET_ASIDE, checkpoint.Progress(), passes_over=False) if job.catch_up else None
+    )
     result = ReplayResult(str(first.start_lsn), str(last.end_lsn), len(steps))
     for number, step in enumerate(steps, 1):
         manifest = step.batch.manifest

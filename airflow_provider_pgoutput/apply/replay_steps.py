@@ -62,8 +62,9 @@ def plan_steps(spark: SparkSession, job: ReplayJob) -> list[Step]:
         steps.append(Step(batch, tuple(found)))
     if not job.catch_up:
         # Of tables that catch up, each is refused on its own.
-        for target in (each for step in steps for each in step.targets):
-            refuse_unfit(target)
+        for step in steps:
+            for target in step.targets:
+                refuse_unfit(target, step.batch.manifest)
         _refuse_two_targets(steps)
     seen = {each.name for each in tables}
     if missing := sorted(set(job.tables) - seen):

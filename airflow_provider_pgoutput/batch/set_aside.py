@@ -11,12 +11,13 @@ writes a row with the target. No row of ``t`` waits any more.
 The batch may change nothing in ``t``. Example: it truncates ``t`` before ``t`` has a target. Then the row in
 the checkpoint table has no target. It has no reason either, and so it counts as applied.
 
-A table may be dropped and made again at the source. The new one has another OID. When it is copied to the
-target of the old one, the old one has no rows in the lake any more. Then no row of the old one waits.
+A table may be dropped and made again at the source. The new one has another OID. When the new one is copied
+to the target of the old one, the wait of the old one ends: the target is no longer its own.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -40,6 +41,8 @@ class Refusal:
     message: str
     #: What to do, or an empty text.
     advice: str = ""
+    #: The target to which the batch was not applied. Empty: a version that did not record it wrote the row.
+    target: str = ""
 
     def __str__(self) -> str:
         advice = f" What to do: {self.advice}" if self.advice else ""
@@ -47,7 +50,7 @@ class Refusal:
 
     def to_text(self) -> str:
         """The value of ``set_aside`` in the checkpoint table."""
-        return json.dumps([self.error, self.message, self.advice], ensure_ascii=True)
+        return json.dumps(list(dataclasses.astuple(self)), ensure_ascii=True)
 
     @classmethod
     def from_text(cls, text: str) -> Refusal:
@@ -59,7 +62,8 @@ class Refusal:
             found = json.loads(text)
         except ValueError:
             found = None
-        if not isinstance(found, list) or [type(each) for each in found] != [str, str, str]:
+        is_list = isinstance(found, list) and len(found) in {3, 4}
+        if not is_list or not all(isinstance(each, str) for each in found):
             raise TableRefused(
                 "The column set_aside of the checkpoint table is not what the pipeline writes.",
                 table=CHECKPOINT_TABLE,
@@ -153,7 +157,8 @@ def _is_replaced(
 ) -> bool:
     """Whether another table has taken the target of a refused batch's table, in that batch or later.
 
-    The other one was copied over it: apply lets no changes of another table into a target without a copy.
+    The other one was copied over it: apply lets no changes of another table into a target without a copy. A
+    table may have been refused in a new target, and another table may have its former one. Then it waits.
 
     :param applied: what the refused batch's table has.
     :param holds: the newest row of each target.
@@ -161,7 +166,7 @@ def _is_replaced(
     own = max(
         (each for each in applied if each.target), key=lambda each: each.end_lsn, default=None
     )
-    if own is None or own.target is None:
+    if refused.refusal is None or own is None or own.target != refused.refusal.target:
         return False
     newest = holds[own.target]
     return (

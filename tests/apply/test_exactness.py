@@ -18,7 +18,7 @@ from airflow_provider_pgoutput.batch.changes import REJECTED
 from airflow_provider_pgoutput.batch.checkpoint import REJECTED_TABLE
 from airflow_provider_pgoutput.batch.jobs import CHANGE_LOG, UPSERT
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.errors import ConfigurationError, PublishRefused, TableRefused
+from airflow_provider_pgoutput.errors import PublishRefused, TableRefused
 from tests.apply.build import Source, column, opened
 from tests.apply.conftest import source_rows
 from tests.apply.fold_cases import ABC, a_is
@@ -162,7 +162,7 @@ def test_a_source_table_cannot_take_a_name_of_the_pipelines_own(
 ) -> None:
     t = source.table(name, ABC, key=("a",))
     t.insert(1, "x", 0)
-    with pytest.raises(ConfigurationError, match="pipeline's own"):
+    with pytest.raises(TableRefused, match="pipeline's own"):
         apply_batch(spark, source.stage())
 
 

@@ -16,7 +16,6 @@ from airflow_provider_pgoutput.apply.table.target import targets
 from airflow_provider_pgoutput.batch.jobs import TableOptions
 from airflow_provider_pgoutput.batch.manifest import Manifest
 from airflow_provider_pgoutput.errors import (
-    ConfigurationError,
     LakeDenied,
     TableRefused,
     TableRolledBack,
@@ -334,7 +333,7 @@ def test_a_table_that_cannot_be_in_the_lake_does_not_stop_the_others(
     bad.insert(*range(len(columns)))
     options: dict[str, Any] = {"metadata_columns": ("_pgoutput_op",), "mode": mode}
     jobs = [dataclasses.replace(aside(source.stage()), **options)]
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(TableRefused):
         apply_batch(spark, dataclasses.replace(jobs[0], on_table_refused="fail"))
     result = apply_batch(spark, jobs[0])
     assert list(result.set_aside) == [bad.full_name]
@@ -371,16 +370,110 @@ def test_a_table_that_was_made_again_is_no_longer_set_aside_after_its_copy(
     other.insert(1, "x")
     batch = source.stage()
     apply_batch(spark, batch)
-    assert set(waiting(spark, batch)) == {
-        table.oid,
-        again.oid,
-    }
+    assert set(waiting(spark, batch)) == {table.oid, again.oid}
     source.copy(again)
     again.insert(2, "newer")
     batch = aside(source.stage())
     assert not apply_batch(spark, batch).set_aside
     assert waiting(spark, batch) == {}
     assert lake_rows(again) == source_rows(again)
+
+
+def test_tables_that_cannot_be_in_the_lake_do_not_stop_a_batch_of_only_such_tables(
+    spark: SparkSession, source: Source, table: Relation, lake_rows: Any
+) -> None:
+    """Each is refused for a reason of its own, so it is not about the lake."""
+    apply_batch(spark, source.stage())
+    for name in ("bad", "worse"):
+        source.table(name, (column("a"), column("_file")), key=("a",)).insert(1, 2)
+    assert set(apply_batch(spark, aside(source.stage())).set_aside) == {
+        "public.bad",
+        "public.worse",
+    }
+    table.insert(9, "z", 0)
+    assert not apply_batch(spark, aside(source.stage())).set_aside
+    assert lake_rows(table) == source_rows(table)
+
+
+def renamed(table: Relation, name: str) -> None:
+    """Rename a table of the source."""
+    version = dataclasses.replace(table.version, table_name=name, version=1, files=())
+    del table.source.relations[table.full_name]
+    table.versions.append(version)
+    table.name = name
+    table.source.relations[table.full_name] = table
+
+
+def test_a_table_whose_former_target_another_one_has_stays_set_aside(
+    spark: SparkSession, source: Source, table: Relation, lake_rows: Any
+) -> None:
+    """``t`` is renamed, and a new ``t`` is made. The copy of the old one is refused in its new target."""
+    apply_batch(spark, source.stage())
+    theirs = TableName("lake", source.slot_name, "t_old").sql
+    spark.sql(f"CREATE TABLE {theirs} (mine int)")
+    spark.sql(f"INSERT INTO {theirs} VALUES (1)")
+    renamed(table, "t_old")
+    source.copy(table)
+    new = source.table("t", (column("a"), column("b", "string")), key=("a",), oid=table.oid + 1000)
+    new.insert(1, "new")
+    source.copy(new)
+    for number in (5, 6, 7):
+        batch = aside(source.stage())
+        assert list(apply_batch(spark, batch).set_aside) == ["public.t_old"]
+        assert list(waiting(spark, batch)) == [table.oid]
+        assert lake_rows(new) == source_rows(new)
+        table.insert(number, "b", 0)
+        new.insert(number, "x")
+    spark.sql(f"DROP TABLE {theirs}")
+    source.copy(table)
+    batch = aside(source.stage())
+    assert not apply_batch(spark, batch).set_aside
+    assert waiting(spark, batch) == {}
+    assert lake_rows(table) == source_rows(table)
+
+
+def log_of(job: ApplyJob, target: str = "t") -> ApplyJob:
+    """The job, with ``public.t`` as a change log in this target."""
+    options = {"public.t": TableOptions(target=target)}
+    return dataclasses.replace(aside(job), mode="change_log", table_options=options)
+
+
+def test_a_copy_does_not_begin_a_change_log_in_a_target_that_lacks_batches(
+    spark: SparkSession, source: Source, table: Relation, lake_rows: Any
+) -> None:
+    """Neither in a target that has no rows yet, nor in one that it had before."""
+    theirs = TableName("lake", source.slot_name, "t").sql
+    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS lake.{source.slot_name}")
+    spark.sql(f"CREATE TABLE {theirs} (mine int)")
+    spark.sql(f"INSERT INTO {theirs} VALUES (1)")
+    # Another table is applied, so the batch is not refused as a whole.
+    other = source.table("other", (column("a"),), key=("a",))
+    other.insert(1)
+    jobs = [log_of(source.stage())]
+    assert apply_batch(spark, jobs[0]).set_aside
+    first = sorted(["I"] * len(table.rows))
+    spark.sql(f"DROP TABLE {theirs}")
+    source.copy(table)
+    copied = ["C"] * len(table.rows)
+    other.insert(2)
+    jobs.append(log_of(source.stage()))
+    assert apply_batch(spark, jobs[1]).set_aside
+    catch_up(spark, jobs)
+    ops = [op for (op,) in lake_rows(table, "_pgoutput_op")]
+    assert sorted(ops) == sorted(first + copied)
+    # It goes on in t_again. The copy that should bring it back to t comes after a refused batch.
+    source.copy(table)
+    other.insert(3)
+    assert not apply_batch(spark, log_of(source.stage(), "t_again")).set_aside
+    change(table, 5)
+    assert apply_batch(spark, log_of(source.stage())).set_aside
+    for number, target in enumerate(("t", "T", "T_again"), start=4):
+        source.copy(table)
+        other.insert(number)
+        assert apply_batch(spark, log_of(source.stage(), target)).set_aside
+    source.copy(table)
+    other.insert(7)
+    assert not apply_batch(spark, log_of(source.stage(), "t_third")).set_aside
 
 
 def waiting(spark: SparkSession, job: ApplyJob) -> dict[int, Any]:
@@ -392,11 +485,6 @@ def test_a_copy_into_another_target_begins_a_new_change_log(
     spark: SparkSession, source: Source, table: Relation, lake_rows: Any
 ) -> None:
     """So a change log comes back also when the batches that it lacks are deleted."""
-
-    def log_of(job: ApplyJob, target: str = "t") -> ApplyJob:
-        options = {"public.t": TableOptions(target=target)}
-        return dataclasses.replace(aside(job), mode="change_log", table_options=options)
-
     apply_batch(spark, log_of(source.stage()))
     first = head(spark, source)
     change(table, 4)
@@ -417,7 +505,7 @@ def test_a_copy_into_another_target_begins_a_new_change_log(
 
 
 def test_what_is_refused_for_each_table_is_about_the_lake(source: Source) -> None:
-    refused = RefusedTables("set_aside", {}, {})
+    refused = RefusedTables("set_aside", checkpoint.Progress())
 
     def deny() -> None:
         raise LakeDenied("The catalog forbids it.")

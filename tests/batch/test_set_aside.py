@@ -11,6 +11,10 @@ from airflow_provider_pgoutput.errors import TableRefused
 REFUSAL = Refusal("RowMissing", "A row is missing.", "copy the table again.")
 
 
+def refused_in(target: str) -> Refusal:
+    return Refusal("RowMissing", "A row is missing.", "copy the table again.", target)
+
+
 def row(start: int, end: int, refusal: Refusal | None = None, oid: int = 7) -> TableRow:
     return TableRow(oid, "public.t", Lsn(start), Lsn(end), refusal)
 
@@ -67,18 +71,39 @@ def test_the_reason_is_that_of_the_first_batch() -> None:
 def test_another_table_in_its_target_ends_it(oid: int, target: str, ends: int, waits: bool) -> None:
     own = row(10, 20)._replace(target="n.t")
     new = row(ends, ends, oid=oid)._replace(target=target)
-    lacked = [row(30, 40, REFUSAL), row(50, 60, REFUSAL)]
+    lacked = [row(30, 40, refused_in("n.t")), row(50, 60, refused_in("n.t"))]
     for rows in ([own, *lacked, new], [new, *lacked, own]):
         assert list(set_aside_tables(rows)) == ([7] if waits else [])
 
 
+@pytest.mark.parametrize("refusal", [refused_in("n.t_old"), REFUSAL], ids=["target", "unknown"])
+def test_a_table_that_is_refused_in_its_new_target_waits(refusal: Refusal) -> None:
+    """Another table may have its former target, and go on there."""
+    own, new = row(10, 20)._replace(target="n.t"), row(20, 30, oid=8)._replace(target="n.t")
+    later = row(30, 40, oid=8)._replace(target="n.t")
+    for end in (30, 35):
+        found = set_aside_tables([own, new, row(20, end, refusal), later])
+        assert [each.since_lsn for each in found.values()] == [Lsn(20)]
+        assert list(found) == [7]
+
+
+def test_two_tables_that_swap_their_targets_both_wait_for_their_copies() -> None:
+    rows = [row(10, 20)._replace(target="n.t"), row(10, 20, oid=8)._replace(target="n.u")]
+    rows.append(row(20, 30, refused_in("n.u")))
+    assert list(set_aside_tables([*rows, row(20, 30, oid=8)._replace(target="n.t")])) == [7]
+    both = [*rows, row(20, 30, refused_in("n.t"), oid=8)]
+    assert sorted(set_aside_tables(both)) == [7, 8]
+
+
 def test_a_table_that_was_never_applied_has_no_target_to_lose() -> None:
     new = row(70, 70, oid=8)._replace(target="n.t")
-    assert list(set_aside_tables([row(30, 40, REFUSAL), new])) == [7]
+    assert list(set_aside_tables([row(30, 40, refused_in("n.t")), new])) == [7]
 
 
 def test_a_refusal_as_text() -> None:
-    assert Refusal.from_text(REFUSAL.to_text()) == REFUSAL
+    for each in (REFUSAL, refused_in("n.t")):
+        assert Refusal.from_text(each.to_text()) == each
+    assert Refusal.from_text('["a", "b", "c"]') == Refusal("a", "b", "c")
     for text in ("{}", "[]", '["a", "b", 3]', "nothing"):
         with pytest.raises(TableRefused, match="set_aside"):
             Refusal.from_text(text)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_pgoutput.errors import ConfigurationError
+from airflow_provider_pgoutput.errors import TableRefused
 from tests.conformance.one_table import Lake
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def test_columns_of_every_name(lake: Lake) -> None:
 def test_a_name_that_iceberg_keeps_for_itself_is_refused(lake: Lake, name: str) -> None:
     lake.execute(f'CREATE TABLE t(id int PRIMARY KEY, "{name}" int)')
     lake.execute("CREATE PUBLICATION p FOR TABLE t", "INSERT INTO t VALUES (1, 1)")
-    with pytest.raises(ConfigurationError, match="name of a metadata column") as refused:
+    with pytest.raises(TableRefused, match="name of a metadata column") as refused:
         lake.run()
     assert (refused.value.table, refused.value.column) == ("public.t", name)
 

@@ -149,30 +149,33 @@ def _target(job: WriteJob, table: Table) -> Target:
     return Target(table, name, options, mode, metadata, job.soft_delete and mode != CHANGE_LOG)
 
 
-def refuse_unfit(target: Target) -> None:
+def refuse_unfit(target: Target, manifest: Manifest) -> None:
     """Refuse a table that cannot be a table of the lake, whatever the lake holds.
 
-    :raises ConfigurationError: a column has a reserved name, the target is one of the pipeline's own
+    :raises TableRefused: a column has a reserved name, the target is one of the pipeline's own
         tables, or there are no columns that Iceberg could hold.
     """
     table = target.source
     columns = {column.name for version in table.versions for column in version.columns}
     if clash := columns & {*target.metadata, *_RESERVED}:
-        raise ConfigurationError(
+        raise TableRefused(
             "The source has a column with the name of a metadata column.",
+            slot=manifest.slot_name,
             table=table.name,
             column=min(clash),
             advice="rename the column or leave it out of the publication.",
         )
     if target.name.name in lake_names.OWN_TABLES:
-        raise ConfigurationError(
+        raise TableRefused(
             f"Its target {target.name.name} is a table of the pipeline's own.",
+            slot=manifest.slot_name,
             table=table.name,
             advice="set its target option to another name, or leave it out of the publication.",
         )
     if not columns:
-        raise ConfigurationError(
+        raise TableRefused(
             "The table has no columns, and Iceberg has no such tables.",
+            slot=manifest.slot_name,
             table=table.name,
             advice="leave it out of the publication.",
         )
@@ -207,14 +210,13 @@ def refuse_other_deletes(target: Target, table: IcebergTable) -> None:
 def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Progress) -> Start:
     """Look at the table and decide where to begin.
 
-    :raises ConfigurationError: it cannot be a table of the lake, see ``refuse_unfit``.
-    :raises TableRefused: another pipeline or somebody else owns the target, or it is of another table of the
-        source.
+    :raises TableRefused: it cannot be a table of the lake, see ``refuse_unfit``. Or another pipeline or
+        somebody else owns the target, or it is of another table of the source.
     :raises TableRolledBack: the target is older than the checkpoint says.
     :raises BatchGap: an earlier batch was never applied to it.
     :raises LakeUnavailable: it was written with a clock that is ahead of this one.
     """
-    refuse_unfit(target)
+    refuse_unfit(target, manifest)
     table = IcebergTable.load(spark, target.name)
     copy_lsn = Lsn.parse(target.source.copy_lsn) if target.source.copy_lsn else None
     marker, loaded, behind = None, False, False
