@@ -110,9 +110,13 @@ class Pipeline:
     def __post_init__(self) -> None:
         """Watch the slot from its first moment."""
         self.staging.mkdir(parents=True)
-        early = self.staging if self.options.advances_early else None
         self.watch = SlotWatch(
-            self.conninfo, self.slot_name, self.namespace, self.catalog_properties, early
+            self.conninfo,
+            self.slot_name,
+            self.namespace,
+            self.catalog_properties,
+            self.staging,
+            moves_early=self.options.advances_early,
         )
 
     @property

@@ -53,14 +53,17 @@ class SlotWatch:
         slot_name: str,
         namespace: str,
         properties: dict[str, str],
-        staging: Path | None,
+        staging: Path,
+        *,
+        moves_early: bool,
     ) -> None:
         """Begin to look.
 
-        :param staging: of a pipeline that moves its slot when a batch is sealed.
+        :param moves_early: the pipeline moves its slot when a batch is sealed.
         """
         self._conninfo, self._slot, self._namespace = conninfo, slot_name, namespace
         self._properties, self._staging = properties, staging
+        self._moves_early = moves_early
         self._first: int | None = None
         self._last: int | None = None
         self.looks = 0
@@ -104,8 +107,9 @@ class SlotWatch:
                     self._first = found
                 if found != self._last and found > self._first:
                     kept = self._kept()
-                    if kept is None:
-                        # No batch is applied yet: the slot was made again at once (C198).
+                    if kept is None and all(start >= found for start, _ in self._sealed()):
+                        # It was made again at once (C198). The first batch begins there, once it is
+                        # sealed.
                         self._first = found
                     if found > max(self._first, kept or 0):
                         self.faults.append(
@@ -115,12 +119,17 @@ class SlotWatch:
 
     def _kept(self) -> int | None:
         kept = read_checkpoint(self._properties, self._namespace, self._slot)
-        if kept is not None and self._staging is not None:
-            for path in sorted((self._staging / self._slot / "manifests").glob("*.json")):
-                start, end = (int(text, 16) for text in path.name.split("-")[:2])
+        if kept is not None and self._moves_early:
+            for start, end in self._sealed():
                 if start <= kept:
                     kept = max(kept, end)
         return kept
+
+    def _sealed(self) -> list[tuple[int, int]]:
+        """Where each sealed batch starts and ends, in order."""
+        folder = self._staging / self._slot / "manifests"
+        names = sorted(each.name.split("-") for each in folder.glob("*.json"))
+        return [(int(start, 16), int(end, 16)) for start, end, *_ in names]
 
     def stop(self) -> None:
         """End the thread."""
