@@ -369,7 +369,7 @@ class WriterPool:
 
 
 def _complete(writers: Sequence[TableWriter], at_once: int) -> None:
-    """Write what the writers have buffered and complete their files. Raise the first error."""
+    """Write what the writers have buffered and complete their files. Raise an error of one of them."""
     with ThreadPoolExecutor(at_once, thread_name_prefix="parquet") as executor:
         # The threads share the list. A future for each of thousands of small files would take too long.
         waiting = iter(writers)
