@@ -1,14 +1,14 @@
 """What happens to a batch when one of its tables is refused.
 
-The table may be gone at the source. Then nobody can copy it again. So if only a copy would help, its changes
-are passed over, with a warning, and never applied (``batch/passed_over.py``). Capture finds changes that
-cannot be followed at all (``capture/schema/gone.py``).
+The table may be gone at the source. Then nobody can copy it again. So its changes are passed over, with a
+warning, and never applied (``batch/passed_over.py``). Capture has already taken out the changes that it
+cannot follow (``capture/schema/gone.py``).
 
 In all other cases ``on_table_refused`` decides. With ``set_aside`` the others go on, and the table can come
 back later (``batch/set_aside.py``).
 
-Nothing of the batch is in the table then. If the task is killed before it writes the checkpoint, the next try
-looks at the table again.
+A refused table has nothing of the batch, except after a kill: it may have all of it. A replay finds that out.
+If the task is killed before it writes the checkpoint, the next try looks at the table again.
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: About one table at the source, or its rows. If the table is gone there, its changes are passed over.
-#: ``BatchRefused`` is here for changes of rows that nothing identifies. A damaged file stops all earlier.
+#: These errors concern one table at the source, or its rows. If it is gone there, it is passed over.
+#: ``BatchRefused`` is here for changes of rows that nothing identifies.
 _ABOUT_A_TABLE = (BatchRefused, RowMissing, TableRefused, ValueRefused)
-#: About one target, or its options. They never pass a table over.
+#: These errors concern one target, or its options. No table is passed over for them.
 _ABOUT_A_TARGET = (ConfigurationError, LakeDenied, TableRolledBack)
-#: If each of several tables is refused for one of these, it is about the lake.
+#: If each of several tables is refused for one of these, the fault is the lake's.
 _ABOUT_ALL = (ConfigurationError, LakeDenied)
 _WAITS = Refusal(
     "TableRefused",
     "The table lacks an earlier batch, so this one was not tried.",
-    "run PgoutputReplayOperator without from_lsn, or copy the table again (copy_tables).",
+    "run PgoutputReplayOperator without from_lsn, or copy the table again (copy_tables), a change log into a"
+    " new target.",
 )
 _Result = TypeVar("_Result")
 
@@ -72,18 +73,19 @@ class RefusedTables:
         self.passed_over: dict[int, PassedOver] = {}
         #: By OID: the tables that do not get this batch, and why.
         self.set_aside: dict[int, tuple[Table, Refusal]] = {}
-        #: By OID: the errors of those of them that this batch is the first to be refused for.
+        #: The OIDs of the tables that were tried. Those that are still set aside were not.
+        self._tried: set[int] = set()
+        #: By OID: the errors of the tables that were tried.
         self._errors: dict[int, PgoutputError] = {}
 
     def unless_refused(self, target: Target, do: Callable[[], _Result]) -> _Result | None:
         """Call ``do`` for one table. If it refuses the table, the table may be set aside or passed over.
 
-        A table that is set aside is skipped. A batch that copies it is tried: the copy brings it back. But a
-        copy only adds rows to a change log. So a change log first needs the batches that it lacks, unless
-        the copy begins a new one in a new target.
+        A table that is set aside is skipped, unless the batch copies it. A change log also needs a new
+        target: a copy only adds rows, and does not fill the gap.
 
         :return: what ``do`` returned; None: the others go on without this table.
-        :raises PgoutputError: the refusal concerns all tables, or ``on_table_refused`` says ``fail``.
+        :raises PgoutputError: the error is not about one table, or ``on_table_refused`` says ``fail``.
         """
         table = target.source
         waiting = self._progress.set_aside.get(table.relation_oid)
@@ -98,6 +100,7 @@ class RefusedTables:
             refusal = dataclasses.replace(_WAITS, target=target.name.target)
             self.set_aside[table.relation_oid] = (table, refusal)
             return None
+        self._tried.add(table.relation_oid)
         try:
             return do()
         except (*_ABOUT_A_TABLE, *_ABOUT_A_TARGET) as error:
@@ -117,25 +120,26 @@ class RefusedTables:
             self._errors[table.relation_oid] = error
             return None
 
-    def raise_if_about_all(self, tables: int) -> None:
-        """Raise if each table was refused for one reason that may concern the whole lake.
+    def raise_if_about_all(self) -> None:
+        """Raise if each table that was tried was refused for one reason that may concern the whole lake.
 
         Example: the login lost its rights to all tables. Nothing is published then.
 
-        :param tables: number of tables in the batch.
         :raises LakeDenied: the catalog forbids to write to each of them.
         :raises ConfigurationError: an option is wrong for each of them.
         """
         errors = list(self._errors.values())
+        tried = self._tried - self.passed_over.keys()
         is_one = len({type(each) for each in errors}) == 1
-        if tables > 1 and len(errors) == tables and is_one and isinstance(errors[0], _ABOUT_ALL):
+        if len(errors) == len(tried) > 1 and is_one and isinstance(errors[0], _ABOUT_ALL):
             raise errors[0]
 
     def _begins_whole(self, target: Target, waiting: SetAside) -> bool:
-        """Whether the batch has all that a table in this target needs, whatever an earlier batch lacked.
+        """Whether this batch can be applied although the table lacks earlier ones.
 
-        A copy begins a change log only in a target that has no rows of an earlier batch, and that was not
-        refused before. A catalog may ignore case, so names that differ in case only count as one.
+        A copy begins a change log only in a new target, to which no batch was applied. If the table has no
+        target yet, the refused one is not new either: a replay fills it. ``start`` looks at the target
+        itself. A catalog may ignore case. So names that differ only in case count as one.
         """
         if target.source.copy_lsn is None or not target.is_log:
             return target.source.copy_lsn is not None
@@ -145,7 +149,7 @@ class RefusedTables:
         return target.name.target.lower() not in {each.lower() for each in used}
 
     def _passes_over(self, table: Table, error: PgoutputError) -> bool:
-        """Pass a refused table over if it is gone at the source; whether it is."""
+        """Pass a refused table over if it is gone at the source. Return whether that was done."""
         since = first_lsn(table.versions)
         if not (table.is_gone and self._may_pass_over) or since is None:
             return False

@@ -1,18 +1,18 @@
-"""Tables that are set aside: the lake is past batches that were not applied to them.
+"""Tables that are set aside: they lack batches that all other tables have.
 
 A batch that could not be applied to one table is applied to all others. The checkpoint table then gets a row
-for that table, with the reason (column ``set_aside``). Its column ``target`` is empty. Such a row waits until
-the table has the batch, or a later one. A table with a row that waits is set aside, and no later batch is
-applied to it. Two things bring it back: a replay of the batches that it lacks, and a batch that copies it.
+for that table, with the reason (column ``set_aside``). Its column ``target`` is empty; the reason has the
+target. Such a row waits until the table has the batch, or a later one. A table with a row that waits is set
+aside. No later batch is applied to it, except one that copies it. That brings it back, and so does a replay.
 
 Example: batch 1 is refused for table ``t``, batch 2 is not tried. A replay applies both to ``t``. For each it
 writes a row with the target. No row of ``t`` waits any more.
 
-The batch may change nothing in ``t``. Example: it truncates ``t`` before ``t`` has a target. Then the row in
-the checkpoint table has no target. It has no reason either, and so it counts as applied.
+A replayed batch may change nothing in ``t``. Example: it truncates ``t`` before ``t`` has a target. Its row
+then has neither target nor reason. Such a row means: applied.
 
 A table may be dropped and made again at the source. The new one has another OID. When the new one is copied
-to the target of the old one, the wait of the old one ends: the target is no longer its own.
+over the rows of the old one, the old one is no longer set aside.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Refusal:
     message: str
     #: What to do, or an empty text.
     advice: str = ""
-    #: The target to which the batch was not applied. Empty: a version that did not record it wrote the row.
+    #: The target to which the batch was not applied. Empty if the row was written without one.
     target: str = ""
 
     def __str__(self) -> str:
@@ -112,7 +112,7 @@ def set_aside_tables(rows: Iterable[TableRow]) -> dict[int, SetAside]:
     :param rows: those of one slot and system.
     """
     by_oid: dict[int, list[TableRow]] = {}
-    #: By target: its newest row.
+    #: For each target: the newest row that was applied.
     holds: dict[str, TableRow] = {}
     for row in rows:
         by_oid.setdefault(row.relation_oid, []).append(row)
@@ -155,13 +155,13 @@ def _has(applied: Iterable[TableRow], refused: TableRow) -> bool:
 def _is_replaced(
     applied: Iterable[TableRow], refused: TableRow, holds: Mapping[str, TableRow]
 ) -> bool:
-    """Whether another table has taken the target of a refused batch's table, in that batch or later.
+    """Whether another table was copied over the rows of a refused batch's table, in that batch or later.
 
-    The other one was copied over it: apply lets no changes of another table into a target without a copy. A
-    table may have been refused in a new target, and another table may have its former one. Then it waits.
+    Apply lets no other table into a target without a copy. If the batch was refused in another target than
+    the one with the rows, the answer is no.
 
-    :param applied: what the refused batch's table has.
-    :param holds: the newest row of each target.
+    :param applied: rows of batches that the table has.
+    :param holds: for each target, the newest row that was applied.
     """
     own = max(
         (each for each in applied if each.target), key=lambda each: each.end_lsn, default=None
@@ -171,7 +171,7 @@ def _is_replaced(
     newest = holds[own.target]
     return (
         newest.relation_oid != own.relation_oid
-        # Before it had this target, another table may have had it.
+        # A table that had the target before this one does not count.
         and newest.end_lsn > own.end_lsn
         and newest.end_lsn >= refused.end_lsn
     )

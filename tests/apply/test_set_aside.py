@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_pgoutput import crash_points
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.refused import RefusedTables
@@ -14,7 +15,9 @@ from airflow_provider_pgoutput.apply.replay import replay
 from airflow_provider_pgoutput.apply.table import checkpoint
 from airflow_provider_pgoutput.apply.table.target import targets
 from airflow_provider_pgoutput.batch.jobs import TableOptions
+from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest
+from airflow_provider_pgoutput.batch.set_aside import Refusal, SetAside
 from airflow_provider_pgoutput.errors import (
     LakeDenied,
     TableRefused,
@@ -504,6 +507,41 @@ def test_a_copy_into_another_target_begins_a_new_change_log(
     assert lake_rows(table) == before
 
 
+class Killed(BaseException):
+    """Ends the apply as a kill would."""
+
+
+def test_a_copy_does_not_hide_a_gap_that_a_kill_left_in_a_change_log(
+    spark: SparkSession, source: Source, table: Relation, other: Relation, lake_rows: Any
+) -> None:
+    """The copy into the new target was published, and the checkpoint does not know it."""
+    apply_batch(spark, log_of(source.stage()))
+    source.copy(table)
+    other.insert(1, "x")
+    copy = log_of(source.stage(), "t_again")
+
+    def kill(name: str) -> None:
+        if name == "apply.before_checkpoint":
+            raise Killed
+
+    with crash_points.watched(kill), pytest.raises(Killed):
+        apply_batch(spark, copy)
+    # The next try is refused, because the target is a wrong one.
+    assert apply_batch(spark, log_of(copy, "pgoutput_messages")).set_aside
+    change(table, 5)
+    assert apply_batch(spark, log_of(source.stage(), "t_again")).set_aside
+    source.copy(table)
+    other.insert(2, "y")
+    refusals = apply_batch(spark, log_of(source.stage(), "t_again")).set_aside
+    assert "a copy does not bring them" in refusals["public.t"]
+    source.copy(table)
+    copied = len(table.rows)
+    other.insert(3, "z")
+    assert not apply_batch(spark, log_of(source.stage(), "t_third")).set_aside
+    ops = [op for (op,) in lake_rows(table, "_pgoutput_op", target="t_third")]
+    assert ops == ["C"] * copied
+
+
 def test_what_is_refused_for_each_table_is_about_the_lake(source: Source) -> None:
     refused = RefusedTables("set_aside", checkpoint.Progress())
 
@@ -518,7 +556,29 @@ def test_what_is_refused_for_each_table_is_about_the_lake(source: Source) -> Non
     )
     one, two = targets(job, manifest)
     assert refused.unless_refused(one, deny) is None
-    refused.raise_if_about_all(2)
+    refused.raise_if_about_all()
     assert refused.unless_refused(two, deny) is None
     with pytest.raises(LakeDenied):
-        refused.raise_if_about_all(2)
+        refused.raise_if_about_all()
+
+
+def test_a_table_that_waits_does_not_hide_that_all_others_are_refused(source: Source) -> None:
+    for each in ("t", "u", "v"):
+        source.table(each, (column("a"),), key=("a",)).insert(1)
+    job = source.stage()
+    manifest = Manifest.from_json(
+        (source.staging / job.manifest_uri.split("/staging/")[1]).read_text()
+    )
+    waits, *others = targets(job, manifest)
+    refusal = Refusal("RowMissing", "A row is missing.")
+    aside_before = SetAside(waits.source.relation_oid, "public.t", Lsn(1), 1, refusal)
+    progress = checkpoint.Progress(set_aside={waits.source.relation_oid: aside_before})
+    refused = RefusedTables("set_aside", progress)
+
+    def deny() -> None:
+        raise LakeDenied("The catalog forbids it.")
+
+    for target in (waits, *others):
+        refused.unless_refused(target, deny)
+    with pytest.raises(LakeDenied):
+        refused.raise_if_about_all()

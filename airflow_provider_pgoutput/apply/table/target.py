@@ -235,6 +235,8 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
         # twice.
         or (applied < manifest.end_lsn and not target.is_log)
     )
+    if copies and applied and target.is_log and applied < manifest.end_lsn:
+        _refuse_gap_in_log(target, progress)
     has_it = applied is not None and applied >= manifest.end_lsn and not copies
     if not has_it and (progress.end_lsn is None or progress.end_lsn < manifest.end_lsn):
         # The lake's rows may be of a table that was renamed or made again at the source since.
@@ -272,6 +274,20 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
     lake = progress.end_lsn if (progress.end_lsn or 0) > manifest.start_lsn else None
     head = None if table is None else table.head
     return Start(floor, copies, done, head, overlaps, loaded, lake)
+
+
+def _refuse_gap_in_log(target: Target, progress: Progress) -> None:
+    """Refuse a copy into a change log that has rows and is set aside. Nobody would see its gap any more.
+
+    The checkpoint may not know the rows: the task was killed after it had published them.
+    """
+    if target.source.relation_oid in progress.set_aside:
+        raise TableRefused(
+            "The change log lacks batches, and a copy does not bring them.",
+            table=target.name.target,
+            advice="set its target to a new name, and copy it again"
+            f" (copy_tables=[{target.source.name!r}]).",
+        )
 
 
 def _refuse_any_schema(target: Target, properties: Mapping[str, str]) -> None:
