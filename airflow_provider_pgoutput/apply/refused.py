@@ -54,6 +54,7 @@ _WAITS = Refusal(
     "run PgoutputReplayOperator without from_lsn, or copy the table again (copy_tables), a change log into a"
     " new target.",
 )
+_OF_LOGS = "It is a change log, and set aside: a copy brings it back only into a new target."
 _Result = TypeVar("_Result")
 
 
@@ -108,9 +109,8 @@ class RefusedTables:
                 return None
             if self._answer != SET_ASIDE:
                 raise
-            refusal = Refusal(
-                type(error).__name__, error.message, error.advice or "", target.name.target
-            )
+            advice = " ".join(filter(None, (error.advice, _OF_LOGS if target.is_log else None)))
+            refusal = Refusal(type(error).__name__, error.message, advice, target.name.target)
             logger.warning(
                 "%s is set aside: nothing of this batch is applied to it, and the others go on. %s",
                 table.name,

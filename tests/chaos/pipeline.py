@@ -102,6 +102,8 @@ class Pipeline:
     set_aside: set[str] = field(default_factory=set)
     #: Those of them that were copied for it.
     copied_for_it: set[str] = field(default_factory=set)
+    #: Change logs that were set aside, and begin again in another target.
+    begun_anew: set[str] = field(default_factory=set)
     #: Tables of the lake that somebody changed so that they are refused.
     troubled: set[str] = field(default_factory=set)
     #: What may cause a refusal beside the program's operations.
@@ -229,6 +231,12 @@ class Pipeline:
                 # No copy brings a change log back. The first replay may be refused and show the way on.
                 replays += 1
                 self._replay(Kills(0, 0))
+                continue
+            if logs := [each for each in self.set_aside - self.begun_anew if self._is_log(each)]:
+                # Neither helps, for example because of a type that Iceberg cannot follow.
+                for each in logs:
+                    self._name_another_target(each)
+                self.begun_anew.update(logs)
                 continue
             if not self.set_aside - self.copied_for_it:
                 return
@@ -412,10 +420,7 @@ class Pipeline:
             self._keep_target(table, former.rpartition(".")[2])
         elif way == refusals.OTHER_TARGET:
             assert table is not None, refusal
-            table = self._source_name(table)
-            name = f"{table.replace('.', '__')}_{self.chance.randrange(10**6)}"
-            self.options.tables.setdefault(table, {})["target"] = name
-            self.copy_again([table])
+            self._name_another_target(self._source_name(table))
         elif way == refusals.NEW_COLUMN:
             assert table is not None, refusal
             self.options.tables.setdefault(table, {})["keep_retyped_columns"] = True
@@ -450,6 +455,17 @@ class Pipeline:
             self._next = {"on_slot_lost": "copy"}
         else:
             raise AssertionError(way)
+
+    def _is_log(self, table: str) -> bool:
+        options = self.options.tables.get(table, {})
+        mode: str = options.get("mode") or self.options.plan["mode"]
+        return mode == "change_log"
+
+    def _name_another_target(self, table: str) -> None:
+        """Let a table begin anew in a target of another name."""
+        name = f"{table.replace('.', '__')}_{self.chance.randrange(10**6)}"
+        self.options.tables.setdefault(table, {})["target"] = name
+        self.copy_again([table])
 
     def _give_identities(self, table: str) -> None:
         """Give every partition of a table REPLICA IDENTITY FULL."""
