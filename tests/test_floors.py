@@ -59,6 +59,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("apply.main",),
     # What runs beside them.
     ("spark_copy",),
+    ("proof",),
     ("doctor",),
     # The doors.
     ("airflow_versions",),

@@ -38,6 +38,11 @@ PROPERTY_SYSTEM_IDENTIFIER = "pgoutput.system-identifier"
 #: The slot's name follows. The value is system identifier, batch id and end LSN of the newest publish, and
 #: the sequence number of its snapshot.
 PROPERTY_APPLIED = "pgoutput.applied."
+#: ``upsert`` or ``change_log``, and whether deleted rows stay (``true``, ``false``).
+PROPERTY_MODE = "pgoutput.mode"
+PROPERTY_SOFT_DELETE = "pgoutput.soft-delete"
+#: Which field is which column of the source, see ``apply/schema/column_map.py``.
+PROPERTY_COLUMNS = "pgoutput.columns"
 #: In a rebuilt checkpoint this replaces the batch id: it is not known which batch ends there.
 REBUILT = "rebuilt"
 #: The names of branches on which batches are prepared begin with this.

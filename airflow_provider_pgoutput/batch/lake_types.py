@@ -10,7 +10,7 @@ Source: https://iceberg.apache.org/spec/#schemas-and-data-types
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -109,6 +109,17 @@ def struct_fields(lake_type: str) -> tuple[tuple[str, str], ...] | None:
 def struct_type(fields: Iterable[tuple[str, str]]) -> str:
     """The struct with these fields: name and lake type of each."""
     return f"struct<{', '.join(f'{_name(name)}: {kind}' for name, kind in fields)}>"
+
+
+def lake_type_in(kind: Any) -> str:
+    """The lake type of a type in Iceberg's JSON."""
+    if isinstance(kind, str):
+        return kind
+    if kind["type"] == "list":
+        return f"list<{lake_type_in(kind['element'])}>"
+    if kind["type"] == "map":
+        return f"map<{lake_type_in(kind['key'])}, {lake_type_in(kind['value'])}>"
+    return struct_type((each["name"], lake_type_in(each["type"])) for each in kind["fields"])
 
 
 def _name(name: str) -> str:

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
-from airflow_provider_pgoutput.apply.schema.column_map import COLUMNS_PROPERTY
 from airflow_provider_pgoutput.apply.schema.evolve import Evolved
 from airflow_provider_pgoutput.apply.table.target import properties
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
-from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX, marker_of
+from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX, PROPERTY_COLUMNS, marker_of
 from airflow_provider_pgoutput.batch.jobs import ReplayJob
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import PublishRefused
@@ -90,7 +89,7 @@ class Preparation(ABC):
         """Do all steps; None: the batch changes nothing in the table."""
         self.table = IcebergTable.load(self.spark, self.target.name)
         self._refuse_moved(self.table)
-        self._fields = None if self.table is None else self.table.properties.get(COLUMNS_PROPERTY)
+        self._fields = None if self.table is None else self.table.properties.get(PROPERTY_COLUMNS)
         self.write()
         if self._writer is None and not (self.table is not None and self._has_gone_back):
             return None
@@ -134,7 +133,7 @@ class Preparation(ABC):
             table = self.table
             table.refresh()
             self._refuse_moved(table)
-            if table.properties.get(COLUMNS_PROPERTY) != self._fields:
+            if table.properties.get(PROPERTY_COLUMNS) != self._fields:
                 # The column layout was decided on columns that have changed since.
                 raise PublishRefused(
                     "The columns changed after the table was looked at.", table=table.name.target

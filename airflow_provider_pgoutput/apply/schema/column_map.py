@@ -10,22 +10,22 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgoutput.apply.schema.spark_types import lake_type_in
+from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_COLUMNS
+from airflow_provider_pgoutput.batch.lake_types import lake_type_in
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 
-#: Table property, a JSON object. Only the first two entries are always there:
-#: ``relation_oid``: the source's table.
-#: ``fields``: the id of the field in use, by ``attnum``.
-#: ``retired``: the ids of its retired fields, oldest first, by ``attnum``.
-#: ``unsent``: each ``attnum`` that the source still has, but that a column list leaves out.
-#: ``former``: ids of fields that belong to an earlier table of the same name only.
-#: ``unnumbered``: ids of fields whose column came in a batch that did not know its ``attnum``.
-#: ``begun``: the newest batch that retired fields, see ``RetiringBatch``.
-COLUMNS_PROPERTY = "pgoutput.columns"
+# The table property ``PROPERTY_COLUMNS`` is a JSON object. Only the first two entries are always there:
+# ``relation_oid``: the source's table.
+# ``fields``: the id of the field in use, by ``attnum``.
+# ``retired``: the ids of its retired fields, oldest first, by ``attnum``.
+# ``unsent``: each ``attnum`` that the source still has, but that a column list leaves out.
+# ``former``: ids of fields that belong to an earlier table of the same name only.
+# ``unnumbered``: ids of fields whose column came in a batch that did not know its ``attnum``.
+# ``begun``: the newest batch that retired fields, see ``RetiringBatch``.
 
 
 #: First, where the batch starts, or the checkpoint if that is past it. Second, by ``attnum`` as text: how
@@ -131,7 +131,7 @@ def _recorded(target: IcebergTable | None, relation_oid: int) -> dict[str, Any]:
 
 
 def _body(target: IcebergTable | None) -> dict[str, Any]:
-    text = None if target is None else target.properties.get(COLUMNS_PROPERTY)
+    text = None if target is None else target.properties.get(PROPERTY_COLUMNS)
     body: dict[str, Any] = {} if text is None else json.loads(text)
     return body
 

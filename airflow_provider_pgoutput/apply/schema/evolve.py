@@ -30,17 +30,16 @@ from airflow_provider_pgoutput.apply.iceberg.sql import Sql, TableName, literal,
 from airflow_provider_pgoutput.apply.iceberg.table import FILL_PREFIX, IcebergTable
 from airflow_provider_pgoutput.apply.iceberg.views import refuse_view
 from airflow_provider_pgoutput.apply.schema import uuid_tables
-from airflow_provider_pgoutput.apply.schema.column_map import COLUMNS_PROPERTY, columns_property
+from airflow_provider_pgoutput.apply.schema.column_map import columns_property
 from airflow_provider_pgoutput.apply.schema.defaults import missing_value
 from airflow_provider_pgoutput.apply.schema.spark_types import (
     UUID,
     holds_uuid,
-    lake_type_in,
     lake_type_of,
     spark_type,
 )
-from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_SLOT
-from airflow_provider_pgoutput.batch.lake_types import list_element, struct_fields
+from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_COLUMNS, PROPERTY_SLOT
+from airflow_provider_pgoutput.batch.lake_types import lake_type_in, list_element, struct_fields
 from airflow_provider_pgoutput.batch.table_version import Column
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
@@ -251,7 +250,7 @@ def _is_evolved(
 def _seen(table: IcebergTable) -> tuple[object, ...]:
     """What the changes depend on: main's head, which field is which column, and the table's owner."""
     properties = table.properties
-    return table.head, properties.get(COLUMNS_PROPERTY), properties.get(PROPERTY_SLOT)
+    return table.head, properties.get(PROPERTY_COLUMNS), properties.get(PROPERTY_SLOT)
 
 
 def _older_rows(table: IcebergTable, columns: Sequence[Column]) -> Evolved:
@@ -380,7 +379,7 @@ def _numbers(ids: Mapping[str, int], layout: Layout) -> dict[str, str]:
     text = columns_property(
         oid, fields, layout.unsent, layout.retiring_batch, of_earlier_table, unnumbered
     )
-    return {COLUMNS_PROPERTY: text}
+    return {PROPERTY_COLUMNS: text}
 
 
 def _set_properties(

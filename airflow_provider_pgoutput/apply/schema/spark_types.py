@@ -122,17 +122,6 @@ def lake_type_of(java_type: Any) -> str:
     return str(java_type.toString())
 
 
-def lake_type_in(kind: Any) -> str:
-    """The lake type of a type in Iceberg's JSON, see ``IcebergTable.schema``."""
-    if isinstance(kind, str):
-        return kind
-    if kind["type"] == "list":
-        return f"list<{lake_type_in(kind['element'])}>"
-    if kind["type"] == "map":
-        return f"map<{lake_type_in(kind['key'])}, {lake_type_in(kind['value'])}>"
-    return struct_type((each["name"], lake_type_in(each["type"])) for each in kind["fields"])
-
-
 def holds_uuid(lake_type: str) -> bool:
     """Whether a type is uuid, or contains one."""
     inner = [element] if (element := list_element(lake_type)) else []

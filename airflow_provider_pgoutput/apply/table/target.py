@@ -47,7 +47,6 @@ _OF_LOGS = {
     ORIGIN_LSN_COLUMN: "long",
     UNCHANGED_COLUMN: "list<string>",
 }
-_MODE, _SOFT_DELETE = "pgoutput.mode", "pgoutput.soft-delete"
 #: https://iceberg.apache.org/spec/#version-2-row-level-deletes
 _FIRST_WITH_DELETES = 2
 #: With this property Spark accepts any columns for a table, and then cannot run a MERGE.
@@ -188,8 +187,8 @@ def properties(target: Target, manifest: Manifest) -> dict[str, str]:
         lake_names.PROPERTY_RELATION_OID: str(target.source.relation_oid),
         lake_names.PROPERTY_SLOT: manifest.slot_name,
         lake_names.PROPERTY_SYSTEM_IDENTIFIER: manifest.system_identifier,
-        _MODE: target.mode,
-        _SOFT_DELETE: str(target.soft_delete).lower(),
+        lake_names.PROPERTY_MODE: target.mode,
+        lake_names.PROPERTY_SOFT_DELETE: str(target.soft_delete).lower(),
     }
 
 
@@ -199,7 +198,7 @@ def refuse_other_deletes(target: Target, table: IcebergTable) -> None:
     :raises TableRefused: deleted rows that the table keeps would be lost.
     """
     wanted = str(target.soft_delete).lower()
-    if table.properties.get(_SOFT_DELETE, wanted) != wanted:
+    if table.properties.get(lake_names.PROPERTY_SOFT_DELETE, wanted) != wanted:
         raise TableRefused(
             f"The pipeline writes the table with soft_delete={not target.soft_delete}.",
             table=target.name.target,
@@ -346,9 +345,10 @@ def _refuse_other_source(
                 table=target.name.target,
                 advice="name another target, or drop this table if it is no longer needed.",
             )
-    if found.get(_MODE, target.mode) != target.mode:
+    mode = found.get(lake_names.PROPERTY_MODE, target.mode)
+    if mode != target.mode:
         raise TableRefused(
-            f"The table was written in mode {found[_MODE]!r}, the job says {target.mode!r}.",
+            f"The table was written in mode {mode!r}, the job says {target.mode!r}.",
             table=target.name.target,
             advice="name another target for the other mode, and copy the table again"
             f" (copy_tables=[{target.source.name!r}]).",

@@ -53,13 +53,21 @@ def expression(column: Column, *, is_key: bool) -> sql.Composable:
     if is_sent(column):
         function = f"{_row(column).name}_send" if _element(column) is None else "array_send"
         return sql.SQL("pg_catalog.{}({})").format(sql.SQL(function), name)
-    if _row(column).copied.castable:
-        return sql.SQL("{}::pg_catalog.text").format(name)
+    return printed(name, _row(column))
+
+
+def printed(value: sql.Composable, row: TypeRow) -> sql.Composable:
+    """The expression for what the output function of a value's type prints.
+
+    :param row: of the type.
+    """
+    if row.copied.castable:
+        return sql.SQL("{}::pg_catalog.text").format(value)
     # A cast to text is not always the printed text: bool, inet, name and users' types have casts of their
     # own. num_nulls tells NULL from a row of NULLs. IS NULL does not.
     return sql.SQL(
         "pg_catalog.format(CASE pg_catalog.num_nulls({0}) WHEN 0 THEN '%s' END, {0})"
-    ).format(name)
+    ).format(value)
 
 
 def _row(column: Column) -> TypeRow:

@@ -95,11 +95,12 @@ class ByteRuns:
 
     @classmethod
     def of(cls, raw: pa.Array) -> ByteRuns:
-        """View a ``binary`` array. Its first row starts at byte 0. Null rows may have any length."""
+        """View an array of bytes or texts. Its first row starts at byte 0. Null rows may have any length."""
         _, offset_buffer, data_buffer = raw.buffers()
         if len(raw) == 0:
             return cls(np.empty(0, dtype=np.uint8), _NOTHING, _NOTHING)
-        stored = np.frombuffer(offset_buffer, dtype=np.int32)
+        is_large = pa.types.is_large_binary(raw.type) or pa.types.is_large_string(raw.type)
+        stored = np.frombuffer(offset_buffer, dtype=np.int64 if is_large else np.int32)
         offsets = stored[raw.offset : raw.offset + len(raw) + 1].astype(np.int64)
         first, last = int(offsets[0]), int(offsets[-1])
         if data_buffer is None:

@@ -84,6 +84,11 @@ class TypeRow:
     #: None: a publication with such a column is read as text.
     binary: BinaryForm | None = None
     copied: CopyForm = CopyForm()
+    #: SQL that makes of a value ``{}`` what the lake holds of it, if that is no string. Of a struct: one for
+    #: each field.
+    in_lake: tuple[str, ...] = ("{}",)
+    #: SQL for the values that the lake's struct holds; None: all.
+    held: str | None = None
     #: Texts of the table in ``docs/types.md``: which values are exact, and which do not fit. None: the text
     #: of the lake type.
     exact: str | None = None
@@ -124,10 +129,22 @@ def _timestamp(zone: bytes) -> BinaryForm:
 TEXT_FORM = BinaryForm(scalars.same_texts)
 _ADBC = CopyForm(as_adbc_reads=True)
 _ADBC_AND_KEY = CopyForm(as_adbc_reads=True, as_adbc_reads_key=True)
+_TEXT = CopyForm(as_adbc_reads=True, as_adbc_reads_key=True, castable=True)
 #: For dates and timestamps. In a key column the copy fetches their text.
 _ADBC_OR_CAST = CopyForm(as_adbc_reads=True, castable=True)
 _SENT_OR_CAST = CopyForm(sent=True, castable=True)
 _CAST = CopyForm(castable=True)
+#: There is no cast from these types to a number.
+_BY_TEXT = ("{}::pg_catalog.text::pg_catalog.int8",)
+_AS_ARRAY = ("{}::pg_catalog.float4[]",)
+_INTERVAL_PARTS = (
+    "(EXTRACT(year FROM {0}) * 12 + EXTRACT(month FROM {0}))",
+    "EXTRACT(day FROM {0})",
+    (
+        "(EXTRACT(hour FROM {0}) * 3600000000 + EXTRACT(minute FROM {0}) * 60000000"
+        " + EXTRACT(microseconds FROM {0}))"
+    ),
+)
 _UNSIGNED = "all values; unsigned, hence `long`"
 
 ROWS = (
@@ -140,10 +157,10 @@ ROWS = (
     TypeRow("int8", 20, "long", binary=_integer(">i8"), copied=_ADBC_AND_KEY),
     TypeRow("int2", 21, "int", binary=_integer(">i2"), copied=_ADBC_AND_KEY),
     TypeRow("int4", 23, "int", binary=_integer(">i4"), copied=_ADBC_AND_KEY),
-    TypeRow("text", 25, binary=TEXT_FORM, copied=_ADBC_AND_KEY),
+    TypeRow("text", 25, binary=TEXT_FORM, copied=_TEXT),
     TypeRow("oid", 26, "long", binary=_integer(">u4"), exact=_UNSIGNED),
-    TypeRow("xid", 28, "long", exact=_UNSIGNED),
-    TypeRow("cid", 29, "long", exact=_UNSIGNED),
+    TypeRow("xid", 28, "long", exact=_UNSIGNED, in_lake=_BY_TEXT),
+    TypeRow("cid", 29, "long", exact=_UNSIGNED, in_lake=_BY_TEXT),
     TypeRow("json", 114, kind=JSON, binary=TEXT_FORM, copied=_CAST,
             exact="byte by byte: white space, order and duplicate keys kept"),
     TypeRow("float4", 700, "float", binary=_float(np.dtype(">f4")), copied=_ADBC),
@@ -152,15 +169,17 @@ ROWS = (
             exact="as `$1,234.56`, with `lc_monetary` C. The server stores only a number of smallest units."
             " So in a currency without two decimals (yen) the point is wrong. Each run warns of it"),
     TypeRow("bpchar", 1042, binary=TEXT_FORM, copied=_ADBC_AND_KEY, exact="as sent, padding kept"),
-    TypeRow("varchar", 1043, binary=TEXT_FORM, copied=_ADBC_AND_KEY),
+    TypeRow("varchar", 1043, binary=TEXT_FORM, copied=_TEXT),
     TypeRow("date", 1082, "date", copied=_ADBC_OR_CAST,
             binary=BinaryForm(dates.date_texts, dates.moment_caster, 4)),
     TypeRow("time", 1083, kind=TIME, chosen_lake_type="long", text_caster=dates.cast_time, copied=_CAST,
+            in_lake=("(EXTRACT(epoch FROM {}) * 1000000)",),
             binary=BinaryForm(dates.time_texts, _time, 8), exact="all values, `24:00:00` included"),
     TypeRow("timestamp", 1114, "timestamp", binary=_timestamp(b""), copied=_ADBC_OR_CAST),
     TypeRow("timestamptz", 1184, "timestamptz", binary=_timestamp(b"+00"), copied=_ADBC_OR_CAST),
     TypeRow("interval", 1186, kind=INTERVAL, chosen_lake_type=INTERVAL_STRUCT,
             text_caster=dates.cast_interval, copied=_CAST,
+            in_lake=_INTERVAL_PARTS, held="pg_catalog.isfinite({})",
             exact="all fields; style `postgres`, such as `1 mon -3 days 04:05:06`"),
     TypeRow("timetz", 1266, copied=_CAST, exact="time and offset, such as `12:00:00+02`"),
     TypeRow("numeric", 1700, kind=NUMERIC, binary=BinaryForm(numeric_texts, _numeric), copied=_SENT_OR_CAST,
@@ -171,11 +190,11 @@ ROWS = (
     TypeRow("jsonb", 3802, kind=JSON, binary=BinaryForm(scalars.jsonb_texts), copied=_CAST,
             exact="PostgreSQL's normal form; numbers keep their digits"),
     # 64 bits without a sign are too many for long, and a decimal still sorts as a number.
-    TypeRow("xid8", 5069, "decimal(20, 0)", does_not_fit="",
+    TypeRow("xid8", 5069, "decimal(20, 0)", does_not_fit="", in_lake=("{}::pg_catalog.text",),
             exact="all values; unsigned 64 bit is more than `long` holds, and a decimal sorts as a number"),
     TypeRow("hstore", 0, "map<string, string>"),
-    TypeRow("vector", 0, "list<float>", does_not_fit=""),
-    TypeRow("halfvec", 0, "list<float>", does_not_fit=""),
+    TypeRow("vector", 0, "list<float>", does_not_fit="", in_lake=_AS_ARRAY),
+    TypeRow("halfvec", 0, "list<float>", does_not_fit="", in_lake=_AS_ARRAY),
 )  # fmt: skip
 
 _TEXT_ROW = TypeRow("", 0)

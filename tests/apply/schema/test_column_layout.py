@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgoutput.apply.schema.column_layout import Layout, lay_out
-from airflow_provider_pgoutput.apply.schema.column_map import COLUMNS_PROPERTY, columns_property
+from airflow_provider_pgoutput.apply.schema.column_map import columns_property
+from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_COLUMNS
 from airflow_provider_pgoutput.batch.manifest import Table
 from airflow_provider_pgoutput.batch.shape import ADDED, UNPUBLISHED, SchemaChange
 from airflow_provider_pgoutput.batch.table_version import Column, StagedFile, TableVersion
@@ -126,7 +127,7 @@ def target(recorded: dict[str, Any], **fields: tuple[int, str]) -> Any:
                 for name, (number, kind) in fields.items()
             ]
         },
-        properties={COLUMNS_PROPERTY: json.dumps({"relation_oid": 1, **recorded})},
+        properties={PROPERTY_COLUMNS: json.dumps({"relation_oid": 1, **recorded})},
     )
 
 

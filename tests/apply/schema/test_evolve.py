@@ -12,10 +12,10 @@ from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.rows import prepare
-from airflow_provider_pgoutput.apply.schema.column_map import COLUMNS_PROPERTY
 from airflow_provider_pgoutput.apply.schema.evolve import evolve
 from airflow_provider_pgoutput.apply.table import checkpoint
 from airflow_provider_pgoutput.apply.table.target import start, targets
+from airflow_provider_pgoutput.batch.checkpoint import PROPERTY_COLUMNS
 from airflow_provider_pgoutput.errors import PublishRefused, TableRefused
 from tests.apply.build import Source, column, opened
 from tests.apply.conftest import source_rows
@@ -82,7 +82,7 @@ def test_columns_that_changed_after_they_were_looked_at_are_left_alone(
         def write(self) -> None:
             """See ``Preparation``; somebody else is faster."""
             numbers = '{"relation_oid": 1, "fields": {}}'
-            sql = f"ALTER TABLE {target.name.sql} SET TBLPROPERTIES ('{COLUMNS_PROPERTY}' = '{numbers}')"
+            sql = f"ALTER TABLE {target.name.sql} SET TBLPROPERTIES ('{PROPERTY_COLUMNS}' = '{numbers}')"
             spark.sql(sql)
             super().write()
 

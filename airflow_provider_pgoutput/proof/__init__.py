@@ -1,0 +1,1 @@
+"""Proves that a table of the lake equals its source."""

@@ -1,0 +1,143 @@
+"""The digest of rows: how many there are, and the sum of their hashes.
+
+Equal rows have equal digests, whichever side computes them.
+
+A sum and no XOR, because two equal rows would cancel each other in an XOR. The order of the rows does not
+matter. Digests of parts add up to the digest of the whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from psycopg import sql
+
+from airflow_provider_pgoutput.proof.forms import form_of
+from airflow_provider_pgoutput.proof.scalar_forms import Sentinels
+from airflow_provider_pgoutput.proof.server_hashes import hash_int4
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from airflow_provider_pgoutput.batch.table_version import Column
+    from airflow_provider_pgoutput.capture.types.type_info import TypeInfo
+    from airflow_provider_pgoutput.proof.scalar_forms import Form
+    from airflow_provider_pgoutput.proof.server_hashes import Hashes
+
+_MODULUS: Final = 2**64
+#: Rows that are hashed together: their hashes stay in the processor's cache.
+_ROWS: Final = 16_384
+#: A function of the server takes so many arguments.
+_MOST_ARGUMENTS: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """What is compared of some rows."""
+
+    rows: int = 0
+    #: Modulo 2^64.
+    total: int = 0
+
+    def __add__(self, other: Digest) -> Digest:
+        return Digest(self.rows + other.rows, (self.total + other.total) % _MODULUS)
+
+    def __sub__(self, other: Digest) -> Digest:
+        return Digest(self.rows - other.rows, (self.total - other.total) % _MODULUS)
+
+    def __str__(self) -> str:
+        return f"{self.rows} rows, {self.total:016x}"
+
+
+@dataclass(frozen=True)
+class RowHash:
+    """The hash of a row on both sides.
+
+    :param names: of the columns at the source.
+    """
+
+    names: tuple[str, ...]
+    forms: tuple[Form, ...]
+    salt: int
+
+    @classmethod
+    def of(cls, columns: Iterable[Column], types: Mapping[int, TypeInfo], salt: int) -> RowHash:
+        """The hash of rows with these columns.
+
+        :param types: users' types by OID, with their attributes.
+        :param salt: any number of a ``bigint``. Digests with different salts cannot be compared.
+        """
+        known, sentinels = tuple(columns), Sentinels(salt)
+        forms = (
+            form_of(each.lake_type, each.type_oid, each.type_modifier, types, sentinels)
+            for each in known
+        )
+        return cls(tuple(each.name for each in known), tuple(forms), salt)
+
+    def expression(self, table: str) -> sql.Composable:
+        """The SQL of the hash of a row.
+
+        :param table: the table's alias in the query.
+        """
+        values = [sql.Identifier(table, name) for name in self.names]
+        seed: sql.Composable = sql.SQL("'{}'::pg_catalog.int8").format(sql.SQL(str(self.salt)))
+        for places in self._counted():
+            counted = sql.SQL(", ").join(values[place] for place in places)
+            seed = sql.SQL("pg_catalog.hashint4extended(pg_catalog.num_nulls({}), {})").format(
+                counted, seed
+            )
+        for value, form in zip(values, self.forms, strict=True):
+            seed = form.chained(value, seed, 0)
+        return seed
+
+    def of_rows(self, columns: Sequence[pa.Array]) -> Hashes:
+        """The hashes of rows of the lake.
+
+        :param columns: in the order of ``names``, and equally long.
+        """
+        seeds = np.full(len(columns[0]), np.int64(self.salt)).view(np.uint64)
+        for places in self._counted():
+            nulls = np.zeros(len(seeds), dtype=np.int32)
+            for place in places:
+                if columns[place].null_count:
+                    nulls += columns[place].is_null().to_numpy(zero_copy_only=False)
+            seeds = hash_int4(nulls, seeds)
+        for values, form in zip(columns, self.forms, strict=True):
+            seeds = form.hashed(values, seeds)
+        return seeds
+
+    def digest(self, rows: pa.RecordBatch) -> Digest:
+        """The digest of rows of the lake.
+
+        :param rows: their columns are in the order of ``names``; more may follow.
+        """
+        digest = Digest()
+        for begin in range(0, rows.num_rows, _ROWS):
+            part = rows.slice(begin, _ROWS)
+            hashes = self.of_rows(part.columns[: len(self.forms)])
+            digest += Digest(part.num_rows, int(hashes.sum(dtype=np.uint64)))
+        return digest
+
+    def _counted(self) -> list[list[int]]:
+        """Places of the columns whose NULLs are counted, in groups."""
+        places = [place for place, form in enumerate(self.forms) if form.may_hold_sentinel]
+        return [
+            places[begin : begin + _MOST_ARGUMENTS]
+            for begin in range(0, len(places), _MOST_ARGUMENTS)
+        ]
+
+
+def aggregates(row_hash: sql.Composable) -> sql.Composable:
+    """The SQL of a digest; ``digest_of`` reads its two columns."""
+    return sql.SQL("pg_catalog.count(*), COALESCE(pg_catalog.sum({}), 0)::pg_catalog.text").format(
+        row_hash
+    )
+
+
+def digest_of(rows: int, total: str) -> Digest:
+    """The digest that a query with ``aggregates`` gave."""
+    return Digest(rows, int(total) % _MODULUS)

@@ -1,0 +1,433 @@
+"""The forms of single values: how SQL and Arrow hash a value so that both get the same number.
+
+``forms.py`` chooses the form of a column. Two values of one column that are different have different hashes,
+with the odds of 64 bits. Of timestamps, and of decimals with ten to eighteen digits, the server folds 64 bits
+into 32 before. Then the odds are those of 32 bits for a single value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg import sql
+
+from airflow_provider_pgoutput.capture.types.arrow_bytes import ByteRuns
+from airflow_provider_pgoutput.proof.server_hashes import (
+    hash_bytes,
+    hash_float8,
+    hash_int4,
+    hash_int8,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+
+    from airflow_provider_pgoutput.proof.server_hashes import Hashes
+
+Sql = sql.Composable
+
+
+class Form(Protocol):
+    """How one column is hashed on both sides."""
+
+    @property
+    def may_hold_sentinel(self) -> bool:
+        """Whether the value that stands for NULL can be in the column, so that NULLs must be counted."""
+
+    def fits(self, value: Sql, depth: int) -> Sql | None:
+        """The condition that the lake can hold a value that is not NULL; None: it can hold all."""
+
+    def chained(self, value: Sql, seed: Sql, depth: int) -> Sql:
+        """The SQL of the hash of a value.
+
+        :param value: mentions no more than columns, as it is repeated.
+        :param depth: how many subqueries of forms are around. It keeps their names apart.
+        """
+
+    def hashed(self, values: pa.Array, seeds: Hashes) -> Hashes:
+        """The hashes of a column of the lake."""
+
+
+@dataclass(frozen=True)
+class Sentinels:
+    """What stands for NULL. It is made of the salt of a proof, so no data can be made to look like it."""
+
+    #: Also the seed of each row's first hash.
+    salt: int
+
+    @cached_property
+    def _bytes(self) -> bytes:
+        return hashlib.sha256(self.salt.to_bytes(8, signed=True)).digest()
+
+    @property
+    def int4(self) -> int:
+        """For types that have no number left."""
+        return int.from_bytes(self._bytes[:4], signed=True)
+
+    @property
+    def int8(self) -> int:
+        """The same."""
+        return int.from_bytes(self._bytes[4:12], signed=True)
+
+    @property
+    def float8(self) -> float:
+        """The same; too precise for a ``real``."""
+        return float(int.from_bytes(self._bytes[12:19]) | 1 << 55)
+
+    @property
+    def text(self) -> str:
+        """A text."""
+        return f"NULL {self._bytes[:16].hex()}"
+
+    @property
+    def uuid(self) -> str:
+        """A uuid."""
+        return self._bytes[16:].hex()
+
+
+#: What stands for zero: the server gives no hash to zero, and takes -0 for 0.
+_ZERO: Final = 3.056249e-297
+_NEGATIVE_ZERO: Final = 7.910133e-301
+_DAY_US: Final = 86_400_000_000
+#: 2000-01-01, PostgreSQL's day 0, in days since 1970-01-01.
+_EPOCH_DAYS: Final = 10_957
+_INT4_MAX: Final = 2**31 - 1
+_INT8_MAX: Final = 2**63 - 1
+#: Digits of the decimals that are hashed as a number of 32 or 64 bits.
+_INT4_DIGITS, _INT8_DIGITS = 9, 18
+INT4_SQL: Final = "pg_catalog.hashint4extended({value}, {seed})"
+_INT8_SQL: Final = "pg_catalog.hashint8extended({value}, {seed})"
+#: The upper half goes in by itself, because the server folds it into the lower one.
+LONG_SQL: Final = (
+    "pg_catalog.hashint4extended(({value} >> 32)::pg_catalog.int4,"
+    " pg_catalog.hashint8extended({value}, {seed}))"
+)
+TEXT_SQL: Final = 'pg_catalog.hashtextextended({value} COLLATE pg_catalog."C", {seed})'
+
+
+@dataclass(frozen=True)
+class ScalarForm:
+    """A type whose value is hashed by one function."""
+
+    #: Calls the hash function of ``{value}`` and ``{seed}``.
+    function: str
+    #: The SQL of what is hashed, of a value.
+    taken: Callable[[Sql], Sql]
+    #: What is hashed for NULL.
+    sentinel: str
+    on_lake: Callable[[pa.Array, Hashes], Hashes]
+    condition: str | None = None
+    may_hold_sentinel: bool = False
+
+    def fits(self, value: Sql, depth: int) -> Sql | None:
+        """See ``Form``."""
+        return None if self.condition is None else filled(self.condition, value)
+
+    def chained(self, value: Sql, seed: Sql, depth: int) -> Sql:
+        """See ``Form``."""
+        whole = self.taken(value)
+        condition = self.fits(value, depth)
+        template = (
+            "COALESCE({whole}, {sentinel})"
+            if condition is None
+            else "CASE WHEN {condition} THEN {whole} ELSE {sentinel} END"
+        )
+        given = sql.SQL(template).format(
+            whole=whole, sentinel=sql.SQL(self.sentinel), condition=condition or sql.SQL("")
+        )
+        return sql.SQL(self.function).format(value=given, seed=seed)
+
+    def hashed(self, values: pa.Array, seeds: Hashes) -> Hashes:
+        """See ``Form``."""
+        return self.on_lake(values, seeds)
+
+
+def template(text: str) -> Callable[[Sql], Sql]:
+    """Fills SQL with a value."""
+    return lambda value: filled(text, value)
+
+
+def filled(text: str, value: Sql) -> Sql:
+    """SQL with a value in it."""
+    return sql.SQL(text).format(value)
+
+
+def no_seeds(count: int) -> Hashes:
+    """The seeds of rows that begin a chain of their own."""
+    return np.zeros(count, dtype=np.uint64)
+
+
+def hash_long(values: NDArray[np.int64], seeds: Hashes) -> Hashes:
+    """What ``LONG_SQL`` computes."""
+    return hash_int4((values >> np.int64(32)).astype(np.int32), hash_int8(values, seeds))
+
+
+def _numbers(values: pa.Array, kind: pa.DataType, sentinel: int) -> NDArray[Any]:
+    found = values if values.type == kind else values.cast(kind)
+    numbers: NDArray[Any] = found.fill_null(sentinel).to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def _boolean(in_lake: str, sentinels: Sentinels) -> Form:
+    return ScalarForm(
+        INT4_SQL,
+        template("{}::pg_catalog.int4"),
+        "2",
+        lambda values, seeds: hash_int4(_numbers(values, pa.int32(), 2), seeds),
+    )
+
+
+def _int(in_lake: str, sentinels: Sentinels) -> Form:
+    return ScalarForm(
+        INT4_SQL,
+        template(f"{in_lake}::pg_catalog.int4"),
+        f"({sentinels.int4})",
+        lambda values, seeds: hash_int4(_numbers(values, pa.int32(), sentinels.int4), seeds),
+        may_hold_sentinel=True,
+    )
+
+
+def _long(in_lake: str, sentinels: Sentinels) -> Form:
+    return ScalarForm(
+        LONG_SQL,
+        template(f"{in_lake}::pg_catalog.int8"),
+        f"'{sentinels.int8}'::pg_catalog.int8",
+        lambda values, seeds: hash_long(_numbers(values, pa.int64(), sentinels.int8), seeds),
+        may_hold_sentinel=True,
+    )
+
+
+def _float(in_lake: str, sentinels: Sentinels) -> Form:
+    def on_lake(values: pa.Array, seeds: Hashes) -> Hashes:
+        numbers = values.cast(pa.float64()).fill_null(sentinels.float8).to_numpy()
+        zeros = numbers == 0
+        if zeros.any():
+            instead = np.where(np.signbit(numbers), _NEGATIVE_ZERO, _ZERO)
+            numbers = np.where(zeros, instead, numbers)
+        return hash_float8(numbers, seeds)
+
+    taken = (
+        "CASE WHEN {0} = 0 THEN CASE WHEN pg_catalog.atan2({0}, -1) < 0"
+        f" THEN '{_NEGATIVE_ZERO!r}'::pg_catalog.float8 ELSE '{_ZERO!r}'::pg_catalog.float8 END"
+        " ELSE {0}::pg_catalog.float8 END"
+    )
+    return ScalarForm(
+        "pg_catalog.hashfloat8extended({value}, {seed})",
+        template(taken),
+        f"'{sentinels.float8!r}'::pg_catalog.float8",
+        on_lake,
+        may_hold_sentinel=True,
+    )
+
+
+def decimal_form(
+    precision: int, scale: int, in_lake: str, sentinels: Sentinels, *, is_own: bool
+) -> Form:
+    """A decimal.
+
+    :param is_own: whether the numbers of the column's type have these digits anyway.
+    """
+    is_number = in_lake == "{}"
+    if not is_number:
+        condition = None
+    elif is_own:
+        condition = "{} <> 'NaN'::pg_catalog.numeric"
+    else:
+        whole = f"'1e{precision - scale}'::pg_catalog.numeric"
+        condition = (
+            f"(pg_catalog.abs({{0}}) < {whole} AND {{0}} = pg_catalog.round({{0}}, {scale}))"
+        )
+    if precision > _INT8_DIGITS:
+        plain = in_lake if is_own else f"pg_catalog.round({{}}, {scale})"
+        return text_form(
+            template(f"{plain}::pg_catalog.text"), sentinels, condition, _decimal_texts
+        )
+    unscaled = f"({{}} * '1e{scale}'::pg_catalog.numeric)" if scale else "{}"
+    is_short = precision <= _INT4_DIGITS
+    sentinel = _INT4_MAX if is_short else sentinels.int8
+    kind, function = ("int4", INT4_SQL) if is_short else ("int8", _INT8_SQL)
+
+    def on_lake(values: pa.Array, seeds: Hashes) -> Hashes:
+        numbers = _unscaled(values)[::2]
+        if values.null_count:
+            numbers = np.where(_is_null(values), np.int64(sentinel), numbers)
+        if is_short:
+            return hash_int4(numbers.astype(np.int32), seeds)
+        return hash_int8(np.ascontiguousarray(numbers), seeds)
+
+    return ScalarForm(
+        function,
+        template(f"{unscaled}::pg_catalog.{kind}"),
+        f"'{sentinel}'::pg_catalog.{kind}",
+        on_lake,
+        condition,
+    )
+
+
+def _unscaled(values: pa.Array) -> NDArray[np.int64]:
+    """Pairs of the lower and the upper half of decimals without their point."""
+    data = values.buffers()[1]
+    halves = np.frombuffer(data, dtype=np.int64)
+    return halves[2 * values.offset : 2 * (values.offset + len(values))]
+
+
+def _decimal_texts(values: pa.Array) -> pa.Array:
+    """Decimals as PostgreSQL prints them: with all digits of their scale."""
+    scale = values.type.scale
+    whole = pa.Array.from_buffers(
+        pa.decimal128(38, 0), len(values), values.buffers(), offset=values.offset
+    )
+    texts = whole.cast(pa.string())
+    if scale == 0:
+        return texts
+    # At least one digit before the point, and the sign before all zeros.
+    sign = pc.if_else(pc.starts_with(texts, "-"), "-", "")
+    digits = pc.utf8_lpad(pc.utf8_ltrim(texts, "-"), scale + 1, "0")
+    ints, fractions = (
+        pc.utf8_slice_codeunits(digits, *part) for part in ((0, -scale), (-scale, None))
+    )
+    return pc.binary_join_element_wise(pc.binary_join_element_wise(sign, ints, ""), fractions, ".")
+
+
+def _date(in_lake: str, sentinels: Sentinels) -> Form:
+    def on_lake(values: pa.Array, seeds: Hashes) -> Hashes:
+        days = values.view(pa.int32()).fill_null(_INT4_MAX).to_numpy().copy()
+        days[days != _INT4_MAX] -= _EPOCH_DAYS
+        return hash_int4(days, seeds)
+
+    return ScalarForm(
+        INT4_SQL,
+        template("({} - '2000-01-01'::pg_catalog.date)"),
+        str(_INT4_MAX),
+        on_lake,
+        _years_of_lake("date"),
+    )
+
+
+def _years_of_lake(kind: str) -> str:
+    return (
+        f"({{0}} >= '0001-01-01'::pg_catalog.{kind} AND {{0}} < '10000-01-01'::pg_catalog.{kind})"
+    )
+
+
+def _timestamp(kind: str) -> Callable[[str, Sentinels], Form]:
+    def on_lake(values: pa.Array, seeds: Hashes) -> Hashes:
+        micros = values.view(pa.int64()).fill_null(_INT8_MAX).to_numpy().copy()
+        micros[micros != _INT8_MAX] -= _EPOCH_DAYS * _DAY_US
+        return hash_int8(micros, seeds)
+
+    def make(in_lake: str, sentinels: Sentinels) -> Form:
+        # The session is in UTC, so the time of day is that of the instant.
+        return ScalarForm(
+            "pg_catalog.timestamp_hash_extended({value}::pg_catalog.timestamp, {seed})",
+            template("{}"),
+            f"'infinity'::pg_catalog.{kind}",
+            on_lake,
+            _years_of_lake(kind),
+        )
+
+    return make
+
+
+def _uuid(in_lake: str, sentinels: Sentinels) -> Form:
+    sentinel = bytes.fromhex(sentinels.uuid)
+    return ScalarForm(
+        "pg_catalog.uuid_hash_extended({value}, {seed})",
+        template("{}"),
+        f"'{sentinels.uuid}'::pg_catalog.uuid",
+        lambda values, seeds: hash_texts(values, seeds, sentinel),
+    )
+
+
+def _binary(in_lake: str, sentinels: Sentinels) -> Form:
+    return text_form(template("pg_catalog.encode({}, 'hex')"), sentinels, as_texts=_hexadecimal)
+
+
+def text_form(
+    taken: Callable[[Sql], Sql],
+    sentinels: Sentinels,
+    condition: str | None = None,
+    as_texts: Callable[[pa.Array], pa.Array] | None = None,
+) -> Form:
+    """A value that is hashed as text.
+
+    :param as_texts: makes the texts of the lake's values; None: they are texts.
+    """
+    sentinel = sentinels.text.encode()
+    return ScalarForm(
+        TEXT_SQL,
+        taken,
+        f"'{sentinels.text}'",
+        lambda values, seeds: hash_texts(
+            values if as_texts is None else as_texts(values), seeds, sentinel
+        ),
+        condition,
+    )
+
+
+def _hexadecimal(values: pa.Array) -> pa.Array:
+    runs = _runs(values)
+    offsets = 2 * np.append(runs.starts, len(runs.data))
+    digits = _HEXADECIMAL[runs.data].view(np.uint8)
+    mask = None if values.null_count == 0 else pa.array(~_is_null(values)).buffers()[1]
+    return pa.Array.from_buffers(
+        pa.large_binary(), len(values), [mask, pa.py_buffer(offsets), pa.py_buffer(digits)]
+    )
+
+
+_HEXADECIMAL = np.frombuffer("".join(f"{each:02x}" for each in range(256)).encode(), np.uint16)
+
+
+def hash_texts(values: pa.Array, seeds: Hashes, sentinel: bytes = b"") -> Hashes:
+    """What ``TEXT_SQL`` computes.
+
+    :param sentinel: is hashed for NULL.
+    """
+    runs = _runs(values)
+    hashes = hash_bytes(runs.data, runs.starts, runs.ends, seeds)
+    if values.null_count:
+        rows = np.flatnonzero(_is_null(values))
+        begin = np.zeros(len(rows), dtype=np.int64)
+        data = np.frombuffer(sentinel, dtype=np.uint8)
+        hashes[rows] = hash_bytes(data, begin, begin + len(sentinel), seeds[rows])
+    return hashes
+
+
+def _runs(values: pa.Array) -> ByteRuns:
+    """The bytes of texts, of binaries, or of uuids."""
+    if isinstance(values, pa.ExtensionArray):
+        values = values.storage
+    if pa.types.is_fixed_size_binary(values.type) or values.type in {
+        pa.string_view(),
+        pa.binary_view(),
+    }:
+        values = values.cast(pa.binary())
+    return ByteRuns.of(values)
+
+
+def _is_null(values: pa.Array) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = values.is_null().to_numpy(zero_copy_only=False)
+    return found
+
+
+#: By lake type.
+SIMPLE: Mapping[str, Callable[[str, Sentinels], Form]] = {
+    "boolean": _boolean,
+    "int": _int,
+    "long": _long,
+    "float": _float,
+    "double": _float,
+    "binary": _binary,
+    "date": _date,
+    "timestamp": _timestamp("timestamp"),
+    "timestamptz": _timestamp("timestamptz"),
+    "uuid": _uuid,
+}

@@ -1,0 +1,201 @@
+"""PostgreSQL's hash functions with a seed, for whole Arrow columns.
+
+The server computes the same numbers in SQL: ``hashint4extended(value, seed)`` and its like. Their names are
+not in the documentation, but hash partitioning stores rows by their results, so a server cannot change them
+without moving the rows of its users. ``KNOWN`` has values to compare with a server.
+
+A hash is a number of 64 bits. The hash of one column is the seed of the next, so the hash of a row depends on
+the order of its values. Zero is a seed like no seed at all.
+
+Source: ``src/common/hashfn.c`` (Bob Jenkins' lookup3) and ``src/backend/access/hash/hashfunc.c``
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from psycopg import sql
+
+from airflow_provider_pgoutput.capture.source.errors import translated
+from airflow_provider_pgoutput.errors import SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from airflow_provider_pgoutput.capture.source.session import Session
+
+    Words = NDArray[np.uint32]
+    Hashes = NDArray[np.uint64]
+
+#: Expressions, and what every server computes for them.
+KNOWN: Final = (
+    ("pg_catalog.hashint4extended(7, 0)", -3288951424994980865),
+    ("pg_catalog.hashint8extended(1099511627781, 0)", 1720380726943452469),
+    ("pg_catalog.hashfloat8extended(1.5, 0)", 6158159405676898674),
+    (
+        "pg_catalog.hashtextextended('a text of twenty-five bytes' COLLATE pg_catalog.\"C\", 0)",
+        -2408181858776469812,
+    ),
+)
+
+_START: Final = 0x9E3779B9 + 3923095
+_U32: Final = 0xFFFFFFFF
+_BLOCK_BYTES: Final = 12
+#: The bits of a word that its first 0 to 4 bytes hold.
+_FIRST_BYTES = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF, 0xFFFFFFFF], dtype=np.uint32)
+_NAN_BITS = np.uint64(0x7FF8000000000000)
+
+
+def check_known(session: Session, known: Sequence[tuple[str, int]] = KNOWN) -> None:
+    """Refuse a server whose functions give other numbers.
+
+    :raises SourceError: it is no PostgreSQL, or has another order of bytes.
+    """
+    with translated():
+        calls = sql.SQL(", ").join(sql.SQL(call) for call, _ in known)
+        row = session.execute(sql.SQL("SELECT {}").format(calls)).fetchone()
+    assert row is not None, "a SELECT of scalars gives a row"
+    for (expression, wanted), found in zip(known, row, strict=True):
+        if found != wanted:
+            raise SourceError(
+                f"{expression} of the server is not what PostgreSQL's is, so no digests can be compared.",
+                advice="compare the tables row by row; tell the maintainers which server it is.",
+            )
+
+
+class _State:
+    """The three words that all rows mix their bytes into."""
+
+    def __init__(self, length: int | Words, seeds: Hashes) -> None:
+        start = _START & _U32
+        begin = (
+            np.array((start + length) & _U32, dtype=np.uint32)
+            if isinstance(length, int)
+            else length + np.uint32(start)
+        )
+        self.a: Words = np.empty(len(seeds), dtype=np.uint32)
+        self.a[:] = begin
+        self.b, self.c = self.a.copy(), self.a.copy()
+        unseeded = np.flatnonzero(seeds == 0)
+        self.a += (seeds >> np.uint64(32)).astype(np.uint32)
+        self.b += seeds.astype(np.uint32)
+        self.mix()
+        if len(unseeded):
+            for word in (self.a, self.b, self.c):
+                word[unseeded] = begin if begin.ndim == 0 else begin[unseeded]
+
+    def mix(self) -> None:
+        """Mix the words of all rows; each step can be undone, so nothing is lost."""
+        _mix(self.a, self.b, self.c)
+
+    def finish(self) -> Hashes:
+        """The hashes. Nothing can be mixed in afterwards."""
+        a, b, c = self.a, self.b, self.c
+        _step_of_end(c, b, 14)
+        _step_of_end(a, c, 11)
+        _step_of_end(b, a, 25)
+        _step_of_end(c, b, 16)
+        _step_of_end(a, c, 4)
+        _step_of_end(b, a, 14)
+        _step_of_end(c, b, 24)
+        hashes = b.astype(np.uint64)
+        hashes <<= np.uint64(32)
+        hashes |= c
+        return hashes
+
+
+def _mix(a: Words, b: Words, c: Words) -> None:
+    _step(a, c, b, 4)
+    _step(b, a, c, 6)
+    _step(c, b, a, 8)
+    _step(a, c, b, 16)
+    _step(b, a, c, 19)
+    _step(c, b, a, 4)
+
+
+def _step(one: Words, two: Words, three: Words, bits: int) -> None:
+    one -= two
+    one ^= _rotated(two, bits)
+    two += three
+
+
+def _step_of_end(one: Words, two: Words, bits: int) -> None:
+    one ^= two
+    one -= _rotated(two, bits)
+
+
+def _rotated(word: Words, bits: int) -> Words:
+    left = word << np.uint32(bits)
+    left |= word >> np.uint32(32 - bits)
+    return left
+
+
+def hash_int4(values: NDArray[np.int32], seeds: Hashes) -> Hashes:
+    """``hashint4extended``."""
+    state = _State(4, seeds)
+    state.a += values.view(np.uint32)
+    return state.finish()
+
+
+def hash_int8(values: NDArray[np.int64], seeds: Hashes) -> Hashes:
+    """``hashint8extended``, and ``timestamp_hash_extended`` of microseconds since 2000.
+
+    The server folds the upper half into the lower one, so that equal numbers of different types have one
+    hash. So 4294967295 and -1 have one hash, too.
+    """
+    folded = (values ^ (values >> np.int64(63))) >> np.int64(32)
+    folded ^= values
+    return hash_int4(folded.astype(np.int32), seeds)
+
+
+def hash_float8(values: NDArray[np.float64], seeds: Hashes) -> Hashes:
+    """``hashfloat8extended``. All NaN have one hash. The hash of zero, of either sign, is the seed."""
+    bits = values.view(np.uint64)
+    is_nan = np.isnan(values)
+    if is_nan.any():
+        bits = np.where(is_nan, _NAN_BITS, bits)
+    state = _State(8, seeds)
+    state.a += bits.astype(np.uint32)
+    state.b += (bits >> np.uint64(32)).astype(np.uint32)
+    hashes = state.finish()
+    zero = values == 0
+    if zero.any():
+        hashes[zero] = seeds[zero]
+    return hashes
+
+
+def hash_bytes(
+    data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64], seeds: Hashes
+) -> Hashes:
+    """``hashtextextended`` with collation ``C``: row ``i`` is ``data[starts[i]:ends[i]]``.
+
+    ``uuid_hash_extended`` is the same of the sixteen bytes.
+    """
+    lengths = ends - starts
+    # A word may be read that begins before the last byte of the last row, and ends behind it.
+    readable = np.zeros(len(data) + _BLOCK_BYTES, dtype=np.uint8)
+    readable[: len(data)] = data
+    words = np.ndarray((len(readable) - 3,), np.dtype("<u4"), readable, strides=(1,))
+    state = _State(lengths.astype(np.uint32), seeds)
+    blocks = lengths // _BLOCK_BYTES
+    places = starts.copy()
+    rows = np.flatnonzero(blocks)
+    while len(rows):
+        at = places[rows]
+        a, b, c = state.a[rows], state.b[rows], state.c[rows]
+        a += words[at]
+        b += words[at + 4]
+        c += words[at + 8]
+        _mix(a, b, c)
+        state.a[rows], state.b[rows], state.c[rows] = a, b, c
+        places[rows] = at + _BLOCK_BYTES
+        rows = rows[ends[rows] - places[rows] >= _BLOCK_BYTES]
+    left = ends - places
+    state.a += words[places] & _FIRST_BYTES[np.minimum(left, 4)]
+    state.b += words[places + 4] & _FIRST_BYTES[np.clip(left - 4, 0, 4)]
+    # The lowest byte of the third word belongs to the length.
+    state.c += (words[places + 8] & _FIRST_BYTES[np.clip(left - 8, 0, 3)]) << np.uint32(8)
+    return state.finish()
