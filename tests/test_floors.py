@@ -32,7 +32,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("capture.staging",),
     ("capture.copy_job",),
     ("capture.stream",),
-    ("capture.request",),
+    ("capture.refused", "capture.request"),
     (
         "capture.advance",
         "capture.fallback",

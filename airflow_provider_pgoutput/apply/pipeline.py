@@ -34,11 +34,14 @@ from airflow_provider_pgoutput.apply.table.checkpoint_rows import (
 from airflow_provider_pgoutput.apply.table.target import (
     Start,
     Target,
+    every_target,
     ignores_case,
+    shared,
     start,
-    targets,
 )
+from airflow_provider_pgoutput.batch.answers import SET_ASIDE
 from airflow_provider_pgoutput.batch.checkpoint import refuse_gap
+from airflow_provider_pgoutput.batch.set_aside import staged_without
 from airflow_provider_pgoutput.crash_points import reach
 
 if TYPE_CHECKING:
@@ -49,7 +52,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.apply.rows.branch import Preparation, Prepared
     from airflow_provider_pgoutput.apply.rows.staged_files import StagedBatch
     from airflow_provider_pgoutput.batch.jobs import ApplyJob
-    from airflow_provider_pgoutput.batch.manifest import Table
+    from airflow_provider_pgoutput.batch.manifest import Manifest, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,25 +112,21 @@ def _apply(spark: SparkSession, job: ApplyJob, work: RowWork) -> ApplyResult:
     manifest = batch.manifest
     progress = checkpoint.read(spark, job, manifest, work.checkpoint)
     refuse_gap(manifest, progress.end_lsn)
-    found = targets(job, manifest, any_case=ignores_case(spark, job.catalog_name))
     already_applied = progress.end_lsn is not None and progress.end_lsn >= manifest.end_lsn
     refused = RefusedTables(job.on_table_refused, progress)
-    starts: dict[str, Start] = {}
-    for target in found:
-        look = functools.partial(start, spark, target, manifest, progress)
-        if (table_start := refused.unless_refused(target, look)) is not None:
-            starts[target.name.target] = table_start
-    found = [each for each in found if each.name.target in starts]
+    starts = _starts(spark, job, manifest, progress, refused, already_applied=already_applied)
+    found = [each for each, _ in starts.values()]
     result = ApplyResult(manifest.batch_id, str(manifest.end_lsn), already_applied)
     if already_applied:
         logger.info("The batch was applied before; the checkpoint is %s.", progress.end_lsn)
         return result
+    begins = {name: begin for name, (_, begin) in starts.items()}
     check_side_tables(spark, batch)
     checkpoint.try_catalog(spark, job, progress, work.checkpoint)
-    todo = [target for target in found if not starts[target.name.target].done]
-    skipped = [target for target in found if starts[target.name.target].done]
+    todo = [target for target, begin in starts.values() if not begin.done]
+    skipped = [target for target, begin in starts.values() if begin.done]
 
-    result.published.update(write_tables(spark, batch, todo, starts, progress, work, refused))
+    result.published.update(write_tables(spark, batch, todo, begins, progress, work, refused))
     refused.raise_if_about_all()
     append_rejected(spark, batch, progress.end_lsn)
     append_messages(spark, batch, progress.end_lsn)
@@ -142,6 +141,7 @@ def _apply(spark: SparkSession, job: ApplyJob, work: RowWork) -> ApplyResult:
         passed_over=tuple(refused.passed_over.values()),
         set_aside=tuple(refused.set_aside.values()),
         unchanged=returned(found, refused, applied, progress),
+        left=tables_that_left(manifest, progress),
         rows=work.checkpoint,
     )
     reach("apply.after_checkpoint")
@@ -149,6 +149,8 @@ def _apply(spark: SparkSession, job: ApplyJob, work: RowWork) -> ApplyResult:
     logger.info("Applied %s to %s in %.2f s.", manifest.start_lsn, manifest.end_lsn, seconds)
     names = tuple(target.name.target for target in skipped)
     set_aside = {table.name: str(refusal) for table, refusal in refused.set_aside.values()}
+    unstaged = ((each.table_name, staged_without(each)) for each in manifest.passed_over)
+    set_aside |= {name: str(refusal) for name, refusal in unstaged if refusal is not None}
     return ApplyResult(
         manifest.batch_id,
         str(manifest.end_lsn),
@@ -158,6 +160,65 @@ def _apply(spark: SparkSession, job: ApplyJob, work: RowWork) -> ApplyResult:
         set_aside,
         seconds,
     )
+
+
+def _starts(
+    spark: SparkSession,
+    job: ApplyJob,
+    manifest: Manifest,
+    progress: checkpoint.Progress,
+    refused: RefusedTables,
+    *,
+    already_applied: bool,
+) -> dict[str, tuple[Target, Start]]:
+    """By target: each table of the batch that is not refused, and where it begins.
+
+    :param already_applied: the checkpoint covers the batch. Then it changes no table that is set aside, or
+        would be, and there is nothing to say about it.
+    """
+    any_case = ignores_case(spark, job.catalog_name)
+    found = every_target(job, manifest)
+    clashing = shared(found, any_case=any_case, target_of=progress.target_of)
+    if already_applied:
+        if job.on_table_refused == SET_ASIDE:
+            return {}
+        found = [each for each in found if each.source.relation_oid not in progress.set_aside]
+    for target, error in clashing:
+        refused.refuse(target, error)
+    starts: dict[str, tuple[Target, Start]] = {}
+    for target in found:
+        if target.source.relation_oid in refused.set_aside:
+            continue
+        look = functools.partial(start, spark, target, manifest, progress)
+        begin = refused.unless_refused(target, look)
+        if begin is not None:
+            starts[target.name.target] = (target, begin)
+    return starts
+
+
+def tables_that_left(
+    manifest: Manifest, progress: checkpoint.Progress
+) -> tuple[tuple[int, str], ...]:
+    """Tables that are set aside, are not published any more, and never had rows in the lake.
+
+    Nothing is left to bring back, so they are no longer set aside.
+
+    :return: OID and ``schema.table`` of each.
+    """
+    if manifest.published is None or manifest.loaded_lsn is not None:
+        # It is not known what is published, or which tables were loaded from outside.
+        return ()
+    known = {each.relation_oid for each in manifest.published.tables}
+    known |= {each.relation_oid for each in manifest.tables} | progress.target_of.keys()
+    left = tuple(
+        (oid, each.table_name) for oid, each in progress.set_aside.items() if oid not in known
+    )
+    for _, name in left:
+        logger.warning(
+            "%s is not set aside any more: it was dropped or is not published, and the lake never had it.",
+            name,
+        )
+    return left
 
 
 def write_tables(

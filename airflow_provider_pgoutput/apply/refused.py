@@ -107,18 +107,25 @@ class RefusedTables:
         except (*_ABOUT_A_TABLE, *_ABOUT_A_TARGET) as error:
             if isinstance(error, _ABOUT_A_TABLE) and self._passes_over(table, error):
                 return None
-            if self._answer != SET_ASIDE:
-                raise
-            advice = " ".join(filter(None, (error.advice, _OF_LOGS if target.is_log else None)))
-            refusal = Refusal(type(error).__name__, error.message, advice, target.name.target)
-            logger.warning(
-                "%s is set aside: nothing of this batch is applied to it, and the others go on. %s",
-                table.name,
-                refusal,
-            )
-            self.set_aside[table.relation_oid] = (table, refusal)
+            self.refuse(target, error)
             self._errors[table.relation_oid] = error
             return None
+
+    def refuse(self, target: Target, error: PgoutputError) -> None:
+        """Set one table aside.
+
+        :raises PgoutputError: the error, if ``on_table_refused`` says ``fail``.
+        """
+        if self._answer != SET_ASIDE:
+            raise error
+        advice = " ".join(filter(None, (error.advice, _OF_LOGS if target.is_log else None)))
+        refusal = Refusal(type(error).__name__, error.message, advice, target.name.target)
+        logger.warning(
+            "%s is set aside: nothing of this batch is applied to it, and the others go on. %s",
+            target.source.name,
+            refusal,
+        )
+        self.set_aside[target.source.relation_oid] = (target.source, refusal)
 
     def raise_if_about_all(self) -> None:
         """Raise if each table that was tried was refused for one reason that may concern the whole lake.

@@ -158,14 +158,28 @@ def _refuse_still_aside(refused: RefusedTables, last: Manifest) -> None:
 def _waiting(steps: list[Step], progress: checkpoint.Progress) -> list[Step]:
     """The steps with only the tables that are set aside. The others have the batches.
 
-    The job of a driver that died may be started again when nothing is left to do.
+    A table in mode ``upsert`` begins with its newest copy in these batches, since the copy replaces what
+    came before. So it comes back also if an earlier batch cannot be applied at all. The job of a driver that
+    died may be started again when nothing is left to do.
     """
+    waits = {oid for oid, each in progress.set_aside.items() if not each.needs_copy}
+    begins = {
+        target.source.relation_oid: number
+        for number, step in enumerate(steps)
+        for target in step.targets
+        if target.source.copy_lsn is not None and not target.is_log
+    }
     return [
         Step(
-            each.batch,
-            tuple(t for t in each.targets if t.source.relation_oid in progress.set_aside),
+            step.batch,
+            tuple(
+                each
+                for each in step.targets
+                if each.source.relation_oid in waits
+                and number >= begins.get(each.source.relation_oid, 0)
+            ),
         )
-        for each in steps
+        for number, step in enumerate(steps)
     ]
 
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.apply.rows.staged_files import StagedBatch, open_batch
 from airflow_provider_pgoutput.apply.table.target import (
     Target,
+    every_target,
     ignores_case,
     refuse_unfit,
-    targets,
+    shared,
 )
 from airflow_provider_pgoutput.errors import (
     BatchGap,
@@ -41,6 +42,7 @@ def plan_steps(spark: SparkSession, job: ReplayJob) -> list[Step]:
 
     :raises BatchRefused: a batch is damaged or of another slot, or no batch holds a chosen table.
     :raises BatchGap: a batch is missing between two others.
+    :raises ConfigurationError: two of the tables have one target.
     :raises TableRefused: a table was renamed at the source and would go to two targets.
     """
     any_case = ignores_case(spark, job.catalog_name)
@@ -56,9 +58,11 @@ def plan_steps(spark: SparkSession, job: ReplayJob) -> list[Step]:
     for batch in batches:
         found = [
             each
-            for each in targets(job, batch.manifest, any_case=any_case)
+            for each in every_target(job, batch.manifest)
             if not job.tables or each.source.relation_oid in chosen
         ]
+        if clashing := shared(found, any_case=any_case):
+            raise clashing[-1][1]
         steps.append(Step(batch, tuple(found)))
     if not job.catch_up:
         # Of tables that catch up, each is refused on its own.

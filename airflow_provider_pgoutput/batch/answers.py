@@ -14,7 +14,8 @@ FAIL = "fail"
 IGNORE = "ignore"
 #: The table is copied again in the same run. ``on_slot_lost`` copies all tables.
 COPY = "copy"
-#: Of ``on_table_refused`` only: the table is left as it is, and the others go on.
+#: Of ``on_table_refused`` only: the table is left as it is, and the others go on. Another argument that says
+#: ``fail`` about one table refuses that table; then ``on_table_refused`` decides.
 SET_ASIDE = "set_aside"
 #: Of ``on_unknown_default`` only: older rows get the default that the column has now.
 DEFAULT = "default"

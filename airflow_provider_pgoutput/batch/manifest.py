@@ -52,6 +52,8 @@ _LATER_FIELDS = {
     "is_gone": False,
     "until_lsn": None,
     "older_unknown": False,
+    "error": "",
+    "advice": "",
 }
 
 

@@ -1,9 +1,12 @@
 """Tables whose changes are passed over from some LSN on: what manifest and checkpoint record.
 
-A table that is gone at the source cannot be copied again. When a change of it cannot be followed, that change
-and all later ones are passed over, and the lake keeps the table as it was before. Whole transactions are
-passed over, so the table in the lake equals the source's at one LSN. Only a copy ends this.
-``capture/schema/gone.py`` and ``apply/refused.py`` decide it.
+There are two causes. A table that is gone at the source cannot be copied again. When a change of it cannot be
+followed, that change and all later ones are passed over (``capture/schema/gone.py``, ``apply/refused.py``).
+Or the stage task refuses a table, and ``on_table_refused`` says that the others go on. Such a table is set
+aside: its entry has the error, and apply records it as ``batch/set_aside.py`` says.
+
+The lake keeps the table as it was before. Whole transactions are passed over, so the table in the lake equals
+the source's at one LSN. No batch has what was passed over. So only a copy ends this.
 """
 
 from __future__ import annotations
@@ -35,6 +38,11 @@ class PassedOver:
     changes: int = 0
     #: The change that could not be followed, in one sentence.
     reason: str = ""
+    #: The class of the error for which the stage task set the table aside. Empty: the table is gone, or an
+    #: earlier batch began to pass it over.
+    error: str = ""
+    #: What to do about that error.
+    advice: str = ""
 
 
 def first_lsn(versions: Iterable[TableVersion]) -> Lsn | None:

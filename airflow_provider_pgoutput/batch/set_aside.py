@@ -11,6 +11,11 @@ writes a row with the target. No row of ``t`` waits any more.
 A replayed batch may change nothing in ``t``. Example: it truncates ``t`` before ``t`` has a target. Its row
 then has neither target nor reason. Such a row means: applied.
 
+The stage task may refuse a table, too. Then the table's changes are not staged from some LSN on
+(``batch/passed_over.py``). Apply writes the same row for it, and the reason has that LSN. No replay brings
+back what was not staged. So such a row waits until a later batch was applied, which has the table only if it
+copies it.
+
 A table may be dropped and made again at the source. The new one has another OID. When the new one is copied
 over the rows of the old one, the old one is no longer set aside.
 """
@@ -23,12 +28,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE
+from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.errors import TableRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.batch.passed_over import PassedOver
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,8 @@ class Refusal:
     advice: str = ""
     #: The target to which the batch was not applied. Empty if the row was written without one.
     target: str = ""
+    #: The stage task left the table's changes out from this LSN on. Empty: the batch has them.
+    unstaged_since: str = ""
 
     def __str__(self) -> str:
         advice = f" What to do: {self.advice}" if self.advice else ""
@@ -62,7 +70,7 @@ class Refusal:
             found = json.loads(text)
         except ValueError:
             found = None
-        is_list = isinstance(found, list) and len(found) in {3, 4}
+        is_list = isinstance(found, list) and len(found) in {3, 4, 5}
         if not is_list or not all(isinstance(each, str) for each in found):
             raise TableRefused(
                 "The column set_aside of the checkpoint table is not what the pipeline writes.",
@@ -70,6 +78,13 @@ class Refusal:
                 advice="somebody wrote to it; rebuild it from the tables' snapshot summaries.",
             )
         return cls(*found)
+
+
+def staged_without(entry: PassedOver) -> Refusal | None:
+    """Why the stage task set a table aside in a batch; None: the entry says something else of the table."""
+    if not entry.error or entry.since_lsn is None:
+        return None
+    return Refusal(entry.error, entry.reason, entry.advice, unstaged_since=entry.since_lsn)
 
 
 class TableRow(NamedTuple):
@@ -98,12 +113,22 @@ class SetAside:
     relation_oid: int
     #: The source's ``schema.table`` in the newest batch that it lacks.
     table_name: str
-    #: Where the first batch starts that it lacks. Its rows in the lake are at most as new as this.
+    #: Where that begins which it lacks. Its rows in the lake are at most as new as this.
     since_lsn: Lsn
     #: Number of recorded batches that it lacks.
     batches: int
-    #: Why it lacks the first one.
+    #: Why it lacks the first one; or why the stage task left its changes out.
     refusal: Refusal
+    #: Whether only a copy brings it back, because the stage task left changes out, and no later batch has a
+    #: copy of it.
+    needs_copy: bool = False
+
+    @property
+    def in_words(self) -> str:
+        """What it lacks, in one sentence."""
+        if self.needs_copy:
+            return "No batch has its changes."
+        return f"Batches that it lacks: {self.batches}."
 
 
 def set_aside_tables(rows: Iterable[TableRow]) -> dict[int, SetAside]:
@@ -132,19 +157,63 @@ def set_aside_tables(rows: Iterable[TableRow]) -> dict[int, SetAside]:
             ),
             key=lambda each: (each.end_lsn, each.start_lsn),
         )
-        if waiting and waiting[0].refusal is not None:
-            since = min(each.start_lsn for each in waiting)
-            ends = {(each.start_lsn, each.end_lsn) for each in waiting}
-            found[oid] = SetAside(oid, waiting[-1].table_name, since, len(ends), waiting[0].refusal)
+        if waiting:
+            found[oid] = _set_aside(oid, waiting, applied)
     return found
+
+
+def _set_aside(
+    relation_oid: int, waiting: Sequence[TableRow], applied: Sequence[TableRow]
+) -> SetAside:
+    """What rows that wait say about their table.
+
+    :param waiting: in order.
+    :param applied: rows of batches that the table has.
+    """
+    refusals = [each.refusal for each in waiting if each.refusal is not None]
+    newest = (waiting[-1].start_lsn, waiting[-1].end_lsn)
+    # A later batch has changes of such a table only after a copy of it.
+    unstaged = [
+        each.refusal
+        for each in waiting
+        if each.refusal is not None
+        and each.refusal.unstaged_since
+        and (each.start_lsn, each.end_lsn) == newest
+    ]
+    return SetAside(
+        relation_oid,
+        waiting[-1].table_name,
+        min(_since(each, applied) for each in waiting),
+        len({(each.start_lsn, each.end_lsn) for each in waiting}),
+        (unstaged or refusals)[0],
+        needs_copy=bool(unstaged),
+    )
+
+
+def _since(refused: TableRow, applied: Sequence[TableRow]) -> Lsn:
+    """Where that begins which the table lacks of a refused batch.
+
+    If the slot was read again, the table may have the first part of it from earlier batches.
+    """
+    if refused.refusal is not None and refused.refusal.unstaged_since:
+        return Lsn.parse(refused.refusal.unstaged_since)
+    held = (each.end_lsn for each in applied if each.end_lsn < refused.end_lsn)
+    return max([refused.start_lsn, *held])
 
 
 def _has(applied: Iterable[TableRow], refused: TableRow) -> bool:
     """Whether a table has by now what a refused batch would have given it.
 
     Yes, if a batch that ends later was applied. Two batches can end at one LSN: changes, and then a copy. The
-    copy makes up for the changes. The changes do not make up for the copy.
+    copy makes up for the changes. The changes do not make up for the copy. If the stage task left changes
+    out, the batch itself was applied without them, which makes up for nothing.
     """
+    if refused.refusal is not None and refused.refusal.unstaged_since:
+        return any(
+            each.end_lsn > refused.end_lsn
+            or (each.end_lsn == refused.end_lsn and each.is_point and not refused.is_point)
+            for each in applied
+        )
     return any(
         each.end_lsn > refused.end_lsn
         or (each.end_lsn == refused.end_lsn and (each.is_point or not refused.is_point))

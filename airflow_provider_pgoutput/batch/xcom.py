@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
+from airflow_provider_pgoutput.batch.set_aside import staged_without
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -40,9 +42,12 @@ class BatchXCom(TypedDict):
     #: By commit LSN: number of row changes of each transaction that was left out on request. Left out if
     #: there are none.
     skipped: NotRequired[dict[str, int]]
-    #: By ``schema.table`` of a table that is gone: from which LSN on its changes are passed over. At most 200
-    #: tables. Left out if there are none.
+    #: By ``schema.table`` of a table that is gone or set aside: from which LSN on changes are passed over. At
+    #: most 200 tables. Left out if there are none.
     passed_over: NotRequired[dict[str, str]]
+    #: By ``schema.table`` of a table that this batch sets aside: why, and what to do. At most 200 tables.
+    #: Left out if there are none.
+    set_aside: NotRequired[dict[str, str]]
 
 
 def table_counts(manifest: Manifest) -> dict[str, dict[str, int]]:
@@ -97,6 +102,10 @@ def batch_xcom(manifest: Manifest, manifest_uri: str) -> BatchXCom:
     passed_over = {e.table_name: e.since_lsn for e in manifest.passed_over if e.since_lsn}
     if passed_over:
         batch["passed_over"] = dict(islice(passed_over.items(), MOST_TABLES))
+    refusals = ((each.table_name, staged_without(each)) for each in manifest.passed_over)
+    set_aside = {name: str(refusal) for name, refusal in refusals if refusal is not None}
+    if set_aside:
+        batch["set_aside"] = dict(islice(set_aside.items(), MOST_TABLES))
     return batch
 
 

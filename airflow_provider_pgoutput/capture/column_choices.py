@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.catalog import PublishedColumn, PublishedTable
     from airflow_provider_pgoutput.capture.types.options import TypeOptions
     from airflow_provider_pgoutput.capture.types.type_info import TypeInfo
+    from airflow_provider_pgoutput.errors import PgoutputError
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +29,12 @@ def check_column_types(
     options: TypeOptions,
     *,
     is_first: bool,
+    refused: dict[int, PgoutputError] | None = None,
 ) -> None:
     """Refuse a choice that a column's type does not have.
 
     :param types: users' types by OID.
+    :param refused: collects the errors of such tables, by OID; None: the first one is raised.
     :param is_first: whether the lake has nothing of the slot yet. Then a name that is no published column is
         an error, because a typing mistake would fix the column's type for good. Later it is a warning,
         because the column may have been dropped.
@@ -45,8 +48,13 @@ def check_column_types(
             is_first=is_first,
         )
     for table in tables:
-        for column in table.columns:
-            _check(table, column, types, options)
+        try:
+            for column in table.columns:
+                _check(table, column, types, options)
+        except ConfigurationError as error:
+            if refused is None:
+                raise
+            refused[table.relation_oid] = error
 
 
 def check_key_columns(

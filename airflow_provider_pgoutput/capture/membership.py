@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.answers import COPY, FAIL
 from airflow_provider_pgoutput.batch.membership import FILTERED
+from airflow_provider_pgoutput.capture.refused import RefusedTables
 from airflow_provider_pgoutput.capture.request import ALWAYS
 from airflow_provider_pgoutput.capture.source.publications import (
     attached_partitions,
@@ -69,35 +70,44 @@ def warn_of_membership_changes(
 
 
 def without_ignored(
-    published: Sequence[PublishedTable], checkpoint: Checkpoint | None, request: CaptureRequest
+    published: Sequence[PublishedTable],
+    checkpoint: Checkpoint | None,
+    request: CaptureRequest,
+    refused: RefusedTables | None = None,
 ) -> tuple[PublishedTable, ...]:
     """The published tables, without those that are new to the lake if ``on_new_table`` does not copy these.
 
     A table that was made again under a known name is not new. ``on_recreated_table`` decides about it.
 
-    :raises TableRefused: there is a new table, and the policy is to fail.
+    :param refused: collects the new tables that are set aside.
+    :raises TableRefused: there is a new table, the policy is to fail, and it is not set aside.
     """
+    refused = refused or RefusedTables()
     seen = None if checkpoint is None else checkpoint.tables
     if request.on_new_table == COPY or seen is None:
         return tuple(published)
     known = {*seen.values(), *request.copy_tables}
-    new = {
-        each.name for each in published if each.relation_oid not in seen and each.name not in known
-    }
-    if new and request.on_new_table == FAIL:
-        raise TableRefused(
-            "The table is published, and the lake does not have it.",
-            slot=request.slot_name,
-            table=min(new),
-            advice="name it in copy_tables, which copies it in this run, or take it out of the publication; "
-            "on_new_table='copy' copies whatever is published, 'ignore' leaves out what is new.",
-        )
-    if new:
+    new = sorted(
+        (each for each in published if each.relation_oid not in seen and each.name not in known),
+        key=lambda each: each.name,
+    )
+    if request.on_new_table == FAIL:
+        for each in new:
+            error = TableRefused(
+                "The table is published, and the lake does not have it.",
+                slot=request.slot_name,
+                table=each.name,
+                advice="name it in copy_tables, which copies it in this run, or take it out of the"
+                " publication; on_new_table='copy' copies whatever is published, 'ignore' leaves out what is"
+                " new.",
+            )
+            refused.add(each, error)
+    elif new:
         log.warning(
             "Published and not in the lake, so left out until copy_tables names them: %s",
-            ", ".join(sorted(new)),
+            ", ".join(each.name for each in new),
         )
-    return tuple(each for each in published if each.name not in new)
+    return tuple(each for each in published if each not in new)
 
 
 def tables_to_copy(
@@ -105,6 +115,7 @@ def tables_to_copy(
     checkpoint: Checkpoint | None,
     request: CaptureRequest,
     gaps: frozenset[int] = frozenset(),
+    refused: RefusedTables | None = None,
 ) -> tuple[PublishedTable, ...]:
     """The published tables that this run copies: those that are asked for, and those that the lake never saw.
 
@@ -114,9 +125,12 @@ def tables_to_copy(
     replace the rows of the earlier table, so it is made only if the request says so.
 
     :param gaps: OIDs of tables that were not published all the time.
+    :param refused: collects the tables that are set aside.
     :raises ConfigurationError: a table that is asked for is not published.
-    :raises TableRefused: a table was dropped and made again, or is new, and the policy is to fail.
+    :raises TableRefused: a table was dropped and made again, or is new, the policy is to fail, and it is not
+        set aside.
     """
+    refused = refused or RefusedTables()
     names = {each.name for each in published}
     if missing := sorted(set(request.copy_tables) - names):
         raise ConfigurationError(
@@ -124,7 +138,7 @@ def tables_to_copy(
             slot=request.slot_name,
             advice="write them as schema.table, and add them to a publication that is read.",
         )
-    published = without_ignored(published, checkpoint, request)
+    published = without_ignored(published, checkpoint, request, refused)
     lake_tables = None if checkpoint is None else checkpoint.tables
     copies_new = request.initial_copy == ALWAYS and lake_tables is not None
     seen = lake_tables or {}
@@ -137,17 +151,11 @@ def tables_to_copy(
         and each.name not in request.copy_tables
     ]
     renamed = _replaced(published, seen)
-    if recreated and request.on_recreated_table == FAIL:
-        renamed_to = next((new for old, new in renamed.items() if old == recreated[0].name), None)
-        raise TableRefused(
-            "The table was dropped and created again, and the lake has the rows of the earlier table."
-            if renamed_to is None
-            else f"The table was renamed to {renamed_to}, and another made under its name, new to the lake.",
-            slot=request.slot_name,
-            table=recreated[0].name,
-            advice="name it in copy_tables, which replaces them in this run; on_recreated_table='copy' does "
-            "so whenever it happens.",
-        )
+    if request.on_recreated_table == FAIL:
+        for each in recreated:
+            refused.add(each, _recreated(each, renamed.get(each.name), request.slot_name))
+        published = [each for each in published if not refused.has(each)]
+        recreated = []
     wanted = {*request.copy_tables, *(each.name for each in recreated)}
     # A table was renamed, and another took its name. The copy of the new one replaces the lake's rows under
     # that name. So the renamed table is copied, too.
@@ -168,6 +176,19 @@ def tables_to_copy(
                 "It is copied again." if each in copied else "Name it in copy_tables.",
             )
     return copied
+
+
+def _recreated(table: PublishedTable, renamed_to: str | None, slot_name: str) -> TableRefused:
+    """The error for a table under the name of another one that the lake has."""
+    return TableRefused(
+        "The table was dropped and created again, and the lake has the rows of the earlier table."
+        if renamed_to is None
+        else f"The table was renamed to {renamed_to}, and another made under its name, new to the lake.",
+        slot=slot_name,
+        table=table.name,
+        advice="name it in copy_tables, which replaces them in this run; on_recreated_table='copy' does so"
+        " whenever it happens.",
+    )
 
 
 def changes_of_membership(

@@ -27,6 +27,7 @@ from airflow_provider_pgoutput.capture.membership import (
     tables_to_copy,
     without_ignored,
 )
+from airflow_provider_pgoutput.capture.refused import RefusedTables
 from airflow_provider_pgoutput.capture.request import AFTER_STAGE, ALWAYS, NEVER
 from airflow_provider_pgoutput.capture.run import Run
 from airflow_provider_pgoutput.capture.schema.differences import unfollowable
@@ -126,7 +127,12 @@ def stage_in(source: Source, rows: RowSource) -> tuple[Manifest, str]:
     :param rows: says how changes and copies are read.
     """
     slot, confirmed = _checked_slot(source)
-    run = Run(source, rows, source.read_facts(), slot, confirmed)
+    refused = RefusedTables(source.request.on_table_refused)
+    facts = source.read_facts()
+    for table in facts.tables:
+        if table.relation_oid in facts.refused:
+            refused.add(table, facts.refused[table.relation_oid])
+    run = Run(source, rows, facts, slot, confirmed, refused)
     sealed = _sealed(run)
     _confirm(source, sealed)
     return sealed
@@ -193,14 +199,13 @@ def _first_batch(run: Run) -> tuple[Manifest, str]:
             f"pg_create_logical_replication_slot('{slot_name}', 'pgoutput'); load them; then give the "
             "LSN that it returned.",
         )
-    if run.request.initial_copy == ALWAYS:
-        run.source.check_may_copy(run.facts.tables)
+    tables = _may_copy(run, _first_tables(run))
     check_failover(run.source.server, failover=run.request.failover)
     with run.source.create_slot() as snapshot:
         point = snapshot.consistent_point
         log.info("Created slot %s at %s.", slot_name, point)
         start = first(run.request, point)
-        return stage_copies(run, start, _first_tables(run), snapshot)
+        return stage_copies(run, start, tables, snapshot)
 
 
 def _first_batch_of_existing_slot(
@@ -219,11 +224,10 @@ def _first_batch_of_existing_slot(
     if request.initial_copy == NEVER:
         _gaps_since(run, None)
         tables = tables_to_copy(run.facts.tables, None, request)
-        run.source.check_may_copy(tables)
-        return stage_changes(run, start, tables)
-    run.source.check_may_copy(run.facts.tables)
+        return stage_changes(run, start, _may_copy(run, tables))
+    tables = _may_copy(run, _first_tables(run))
     log.info("Slot %s starts at %s.", request.slot_name, confirmed)
-    return stage_copies(run, start, _first_tables(run))
+    return stage_copies(run, start, tables)
 
 
 def _refuse_lost_checkpoint(run: Run, confirmed: Lsn) -> None:
@@ -280,12 +284,12 @@ def _next_batch(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str]:
     last = _last_batch(run, checkpoint)
     gaps = _gaps_since(run, last)
     tables = tables_to_copy(
-        run.facts.tables, checkpoint, run.request, gaps | checkpoint.passed_over.keys()
+        run.facts.tables, checkpoint, run.request, gaps | checkpoint.copied_by_itself, run.refused
     )
     tables = _united(tables, _waiting_copies(run, checkpoint.end_lsn))
     tables = _united(tables, run.source.altered_tables(run.facts))
-    run.source.check_may_copy(tables)
-    return _stage_with_copies(run, following(run.request, checkpoint, last), tables)
+    start = following(run.request, checkpoint, last)
+    return _stage_with_copies(run, start, _may_copy(run, tables))
 
 
 def _read_again(run: Run, checkpoint: Checkpoint, last: Manifest | None) -> tuple[Manifest, str]:
@@ -300,10 +304,9 @@ def _read_again(run: Run, checkpoint: Checkpoint, last: Manifest | None) -> tupl
         if found is not None and found[0].start_lsn == request.start_lsn:
             return found
     start = begin_again(run, checkpoint, last)
-    gaps = _gaps_since(run, last) | checkpoint.passed_over.keys()
-    tables = tables_to_copy(run.facts.tables, checkpoint, request, gaps)
-    run.source.check_may_copy(tables)
-    return _stage_with_copies(run, start, tables)
+    gaps = _gaps_since(run, last) | checkpoint.copied_by_itself
+    tables = tables_to_copy(run.facts.tables, checkpoint, request, gaps, run.refused)
+    return _stage_with_copies(run, start, _may_copy(run, tables))
 
 
 def _bridge(run: Run, checkpoint: Checkpoint, confirmed: Lsn) -> tuple[Manifest, str] | None:
@@ -355,9 +358,28 @@ def _stage_with_copies(
                 continue
             if oid in {each.relation_oid for each in tables}:
                 raise AssertionError("a table that the batch copies asked for a copy") from needed
-            run.source.check_may_copy(wanted)
-            log.info("Staging the batch again, with a copy of %s.", wanted[0].name)
-            tables += wanted
+            copied = _may_copy(run, wanted)
+            log.info(
+                "Staging the batch again, %s %s.",
+                "with a copy of" if copied else "without",
+                wanted[0].name,
+            )
+            tables += copied
+
+
+def _may_copy(run: Run, tables: tuple[PublishedTable, ...]) -> tuple[PublishedTable, ...]:
+    """The tables that the role may copy. The others are refused.
+
+    :raises MissingPrivilege: some are refused and not set aside; or no published table would be left.
+    """
+    refused = run.refused
+    errors = run.source.check_may_copy(tables, one_by_one=refused.goes_on)
+    for each in tables:
+        if each.relation_oid in errors:
+            refused.add(each, errors[each.relation_oid])
+    if errors and all(map(refused.has, run.facts.tables)):
+        run.source.check_may_copy(tables)
+    return tuple(each for each in tables if not refused.has(each))
 
 
 def _waits_for_copy(request: CaptureRequest, sealed: Manifest, checkpoint: Checkpoint) -> bool:
@@ -386,11 +408,11 @@ def _batch_after_a_loss(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str
     last = _last_batch(run, checkpoint)
     if last is not None and last.published is not None:
         refuse_other_root(last.published, run.facts.published, slot_name=request.slot_name)
-    tables = without_ignored(run.facts.tables, checkpoint, request)
+    tables = without_ignored(run.facts.tables, checkpoint, request, run.refused)
     # All tables are copied, so the result is not used. The call refuses tables that were dropped and made
     # again.
-    tables_to_copy(tables, checkpoint, request)
-    source.check_may_copy(tables)
+    tables_to_copy(tables, checkpoint, request, refused=run.refused)
+    tables = _may_copy(run, tables)
     check_failover(source.server, failover=request.failover)
     log.warning(
         "Changes of slot %s since %s cannot be read any more: all %d published tables are copied again.",

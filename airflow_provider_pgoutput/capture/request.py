@@ -69,6 +69,8 @@ class CaptureRequest:
     #: A published table whose name the lake knows as that of another, which is gone: ``fail``, or ``copy``
     #: it, which replaces the rows of the other.
     on_recreated_table: str = FAIL
+    #: One table that cannot be staged: ``fail``, or ``set_aside``: the others go on without it.
+    on_table_refused: str = FAIL
     #: A slot that cannot give what the lake lacks, because it was invalidated, dropped or moved: ``fail``, or
     #: ``copy`` all published tables again, from a new slot where there is none.
     on_slot_lost: str = FAIL
@@ -141,7 +143,7 @@ class CaptureRequest:
                 f"Unknown advance {self.advance!r}.",
                 advice=f"use {AFTER_APPLY!r} or {AFTER_STAGE!r}.",
             )
-        for name in ("on_new_table", "on_recreated_table", "on_slot_lost"):
+        for name in ("on_new_table", "on_recreated_table", "on_slot_lost", "on_table_refused"):
             check_answer(name, getattr(self, name))
         if self.on_new_table != COPY and self.initial_copy == NEVER:
             raise ConfigurationError(

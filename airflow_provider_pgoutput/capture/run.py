@@ -22,6 +22,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from airflow_provider_pgoutput.capture.refused import RefusedTables
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.stream.options import PluginOptions
     from airflow_provider_pgoutput.capture.stream.read import Found, SlotReading
     from airflow_provider_pgoutput.capture.stream.two_phase import TwoPhase
+    from airflow_provider_pgoutput.errors import MissingPrivilege, PgoutputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class Facts:
     published: PublishedSet
     #: Where their rows lie on the server's disk, by OID.
     storage: Mapping[int, Storage] = field(default_factory=dict)
+    #: The tables among them that cannot be staged as the request says, by OID, when others go on.
+    refused: Mapping[int, PgoutputError] = field(default_factory=dict)
 
 
 class Source(Protocol):
@@ -107,8 +112,13 @@ class Source(Protocol):
         """Tables that the policy wants copied because a type of their columns was altered."""
         ...
 
-    def check_may_copy(self, tables: Sequence[PublishedTable]) -> None:
-        """Refuse to begin a copy that the role may not make."""
+    def check_may_copy(
+        self, tables: Sequence[PublishedTable], *, one_by_one: bool = False
+    ) -> Mapping[int, MissingPrivilege]:
+        """Refuse to begin a copy that the role may not make.
+
+        :param one_by_one: return the error of each such table, by OID, and raise none.
+        """
         ...
 
     def create_slot(self) -> ExportedSnapshot:
@@ -159,6 +169,8 @@ class Run:
     slot: SlotFacts | None = None
     #: Its position; None: there was no slot that could be read.
     confirmed: Lsn | None = None
+    #: Grows until the batch is begun.
+    refused: RefusedTables = field(default_factory=RefusedTables)
 
     @property
     def request(self) -> CaptureRequest:

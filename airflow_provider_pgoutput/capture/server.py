@@ -8,7 +8,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch import layout
-from airflow_provider_pgoutput.batch.answers import COPY
+from airflow_provider_pgoutput.batch.answers import COPY, SET_ASIDE
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.advance import SlotOnServer, move_slot
 from airflow_provider_pgoutput.capture.column_choices import check_column_types, check_key_columns
@@ -63,7 +63,7 @@ from airflow_provider_pgoutput.capture.types.type_info import FIRST_USER_OID
 from airflow_provider_pgoutput.crash_points import reach
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from airflow_provider_pgoutput.batch.membership import PublishedSet
     from airflow_provider_pgoutput.batch.shape import Storage
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
     from airflow_provider_pgoutput.capture.start import Start
     from airflow_provider_pgoutput.capture.stream.read import Found
+    from airflow_provider_pgoutput.errors import MissingPrivilege, PgoutputError
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +107,12 @@ class PostgresSource:
         )
         #: Names of the tables without columns that were warned of.
         self._without_columns: set[str] = set()
+        is_later = request.checkpoint is not None
+        #: By OID: tables that cannot be staged as the request says. None: such a table ends the run. At first
+        #: it is taken for a mistake in the request.
+        self._unfit: dict[int, PgoutputError] | None = (
+            {} if is_later and request.on_table_refused == SET_ASIDE else None
+        )
 
     def server_now(self) -> Server:
         """See ``Source``."""
@@ -122,7 +129,9 @@ class PostgresSource:
 
         Iceberg has no such tables. Once they get a column they are tables that were published just now.
         """
-        found = read_published_tables(self.session, self.server, self.publication_names, self.keys)
+        found = read_published_tables(
+            self.session, self.server, self.publication_names, self.keys, self._unfit
+        )
         bare = {each.name for each in found if not each.columns}
         if new := sorted(bare - self._without_columns):
             self._without_columns |= bare
@@ -149,6 +158,7 @@ class PostgresSource:
             tables,
             read_published_set(self.session, self.publication_names, tables),
             read_storage(self.session, (each.relation_oid for each in tables)),
+            dict(self._unfit or {}),
         )
 
     def _read_publications(self) -> tuple[tuple[Publication, ...], tuple[PublishedTable, ...]]:
@@ -156,7 +166,9 @@ class PostgresSource:
         publications = read_publications(self.session, self.publication_names)
         tables = self.read_tables()
         types, is_first = self.describer.types_of(tables), self.request.checkpoint is None
-        check_column_types(tables, types, self.request.types, is_first=is_first)
+        check_column_types(
+            tables, types, self.request.types, is_first=is_first, refused=self._unfit
+        )
         check_key_columns(tables, self.keys.configured, is_first=is_first)
         return publications, tables
 
@@ -181,7 +193,8 @@ class PostgresSource:
             check_publications_throughout(
                 self.session, self.request.slot_name, self.publication_names, found.end
             )
-        history = self._history(batch.relation_oids, tables, facts.storage)
+        aside = (batch.passing.found.keys() | batch.passing.before.keys()) - batch.copied_at.keys()
+        history = self._history(batch.relation_oids, tables, facts.storage, aside)
         # A table that was dropped right after the tables were read has no columns any more.
         published = {each.relation_oid for each in tables} & history.attributes.keys()
         return CatalogAfter(
@@ -249,12 +262,18 @@ class PostgresSource:
         log.warning("Dropped slot %s, which could not give what the lake lacks.", slot.name)
         reach("stage.after_drop")
 
-    def check_may_copy(self, tables: Sequence[PublishedTable]) -> None:
+    def check_may_copy(
+        self, tables: Sequence[PublishedTable], *, one_by_one: bool = False
+    ) -> dict[int, MissingPrivilege]:
         """See ``Source``."""
         if tables:
             self._check_replication()
-        check_may_copy(
-            self.session, self.publication_names, tables, slot_name=self.request.slot_name
+        return check_may_copy(
+            self.session,
+            self.publication_names,
+            tables,
+            slot_name=self.request.slot_name,
+            one_by_one=one_by_one,
         )
 
     def _check_replication(self) -> None:
@@ -310,8 +329,12 @@ class PostgresSource:
         relation_oids: Sequence[int],
         published: Sequence[PublishedTable],
         storage_at_start: Mapping[int, Storage],
+        passed_over: Collection[int],
     ) -> SchemaHistory:
-        """What tells which column is which in the tables that have rows in the batch."""
+        """What tells which column is which in the tables that have rows in the batch.
+
+        :param passed_over: OIDs of the tables whose changes are passed over.
+        """
         checkpoint = self.request.checkpoint
         before = {} if checkpoint is None else checkpoint.shapes
         written = set(relation_oids)
@@ -329,7 +352,9 @@ class PostgresSource:
                 if table.relation_oid in written
             },
             types=self._types_of(published, relation_oids),
-            unwritten=[each for each in published if each.relation_oid not in written],
+            unwritten=[
+                each for each in published if each.relation_oid not in {*written, *passed_over}
+            ],
             type_name=self.describer.type_name,
             showing=self.describer.showing,
             constant_default=functools.partial(read_constant_default, self.session),
@@ -388,6 +413,10 @@ class PostgresSource:
                 {} if checkpoint is None else checkpoint.passed_over,
                 lambda: frozenset(each.relation_oid for each in self.read_tables()),
                 (checkpoint.tables if checkpoint else None) or {},
+                sets_aside=request.on_table_refused == SET_ASIDE,
+                known_aside=frozenset()
+                if checkpoint is None
+                else checkpoint.passed_over.keys() - checkpoint.copied_by_itself,
             ),
             copied_by_policy,
         )

@@ -104,6 +104,9 @@ def stage_copies(
     with _batch(run, start) as batch, _two_phase(run, start) as two_phase:
         batch.want(WantedChanges(only_copied=True))
         end = run.rows.copy(batch, start, tables, snapshot)
+        if tables and not batch.copied_at and batch.passing.errors:
+            # Nothing would be in the lake.
+            raise batch.passing.errors[0]
         if start.reads_from == end:
             found = Found(end)
         elif any(point < end for point in batch.copied_at.values()):
@@ -117,6 +120,8 @@ def stage_copies(
 def _batch(run: Run, start: Start) -> Iterator[BatchInProgress]:
     """A batch in progress. Nothing of it remains when it fails."""
     batch = run.source.new_batch(start.lsn)
+    for oid, (name, error) in run.refused.errors.items():
+        batch.passing.leave_out(oid, name, start.lsn, error)
     try:
         yield batch
     except BaseException:

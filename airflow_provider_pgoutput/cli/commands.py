@@ -155,7 +155,8 @@ def _never_applied(waits: SetAside) -> dict[str, Any]:
 
 
 def _why(waits: SetAside) -> str:
-    return f"since {waits.since_lsn}, {waits.batches} batches: {waits.refusal}"
+    lacks = "not staged" if waits.needs_copy else f"{waits.batches} batches"
+    return f"since {waits.since_lsn}, {lacks}: {waits.refusal}"
 
 
 def _catalog(args: Namespace) -> Catalog:

@@ -239,9 +239,11 @@ def _set_aside(observed: Observed) -> Iterator[Finding]:
         yield Finding(
             PROBLEM,
             each.table_name,
-            f"It is set aside since {each.since_lsn}. Batches that it lacks: {each.batches}. {each.refusal}",
-            "when the cause is gone, run PgoutputReplayOperator without from_lsn. A table that was rolled"
-            " back or dropped, or that lacks rows, is copied (copy_tables).",
+            f"It is set aside since {each.since_lsn}. {each.in_words} {each.refusal}",
+            "when the cause is gone, copy it (copy_tables)."
+            if each.needs_copy
+            else "when the cause is gone, run PgoutputReplayOperator without from_lsn. A table that was"
+            " rolled back or dropped, or that lacks rows, is copied (copy_tables).",
         )
 
 

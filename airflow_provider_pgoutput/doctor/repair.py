@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.passed_over import PassedOver, first_lsn, to_text
-from airflow_provider_pgoutput.batch.set_aside import Refusal
+from airflow_provider_pgoutput.batch.set_aside import Refusal, staged_without
 from airflow_provider_pgoutput.doctor.diagnose import bridge, dead_branches, is_ours
 from airflow_provider_pgoutput.errors import BatchGap, TableRefused
 from airflow_provider_pgoutput.lake.checkpoint_rows import append_rows
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
     from airflow_provider_pgoutput.batch.applied import Marker
+    from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.doctor.findings import Observed
     from airflow_provider_pgoutput.lake.state import LakeTable
 
@@ -167,7 +168,7 @@ def _lacking_rows(observed: Observed, position: Lsn) -> list[dict[str, Any]]:
     """A row for each staged batch up to a position that a table lacks, as far as its marker shows.
 
     The table was set aside, or the batch changed nothing in it. Either way a replay is right: it finds
-    nothing to do, or what is missing.
+    nothing to do, or what is missing. The manifest says which tables the stage task set aside.
     """
     reached = _reached(observed)
     names = {each.source_name for each in observed.lake.tables}
@@ -181,6 +182,11 @@ def _lacking_rows(observed: Observed, position: Lsn) -> list[dict[str, Any]]:
             (passed_over.discard if entry.since_lsn is None else passed_over.add)(
                 entry.relation_oid
             )
+            refusal = staged_without(entry)
+            if refusal is not None:
+                rows.append(
+                    _lacking_row(observed, manifest, entry.relation_oid, entry.table_name, refusal)
+                )
         for table in manifest.tables:
             marker = reached.get(table.relation_oid)
             is_passed_over = table.is_gone or table.relation_oid in passed_over
@@ -188,19 +194,23 @@ def _lacking_rows(observed: Observed, position: Lsn) -> list[dict[str, Any]]:
             has_it = table.name in names if marker is None else marker >= manifest.end_lsn
             if has_it or is_passed_over:
                 continue
-            rows.append(
-                {
-                    "slot_name": observed.slot_name,
-                    "system_identifier": manifest.system_identifier,
-                    "batch_id": manifest.batch_id,
-                    "table_name": table.name,
-                    "relation_oid": table.relation_oid,
-                    "start_lsn": manifest.start_lsn.sortable,
-                    "end_lsn": manifest.end_lsn.sortable,
-                    "set_aside": _LACKS.to_text(),
-                }
-            )
+            rows.append(_lacking_row(observed, manifest, table.relation_oid, table.name, _LACKS))
     return rows
+
+
+def _lacking_row(
+    observed: Observed, manifest: Manifest, relation_oid: int, name: str, refusal: Refusal
+) -> dict[str, Any]:
+    return {
+        "slot_name": observed.slot_name,
+        "system_identifier": manifest.system_identifier,
+        "batch_id": manifest.batch_id,
+        "table_name": name,
+        "relation_oid": relation_oid,
+        "start_lsn": manifest.start_lsn.sortable,
+        "end_lsn": manifest.end_lsn.sortable,
+        "set_aside": refusal.to_text(),
+    }
 
 
 def _position(observed: Observed, markers: list[Marker]) -> Lsn:

@@ -75,6 +75,18 @@ class Checkpoint:
     set_aside: Mapping[int, SetAside] = field(default_factory=dict)
 
     @property
+    def copied_by_itself(self) -> frozenset[int]:
+        """OIDs of the tables that are passed over, and are copied as soon as they are published again.
+
+        A table that the stage task set aside is copied only if somebody asks for it.
+        """
+        return frozenset(
+            oid
+            for oid in self.passed_over
+            if oid not in self.set_aside or not self.set_aside[oid].needs_copy
+        )
+
+    @property
     def shapes_by_name(self) -> dict[str, Shape]:
         """The columns of tables by name. If several tables had a name, the newest one counts."""
         names = self.tables or {}

@@ -156,7 +156,11 @@ class PgoutputReplayOperator(SparkApplyOperator):
             )
             checkpoint = self._checkpoint(lake, slot_name)
             still = {each.relation_oid for each in waiting}
-            waiting = [e for e in checkpoint.set_aside.values() if e.relation_oid in still]
+            waiting = [
+                each
+                for each in checkpoint.set_aside.values()
+                if each.relation_oid in still and not each.needs_copy
+            ]
             if waiting:
                 self.log.info("The pipeline applied another batch meanwhile: going on with it.")
         if lost is not None:
@@ -175,10 +179,12 @@ class PgoutputReplayOperator(SparkApplyOperator):
         self, area: StagingArea, checkpoint: Checkpoint, slot_name: str, waiting: list[SetAside]
     ) -> tuple[list[SetAside], BatchGap | None]:
         """The tables whose batches are all staged, and the error that names the others."""
-        found, lost = [], []
-        reason = ""
-        for since in sorted({each.since_lsn for each in waiting}):
-            tables = [each for each in waiting if each.since_lsn == since]
+        found: list[SetAside] = []
+        lost = [each for each in waiting if each.needs_copy]
+        reason = "the stage task set tables aside, and did not stage their changes." if lost else ""
+        staged = [each for each in waiting if not each.needs_copy]
+        for since in sorted({each.since_lsn for each in staged}):
+            tables = [each for each in staged if each.since_lsn == since]
             try:
                 self._until_checkpoint(area, checkpoint, slot_name, since)
             except (BatchGap, BatchRefused) as error:
@@ -190,7 +196,7 @@ class PgoutputReplayOperator(SparkApplyOperator):
             return found, None
         names = ", ".join(sorted(each.table_name for each in lost))
         return found, BatchGap(
-            f"The batches that {names} lack are not whole any more: {reason}",
+            f"The batches that {names} lack are not whole: {reason}",
             slot=slot_name,
             lsn=min(each.since_lsn for each in lost),
             advice="copy these tables again (copy_tables), or bring the batches back from a backup.",

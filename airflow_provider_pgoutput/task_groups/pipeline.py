@@ -58,8 +58,9 @@ def pgoutput_to_iceberg(
     :param wait_for_changes: begin with a ``PgoutputChangesSensor``.
     :param staging_retention: end with a ``PgoutputPruneStagingOperator`` that keeps applied batches for
         this long; None: nothing is removed from the staging area.
-    :param on_table_refused: a batch cannot be applied to one table. ``fail``: the apply task fails.
-        ``set_aside``: the other tables go on, see ``PgoutputApplyOperator``. (templated)
+    :param on_table_refused: one table cannot be staged or copied, or a batch cannot be applied to it.
+        ``fail``: the task fails. ``set_aside``: the other tables go on, see ``PgoutputStageOperator`` and
+        ``PgoutputApplyOperator``. (templated)
     :param fail_when_set_aside: end with a ``PgoutputCheckTablesOperator``. It fails while a table is set
         aside.
     :param outlets: assets that the apply task updates. Their events have ``end_lsn``.
@@ -79,7 +80,12 @@ def pgoutput_to_iceberg(
     with TaskGroup(group_id=group_id, tooltip="PostgreSQL to Iceberg") as group:
         stage = PgoutputStageOperator(
             **_arguments(
-                "stage", source, staged, stage_options, publication_names=publication_names
+                "stage",
+                source,
+                staged,
+                {"on_table_refused": on_table_refused},
+                stage_options,
+                publication_names=publication_names,
             )
         )
         apply = PgoutputApplyOperator(

@@ -23,10 +23,10 @@ def log_set_aside(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
     waiting = sorted(checkpoint.set_aside.values(), key=lambda each: each.table_name)
     for each in waiting[:_MOST_LINES]:
         log.warning(
-            "%s is set aside since LSN %s: it has no change after that. Batches that it lacks: %d. %s",
+            "%s is set aside since LSN %s: it has no change after that. %s %s",
             each.table_name,
             each.since_lsn,
-            each.batches,
+            each.in_words,
             each.refusal,
         )
     if len(waiting) > _MOST_LINES:

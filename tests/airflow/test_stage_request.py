@@ -53,6 +53,7 @@ GIVEN = {
     "start_lsn": "0/14",
     "on_recreated_table": "copy",
     "on_slot_lost": "copy",
+    "on_table_refused": "set_aside",
     "advance": "after_stage",
     "failover": "true",
     "skip_lsns": '["0/15"]',
@@ -96,8 +97,7 @@ def test_every_argument_is_templated_and_here() -> None:
     assert names == {*GIVEN, *NOT_WITH_NEVER} == set(PgoutputStageOperator.template_fields)
 
 
-# ``on_table_refused`` is an argument of the apply task.
-@pytest.mark.parametrize("name", sorted(ANSWERS.keys() - {"on_table_refused"}))
+@pytest.mark.parametrize("name", sorted(ANSWERS))
 def test_a_wrong_answer_fails_when_the_dag_is_parsed(name: str) -> None:
     needed = {
         each: GIVEN[each] for each in ("slot_name", "publication_names", "staging_uri", "namespace")
@@ -158,6 +158,7 @@ def test_every_argument_reaches_the_request(
         "start_lsn": Lsn(0x14),
         "on_recreated_table": "copy",
         "on_slot_lost": "copy",
+        "on_table_refused": "set_aside",
         "advance": "after_stage",
         "failover": True,
         "seconds_between_runs": 420,

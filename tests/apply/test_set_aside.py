@@ -19,6 +19,7 @@ from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest
 from airflow_provider_pgoutput.batch.set_aside import Refusal, SetAside
 from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
     LakeDenied,
     TableRefused,
     TableRolledBack,
@@ -290,6 +291,72 @@ def test_a_replay_in_place_does_not_jump_over_what_a_table_lacks(
     change(table, 7)
     assert not apply_batch(spark, source.stage()).set_aside
     assert lake_rows(table) == source_rows(table)
+
+
+def test_a_replay_begins_with_a_copy_that_was_staged_meanwhile(
+    spark: SparkSession, source: Source, table: Relation, lake_rows: Any
+) -> None:
+    """Without it the batches before the copy would be refused again: the table was rolled back."""
+    apply_batch(spark, source.stage())
+    first = head(spark, source)
+    change(table, 4)
+    apply_batch(spark, source.stage())
+    roll_back(spark, source, first)
+    change(table, 5)
+    jobs = [aside(source.stage())]
+    assert apply_batch(spark, jobs[0]).set_aside
+    name = TableName("lake", source.slot_name, "t").sql
+    begin, end = TROUBLE["TableRefused"]
+    spark.sql(begin.format(name))
+    source.copy(table)
+    change(table, 6)
+    jobs.append(aside(source.stage()))
+    assert apply_batch(spark, jobs[1]).set_aside
+    spark.sql(end.format(name))
+    catch_up(spark, jobs)
+    assert lake_rows(table) == source_rows(table)
+    assert waiting(spark, jobs[1]) == {}
+
+
+def test_two_tables_with_one_target_do_not_stop_the_others(
+    spark: SparkSession,
+    source: Source,
+    table: Relation,
+    other: Relation,
+    lake_rows: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The one that has the target goes on. If none has it, both are set aside."""
+    apply_batch(spark, source.stage())
+    more = [source.table(name, (column("a"),), key=("a",)) for name in ("late", "x", "y")]
+    options = {
+        "public.late": TableOptions(target="t"),
+        "public.x": TableOptions(target="xy"),
+        "public.y": TableOptions(target="xy"),
+    }
+    jobs = []
+    for number in (4, 5):
+        change(table, number)
+        for each in more:
+            each.insert(number)
+        other.insert(number, "y")
+        jobs.append(dataclasses.replace(aside(source.stage()), table_options=options))
+    with pytest.raises(ConfigurationError, match="is also that of"):
+        apply_batch(spark, dataclasses.replace(jobs[0], on_table_refused="fail"))
+    for job in jobs:
+        assert set(apply_batch(spark, job).set_aside) == {"public.late", "public.x", "public.y"}
+        assert lake_rows(table) == source_rows(table) or job is jobs[0]
+    assert lake_rows(other) == source_rows(other)
+    caplog.clear()
+    for job in jobs:
+        assert apply_batch(spark, job).already_applied
+        assert apply_batch(spark, dataclasses.replace(job, table_options={})).already_applied
+    assert "set aside" not in caplog.text
+    names = tuple(each.full_name for each in more)
+    catch_up(spark, jobs, tables=names, table_options={})
+    for each in more:
+        assert lake_rows(each) == source_rows(each)
+    assert waiting(spark, jobs[1]) == {}
 
 
 def test_a_copy_does_not_end_what_a_change_log_lacks(

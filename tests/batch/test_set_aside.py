@@ -100,8 +100,37 @@ def test_a_table_that_was_never_applied_has_no_target_to_lose() -> None:
     assert list(set_aside_tables([row(30, 40, refused_in("n.t")), new])) == [7]
 
 
+UNSTAGED = Refusal("ValueRefused", "A value.", "copy the table.", unstaged_since="0/23")
+
+
+def test_what_was_not_staged_waits_for_a_later_batch_which_copies_the_table() -> None:
+    """The batch that sets the table aside may itself be applied to it, as far as it goes."""
+    lacked = [row(10, 20), row(30, 40), row(30, 40, UNSTAGED)]
+    (found,) = set_aside_tables(lacked).values()
+    assert (found.since_lsn, found.refusal, found.needs_copy) == (Lsn(0x23), UNSTAGED, True)
+    for copy in (row(40, 40), row(40, 50)):
+        assert not set_aside_tables([*lacked, copy])
+        # The copy is refused by apply: a replay brings it, when the cause is gone.
+        refused = [*lacked, copy._replace(refusal=REFUSAL), row(50, 60, REFUSAL)]
+        (found,) = set_aside_tables(refused).values()
+        assert (found.since_lsn, found.refusal, found.needs_copy) == (Lsn(0x23), UNSTAGED, False)
+        assert not set_aside_tables([*refused, row(50, 60)])
+        (found,) = set_aside_tables([*refused, row(60, 70, UNSTAGED)]).values()
+        assert found.needs_copy
+
+
+def test_a_first_copy_that_was_not_staged_waits_for_another_one() -> None:
+    assert set_aside_tables([row(20, 20, UNSTAGED)])
+    assert not set_aside_tables([row(20, 20, UNSTAGED), row(20, 30)])
+
+
+def test_a_table_may_have_the_first_part_of_a_batch_that_was_read_again() -> None:
+    (found,) = set_aside_tables([row(10, 20), row(20, 30), row(15, 40, REFUSAL)]).values()
+    assert found.since_lsn == Lsn(30)
+
+
 def test_a_refusal_as_text() -> None:
-    for each in (REFUSAL, refused_in("n.t")):
+    for each in (REFUSAL, refused_in("n.t"), UNSTAGED):
         assert Refusal.from_text(each.to_text()) == each
     assert Refusal.from_text('["a", "b", "c"]') == Refusal("a", "b", "c")
     for text in ("{}", "[]", '["a", "b", 3]', "nothing"):

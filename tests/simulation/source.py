@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.staging.batch import BatchFacts
     from airflow_provider_pgoutput.capture.start import Start
     from airflow_provider_pgoutput.capture.stream.cut import Limits
+    from airflow_provider_pgoutput.errors import MissingPrivilege
     from tests.simulation.world import World
 
 SLOT = "pipeline"
@@ -416,8 +417,11 @@ class SimulatedSource:
         """See ``Source``: no type changes here."""
         return ()
 
-    def check_may_copy(self, tables: Sequence[PublishedTable]) -> None:
-        """See ``Source``."""
+    def check_may_copy(
+        self, tables: Sequence[PublishedTable], *, one_by_one: bool = False
+    ) -> dict[int, MissingPrivilege]:
+        """See ``Source``: the role may read all tables."""
+        return {}
 
     def read_slot(self) -> SlotFacts | None:
         """See ``Source``."""

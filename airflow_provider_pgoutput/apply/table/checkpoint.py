@@ -24,7 +24,12 @@ from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE, marker_
 from airflow_provider_pgoutput.batch.jobs import ReplayJob
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.passed_over import to_text
-from airflow_provider_pgoutput.batch.set_aside import Refusal, TableRow, set_aside_tables
+from airflow_provider_pgoutput.batch.set_aside import (
+    Refusal,
+    TableRow,
+    set_aside_tables,
+    staged_without,
+)
 from airflow_provider_pgoutput.batch.table_version import Counts
 from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import CommitStateUnknown, TableRefused
@@ -169,6 +174,7 @@ def record(
     passed_over: tuple[PassedOver, ...] = (),
     set_aside: tuple[tuple[Table, Refusal], ...] = (),
     unchanged: tuple[Table, ...] = (),
+    left: tuple[tuple[int, str], ...] = (),
     rows: CheckpointRows = _SPARK_ROWS,
 ) -> None:
     """Append, in one commit, a row for each changed table and one row for the batch.
@@ -177,6 +183,7 @@ def record(
     :param passed_over: tables that this apply passes over, in addition to those of the manifest.
     :param set_aside: tables to which the batch was not applied, and why.
     :param unchanged: tables that were set aside and have the batch now, although it changed nothing in them.
+    :param left: OID and name of tables that were set aside, and have nothing to bring back any more.
     :raises PublishRefused: other slots kept writing at the same time.
     :raises CommitStateUnknown: the catalog did not say; a second row for a batch changes no answer.
     :raises LakeUnavailable: the catalog failed.
@@ -189,11 +196,13 @@ def record(
         for each in applied
     ]
     found += [_row(job, manifest, table.counts, table) for table in unchanged]
+    found += [_named_row(job, manifest, oid, name) for oid, name in left]
     for table, refusal in set_aside:
         row = _row(job, manifest, table.counts, table)
         row["set_aside"] = refusal.to_text()
         found.append(row)
     if whole:
+        found += _unstaged_rows(job, manifest)
         row = _row(job, manifest, totals, None)
         row["passed_over"] = to_text((*manifest.passed_over, *passed_over))
         found.append(row)
@@ -273,6 +282,27 @@ def _row(
         "passed_over": None,
         "set_aside": None,
     }
+
+
+def _unstaged_rows(job: WriteJob, manifest: Manifest) -> list[dict[str, object]]:
+    """A row for each table that the stage task set aside in the batch."""
+    refusals = ((each, staged_without(each)) for each in manifest.passed_over)
+    return [
+        {
+            **_named_row(job, manifest, each.relation_oid, each.table_name),
+            "set_aside": refusal.to_text(),
+        }
+        for each, refusal in refusals
+        if refusal is not None
+    ]
+
+
+def _named_row(
+    job: WriteJob, manifest: Manifest, relation_oid: int, name: str
+) -> dict[str, object]:
+    """A row of a table of which the batch has nothing."""
+    row = _row(job, manifest, Counts(), None)
+    return {**row, "relation_oid": relation_oid, "table_name": name, "skipped": None}
 
 
 def _columns(job: WriteJob, table: Table) -> str | None:

@@ -28,7 +28,7 @@ from airflow_provider_pgoutput.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -118,18 +118,49 @@ def targets(job: WriteJob, manifest: Manifest, *, any_case: bool = False) -> lis
     :param any_case: names that differ in case only are one table, see ``ignores_case``.
     :raises ConfigurationError: two tables have one target.
     """
-    found: dict[str, Target] = {}
-    for table in manifest.tables:
-        target = _target(job, table)
-        name = target.name.name.lower() if any_case else target.name.name
-        if other := found.get(name):
-            raise ConfigurationError(
+    found = every_target(job, manifest)
+    if clashing := shared(found, any_case=any_case):
+        raise clashing[-1][1]
+    return found
+
+
+def every_target(job: WriteJob, manifest: Manifest) -> list[Target]:
+    """As ``targets``, but two tables may have one target."""
+    return [_target(job, table) for table in manifest.tables]
+
+
+def shared(
+    found: Sequence[Target],
+    *,
+    any_case: bool = False,
+    target_of: Mapping[int, str] | None = None,
+) -> list[tuple[Target, ConfigurationError]]:
+    """The tables whose target another one has, too, and the error of each.
+
+    :param target_of: by OID: the target that a table has in the lake. Such a table keeps it, and only the
+        others are returned.
+    """
+
+    def key(name: str) -> str:
+        return name.lower() if any_case else name
+
+    by_name: dict[str, list[Target]] = {}
+    for target in found:
+        by_name.setdefault(key(target.name.target), []).append(target)
+    errors = []
+    for several in (each for each in by_name.values() if len(each) > 1):
+        for target in several:
+            kept = (target_of or {}).get(target.source.relation_oid)
+            if kept is not None and key(kept) == key(target.name.target):
+                continue
+            other = several[0] if target is not several[0] else several[1]
+            error = ConfigurationError(
                 f"Its target {target.name.target} is also that of {other.source.name}.",
-                table=table.name,
+                table=target.source.name,
                 advice="name another target for one of them.",
             )
-        found[name] = target
-    return list(found.values())
+            errors.append((target, error))
+    return errors
 
 
 def _target(job: WriteJob, table: Table) -> Target:

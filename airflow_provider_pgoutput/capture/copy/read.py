@@ -11,7 +11,6 @@ Source: https://www.postgresql.org/docs/current/logical-replication-row-filter.h
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import queue
 import threading
@@ -30,7 +29,14 @@ from airflow_provider_pgoutput.capture.source.threads import BoundedQueue
 from airflow_provider_pgoutput.capture.staging.rejected import NEW_TUPLE, Rejection, rejected_rows
 from airflow_provider_pgoutput.capture.types.arrow_bytes import in_parts
 from airflow_provider_pgoutput.capture.types.copied_moments import moment_caster
-from airflow_provider_pgoutput.errors import SnapshotLost
+from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
+    MissingPrivilege,
+    SnapshotLost,
+    SourceError,
+    TableRefused,
+    ValueRefused,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -41,10 +47,19 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.capture.staging.tables import StagedTable, StagedVersion
     from airflow_provider_pgoutput.capture.types.cast import ColumnCaster
+    from airflow_provider_pgoutput.errors import PgoutputError
 
 _BATCH_BYTES = 4 << 20
 _QUEUED_BATCHES = 4
 _STOP_SECONDS = 10.0
+#: These errors concern the table that is read. The server reads the others.
+ABOUT_A_TABLE = (
+    ConfigurationError,
+    MissingPrivilege,
+    SourceError,
+    TableRefused,
+    ValueRefused,
+)
 #: At most so many tables are sealed together. It asks the server as often as sealing one.
 SEALED_TOGETHER = 50
 
@@ -76,6 +91,14 @@ class CopiedParts:
     table_copies: tuple[TableCopy, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedCopy:
+    """Says that a table cannot be copied. Rows of it may have come before, and may still come."""
+
+    table_copy: TableCopy
+    error: PgoutputError
+
+
 class _Part(NamedTuple):
     table_copy: TableCopy
     blocks: BlockRange
@@ -86,10 +109,13 @@ def copy_tables(
     snapshot_name: str,
     table_copies: Sequence[TableCopy],
     connections: int,
-) -> Generator[CopiedRows | CopiedParts, None, None]:
+    *,
+    goes_on: bool = False,
+) -> Generator[CopiedRows | CopiedParts | RefusedCopy, None, None]:
     """Read all tables, in this order. Batches of several tables and ranges come mixed.
 
     :param snapshot_name: an exported snapshot. Its session stays open until the last row.
+    :param goes_on: a table that cannot be copied comes as ``RefusedCopy``, and the others go on.
     :raises SnapshotLost: the snapshot does not exist any more, or a column has another type now.
     :raises MissingPrivilege: the role may not SELECT a table.
     """
@@ -98,12 +124,12 @@ def copy_tables(
     for group in groups:
         waiting.put(group)
     threads_wanted = max(1, min(connections, len(groups)))
-    ready: BoundedQueue[CopiedRows | CopiedParts] = BoundedQueue(
+    ready: BoundedQueue[CopiedRows | CopiedParts | RefusedCopy] = BoundedQueue(
         _QUEUED_BATCHES, producers=threads_wanted
     )
 
     def work() -> None:
-        ready.feed(_copy_waiting(conninfo, snapshot_name, waiting))
+        ready.feed(_copy_waiting(conninfo, snapshot_name, waiting, goes_on=goes_on))
 
     threads = [
         threading.Thread(target=work, name=f"copy-{number}", daemon=True)
@@ -133,9 +159,12 @@ def _copy_waiting(
     conninfo: str | Mapping[str, Any],
     snapshot_name: str,
     waiting: queue.SimpleQueue[Sequence[_Part]],
-) -> Generator[CopiedRows | CopiedParts, None, None]:
+    *,
+    goes_on: bool,
+) -> Generator[CopiedRows | CopiedParts | RefusedCopy, None, None]:
     """Copy one waiting group after the other over one connection, until none waits."""
-    with contextlib.closing(sessions.connect_adbc(conninfo)) as connection:
+    connection = sessions.connect_adbc(conninfo)
+    try:
         while True:
             try:
                 group = waiting.get_nowait()
@@ -145,7 +174,16 @@ def _copy_waiting(
             try:
                 for part in group:
                     _enter_snapshot(connection, snapshot_name)
-                    yield from _copy_part(connection, part)
+                    try:
+                        yield from _copy_part(connection, part)
+                    except ABOUT_A_TABLE as error:
+                        if not goes_on:
+                            raise
+                        yield RefusedCopy(part.table_copy, error)
+                        # Its transaction failed, and may have an answer that nobody has read.
+                        connection.close()
+                        connection = sessions.connect_adbc(conninfo)
+                        continue
                     # Whoever wants to alter or truncate this table need not wait until all others are copied.
                     with translated():
                         connection.adbc_connection.set_autocommit(True)
@@ -155,7 +193,10 @@ def _copy_waiting(
                 if copied:
                     yield CopiedParts(tuple(copied))
                 raise
-            yield CopiedParts(tuple(copied))
+            if copied:
+                yield CopiedParts(tuple(copied))
+    finally:
+        connection.close()
 
 
 def select_statement(

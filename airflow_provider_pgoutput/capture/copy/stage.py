@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from airflow_provider_pgoutput.batch.type_definition import alterations
 from airflow_provider_pgoutput.capture.copy.on_spark import (
@@ -30,8 +30,10 @@ from airflow_provider_pgoutput.capture.copy.plan import (
     read_states,
 )
 from airflow_provider_pgoutput.capture.copy.read import (
+    ABOUT_A_TABLE,
     SEALED_TOGETHER,
     CopiedRows,
+    RefusedCopy,
     TableCopy,
     copy_tables,
 )
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
     from airflow_provider_pgoutput.capture.staging.tables import StagedTable
     from airflow_provider_pgoutput.capture.start import Start
+    from airflow_provider_pgoutput.errors import PgoutputError
 
 log = logging.getLogger(__name__)
 
@@ -74,25 +77,30 @@ def copy_published(
 ) -> Lsn:
     """Stage tables. Each is read as it was at one LSN, its point, and the points may differ.
 
+    A table that cannot be copied may be set aside. Then the others are copied.
+
     :param snapshot: the snapshot to read first; None: one is made when a table has to be read.
     :returns: the greatest point, or the position from which the slot is read if that is greater.
-    :raises SnapshotLost: tables were disturbed in each of several snapshots.
+    :raises SnapshotLost: tables were disturbed in each of several snapshots, and are not set aside.
     """
     waiting = _adopt(source, batch, start, tables)
     for _ in range(_MOST_SNAPSHOTS):
         if not waiting:
             return max(batch.copied_at.values(), default=start.reads_from)
         with snapshot or _new_snapshot(source, waiting) as taken:
-            waiting = _Round(source, batch, taken).copy(_as_of_now(source, waiting))
+            waiting = _Round(source, batch, start, taken).copy(_as_of_now(source, waiting))
         snapshot = None
-    raise SnapshotLost(
-        f"{len(waiting)} table(s) could not be copied in any of {_MOST_SNAPSHOTS} snapshots: each was lost,"
-        " or the table was rewritten or truncated before it was read.",
-        slot=source.request.slot_name,
-        table=waiting[0].name,
-        advice="keep VACUUM FULL, CLUSTER, TRUNCATE and ALTER TABLE away from it while it is copied; the"
-        " tables that are copied already stay so.",
-    )
+    for table in waiting:
+        error = SnapshotLost(
+            f"{len(waiting)} table(s) could not be copied in any of {_MOST_SNAPSHOTS} snapshots: each was"
+            " lost, or the table was rewritten or truncated before it was read.",
+            slot=source.request.slot_name,
+            table=table.name,
+            advice="keep VACUUM FULL, CLUSTER, TRUNCATE and ALTER TABLE away from it while it is copied; the"
+            " tables that are copied already stay so.",
+        )
+        batch.passing.leave_out(table.relation_oid, table.name, start.lsn, error)
+    return max(batch.copied_at.values(), default=start.reads_from)
 
 
 def _new_snapshot(source: PostgresSource, tables: Sequence[PublishedTable]) -> ExportedSnapshot:
@@ -143,11 +151,13 @@ def _adopt(
     )
     remaining = []
     for table in tables:
-        sealed, version = seals.get(table.relation_oid), source.describer.published(table)
-        if sealed and sealed.fingerprint == _fingerprint(
-            source, table, version, states[table.relation_oid]
-        ):
-            batch.adopt_copy(version, sealed, states[table.relation_oid].types)
+        sealed, state = seals.get(table.relation_oid), states.get(table.relation_oid)
+        if sealed is None or state is None:
+            remaining.append(table)
+            continue
+        version = source.describer.published(table)
+        if sealed.fingerprint == _fingerprint(source, table, version, state):
+            batch.adopt_copy(version, sealed, state.types)
         else:
             remaining.append(table)
     log.info(
@@ -200,14 +210,22 @@ def _until_an_error(
         errors.append(error)
 
 
+_Copied: TypeAlias = "CopiedRows | CopiedParts | RefusedCopy | TableElsewhere"
+
+
 class _Round:
     """Tables that are read in one snapshot."""
 
     def __init__(
-        self, source: PostgresSource, batch: BatchInProgress, snapshot: ExportedSnapshot
+        self,
+        source: PostgresSource,
+        batch: BatchInProgress,
+        start: Start,
+        snapshot: ExportedSnapshot,
     ) -> None:
         self._source = source
         self._batch = batch
+        self._start = start
         self._snapshot = snapshot
         self._unsealed: dict[int, PublishedTable] = {}
         self._table_copies: list[TableCopy] = []
@@ -238,27 +256,15 @@ class _Round:
         return list(self._unsealed.values())
 
     def _read(self, plan: CopyPlan) -> None:
-        source, batch, point = self._source, self._batch, self._snapshot.consistent_point
+        source = self._source
         # The largest first: the last table should be small, so that all connections end together.
         tables = sorted(
             (each for each in self._unsealed.values() if self._is_of_the_point(each, plan)),
             key=lambda each: -plan.storage[each.relation_oid].size_bytes,
         )
         request, storage = source.request, plan.storage
-        self._table_copies = [
-            TableCopy(
-                each,
-                batch.add_copy(
-                    each.relation_oid,
-                    source.describer.published(each),
-                    point,
-                    plan.states[each.relation_oid].types,
-                ),
-                ranges(request, storage[each.relation_oid]),
-                is_small=storage[each.relation_oid].size_bytes < _SMALL_BYTES,
-            )
-            for each in tables
-        ]
+        for each in tables:
+            self._begin(each, plan)
         self._missing = {each.table.relation_oid: len(each.ranges) for each in self._table_copies}
         empty: list[TableCopy] = []
         here: list[TableCopy] = []
@@ -278,7 +284,7 @@ class _Round:
             for table_copy in sealed:
                 progress.part(table_copy.table.name, 1)
         with contextlib.ExitStack() as copying:
-            sources: list[Generator[CopiedRows | CopiedParts | TableElsewhere, None, None]] = []
+            sources: list[Generator[_Copied, None, None]] = []
             errors: list[Exception] = []
             if there:
                 elsewhere = copied_elsewhere(source, self._snapshot.name, there, storage)
@@ -291,23 +297,51 @@ class _Round:
                 raise errors[0]
         progress.done()
 
+    def _begin(self, table: PublishedTable, plan: CopyPlan) -> None:
+        """Begin to copy a table, unless it is refused."""
+        oid, storage = table.relation_oid, plan.storage[table.relation_oid]
+        try:
+            version = self._source.describer.published(table)
+            point = self._snapshot.consistent_point
+            staged = self._batch.add_copy(oid, version, point, plan.states[oid].types)
+        except ABOUT_A_TABLE as error:
+            self._refuse(table, error)
+            return
+        is_small = storage.size_bytes < _SMALL_BYTES
+        parts = ranges(self._source.request, storage)
+        self._table_copies.append(TableCopy(table, staged, parts, is_small=is_small))
+
+    def _refuse(self, table: PublishedTable, error: PgoutputError) -> None:
+        """Set a table aside; rows of it that come after this are left out.
+
+        :raises PgoutputError: the error, if no table is set aside.
+        """
+        self._batch.passing.leave_out(table.relation_oid, table.name, self._start.lsn, error)
+        self._unsealed.pop(table.relation_oid, None)
+
     def _read_here(
         self, table_copies: Sequence[TableCopy]
-    ) -> Generator[CopiedRows | CopiedParts, None, None]:
+    ) -> Generator[CopiedRows | CopiedParts | RefusedCopy, None, None]:
         """Copy tables by connections of this process."""
         request = self._source.request
         return copy_tables(
-            request.direct, self._snapshot.name, table_copies, request.copy_connections
+            request.direct,
+            self._snapshot.name,
+            table_copies,
+            request.copy_connections,
+            goes_on=self._batch.passing.sets_aside,
         )
 
-    def _take(
-        self,
-        copied: CopiedRows | CopiedParts | TableElsewhere,
-        plan: CopyPlan,
-        progress: CopyProgress,
-    ) -> None:
+    def _take(self, copied: _Copied, plan: CopyPlan, progress: CopyProgress) -> None:
         """Stage rows that were copied. Seal tables after their last rows."""
-        if isinstance(copied, CopiedRows):
+        if isinstance(copied, RefusedCopy):
+            table_copy = copied.table_copy
+            if table_copy.table.relation_oid in self._unsealed:
+                self._refuse(table_copy.table, copied.error)
+                self._batch.drop_copy(table_copy.staged)
+        elif isinstance(copied, CopiedRows):
+            if copied.table_copy.table.relation_oid not in self._unsealed:
+                return
             self._batch.copy_rows(copied.table_copy.staged, copied.rows, copied.rejected)
             reach("stage.during_copy")
             progress.rows(copied.rows.num_rows, copied.rows.nbytes)

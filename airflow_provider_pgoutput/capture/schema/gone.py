@@ -1,7 +1,8 @@
-"""Tables of a batch that are gone at the source: how far their changes can be followed.
+"""Tables of a batch that are gone at the source, or set aside: how far their changes can be followed.
 
-Such a table was dropped, or no publication that is read has it any more. Most refusals are mended by a copy,
-and nobody can copy this table. So its versions are followed up to the first one that would be refused.
+A table that is gone was dropped, or no publication that is read has it any more. Most refusals are mended by
+a copy, and nobody can copy this table. So its versions are followed up to the first one that would be
+refused. A table that is set aside stays where its last good version leaves it, until somebody copies it.
 ``staging/passing.py`` refuses single changes while the stream is read.
 """
 
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgoutput.batch.passed_over import first_lsn
 from airflow_provider_pgoutput.capture.schema.differences import unfollowable
 from airflow_provider_pgoutput.capture.schema.policy import CopyNeeded
-from airflow_provider_pgoutput.errors import SnapshotLost, TableRefused
+from airflow_provider_pgoutput.errors import SnapshotLost, TableRefused, ValueRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,22 +24,22 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.shape import Shape
     from airflow_provider_pgoutput.batch.table_version import Column
 
+_REFUSALS = (CopyNeeded, SnapshotLost, TableRefused, ValueRefused)
 _NEEDS_COPY = "A change of the table can only be followed by a copy of it."
 
 
 def followed(
     complete: Callable[[Table], Table], table: Table
 ) -> tuple[Table | None, Lsn | None, str]:
-    """The part of a gone table that can be followed, completed.
+    """The part of a table that can be followed, completed.
 
     :param complete: refuses what cannot be followed, see ``SchemaHistory``.
-    :param table: ``is_gone``.
     :returns: the table, if a part of it can be followed; the LSN from which on its changes are passed over,
         if any are; and the reason.
     """
     try:
         return complete(table), None, ""
-    except (CopyNeeded, SnapshotLost, TableRefused) as error:
+    except _REFUSALS as error:
         lsn, reason = first_lsn(table.versions), _reason(error)
     for count in reversed(range(1, len(table.versions))):
         since = first_lsn(table.versions[count:])
@@ -49,7 +50,7 @@ def followed(
             return None, since, reason
         try:
             return complete(shorter), since, reason
-        except (CopyNeeded, SnapshotLost, TableRefused) as error:
+        except _REFUSALS as error:
             lsn, reason = first_lsn(shorter.versions), _reason(error)
     return None, lsn, reason
 
@@ -86,5 +87,5 @@ def _numbered_by_name(table: Table) -> Table:
     return dataclasses.replace(table, versions=tuple(versions))
 
 
-def _reason(error: CopyNeeded | SnapshotLost | TableRefused) -> str:
+def _reason(error: CopyNeeded | SnapshotLost | TableRefused | ValueRefused) -> str:
     return _NEEDS_COPY if isinstance(error, CopyNeeded) else error.message

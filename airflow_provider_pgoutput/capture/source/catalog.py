@@ -17,6 +17,7 @@ from psycopg import sql
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.errors import translated
+from airflow_provider_pgoutput.capture.source.keys import RowIdentity
 from airflow_provider_pgoutput.capture.types.type_info import (
     ATTRIBUTE_QUERY,
     CATALOG_QUERY,
@@ -29,9 +30,10 @@ from airflow_provider_pgoutput.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from airflow_provider_pgoutput.capture.source.keys import Keys, RowIdentity
+    from airflow_provider_pgoutput.capture.source.keys import Keys
     from airflow_provider_pgoutput.capture.source.partition_identity import Leaves
     from airflow_provider_pgoutput.capture.source.session import Session
+    from airflow_provider_pgoutput.errors import PgoutputError
 
 
 _SERVER_QUERY = """
@@ -190,7 +192,11 @@ def read_server(session: Session, conninfo: str | Mapping[str, Any]) -> Server:
 
 
 def read_published_tables(
-    session: Session, server: Server, publication_names: Sequence[str], keys: Keys
+    session: Session,
+    server: Server,
+    publication_names: Sequence[str],
+    keys: Keys,
+    refused: dict[int, PgoutputError] | None = None,
 ) -> tuple[PublishedTable, ...]:
     """The tables that the publications publish now, each once, by schema and name.
 
@@ -199,6 +205,8 @@ def read_published_tables(
 
     Source: https://www.postgresql.org/docs/current/logical-replication-row-filter.html
 
+    :param refused: collects, by OID, the errors of tables that cannot have their configured key. Such a table
+        is returned without a key. None: such an error is raised.
     :raises ConfigurationError: publications publish different columns of one table, or two tables have the
         same ``schema.table``.
     """
@@ -214,7 +222,7 @@ def read_published_tables(
     by_oid: dict[int, list[tuple[Any, ...]]] = {}
     for row in rows:
         by_oid.setdefault(row[0], []).append(row)
-    tables = tuple(_table(group, attributes[oid], keys) for oid, group in by_oid.items())
+    tables = tuple(_table(group, attributes[oid], keys, refused) for oid, group in by_oid.items())
     _refuse_one_name_for_two(tables)
     return tables
 
@@ -237,7 +245,10 @@ def _refuse_one_name_for_two(tables: Sequence[PublishedTable]) -> None:
 
 
 def _table(
-    group: list[tuple[Any, ...]], attributes: list[tuple[Any, ...]], keys: Keys
+    group: list[tuple[Any, ...]],
+    attributes: list[tuple[Any, ...]],
+    keys: Keys,
+    refused: dict[int, PgoutputError] | None,
 ) -> PublishedTable:
     """Make one description of what several publications say about one table."""
     relation_oid, schema_name, table_name, kind, replica_identity, _, names, _ = group[0]
@@ -267,6 +278,14 @@ def _table(
         for column, type_oid, modifier, missing, number in attributes
         if column in names
     )
+    sent = [each.name for each in columns if each.is_identity]
+    try:
+        row_identity = keys.of(relation_oid, name, replica_identity, names, sent)
+    except ConfigurationError as error:
+        if refused is None:
+            raise
+        refused[relation_oid] = error
+        row_identity = RowIdentity(replica_identity, (), frozenset(sent))
     return PublishedTable(
         relation_oid=relation_oid,
         schema_name=schema_name,
@@ -274,13 +293,7 @@ def _table(
         kind=kind,
         replica_identity=replica_identity,
         columns=columns,
-        row_identity=keys.of(
-            relation_oid,
-            name,
-            replica_identity,
-            names,
-            [each.name for each in columns if each.is_identity],
-        ),
+        row_identity=row_identity,
         row_filters=() if None in filters else tuple(dict.fromkeys(filters)),
         leaves=keys.leaves(relation_oid),
     )

@@ -8,7 +8,7 @@ Source: https://www.postgresql.org/docs/current/logical-replication-security.htm
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_provider_pgoutput.capture.source.errors import translated
 from airflow_provider_pgoutput.errors import MissingPrivilege
@@ -30,7 +30,8 @@ WITH wanted AS (
       FROM ROWS FROM (pg_catalog.unnest(%s::pg_catalog.oid[]),
                       pg_catalog.unnest(%s::pg_catalog.text[])) AS w(oid, name)
      GROUP BY w.oid)
-SELECT pg_catalog.quote_ident(CURRENT_USER::pg_catalog.text), pg_catalog.quote_ident(n.nspname),
+SELECT c.oid::pg_catalog.int8,
+       pg_catalog.quote_ident(CURRENT_USER::pg_catalog.text), pg_catalog.quote_ident(n.nspname),
        pg_catalog.format('%%I.%%I', n.nspname, c.relname),
        pg_catalog.has_schema_privilege(n.oid, 'USAGE'),
        pg_catalog.has_table_privilege(c.oid, 'SELECT')
@@ -51,7 +52,7 @@ SELECT pg_catalog.quote_ident(CURRENT_USER::pg_catalog.text), pg_catalog.quote_i
   FROM wanted w
   JOIN pg_catalog.pg_class c ON c.oid = w.oid
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
- ORDER BY 2, 3
+ ORDER BY 3, 4
 """
 
 
@@ -61,23 +62,51 @@ def check_may_copy(
     tables: Sequence[PublishedTable],
     *,
     slot_name: str,
-) -> None:
+    one_by_one: bool = False,
+) -> dict[int, MissingPrivilege]:
     """Refuse to begin a copy if the role may not read a table, or not all of it.
 
     :param publication_names: the publications that are read, because of their row filters.
+    :param one_by_one: return the error of each such table, by OID, and raise none.
     :raises MissingPrivilege: with the statements that grant what is missing.
     """
     columns = [(each.relation_oid, column.name) for each in tables for column in each.columns]
     oids, names = [oid for oid, _ in columns], [name for _, name in columns]
     with translated(slot=slot_name):
         parameters = (oids, names, list(publication_names))
-        rows = session.execute(_RIGHTS_QUERY, parameters).fetchall()
-    role = rows[0][0] if rows else ""
-    schemas = dict.fromkeys(schema for _, schema, _, usable, _, _ in rows if not usable)
-    unreadable = [table for _, _, table, _, readable, _ in rows if not readable]
-    filtered = [table for _, _, table, _, _, secured in rows if secured]
-    if not (schemas or unreadable or filtered):
-        return
+        rows = [_Rights(*row) for row in session.execute(_RIGHTS_QUERY, parameters).fetchall()]
+    lacking = [each for each in rows if each.is_lacking]
+    if lacking and not one_by_one:
+        raise _missing(lacking, slot_name)
+    return {each.relation_oid: _missing([each], slot_name) for each in lacking}
+
+
+class _Rights(NamedTuple):
+    """What the role may do with one table. Names are quoted."""
+
+    relation_oid: int
+    role: str
+    schema: str
+    table: str
+    may_use_schema: bool
+    may_read: bool
+    #: Whether row security would hide rows.
+    is_secured: bool
+
+    @property
+    def is_lacking(self) -> bool:
+        return self.is_secured or not (self.may_use_schema and self.may_read)
+
+
+def _missing(lacking: Sequence[_Rights], slot_name: str) -> MissingPrivilege:
+    """The error for tables that the role may not read.
+
+    :param lacking: at least one.
+    """
+    role = lacking[0].role
+    schemas = dict.fromkeys(each.schema for each in lacking if not each.may_use_schema)
+    unreadable = [each.table for each in lacking if not each.may_read]
+    filtered = [each.table for each in lacking if each.is_secured]
     statements = [f"GRANT USAGE ON SCHEMA {schema} TO {role}" for schema in schemas]
     statements += [f"GRANT SELECT ON {table} TO {role}" for table in unreadable]
     more = len(statements) - _SHOWN
@@ -87,9 +116,9 @@ def check_may_copy(
     if filtered:
         # Without it the copy would leave rows out. With row_security = off it is an error instead.
         statements.append(f"ALTER ROLE {role} BYPASSRLS, for row security on {filtered[0]}")
-    affected = [table for _, schema, table, *_ in rows if schema in schemas]
+    affected = [each.table for each in lacking if each.schema in schemas]
     first = next(iter([*affected, *unreadable, *filtered]))
-    raise MissingPrivilege(
+    return MissingPrivilege(
         f"The role {role} may not read all of the tables that are to be copied.",
         slot=slot_name,
         table=first,

@@ -67,8 +67,12 @@ if TYPE_CHECKING:
         StagedVersion,
     )
     from airflow_provider_pgoutput.capture.types.cast import ValuePolicy
+    from airflow_provider_pgoutput.errors import PgoutputError
 
 log = logging.getLogger(__name__)
+
+#: These errors concern one table. The stream and the other tables are as they should be.
+_ABOUT_A_TABLE = (ConfigurationError, TableRefused, ValueRefused)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,12 +168,14 @@ class BatchInProgress:
     def add(self, block: ChangeBlock) -> None:
         """Stage the changes of a block; those that a copy in this batch holds already are left out.
 
-        :raises ValueRefused: when a value does not fit and the policy says ``fail``.
-        :raises TableRefused: a change does not tell what it did; see also ``_copy_instead``.
+        :raises ValueRefused: when a value does not fit and the policy says ``fail``; the table is not set
+            aside.
+        :raises TableRefused: a change does not tell what it did, and the table is not set aside; see also
+            ``_copy_instead``.
         """
         oid = block.relation.oid
         copied_at = self.copied_at.get(oid)
-        if copied_at is None and self._leaves_out(block.relation):
+        if copied_at is None and oid not in self.passing.found and self._leaves_out(block.relation):
             return
         if copied_at is not None:
             block = block.since(copied_at)
@@ -180,27 +186,29 @@ class BatchInProgress:
         self._take(block)
 
     def _take(self, block: ChangeBlock) -> None:
-        """Stage the changes of a block; of a table that is gone, those before one that is refused."""
+        """Stage the changes of a block. If one is refused, perhaps only those before it."""
         staged_before = self.rows
         try:
             self._stage(block)
-        except (ConfigurationError, TableRefused, ValueRefused) as error:
-            if self.passing.is_published(block.relation.oid):
-                if isinstance(error, TableRefused):
-                    self._copy_instead(block.relation.oid, error)
+        except _ABOUT_A_TABLE as error:
+            is_gone = not self.passing.is_published(block.relation.oid)
+            if not is_gone and isinstance(error, TableRefused):
+                self._copy_instead(block.relation.oid, error)
+            if not is_gone and not self.passing.sets_aside:
                 raise
-            self._pass_over(block[self.rows - staged_before :], error)
+            self._pass_over(block[self.rows - staged_before :], error, is_gone=is_gone)
 
-    def _pass_over(
-        self, block: ChangeBlock, error: ConfigurationError | TableRefused | ValueRefused
-    ) -> None:
-        """Pass over a change of a table that is gone, and all later ones of it.
+    def _pass_over(self, block: ChangeBlock, error: PgoutputError, *, is_gone: bool) -> None:
+        """Pass over a change, and all later ones of its table: it is gone, or set aside.
 
         :param block: changes of which none is staged.
         """
-        first = int(block.commit_lsn[0])
+        relation, first = block.relation, int(block.commit_lsn[0])
         refused = first if error.lsn is None else int(Lsn.parse(error.lsn))
-        self.passing.begin(block.relation.oid, block.relation.name, Lsn(refused), error.message)
+        if is_gone:
+            self.passing.begin(relation.oid, relation.name, Lsn(refused), error.message)
+        else:
+            self.passing.set_aside(relation.oid, relation.name, Lsn(refused), error)
         count = len(block.since(Lsn(refused)))
         self.passing.count(block.relation.oid, count)
         if refused > first:
@@ -268,8 +276,8 @@ class BatchInProgress:
 
         :param types: how the users' types in its columns are defined where it is copied.
         """
-        self.copied_at[relation_oid] = copy_lsn
         table = self._tables.copied(relation_oid, version, str(copy_lsn), types)
+        self.copied_at[relation_oid] = copy_lsn
         staged = table.versions[-1]
         schema = pa.schema(staged.new_fields)
         staged.copy_writer = self._writer(staged, "copy", schema, frozenset(schema.names))

@@ -1,6 +1,6 @@
 """The tables of a batch as its manifest lists them. They are made when everything was read.
 
-Of a table that is gone at the source, only the changes that can be followed are in it, see
+Of a table that is gone at the source, or set aside, only the changes that can be followed are in it, see
 ``schema/gone.py``. ``schema/history.py`` knows what happened to the columns.
 """
 
@@ -21,6 +21,7 @@ from airflow_provider_pgoutput.batch.passed_over import first_lsn
 from airflow_provider_pgoutput.batch.table_version import Counts
 from airflow_provider_pgoutput.capture.schema.gone import followed
 from airflow_provider_pgoutput.capture.staging.storage_errors import storage_errors
+from airflow_provider_pgoutput.errors import TableRefused, ValueRefused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,8 +84,9 @@ def finished_tables(batch: Finished, catalog: CatalogAfter) -> tuple[Table, ...]
     for oid, table in staged:
         finished = table.finished(names.get(oid))
         if oid not in unpublished:
-            found[oid] = history.complete(finished, table.oldest_xids)
             taken.add(finished.name)
+            if (kept := _published(batch, history, table, finished)) is not None:
+                found[oid] = kept
         elif not _is_replaced(finished, unpublished[oid], copied):
             gone.append((oid, table))
     # False sorts before True: first the tables that the lake has, then the newest of the others.
@@ -120,6 +122,34 @@ def _is_replaced(table: Table, lake_name: str | None, copied: set[str]) -> bool:
     return True
 
 
+def _published(
+    batch: Finished, history: SchemaHistory, staged: StagedTable, table: Table
+) -> Table | None:
+    """A published table. If it is set aside, the part of it up to there; None: there is none.
+
+    :raises CopyNeeded: it changed so that it has to be copied.
+    :raises TableRefused: it cannot be followed, and is not set aside.
+    """
+    oid, passing = table.relation_oid, batch.passing
+
+    def complete(part: Table) -> Table:
+        return history.complete(part, staged.oldest_xids)
+
+    refused = passing.found.get(oid)
+    part = table.until(Lsn.parse(refused.since_lsn)) if refused and refused.since_lsn else table
+    if part is not None:
+        try:
+            part = complete(part)
+        except (TableRefused, ValueRefused) as error:
+            # A copy and no change: nothing of the table is older than the copy.
+            lsn = first_lsn(part.versions) or Lsn.parse(part.copy_lsn or "0/0")
+            passing.set_aside(oid, table.name, lsn, error)
+            part, since, _ = followed(complete, part)
+            if since is not None:
+                passing.set_aside(oid, table.name, since, error)
+    return _without_passed(batch, table, part) if oid in passing.found else part
+
+
 def _gone(
     batch: Finished,
     history: SchemaHistory,
@@ -138,6 +168,7 @@ def _gone(
         # A table without columns, which the lake never had.
         return None
     oid, passing, whole = table.relation_oid, batch.passing, table
+    passing.is_gone(oid)
     refused = passing.found.get(oid)
     shorter: Table | None = table
     if refused is not None and refused.since_lsn is not None:
@@ -153,15 +184,18 @@ def _gone(
         )
         if lsn is not None:
             passing.begin(oid, table.name, lsn, reason)
-    if oid not in passing.found:
-        return shorter
-    passed = _passed(batch.area, whole, shorter)
-    passing.count(oid, passed.changes)
-    if shorter is None:
+    return _without_passed(batch, whole, shorter) if oid in passing.found else shorter
+
+
+def _without_passed(batch: Finished, whole: Table, kept: Table | None) -> Table | None:
+    """The kept part of a table, with the counts of its own changes. The others are counted as passed over."""
+    passed = _passed(batch.area, whole, kept)
+    batch.passing.count(whole.relation_oid, passed.changes)
+    if kept is None:
         return None
-    counts = shorter.counts
+    counts = kept.counts
     return dataclasses.replace(
-        shorter,
+        kept,
         counts=dataclasses.replace(
             counts,
             inserts=counts.inserts - passed.inserts,

@@ -11,18 +11,26 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.passed_over import PassedOver
+from airflow_provider_pgoutput.capture.staging.tables import OR_LEAVE_OUT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Set
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock
+    from airflow_provider_pgoutput.errors import PgoutputError
 
 _BEFORE = "An earlier batch passed changes of the table over."
 _IS_GONE = (
     "The table was dropped or is not published any more: the lake keeps it as it was before that."
 )
 _IS_PUBLISHED = "copy_tables=[{!r}] brings the table in again."
+_WAY_BACK = (
+    "When the cause is gone, copy the table (copy_tables=[{!r}]), a change log into a new target. Its changes"
+    " since then are not staged, so no replay brings them."
+)
+#: What follows in an advice holds only while the batch is not staged.
+_LEAVE_OUT = OR_LEAVE_OUT.partition("{")[0]
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +49,13 @@ class Passing:
     published: Callable[[], frozenset[int] | None] = _nothing_known
     #: By OID: the tables in the lake, by the names that they have there.
     lake_names: Mapping[int, str] = field(default_factory=dict)
+    #: Whether a published table that is refused is set aside. If not, its error ends the run.
+    sets_aside: bool = False
+    #: OIDs of the tables that earlier batches set aside.
+    known_aside: Set[int] = frozenset()
     found: dict[int, PassedOver] = field(default_factory=dict)
+    #: The errors of the tables that this batch sets aside, in order.
+    errors: list[PgoutputError] = field(default_factory=list)
 
     def is_published(self, relation_oid: int) -> bool:
         """Whether the publications have a table now."""
@@ -67,6 +81,37 @@ class Passing:
         changes = 0 if known is None else known.changes
         self.found[relation_oid] = PassedOver(relation_oid, name, str(lsn), changes, reason)
 
+    def set_aside(self, relation_oid: int, name: str, lsn: Lsn, error: PgoutputError) -> None:
+        """Pass over what commits at ``lsn`` or later, because the table is refused.
+
+        :raises PgoutputError: the error, if no table is set aside.
+        """
+        if not self.sets_aside:
+            raise error
+        self.errors.append(error)
+        self.begin(relation_oid, name, lsn, error.message)
+        advice = (error.advice or "").partition(_LEAVE_OUT)[0]
+        self.found[relation_oid] = dataclasses.replace(
+            self.found[relation_oid],
+            error=type(error).__name__,
+            advice=" ".join(filter(None, (advice, _WAY_BACK.format(name)))),
+        )
+
+    def leave_out(self, relation_oid: int, name: str, lsn: Lsn, error: PgoutputError) -> None:
+        """Set a table aside of which the batch has no row. It may be set aside already.
+
+        :raises PgoutputError: the error, if no table is set aside.
+        """
+        if self.sets_aside and relation_oid in self.known_aside:
+            log.warning("%s is still set aside. %s", name, error)
+            return
+        self.set_aside(relation_oid, name, lsn, error)
+
+    def is_gone(self, relation_oid: int) -> None:
+        """A table is gone at the source. If it is passed over, it is not set aside: nobody can copy it."""
+        if (known := self.found.get(relation_oid)) is not None:
+            self.found[relation_oid] = dataclasses.replace(known, error="", advice="")
+
     def report(self, copied: Collection[int]) -> tuple[PassedOver, ...]:
         """The entries for the manifest. Each is also logged as a warning.
 
@@ -74,6 +119,18 @@ class Passing:
         """
         published = self.published() if self.found else None
         for each in self.found.values():
+            if each.error:
+                log.warning(
+                    "%s is set aside: its changes from LSN %s on are not staged, %d in this batch, and the"
+                    " others go on. %s: %s What to do: %s",
+                    each.table_name,
+                    each.since_lsn,
+                    each.changes,
+                    each.error,
+                    each.reason,
+                    each.advice,
+                )
+                continue
             log.warning(
                 "%s: its changes from LSN %s on are passed over, %d in this batch. %s %s",
                 each.table_name,
@@ -84,12 +141,9 @@ class Passing:
                 if published is None or each.relation_oid in published
                 else _IS_GONE,
             )
-        ended = [
-            PassedOver(oid, "", None)
-            for oid in self.before
-            if oid in copied and oid not in self.found
-        ]
-        return tuple(sorted([*self.found.values(), *ended], key=lambda each: each.relation_oid))
+        ended = [PassedOver(oid, "", None) for oid in self.before if oid in copied]
+        # The copy ends what was before, and comes first. Changes after it may be passed over again.
+        return tuple(sorted([*ended, *self.found.values()], key=lambda each: each.relation_oid))
 
     def count(self, relation_oid: int, changes: int) -> None:
         """Count changes that are passed over."""

@@ -128,17 +128,25 @@ def _lacked_from(
     """
     found = []
     for table in checkpoint.set_aside.values():
+        if table.needs_copy:
+            # What it lacks was not staged.
+            continue
         first = next(
             (
                 each
                 for each in sealed
-                if _is_of(each, checkpoint) and each.manifest.start_lsn == table.since_lsn
+                if _is_of(each, checkpoint) and _holds(each.manifest, table.since_lsn)
             ),
             None,
         )
         if first is not None and (older_than is None or first.entry.modified >= older_than):
-            found.append(table.since_lsn)
+            found.append(first.manifest.start_lsn)
     return min(found, default=None)
+
+
+def _holds(manifest: Manifest, lsn: Lsn) -> bool:
+    """Whether a batch has what commits at an LSN, or begins there with copies."""
+    return manifest.start_lsn <= lsn < manifest.end_lsn or manifest.start_lsn == lsn
 
 
 def _going(

@@ -73,6 +73,10 @@ _LEADING_FIELDS = (
 _ORIGIN_FIELDS = tuple(pa.field(name, arrow_type(kind)) for name, kind in changes.ORIGINS)
 
 
+#: Ends the advice for a value that cannot be staged.
+OR_LEAVE_OUT = " Or leave its transaction out, with skip_lsns=['{}']."
+
+
 class Describe(Protocol):
     """Turns an announced relation into a table version, number 1 and without files."""
 
@@ -224,9 +228,11 @@ class StagedTables:
         types: tuple[TypeDefinition, ...],
     ) -> StagedTable:
         """Add a table that is copied in this batch."""
-        table = self.by_oid.setdefault(relation_oid, StagedTable(relation_oid))
+        table = self.by_oid.get(relation_oid) or StagedTable(relation_oid)
         table.copy_lsn, table.copied_types = copy_lsn, types
         self._append(table, version)
+        # Only now: a table whose columns are refused must not be left without versions.
+        self.by_oid[relation_oid] = table
         return table
 
     def _append(self, table: StagedTable, version: TableVersion) -> None:
@@ -312,7 +318,7 @@ def _cast(caster: SentCaster, raw: pa.Array, forms: Forms, block: ChangeBlock) -
             table=error.table,
             column=error.column,
             lsn=lsn,
-            advice=f"{error.advice} Or leave its transaction out, with skip_lsns=['{lsn}'].",
+            advice=f"{error.advice}{OR_LEAVE_OUT.format(lsn)}",
         ) from error
 
 
