@@ -89,6 +89,48 @@ def find_applied(slot_name: str, history: Iterable[Snapshot], property_text: str
     return Applied(published, published)
 
 
+@dataclass(frozen=True, slots=True)
+class StandsAt:
+    """Which snapshot of a table has exactly the changes before an LSN."""
+
+    #: None: the table has no snapshot that stands there.
+    snapshot_id: int | None
+    #: A batch that begins before the LSN, ends past it, and changed the table. So no snapshot stands there.
+    spanning: Marker | None = None
+    #: The first batch of the table that still exists is past the LSN.
+    came_later: bool = False
+
+
+def find_at(slot_name: str, history: Iterable[Snapshot], lsn: Lsn) -> StandsAt:
+    """Find the snapshot of a table as it was at an LSN that the checkpoint has reached.
+
+    If no batch past the LSN changed the table, main's head stands there, whoever wrote it. Otherwise it is
+    the last commit of the batch before. A batch may have made several commits, and the marker is in the last.
+
+    :param history: main's snapshots that still exist, newest first.
+    """
+    head: int | None = None
+    later: Marker | None = None
+    for snapshot in history:
+        head = snapshot.snapshot_id if head is None else head
+        marker = _marker(snapshot, slot_name)
+        if marker is None:
+            continue
+        if marker.end_lsn <= lsn:
+            found = head if later is None else snapshot.snapshot_id
+            return StandsAt(found, _spans(later, lsn))
+        later = marker
+    if later is None:
+        return StandsAt(head)
+    return StandsAt(None, _spans(later, lsn), came_later=True)
+
+
+def _spans(marker: Marker | None, lsn: Lsn) -> Marker | None:
+    if marker is None or (marker.start_lsn is not None and marker.start_lsn >= lsn):
+        return None
+    return marker
+
+
 def property_of(manifest: Manifest, sequence_number: int) -> str:
     """The value of ``PROPERTY_APPLIED`` that the publish of a batch writes.
 

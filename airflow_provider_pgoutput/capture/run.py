@@ -72,8 +72,11 @@ class Source(Protocol):
         """The server, with what it has written by now."""
         ...
 
-    def read_target(self) -> Lsn:
-        """Where a batch ends when no limit ends it before; taken once, before anything is read."""
+    def read_target(self, start: Lsn) -> Lsn:
+        """Where a batch ends when no limit ends it before; taken once, before anything is read.
+
+        :param start: where the batch begins.
+        """
         ...
 
     def read_slot(self) -> SlotFacts | None:

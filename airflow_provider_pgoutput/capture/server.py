@@ -52,6 +52,7 @@ from airflow_provider_pgoutput.capture.source.type_definitions import (
 )
 from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
 from airflow_provider_pgoutput.capture.staging.finished import CatalogAfter
+from airflow_provider_pgoutput.capture.staging.marks import next_mark
 from airflow_provider_pgoutput.capture.staging.passing import Passing
 from airflow_provider_pgoutput.capture.staging.sent_values import Casters
 from airflow_provider_pgoutput.capture.stream.missed_publications import (
@@ -118,11 +119,15 @@ class PostgresSource:
         """See ``Source``."""
         return dataclasses.replace(self.server, flush_lsn=read_flush_lsn(self.session))
 
-    def read_target(self) -> Lsn:
+    def read_target(self, start: Lsn) -> Lsn:
         """See ``Source``. Logical messages may lie behind the flush LSN of the run's begin."""
+        target = self.server.flush_lsn
         if self.request.options.messages:
-            return read_record_end(self.session)
-        return self.server.flush_lsn
+            target = read_record_end(self.session)
+        mark = next_mark(self.area, self.request.slot_name, start, target)
+        if mark is not None:
+            log.info("The batch ends at %s, where a verification looks at the lake.", mark)
+        return target if mark is None else mark
 
     def read_tables(self) -> tuple[PublishedTable, ...]:
         """See ``Source``. A table without a published column is left out.

@@ -67,7 +67,7 @@ def stage_changes(
 
     :param copied: tables that are copied first, at a point of their own in the batch.
     """
-    request, target = run.request, run.source.read_target()
+    request, target = run.request, run.source.read_target(start.lsn)
     limits = Limits()
     if start.has_limits and not copied:
         # A batch with copies goes at least to the LSN of each copy, so no limit applies. The copies hold the

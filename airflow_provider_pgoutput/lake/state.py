@@ -247,7 +247,7 @@ def _lake_table(table: Table, target: str, slot_name: str) -> LakeTable:
         and (snapshot := table.snapshot_by_id(reference.snapshot_id)) is not None
     }
     text = properties.get(lake_names.PROPERTY_APPLIED + slot_name)
-    applied = find_applied(slot_name, _history(table), text)
+    applied = find_applied(slot_name, history_of(table), text)
     published = applied.published
     return LakeTable(
         target=target,
@@ -295,7 +295,7 @@ def _snapshot_of(table: Table, batch_id: str) -> int | None:
     return None if newest is None else newest.snapshot_id
 
 
-def _history(table: Table) -> Iterator[Snapshot]:
+def history_of(table: Table) -> Iterator[Snapshot]:
     """The snapshots of main's history that still exist, newest first."""
     snapshot = table.current_snapshot()
     while snapshot is not None:

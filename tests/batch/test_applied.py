@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_pgoutput.batch import checkpoint as words
-from airflow_provider_pgoutput.batch.applied import Marker, Snapshot, find_applied, property_of
+from airflow_provider_pgoutput.batch.applied import (
+    Marker,
+    Snapshot,
+    StandsAt,
+    find_applied,
+    find_at,
+    property_of,
+)
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest
 
@@ -126,3 +133,29 @@ def test_what_a_publish_writes_is_read_back() -> None:
     text = property_of(manifest, 5)
     assert find_applied(SLOT, [theirs(6)], text).marker == Marker("7", manifest.batch_id, Lsn(32))
     assert find_applied(SLOT, [theirs(4)], text).lacks_published
+
+
+@pytest.mark.parametrize(
+    ("history", "lsn", "found"),
+    [
+        pytest.param([], 32, StandsAt(None), id="an empty table"),
+        pytest.param([ours(2, 32)], 32, StandsAt(102), id="its last batch ends there"),
+        pytest.param([ours(2, 32)], 99, StandsAt(102), id="no later batch changed it"),
+        pytest.param([theirs(3), ours(2, 32)], 40, StandsAt(103), id="others wrote after us"),
+        pytest.param([theirs(3)], 40, StandsAt(103), id="our snapshots expired"),
+        pytest.param(
+            [ours(4, 48), theirs(3), ours(2, 32)], 32, StandsAt(102), id="a later batch has commits"
+        ),
+        pytest.param(
+            [ours(4, 48), ours(2, 32)], 40, StandsAt(102, marker(48)), id="a batch spans it"
+        ),
+        pytest.param([ours(4, 48)], 32, StandsAt(None, None, came_later=True), id="it came later"),
+        pytest.param(
+            [ours(3, 48, slot="other"), ours(2, 32)], 32, StandsAt(103), id="another slot wrote"
+        ),
+    ],
+)
+def test_which_snapshot_stands_at_an_lsn(
+    history: list[Snapshot], lsn: int, found: StandsAt
+) -> None:
+    assert find_at(SLOT, history, Lsn(lsn)) == found

@@ -384,7 +384,7 @@ class SimulatedSource:
         self._world.step("look at the server")
         return replace(self.server, flush_lsn=Lsn(self._source.lsn))
 
-    def read_target(self) -> Lsn:
+    def read_target(self, start: Lsn) -> Lsn:
         """See ``Source``."""
         return self.server.flush_lsn
 

@@ -1,0 +1,56 @@
+"""Marks: LSNs at which somebody wants a batch to end, so that the lake stands there for a moment.
+
+Any LSN is a legal end of a batch, so a mark costs the pipeline nothing but one run that ends early. Whoever
+stages next ends its batch at the mark, and the run after it goes on. A mark expires by itself: its time is in
+its name. One that nobody reads is deleted when the next one is left.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.batch import layout
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.capture.staging.area import StagingArea
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A mark that stands in the staging area."""
+
+    area: StagingArea
+    path: str
+
+    def remove(self) -> None:
+        """Take it away. It need not be there any more."""
+        self.area.delete_file(self.path)
+
+
+def leave_mark(area: StagingArea, slot_name: str, lsn: Lsn, seconds: float) -> Mark:
+    """Ask for a batch that ends at an LSN.
+
+    :param seconds: until the mark expires.
+    """
+    folder, now = layout.mark_folder(slot_name), time.time()
+    for name in area.names(folder):
+        found = layout.parse_mark_name(name)
+        if found is not None and found[1] <= now:
+            area.delete_file(f"{folder}/{name}")
+    path = layout.mark_path(slot_name, lsn, int(now + seconds), uuid.uuid4().hex[:16])
+    # The name says all. But an empty file counts as not there.
+    area.write_whole(path, b"{}")
+    return Mark(area, path)
+
+
+def next_mark(area: StagingArea, slot_name: str, after: Lsn, target: Lsn) -> Lsn | None:
+    """The first mark between the start and the target of a batch; None: there is none."""
+    now = time.time()
+    found = filter(None, map(layout.parse_mark_name, area.names(layout.mark_folder(slot_name))))
+    return min(
+        (lsn for lsn, expires in found if expires > now and after < lsn < target), default=None
+    )

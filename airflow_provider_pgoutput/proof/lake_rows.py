@@ -1,0 +1,197 @@
+"""The rows of a table of the lake as they were at one LSN, read file by file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_pgoutput.batch import checkpoint as lake_names
+from airflow_provider_pgoutput.batch.applied import find_applied, find_at
+from airflow_provider_pgoutput.batch.lake_types import lake_type_in
+from airflow_provider_pgoutput.errors import PgoutputError
+from airflow_provider_pgoutput.lake.state import history_of, lake_failure
+from airflow_provider_pgoutput.proof.digest import Digest
+from airflow_provider_pgoutput.proof.ranges import Ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pyiceberg.table import Table
+
+    from airflow_provider_pgoutput.batch.applied import StandsAt
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.proof.digest import RowHash
+    from airflow_provider_pgoutput.proof.server_hashes import Hashes
+
+_OP_COLUMN = "_pgoutput_op"
+_DELETED = "D"
+
+
+@dataclass(frozen=True, slots=True)
+class LakeColumn:
+    """A field of the lake's table."""
+
+    name: str
+    lake_type: str
+
+
+@dataclass(frozen=True)
+class LakeRows:
+    """A table of the lake, as it was at an LSN."""
+
+    #: ``namespace.table``.
+    target: str
+    stands: StandsAt
+    #: Somebody rolled main back: it does not end with what was published last.
+    was_rolled_back: bool
+    is_log: bool
+    #: The fields in use by ``attnum``, and all fields by name.
+    fields: Mapping[int, LakeColumn]
+    by_name: Mapping[str, LakeColumn]
+    _table: Table
+
+    @classmethod
+    def of(cls, table: Table, target: str, slot_name: str, relation_oid: int, lsn: Lsn) -> LakeRows:
+        """What the table's metadata says."""
+        properties = table.properties
+        text = properties.get(lake_names.PROPERTY_APPLIED + slot_name)
+        applied = find_applied(slot_name, history_of(table), text)
+        stands = find_at(slot_name, history_of(table), lsn)
+        schema = table.schema()
+        if stands.snapshot_id is not None:
+            snapshot = table.snapshot_by_id(stands.snapshot_id)
+            if snapshot is not None and snapshot.schema_id is not None:
+                schema = table.schemas()[snapshot.schema_id]
+        body = json.loads(schema.model_dump_json())
+        by_id = {
+            each["id"]: LakeColumn(each["name"], lake_type_in(each["type"]))
+            for each in body["fields"]
+        }
+        return cls(
+            target,
+            stands,
+            applied.was_rolled_back or applied.lacks_published,
+            properties.get(lake_names.PROPERTY_MODE) == "change_log",
+            _numbered(properties, relation_oid, by_id),
+            {each.name: each for each in by_id.values()},
+            table,
+        )
+
+    def digest(self, names: Sequence[str], row_hash: RowHash) -> Digest:
+        """The digest of all rows.
+
+        :param names: of the fields, in the order of the hash's columns.
+        """
+        digest = Digest()
+        for rows in self._batches(names):
+            digest += row_hash.digest(rows)
+        return digest
+
+    def ranges(
+        self, names: Sequence[str], key_hash: RowHash, row_hash: RowHash, count: int
+    ) -> Ranges:
+        """The digests of rows by ranges of their keys' hashes."""
+        found = Ranges.empty(count)
+        for keys, rows in self._hashes(names, key_hash, row_hash):
+            found.add(keys, rows)
+        return found
+
+    def hashes(
+        self,
+        names: Sequence[str],
+        key_hash: RowHash,
+        row_hash: RowHash,
+        count: int,
+        numbers: Sequence[int],
+    ) -> tuple[Hashes, Hashes]:
+        """The hashes of keys and rows in some of ``count`` ranges."""
+        wanted = np.zeros(count, dtype=np.bool_)
+        wanted[list(numbers)] = True
+        parts = []
+        for keys, rows in self._hashes(names, key_hash, row_hash):
+            some = wanted[keys & np.uint64(count - 1)]
+            parts.append((keys[some], rows[some]))
+        none = np.zeros(0, np.uint64)
+        return (
+            np.concatenate([none, *(keys for keys, _ in parts)]),
+            np.concatenate([none, *(rows for _, rows in parts)]),
+        )
+
+    def keys(
+        self, names: Sequence[str], key_hash: RowHash, hashes: Sequence[int]
+    ) -> dict[int, str]:
+        """The keys of rows as JSON, by the hashes of the keys.
+
+        :param names: of the fields of the key.
+        """
+        wanted, found = np.array(sorted(hashes), dtype=np.uint64), {}
+        for rows in self._batches(names):
+            of_keys = key_hash.of_rows(rows.columns)
+            places = np.flatnonzero(np.isin(of_keys, wanted))
+            for key, row in zip(
+                of_keys[places].tolist(), rows.take(pa.array(places)).to_pylist(), strict=True
+            ):
+                named = dict(zip(key_hash.names, row.values(), strict=True))
+                found[key] = json.dumps(named, default=str)
+        return found
+
+    def _hashes(
+        self, names: Sequence[str], key_hash: RowHash, row_hash: RowHash
+    ) -> Iterator[tuple[Hashes, Hashes]]:
+        places = [row_hash.names.index(name) for name in key_hash.names]
+        for rows in self._batches(names):
+            of_rows = row_hash.of_rows(rows.columns)
+            is_whole = key_hash is row_hash
+            yield (
+                of_rows if is_whole else key_hash.of_rows([rows.column(p) for p in places]),
+                of_rows,
+            )
+
+    def _batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows that count, with columns in the order of ``names``.
+
+        :raises LakeUnavailable: a file is missing, or cannot be read.
+        """
+        from pyiceberg.io.pyarrow import ArrowScan  # noqa: PLC0415
+
+        if self.stands.snapshot_id is None:
+            return
+        is_soft = self._table.properties.get(lake_names.PROPERTY_SOFT_DELETE) == "true"
+        wanted = (*names, _OP_COLUMN) if is_soft else tuple(names)
+        try:
+            scan = self._table.scan(snapshot_id=self.stands.snapshot_id, selected_fields=wanted)
+            reader = ArrowScan(scan.table_metadata, scan.io, scan.projection(), scan.row_filter)
+            # One file after the other: pyiceberg would read all of them at the same time.
+            for task in scan.plan_files():
+                for rows in reader.to_record_batches([task]):
+                    yield _without_deleted(rows, is_soft=is_soft).select(list(names))
+        except PgoutputError:
+            raise
+        except Exception as error:
+            raise lake_failure(error, "A table cannot be read", self.target) from None
+
+
+def _without_deleted(rows: pa.RecordBatch, *, is_soft: bool) -> pa.RecordBatch:
+    if not is_soft:
+        return rows
+    stays = pc.fill_null(pc.not_equal(rows.column(_OP_COLUMN), _DELETED), True)
+    return rows.filter(stays)
+
+
+def _numbered(
+    properties: Mapping[str, str], relation_oid: int, by_id: Mapping[int, LakeColumn]
+) -> dict[int, LakeColumn]:
+    text = properties.get(lake_names.PROPERTY_COLUMNS)
+    body: dict[str, Any] = {} if text is None else json.loads(text)
+    if body.get("relation_oid") != relation_oid:
+        return {}
+    return {
+        int(number): by_id[field_id]
+        for number, field_id in body.get("fields", {}).items()
+        if field_id in by_id
+    }

@@ -1,0 +1,91 @@
+"""Digests of parts of a table: rows whose keys' hashes have the same last bits are one range.
+
+Ranges by hash need no order of the keys, so every type of key has them. Without a key, the hash of the whole
+row stands for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from airflow_provider_pgoutput.proof.digest import Digest
+    from airflow_provider_pgoutput.proof.server_hashes import Hashes
+
+#: Rows of a range, about, and how many ranges a table has at most.
+_ROWS: Final = 1_000
+_MOST: Final = 1 << 16
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """The digest of each range, by its number."""
+
+    rows: NDArray[np.int64]
+    totals: Hashes
+
+    @classmethod
+    def empty(cls, count: int) -> Ranges:
+        """Ranges without rows.
+
+        :param count: a power of two.
+        """
+        return cls(np.zeros(count, np.int64), np.zeros(count, np.uint64))
+
+    def add(self, key_hashes: Hashes, row_hashes: Hashes) -> None:
+        """Add rows."""
+        if not len(key_hashes):
+            return
+        numbers = key_hashes & np.uint64(len(self.rows) - 1)
+        order = np.argsort(numbers, kind="stable")
+        found, begins, counts = np.unique(numbers[order], return_index=True, return_counts=True)
+        self.rows[found] += counts
+        self.totals[found] += np.add.reduceat(row_hashes[order], begins)
+
+    def different(self, other: Ranges) -> NDArray[np.int64]:
+        """The numbers of the ranges that are not equal."""
+        return np.flatnonzero((self.rows != other.rows) | (self.totals != other.totals))
+
+
+def range_count(source: Digest, lake: Digest) -> int:
+    """How many ranges a table is looked at in."""
+    wanted = max(source.rows, lake.rows) // _ROWS
+    return min(1 << wanted.bit_length(), _MOST)
+
+
+@dataclass(frozen=True, slots=True)
+class DifferentKeys:
+    """Hashes of the keys whose rows differ, and how many rows each of them stands for."""
+
+    #: The source has rows, and the lake has none.
+    missing: Counter[int]
+    #: The lake has rows, or more equal rows than the source.
+    surplus: Counter[int]
+    #: Both have a row, but another one.
+    different: Counter[int]
+
+
+def compare_keys(source: tuple[Hashes, Hashes], lake: tuple[Hashes, Hashes]) -> DifferentKeys:
+    """Compare rows of some ranges as multisets.
+
+    :param source: the hashes of keys and of rows.
+    :param lake: the same.
+    """
+    theirs, ours = (
+        Counter(zip(*(each.tolist() for each in side), strict=True)) for side in (source, lake)
+    )
+    missing, surplus, different = Counter[int](), Counter[int](), Counter[int]()
+    for (key, _), rows in (theirs - ours).items():
+        missing[key] += rows
+    for (key, _), rows in (ours - theirs).items():
+        paired = min(rows, missing[key])
+        different[key] += paired
+        missing[key] -= paired
+        surplus[key] += rows - paired
+    return DifferentKeys(+missing, +surplus, +different)

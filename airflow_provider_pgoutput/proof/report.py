@@ -1,0 +1,93 @@
+"""What a verification found. It has numbers, and keys only where they were asked for; never other values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.proof.digest import Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """How the rows of a table differ."""
+
+    #: Rows that the lake lacks.
+    missing: int
+    #: Rows that only the lake has.
+    surplus: int
+    #: Rows with one key and other values. Without a key such a row counts as missing and as surplus.
+    different: int
+    #: How many ranges of keys differ, of how many.
+    ranges: int
+    of_ranges: int
+    #: Of how many of them the keys were compared: with very many differences not of all.
+    ranges_looked_at: int
+    #: Keys as JSON, as many as were asked for.
+    keys: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        least = "at least " if self.ranges_looked_at < self.ranges else ""
+        return (
+            f"{least}{self.missing} missing, {self.surplus} surplus and {self.different} different rows"
+            f" in {self.ranges} of {self.of_ranges} ranges of keys"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TableProof:
+    """What was found about one table."""
+
+    #: ``schema.table`` of the source.
+    table: str
+    #: ``namespace.table``; None: the lake does not have it.
+    target: str | None
+    source: Digest | None = None
+    lake: Digest | None = None
+    #: None: there are none.
+    differences: Differences | None = None
+    #: Why the table was not compared; None: it was.
+    not_compared: str | None = None
+    #: Published columns that the lake does not have yet.
+    columns_left_out: tuple[str, ...] = ()
+    #: Somebody rolled the table back in the lake.
+    was_rolled_back: bool = False
+    seconds: float = 0.0
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether lake and source were compared, and are equal."""
+        return self.not_compared is None and self.source == self.lake
+
+    def __str__(self) -> str:
+        if self.not_compared is not None:
+            return f"{self.table} was not compared: {self.not_compared}"
+        rolled = ", and somebody rolled the table back" if self.was_rolled_back else ""
+        if self.differences is not None:
+            return f"{self.table} differs from {self.target}: {self.differences}{rolled}"
+        rows = 0 if self.source is None else self.source.rows
+        left = f", without {', '.join(self.columns_left_out)}" if self.columns_left_out else ""
+        return f"{self.table} equals {self.target}: {rows} rows{left}{rolled}"
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What was found about all tables at one LSN."""
+
+    slot_name: str
+    system_identifier: str
+    lsn: Lsn
+    tables: tuple[TableProof, ...]
+    seconds: float = 0.0
+
+    @property
+    def different(self) -> tuple[TableProof, ...]:
+        """The tables that differ."""
+        return tuple(each for each in self.tables if each.differences is not None)
+
+    def __str__(self) -> str:
+        equal = [each.source for each in self.tables if each.is_equal and each.source is not None]
+        rows = sum(each.rows for each in equal)
+        return f"{len(equal)} of {len(self.tables)} tables, {rows} rows proven equal at {self.lsn}"

@@ -1,0 +1,165 @@
+"""The rows of the source at one LSN: their digests, computed by the server.
+
+A temporary slot exports a snapshot of the database as it was at the slot's first position. Sessions that take
+it over see exactly the transactions that committed before that LSN.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from psycopg import sql
+
+from airflow_provider_pgoutput.capture.source import session as sessions
+from airflow_provider_pgoutput.capture.source.catalog import read_published_tables, read_types
+from airflow_provider_pgoutput.capture.source.commit_wait import wait_for_commits
+from airflow_provider_pgoutput.capture.source.errors import translated
+from airflow_provider_pgoutput.capture.source.keys import Keys
+from airflow_provider_pgoutput.capture.source.slot import create_slot
+from airflow_provider_pgoutput.proof.digest import RowHash, aggregates, digest_of
+from airflow_provider_pgoutput.proof.ranges import Ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Server
+    from airflow_provider_pgoutput.capture.source.session import Session
+    from airflow_provider_pgoutput.capture.types.type_info import TypeInfo
+    from airflow_provider_pgoutput.proof.digest import Digest
+    from airflow_provider_pgoutput.proof.server_hashes import Hashes
+
+_MODULUS = 2**64
+#: The alias of the table in each query.
+_ALIAS = "t"
+
+
+@dataclass(frozen=True)
+class SourceRows:
+    """The published tables as they were at one LSN, while its session is open."""
+
+    lsn: Lsn
+    tables: tuple[PublishedTable, ...]
+    types: Mapping[int, TypeInfo]
+    _session: Session
+
+    def digest(self, table: PublishedTable, row_hash: RowHash) -> Digest:
+        """The digest of all rows."""
+        selected = aggregates(row_hash.expression(_ALIAS))
+        (row,) = self._rows(table, sql.SQL("SELECT {}").format(selected))
+        return digest_of(*row)
+
+    def ranges(
+        self, table: PublishedTable, key_hash: RowHash, row_hash: RowHash, count: int
+    ) -> Ranges:
+        """The digests of rows by ranges of their keys' hashes."""
+        number = _range_of(key_hash, count)
+        query = sql.SQL("SELECT {}, {}").format(number, aggregates(row_hash.expression(_ALIAS)))
+        found = Ranges.empty(count)
+        for place, rows, total in self._rows(table, query, sql.SQL("GROUP BY 1")):
+            found.rows[place], found.totals[place] = rows, int(total) % _MODULUS
+        return found
+
+    def hashes(
+        self,
+        table: PublishedTable,
+        key_hash: RowHash,
+        row_hash: RowHash,
+        count: int,
+        numbers: Sequence[int],
+    ) -> tuple[Hashes, Hashes]:
+        """The hashes of keys and rows in some of ``count`` ranges."""
+        query = sql.SQL("SELECT {}, {}").format(
+            key_hash.expression(_ALIAS), row_hash.expression(_ALIAS)
+        )
+        some = sql.SQL("{} = ANY ({}::pg_catalog.int8[])").format(
+            _range_of(key_hash, count), sql.Literal(list(numbers))
+        )
+        rows = self._rows(table, query, condition=some)
+        found = np.array(rows, dtype=np.int64).reshape(-1, 2).view(np.uint64)
+        return found[:, 0].copy(), found[:, 1].copy()
+
+    def keys(
+        self, table: PublishedTable, key_hash: RowHash, hashes: Sequence[int]
+    ) -> dict[int, str]:
+        """The keys of rows as JSON, by the hashes of the keys."""
+        values = sql.SQL(", ").join(
+            sql.SQL("{}::pg_catalog.text, {}").format(
+                sql.Literal(name), sql.Identifier(_ALIAS, name)
+            )
+            for name in key_hash.names
+        )
+        query = sql.SQL("SELECT {}, pg_catalog.json_build_object({})::pg_catalog.text").format(
+            key_hash.expression(_ALIAS), values
+        )
+        signed = [each - _MODULUS if each >= _MODULUS // 2 else each for each in hashes]
+        some = sql.SQL("{} = ANY ({}::pg_catalog.int8[])").format(
+            key_hash.expression(_ALIAS), sql.Literal(signed)
+        )
+        return {key % _MODULUS: text for key, text in self._rows(table, query, condition=some)}
+
+    def _rows(
+        self,
+        table: PublishedTable,
+        query: sql.Composable,
+        end: sql.Composable | None = None,
+        *,
+        condition: sql.Composable | None = None,
+    ) -> list[tuple[Any, ...]]:
+        only = sql.SQL("" if table.kind == "p" else "ONLY ")
+        statement = sql.SQL("{} FROM {}{} AS {}").format(
+            query,
+            only,
+            sql.Identifier(table.schema_name, table.table_name),
+            sql.Identifier(_ALIAS),
+        )
+        conditions = [] if condition is None else [condition]
+        if table.row_filters:
+            # The server itself printed these conditions from its catalog.
+            filters = [sql.SQL("({})").format(sql.SQL(each)) for each in table.row_filters]
+            conditions.append(sql.SQL("({})").format(sql.SQL(" OR ").join(filters)))
+        if conditions:
+            statement = sql.SQL("{} WHERE {}").format(statement, sql.SQL(" AND ").join(conditions))
+        if end is not None:
+            statement = sql.SQL("{} {}").format(statement, end)
+        with translated(table=table.name):
+            return self._session.execute(statement).fetchall()
+
+
+def _range_of(key_hash: RowHash, count: int) -> sql.Composable:
+    """The SQL of the number of a row's range; ``count`` is a power of two."""
+    return sql.SQL("({} & {})").format(key_hash.expression(_ALIAS), sql.Literal(count - 1))
+
+
+@contextlib.contextmanager
+def source_rows(
+    conninfo: str | Mapping[str, Any],
+    direct_conninfo: str | Mapping[str, Any],
+    server: Server,
+    publication_names: Sequence[str],
+) -> Iterator[SourceRows]:
+    """The published tables at a new LSN, for as long as the context is open.
+
+    The server keeps old row versions meanwhile, as for any long query.
+
+    :param direct_conninfo: leads to the server past a pooler.
+    :raises SnapshotLost: the snapshot is gone.
+    """
+    name = f"pgoutput_proof_{uuid.uuid4().hex[:16]}"
+    with (
+        create_slot(direct_conninfo, name, server, temporary=True) as snapshot,
+        sessions.connect(conninfo) as session,
+    ):
+        with translated():
+            session.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            session.execute(
+                sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot.name))
+            )
+            wait_for_commits(session)
+        tables = read_published_tables(session, server, publication_names, Keys())
+        types = read_types(session, attributes=True)
+        yield SourceRows(snapshot.consistent_point, tables, types, session)

@@ -1,0 +1,335 @@
+"""Start here: ``verify`` compares tables of the lake with the source as both were at one LSN.
+
+1. A temporary slot with a snapshot gives the LSN. A mark in the staging area asks the pipeline to end a batch
+   there. Nothing stops: the pipeline goes on behind it.
+2. The server computes the digest of each table in the snapshot.
+3. When the lake has reached the LSN, the digest of each table of the lake is computed from its files.
+4. Where the digests differ, those of ranges are compared, then the keys in the ranges that differ.
+
+A batch may be past the LSN already when it sees the mark. Then it is done again at a new LSN.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_pgoutput.batch.layout import check_slot_name
+from airflow_provider_pgoutput.batch.table_version import Column
+from airflow_provider_pgoutput.capture.source import session as sessions
+from airflow_provider_pgoutput.capture.source.catalog import read_server
+from airflow_provider_pgoutput.capture.staging.area import StagingArea
+from airflow_provider_pgoutput.capture.staging.marks import leave_mark
+from airflow_provider_pgoutput.errors import (
+    ConfigurationError,
+    LakeUnavailable,
+    SourceChanged,
+)
+from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
+from airflow_provider_pgoutput.lake.state import (
+    lake_errors,
+    open_catalog,
+    read_recorded,
+    tables_set_aside,
+)
+from airflow_provider_pgoutput.proof.digest import Digest, RowHash
+from airflow_provider_pgoutput.proof.lake_rows import LakeRows
+from airflow_provider_pgoutput.proof.ranges import DifferentKeys, compare_keys, range_count
+from airflow_provider_pgoutput.proof.report import Differences, Proof, TableProof
+from airflow_provider_pgoutput.proof.server_hashes import check_known
+from airflow_provider_pgoutput.proof.source_rows import source_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pyiceberg.catalog import Catalog
+
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Server
+    from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
+    from airflow_provider_pgoutput.proof.source_rows import SourceRows
+
+log = logging.getLogger(__name__)
+
+#: How often a new LSN is taken.
+_MOST_LSNS: Final = 3
+#: Rows whose keys are compared at most.
+_MOST_ROWS: Final = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProofRequest:
+    """What is to be proven."""
+
+    #: Connection parameters of the source.
+    conninfo: str | Mapping[str, Any] = field(repr=False)
+    slot_name: str
+    publication_names: Sequence[str]
+    staging_uri: str
+    namespace: str
+    catalog_name: str
+    catalog_properties: Mapping[str, str] = field(repr=False)
+    #: The same server past a connection pooler; None: ``conninfo`` leads there.
+    direct_conninfo: str | Mapping[str, Any] | None = field(repr=False, default=None)
+    #: ``schema.table`` of the source; empty: all published tables.
+    tables: Sequence[str] = ()
+    #: How many keys of different rows the report names, for each table.
+    keys_shown: int = 0
+    #: The longest wait until the lake has reached the LSN.
+    wait_seconds: float = 3600.0
+
+    def __post_init__(self) -> None:
+        check_slot_name(self.slot_name)
+        if isinstance(self.tables, str) or isinstance(self.publication_names, str):
+            raise ConfigurationError("tables and publication_names are lists of names.")
+        if self.keys_shown < 0 or self.wait_seconds <= 0:
+            raise ConfigurationError("keys_shown is 0 or more, wait_seconds more than 0.")
+
+
+class _Passed(Exception):
+    """A batch that changed a table begins before the LSN and ends past it."""
+
+
+def verify(request: ProofRequest, wait: Callable[[Lsn], None] | None = None) -> Proof:
+    """Compare the lake with the source at one LSN.
+
+    :param wait: returns when the lake may have reached an LSN; None: the checkpoint is looked at until it
+        has.
+    :raises LakeUnavailable: the lake did not reach the LSN in time, or batches went past it three times.
+    :raises ConfigurationError: there is nothing to compare.
+    """
+    for _ in range(_MOST_LSNS):
+        try:
+            return _verify_at_new_lsn(request, wait)
+        except _Passed as passed:
+            log.info("%s Another LSN is taken.", passed)
+    raise LakeUnavailable(
+        f"A batch went past the LSN of the verification {_MOST_LSNS} times.",
+        slot=request.slot_name,
+        advice="let the pipeline stage with this version of the package, so that its batches end at the mark"
+        " of a verification; then verify again.",
+    )
+
+
+def _verify_at_new_lsn(request: ProofRequest, wait: Callable[[Lsn], None] | None) -> Proof:
+    area = StagingArea(request.staging_uri)
+    direct = request.conninfo if request.direct_conninfo is None else request.direct_conninfo
+    with sessions.connect(request.conninfo) as session:
+        check_known(session)
+        server = read_server(session, direct)
+    _check_source(request, server, _checkpoint(request))
+    began = time.monotonic()
+    with source_rows(request.conninfo, direct, server, request.publication_names) as source:
+        mark = leave_mark(area, request.slot_name, source.lsn, request.wait_seconds)
+        try:
+            if wait is None:
+                _wait_for_checkpoint(request, source.lsn)
+            else:
+                wait(source.lsn)
+        finally:
+            mark.remove()
+        checkpoint = _check_reached(request, source.lsn)
+        catalog = open_catalog(request.catalog_name, request.catalog_properties)
+        targets = _targets(catalog, request)
+        proofs = tuple(
+            _Comparison(request, source, checkpoint, catalog, table, targets).prove()
+            for table in _wanted(request, source)
+        )
+    return Proof(
+        slot_name=request.slot_name,
+        system_identifier=server.system_identifier,
+        lsn=source.lsn,
+        tables=proofs,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _checkpoint(request: ProofRequest) -> Checkpoint:
+    found = read_checkpoint(
+        request.catalog_name, request.catalog_properties, request.namespace, request.slot_name
+    )
+    if found is None:
+        raise ConfigurationError(
+            f"The namespace {request.namespace} has no batch of the slot, so there is nothing to compare.",
+            slot=request.slot_name,
+            advice="run the pipeline first, or correct namespace and slot_name.",
+        )
+    return found
+
+
+def _check_source(request: ProofRequest, server: Server, checkpoint: Checkpoint) -> None:
+    if server.system_identifier != checkpoint.system_identifier:
+        raise SourceChanged(
+            f"The lake is of the system {checkpoint.system_identifier}, and the connection leads to"
+            f" {server.system_identifier}.",
+            slot=request.slot_name,
+            advice="name the connection that the pipeline uses.",
+        )
+
+
+def _wait_for_checkpoint(request: ProofRequest, lsn: Lsn) -> None:
+    """Look at the checkpoint until it has reached the LSN, or the time is over."""
+    end, pause = time.monotonic() + request.wait_seconds, 1.0
+    while _checkpoint(request).end_lsn < lsn and time.monotonic() < end:
+        time.sleep(min(pause, max(0.0, end - time.monotonic())))
+        pause = min(2 * pause, 30.0)
+
+
+def _check_reached(request: ProofRequest, lsn: Lsn) -> Checkpoint:
+    checkpoint = _checkpoint(request)
+    if checkpoint.end_lsn < lsn:
+        raise LakeUnavailable(
+            f"The lake is at {checkpoint.end_lsn} and did not reach the LSN of the verification.",
+            slot=request.slot_name,
+            lsn=lsn,
+            advice="look whether the pipeline runs: no run of it ended since the verification began.",
+        )
+    return checkpoint
+
+
+def _wanted(request: ProofRequest, source: SourceRows) -> list[PublishedTable]:
+    published = {each.name: each for each in source.tables}
+    if unknown := sorted(set(request.tables) - published.keys()):
+        raise ConfigurationError(
+            f"The publications do not have {', '.join(unknown)}.",
+            advice="write tables as schema.table, as the publication names them.",
+        )
+    return [
+        each for name, each in published.items() if not request.tables or name in request.tables
+    ]
+
+
+def _targets(catalog: Catalog, request: ProofRequest) -> dict[int, str | None]:
+    """By OID: the target of each table that the lake has; None: it is set aside."""
+    recorded = read_recorded(catalog, request.namespace, request.slot_name)
+    found: dict[int, str | None] = {
+        row.relation_oid: row.target
+        for row in recorded
+        if row.relation_oid is not None and row.target is not None
+    }
+    return found | dict.fromkeys(tables_set_aside(recorded))
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """The comparison of one table."""
+
+    request: ProofRequest
+    source: SourceRows
+    checkpoint: Checkpoint
+    catalog: Catalog
+    table: PublishedTable
+    targets: Mapping[int, str | None]
+
+    def prove(self) -> TableProof:
+        """Compare the table."""
+        began, oid = time.monotonic(), self.table.relation_oid
+        target = self.targets.get(oid)
+        if target is None:
+            why = "it is set aside" if oid in self.targets else "the lake does not have it"
+            return TableProof(self.table.name, None, not_compared=why)
+        if oid in self.checkpoint.passed_over:
+            return TableProof(self.table.name, target, not_compared="its changes are passed over")
+        lake = self._lake(target)
+        if lake.stands.spanning is not None:
+            raise _Passed(f"A batch of {self.table.name} ends past {self.source.lsn}.")
+        if lake.stands.came_later:
+            why = f"the lake has no snapshot of it from before {self.source.lsn}"
+            return TableProof(self.table.name, target, not_compared=why)
+        if lake.is_log:
+            return TableProof(self.table.name, target, not_compared="it is a change log")
+        columns, names, left_out = self._columns(lake)
+        row_hash = RowHash.of(columns, self.source.types, _salt())
+        theirs = self.source.digest(self.table, row_hash)
+        ours = lake.digest(names, row_hash)
+        return TableProof(
+            table=self.table.name,
+            target=target,
+            source=theirs,
+            lake=ours,
+            differences=None
+            if theirs == ours
+            else self._differences(lake, columns, names, row_hash, theirs, ours),
+            columns_left_out=left_out,
+            was_rolled_back=lake.was_rolled_back,
+            seconds=time.monotonic() - began,
+        )
+
+    def _lake(self, target: str) -> LakeRows:
+        with lake_errors("read"):
+            table = self.catalog.load_table(tuple(target.split(".")))
+            return LakeRows.of(
+                table, target, self.request.slot_name, self.table.relation_oid, self.source.lsn
+            )
+
+    def _columns(self, lake: LakeRows) -> tuple[list[Column], list[str], tuple[str, ...]]:
+        """The columns that both sides have, their names in the lake, and the columns that it lacks."""
+        columns, names, left_out = [], [], []
+        for each in self.table.columns:
+            found = lake.fields.get(each.attribute_number)
+            if found is None and not lake.fields:
+                found = lake.by_name.get(each.name)
+            if found is None:
+                left_out.append(each.name)
+                continue
+            columns.append(
+                Column(each.name, each.type_oid, each.type_modifier, "", found.lake_type)
+            )
+            names.append(found.name)
+        return columns, names, tuple(left_out)
+
+    def _differences(
+        self,
+        lake: LakeRows,
+        columns: Sequence[Column],
+        names: Sequence[str],
+        row_hash: RowHash,
+        theirs: Digest,
+        ours: Digest,
+    ) -> Differences:
+        """From the table to ranges, and from the ranges to keys."""
+        key = [each for each in columns if each.name in self.table.key_columns]
+        has_key = bool(key) and len(key) == len(self.table.key_columns)
+        key_hash = RowHash.of(key, self.source.types, row_hash.salt) if has_key else row_hash
+        count = range_count(theirs, ours)
+        of_source = self.source.ranges(self.table, key_hash, row_hash, count)
+        of_lake = lake.ranges(names, key_hash, row_hash, count)
+        unequal = of_source.different(of_lake)
+        # So many ranges that their rows fit into memory.
+        most = (of_source.rows[unequal] + of_lake.rows[unequal]).cumsum() <= _MOST_ROWS
+        most[:1] = True
+        looked_at = unequal[most].tolist()
+        found = compare_keys(
+            self.source.hashes(self.table, key_hash, row_hash, count, looked_at),
+            lake.hashes(names, key_hash, row_hash, count, looked_at),
+        )
+        key_names = [name for name, each in zip(names, columns, strict=True) if each in key]
+        return Differences(
+            missing=found.missing.total(),
+            surplus=found.surplus.total(),
+            different=found.different.total(),
+            ranges=len(unequal),
+            of_ranges=count,
+            ranges_looked_at=len(looked_at),
+            keys=self._keys(lake, key_names, key_hash, found) if has_key else (),
+        )
+
+    def _keys(
+        self, lake: LakeRows, names: Sequence[str], key_hash: RowHash, found: DifferentKeys
+    ) -> tuple[str, ...]:
+        """The first keys of rows that differ, as JSON; none without being asked."""
+        most = self.request.keys_shown
+        at_source = sorted({*found.missing, *found.different})[:most]
+        in_lake = sorted(found.surplus.keys() - set(at_source))[: most - len(at_source)]
+        texts = self.source.keys(self.table, key_hash, at_source) if at_source else {}
+        if in_lake:
+            texts |= lake.keys(names, key_hash, in_lake)
+        return tuple(sorted(texts.values()))
+
+
+def _salt() -> int:
+    """A new one for each comparison, so that an accident of hashes does not happen twice."""
+    return secrets.randbits(63)
