@@ -30,6 +30,7 @@ PgoutputError
 |   |__ BatchGap                  the batch starts past the checkpoint: something is missing between
 |   |__ TableRefused              the target table is not what the pipeline left there
 |   |__ TableRolledBack           the target table is older than the checkpoint says
+|   |__ LakeDiffers               a verification found rows that lake and source do not share
 |   |__ ValueRefused              a value does not fit its column and the policy is ``fail``
 |__ CopyAgainError              the stream alone cannot repair this         -> fail; copy the tables again
     |__ SlotLost                  the server removed WAL that the slot needed
@@ -243,6 +244,10 @@ class TableRefused(FatalError):
 
 class TableRolledBack(FatalError):
     """The target table's applied LSN is older than the checkpoint says."""
+
+
+class LakeDiffers(FatalError):
+    """A verification compared lake and source at one LSN, and they are not equal."""
 
 
 class ValueRefused(FatalError):

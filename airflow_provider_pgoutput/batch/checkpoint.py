@@ -51,8 +51,9 @@ BRANCH_PREFIX = "pgoutput_"
 CHECKPOINT_TABLE = "pgoutput_checkpoint"
 REJECTED_TABLE = "pgoutput_rejected_values"
 MESSAGES_TABLE = "pgoutput_messages"
+PROOFS_TABLE = "pgoutput_proofs"
 #: The pipeline's own tables in a namespace. No table of the source may have such a target.
-OWN_TABLES = frozenset({CHECKPOINT_TABLE, REJECTED_TABLE, MESSAGES_TABLE})
+OWN_TABLES = frozenset({CHECKPOINT_TABLE, REJECTED_TABLE, MESSAGES_TABLE, PROOFS_TABLE})
 
 #: Name and lake type of the checkpoint table's columns. In one commit, a batch writes a row for each table
 #: that it changed, and one row for the whole batch, with NULL for ``table_name``. The slot's checkpoint is
@@ -111,6 +112,44 @@ LATER_COLUMNS = {
     "passed_over": "string",
     "set_aside": "string",
 }
+
+#: Name and lake type of the columns of ``pgoutput_proofs``. A verification writes one row for each table.
+PROOFS = (
+    ("slot_name", "string"),
+    ("system_identifier", "string"),
+    # At which lake and source were compared; as in the checkpoint table.
+    ("lsn", "string"),
+    ("verified_at", "timestamptz"),
+    # ``totals``: all rows of both sides were read.
+    ("method", "string"),
+    ("table_name", "string"),
+    ("target", "string"),
+    # NULL: the table was not compared.
+    ("is_equal", "boolean"),
+    # Why not; NULL: it was.
+    ("not_compared", "string"),
+    ("source_rows", "long"),
+    ("lake_rows", "long"),
+    # Sixteen hexadecimal digits. Those of two verifications cannot be compared: each has a salt of its own.
+    ("source_digest", "string"),
+    ("lake_digest", "string"),
+    # Numbers of rows. NULL: the digests are equal.
+    ("missing", "long"),
+    ("surplus", "long"),
+    ("different", "long"),
+    # How many ranges of keys differ, of how many, and in how many of them keys were compared.
+    ("ranges", "long"),
+    ("of_ranges", "long"),
+    ("ranges_looked_at", "long"),
+    # JSON: a list of keys, where they were asked for.
+    ("keys", "string"),
+    # JSON: published columns that the lake did not have yet. NULL: none.
+    ("columns_left_out", "string"),
+    ("was_rolled_back", "boolean"),
+    ("seconds", "double"),
+    ("dag_id", "string"),
+    ("run_id", "string"),
+)
 
 
 def marker_of(manifest: Manifest) -> dict[str, str]:

@@ -21,6 +21,10 @@ from airflow_provider_pgoutput.hooks.iceberg import resolve_lake_catalog
 from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 from airflow_provider_pgoutput.lake.batches_at import batches_around
 from airflow_provider_pgoutput.lake.state import open_catalog, read_recorded, tables_set_aside
+from airflow_provider_pgoutput.proof.record import record_proof
+from airflow_provider_pgoutput.proof.verify import ProofRequest
+from airflow_provider_pgoutput.proof.verify import verify as verify_lake
+from airflow_provider_pgoutput.tasks.arguments import optional_text_list, text_list
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -104,6 +108,47 @@ def doctor(args: Namespace) -> None:
         output=args.output,
     )
     if any(each.severity == PROBLEM for each in findings):
+        sys.exit(1)
+
+
+@providers_configuration_loaded
+def verify(args: Namespace) -> None:
+    """Print what a verification found, a line for each table. The exit code is 1 if one differs."""
+    with _server_side(), _clean_exit():
+        source = PgoutputHook(args.postgres_conn_id)
+        lake = resolve_lake_catalog(args.iceberg_conn_id, args.catalog_name)
+        request = ProofRequest(
+            conninfo=source.conninfo(),
+            direct_conninfo=source.direct().conninfo(),
+            slot_name=args.slot_name,
+            publication_names=text_list(args.publication_names, "--publication-names"),
+            staging_uri=args.staging_uri,
+            namespace=args.namespace,
+            catalog_name=lake.name,
+            catalog_properties=lake.pyiceberg_properties,
+            tables=optional_text_list(args.tables, "--tables"),
+            keys_shown=args.keys_shown,
+            wait_seconds=args.wait_seconds,
+        )
+        proof = verify_lake(request)
+        catalog = open_catalog(lake.name, lake.pyiceberg_properties)
+        record_proof(catalog, args.namespace, proof)
+    AirflowConsole().print_as(
+        [
+            {
+                "table": each.table,
+                "target": each.target or "",
+                "lsn": str(proof.lsn),
+                "equal": "" if each.not_compared else str(each.is_equal).lower(),
+                "rows": "" if each.source is None else str(each.source.rows),
+                "what": str(each),
+                "keys": " ".join(each.differences.keys) if each.differences else "",
+            }
+            for each in proof.tables
+        ],
+        output=args.output,
+    )
+    if proof.different:
         sys.exit(1)
 
 

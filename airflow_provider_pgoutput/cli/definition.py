@@ -45,6 +45,23 @@ _REPAIR = _argument(
     action="store_true",
     default=False,
 )
+_PUBLICATIONS = _argument(
+    "--publication-names", help="The publications, with commas between", required=True
+)
+_MARKED = _argument("--staging-uri", help="Folder of the staging area", required=True)
+_TABLES = _argument(
+    "--tables",
+    help="schema.table of the source, with commas between; default: all published tables",
+)
+_KEYS = _argument(
+    "--keys-shown", help="How many keys of rows that differ are printed", type=int, default=0
+)
+_WAIT = _argument(
+    "--wait-seconds",
+    help="The longest wait until the lake has reached the LSN",
+    type=int,
+    default=3600,
+)
 _TIME = _argument(
     "time", help="A time of the source's clock in ISO 8601; a time without a zone is UTC"
 )
@@ -77,6 +94,16 @@ def get_cli_commands() -> list[GroupCommand]:
                     description="Exit code 1 when there is a problem. Notes need no action.",
                     func=lazy_load_command(f"{_COMMANDS}.doctor"),
                     args=(*_LAKE, _POSTGRES, _STAGING, _TWO_PHASE, _REPAIR, ARG_OUTPUT),
+                ),
+                ActionCommand(
+                    name="verify",
+                    help="Compare lake and source at one LSN, row by row, by digests",
+                    description="The pipeline has to run meanwhile. Exit code 1 when a table differs.",
+                    func=lazy_load_command(f"{_COMMANDS}.verify"),
+                    args=(
+                        *(*_LAKE, _POSTGRES, _MARKED, _PUBLICATIONS),
+                        *(_TABLES, _KEYS, _WAIT, ARG_OUTPUT),
+                    ),
                 ),
             ),
         )

@@ -9,9 +9,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
+from airflow_provider_pgoutput.lake.own_tables import append_to_own_table
 from airflow_provider_pgoutput.lake.state import lake_errors
 
 if TYPE_CHECKING:
@@ -21,12 +20,6 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.jobs import ApplyJob
     from airflow_provider_pgoutput.batch.manifest import Manifest
-
-_ARROW_TYPES = {
-    "string": pa.string(),
-    "long": pa.int64(),
-    "timestamptz": pa.timestamp("us", tz="UTC"),
-}
 
 
 def append_rows(
@@ -42,19 +35,14 @@ def append_rows(
     :raises LakeUnavailable: the catalog failed, or its answer did not arrive.
     """
     now = datetime.now(UTC)
-    schema = pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in lake_names.CHECKPOINT])
-    identifier = (*namespace.split("."), lake_names.CHECKPOINT_TABLE)
-    with lake_errors("written"):
-        table = catalog.create_table_if_not_exists(
-            identifier, schema, properties={"format-version": "2"}
-        )
-        # A table of an early version of the package lacks the newest columns. Apply adds them.
-        present = set(table.schema().column_names)
-        schema = pa.schema([each for each in schema if each.name in present])
-        table.append(
-            pa.Table.from_pylist([{**row, "applied_at": now} for row in rows], schema),
-            snapshot_properties=dict(summary or {}),
-        )
+    append_to_own_table(
+        catalog,
+        namespace,
+        lake_names.CHECKPOINT_TABLE,
+        lake_names.CHECKPOINT,
+        [{**row, "applied_at": now} for row in rows],
+        summary,
+    )
 
 
 def record_empty_batch(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,11 @@ class TableProof:
     def is_equal(self) -> bool:
         """Whether lake and source were compared, and are equal."""
         return self.not_compared is None and self.source == self.lake
+
+    @property
+    def level(self) -> int:
+        """Of the log: whoever reads warnings alone sees each table that is not proven."""
+        return logging.INFO if self.is_equal else logging.WARNING
 
     def __str__(self) -> str:
         if self.not_compared is not None:

@@ -17,6 +17,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from airflow_provider_pgoutput.batch.answers import FAIL
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.table_version import Column
 from airflow_provider_pgoutput.capture.source import session as sessions
@@ -25,6 +26,7 @@ from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.marks import leave_mark
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
+    LakeDiffers,
     LakeUnavailable,
     SourceChanged,
 )
@@ -54,8 +56,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SUCCEED: Final = "succeed"
 #: How often a new LSN is taken.
 _MOST_LSNS: Final = 3
+_MOST_NAMES: Final = 10
 #: Rows whose keys are compared at most.
 _MOST_ROWS: Final = 1_000_000
 
@@ -78,6 +82,8 @@ class ProofRequest:
     tables: Sequence[str] = ()
     #: How many keys of different rows the report names, for each table.
     keys_shown: int = 0
+    #: ``fail``: a difference is an error. ``succeed``: it is reported only.
+    on_difference: str = FAIL
     #: The longest wait until the lake has reached the LSN.
     wait_seconds: float = 3600.0
 
@@ -85,6 +91,11 @@ class ProofRequest:
         check_slot_name(self.slot_name)
         if isinstance(self.tables, str) or isinstance(self.publication_names, str):
             raise ConfigurationError("tables and publication_names are lists of names.")
+        if self.on_difference not in {FAIL, SUCCEED}:
+            raise ConfigurationError(
+                f"Unknown on_difference {self.on_difference!r}.",
+                advice=f"use {FAIL!r} or {SUCCEED!r}.",
+            )
         if self.keys_shown < 0 or self.wait_seconds <= 0:
             raise ConfigurationError("keys_shown is 0 or more, wait_seconds more than 0.")
 
@@ -111,6 +122,23 @@ def verify(request: ProofRequest, wait: Callable[[Lsn], None] | None = None) -> 
         slot=request.slot_name,
         advice="let the pipeline stage with this version of the package, so that its batches end at the mark"
         " of a verification; then verify again.",
+    )
+
+
+def refuse_differences(request: ProofRequest, proof: Proof) -> None:
+    """Refuse a lake that differs, unless the request only wants to know.
+
+    :raises LakeDiffers: a table differs.
+    """
+    if request.on_difference != FAIL or not proof.different:
+        return
+    shown = "; ".join(str(each) for each in proof.different[:_MOST_NAMES])
+    more = len(proof.different) - _MOST_NAMES
+    raise LakeDiffers(
+        f"{shown}{f'; and {more} more tables' if more > 0 else ''}.",
+        slot=request.slot_name,
+        lsn=proof.lsn,
+        advice="look at both sides as docs/proof.md says; a copy (copy_tables) makes a table equal again.",
     )
 
 

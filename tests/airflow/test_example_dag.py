@@ -50,7 +50,9 @@ def test_only_one_run_at_a_time_and_none_for_the_past(dag: Any) -> None:
     assert dag.catchup is False
 
 
-@pytest.mark.parametrize("name", ["pgoutput_to_iceberg", "pgoutput_replay", "pgoutput_maintenance"])
+@pytest.mark.parametrize(
+    "name", ["pgoutput_to_iceberg", "pgoutput_replay", "pgoutput_maintenance", "pgoutput_verify"]
+)
 def test_every_parameter_is_described_and_used(dags: Any, name: str) -> None:
     params = dags[name].params
     text = (DAG_FOLDER / f"{name}.py").read_text()

@@ -69,7 +69,12 @@ def test_the_oldest_airflow_imports_parses_and_runs_the_package(tmp_path: Path) 
     look = [str(environments.python), "-c", _LOOK, folder, json.dumps(catalog)]
     found = json.loads(printed(*look).splitlines()[-1])
     assert found["errors"] == {}
-    assert found["dags"] == ["pgoutput_maintenance", "pgoutput_replay", "pgoutput_to_iceberg"]
+    assert found["dags"] == [
+        "pgoutput_maintenance",
+        "pgoutput_replay",
+        "pgoutput_to_iceberg",
+        "pgoutput_verify",
+    ]
     assert found["modules"] > 150
     assert found["waits"] == [3600, 300, None]
     # It needs the connection of the catalog. Airflow 3.1.0 would not look into the database for it.

@@ -1,0 +1,128 @@
+"""The operator that proves that the lake equals the source at one LSN."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from airflow_provider_pgoutput.tasks import arguments
+from airflow_provider_pgoutput.tasks.lake import Lake
+from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
+from airflow_provider_pgoutput.tasks.task_run import refuse_backfill
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from airflow.sdk import Context
+
+    from airflow_provider_pgoutput.proof.verify import ProofRequest
+
+#: Arguments of the request, and what turns a template's text into the value.
+_OF_REQUEST: dict[str, arguments.Converter] = {
+    "slot_name": arguments.required_text,
+    "publication_names": arguments.text_list,
+    "staging_uri": arguments.required_text,
+    "namespace": arguments.required_text,
+    "tables": arguments.optional_text_list,
+    "keys_shown": arguments.whole_number,
+    "wait_seconds": arguments.whole_number,
+    "on_difference": arguments.required_text,
+}
+_OF_CONNECTIONS = ("postgres_conn_id", "iceberg_conn_id", "catalog_name")
+
+
+class PgoutputVerifyOperator(BaseOperator):
+    """Compare tables of the lake with the source as both were at one LSN.
+
+    It runs beside the pipeline, in a DAG of its own and as often as wanted. A mark in the staging area asks
+    the pipeline to end a batch at the LSN. So the pipeline has to run meanwhile: the task waits for it.
+    All arguments are templated.
+
+    **Source and lake**
+
+    :param slot_name: the pipeline's replication slot.
+    :param publication_names: the pipeline's publications.
+    :param staging_uri: the pipeline's staging area. The mark is left there.
+    :param namespace: namespace of the Iceberg tables. It also gets the table ``pgoutput_proofs``.
+    :param postgres_conn_id: the source, a connection of type ``postgres``. The role needs what it needs for a
+        copy.
+    :param iceberg_conn_id: the lake's catalog, a connection of type ``iceberg``.
+    :param catalog_name: name of the catalog; None: the name of its connection.
+
+    **What is compared and reported**
+
+    :param tables: tables of the source as ``schema.table``; empty: all published tables.
+    :param keys_shown: how many keys of rows that differ the log, XCom and ``pgoutput_proofs`` name, for each
+        table. Keys may be personal data.
+    :param wait_seconds: the longest wait until the lake has reached the LSN.
+    :param on_difference: ``fail``: the task fails if a table differs. ``succeed``: log, XCom and
+        ``pgoutput_proofs`` say it.
+    """
+
+    template_fields: Sequence[str] = (*_OF_REQUEST, *_OF_CONNECTIONS)
+    ui_color = "#d0f5e0"
+
+    postgres_conn_id: str
+    iceberg_conn_id: str
+    catalog_name: str | None
+
+    def __init__(
+        self,
+        *,
+        slot_name: str,
+        publication_names: str | Sequence[str],
+        staging_uri: str,
+        namespace: str,
+        postgres_conn_id: str = "postgres_default",
+        iceberg_conn_id: str = "iceberg_default",
+        catalog_name: str | None = None,
+        tables: str | Sequence[str] | None = None,
+        keys_shown: int | str = 0,
+        wait_seconds: int | str = 3600,
+        on_difference: str = "fail",
+        **kwargs: Any,
+    ) -> None:
+        given = dict(locals())
+        super().__init__(**kwargs)
+        arguments.keep(self, given, _OF_REQUEST, _OF_CONNECTIONS)
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Verify. Return the ``lsn``, and for each table what ``pgoutput_proofs`` gets."""
+        with airflow_outcome(context):
+            refuse_backfill(context)
+            from airflow_provider_pgoutput.lake.state import open_catalog
+            from airflow_provider_pgoutput.proof.record import record_proof, row_of
+            from airflow_provider_pgoutput.proof.verify import refuse_differences, verify
+
+            request = self._request()
+            proof = verify(request)
+            catalog = open_catalog(request.catalog_name, request.catalog_properties)
+            record_proof(
+                catalog,
+                request.namespace,
+                proof,
+                dag_id=context["dag_run"].dag_id,
+                run_id=context["dag_run"].run_id,
+            )
+            for each in proof.tables:
+                self.log.log(each.level, "%s", each)
+            self.log.info("%s", proof)
+            refuse_differences(request, proof)
+        return {"lsn": str(proof.lsn), "tables": [row_of(each) for each in proof.tables]}
+
+    def _request(self) -> ProofRequest:
+        from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
+        from airflow_provider_pgoutput.proof.verify import ProofRequest
+
+        fields = arguments.values_of(self, _OF_REQUEST)
+        source = PgoutputHook(self.postgres_conn_id)
+        direct = source.direct()
+        lake = Lake.open(self.iceberg_conn_id, self.catalog_name, fields["namespace"])
+        return ProofRequest(
+            conninfo=source.session_parameters(),
+            direct_conninfo=None if direct is source else direct.session_parameters(),
+            catalog_name=lake.catalog.name,
+            catalog_properties=lake.catalog.pyiceberg_properties,
+            **fields,
+        )

@@ -1,0 +1,88 @@
+"""Proves that the lake equals the source at one LSN, while both go on; docs/proof.md says what is compared.
+
+Connections: ``postgres_default`` (type postgres) and ``iceberg_default`` (type iceberg). It runs beside the
+pipeline's own DAG, and waits for a run of it::
+
+    airflow dags test pgoutput_verify -c '{"slot_name": "lake", "publication_names": ["lake"],
+        "namespace": "shop", "staging_uri": "file:///tmp/staging"}'
+
+To run it by itself, give the parameters defaults of your own and set ``schedule="@weekly"``.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from airflow.sdk import DAG, Param
+
+from airflow_provider_pgoutput.operators.verify import PgoutputVerifyOperator
+
+with DAG(
+    dag_id="pgoutput_verify",
+    description="Compares Apache Iceberg tables with their PostgreSQL source at one LSN",
+    doc_md=__doc__,
+    schedule=None,
+    catchup=False,
+    max_active_runs=1,
+    default_args={"retries": 1, "retry_delay": timedelta(minutes=5)},
+    tags=["cdc", "postgresql", "iceberg"],
+    params={
+        "slot_name": Param(
+            "pgoutput_to_iceberg",
+            type="string",
+            pattern="^[a-z0-9_]{1,63}$",
+            description="The pipeline's slot.",
+        ),
+        "publication_names": Param(
+            ["pgoutput_to_iceberg"],
+            type="array",
+            items={"type": "string"},
+            minItems=1,
+            description="The pipeline's publications.",
+        ),
+        "staging_uri": Param(
+            type="string", minLength=1, description="The pipeline's staging area."
+        ),
+        "namespace": Param(
+            "pgoutput", type="string", minLength=1, description="The pipeline's namespace."
+        ),
+        "postgres_conn_id": Param("postgres_default", type="string", description="The source."),
+        "iceberg_conn_id": Param("iceberg_default", type="string", description="The catalog."),
+        "catalog_name": Param(
+            None,
+            type=["null", "string"],
+            description="Name of the catalog, when it is not named like its connection.",
+        ),
+        "tables": Param(
+            [],
+            type="array",
+            items={"type": "string"},
+            description='Tables to compare: ["public.orders"]; empty: all.',
+        ),
+        "keys_shown": Param(
+            0,
+            type="integer",
+            minimum=0,
+            description="Keys of rows that differ in log and record; they may be personal data.",
+        ),
+        "wait_seconds": Param(
+            3600,
+            type="integer",
+            minimum=1,
+            description="The longest wait until the pipeline has reached the LSN.",
+        ),
+    },
+) as dag:
+    PgoutputVerifyOperator(
+        task_id="verify",
+        slot_name="{{ params.slot_name }}",
+        publication_names="{{ params.publication_names | tojson }}",
+        staging_uri="{{ params.staging_uri }}",
+        namespace="{{ params.namespace }}",
+        postgres_conn_id="{{ params.postgres_conn_id }}",
+        iceberg_conn_id="{{ params.iceberg_conn_id }}",
+        catalog_name="{{ params.catalog_name or '' }}",
+        tables="{{ params.tables | tojson }}",
+        keys_shown="{{ params.keys_shown }}",
+        wait_seconds="{{ params.wait_seconds }}",
+    )

@@ -1,0 +1,182 @@
+"""The operator and the command that verify: they wait for the pipeline, record what they find, and may fail.
+
+What a verification finds is tested beside a whole pipeline, in ``tests/proof``. Here the lake is written by
+hand, and a thread moves its checkpoint to the mark, as a run of the pipeline does.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+from pyiceberg.catalog import load_catalog
+
+from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.capture.staging.area import StagingArea
+from airflow_provider_pgoutput.errors import LakeUnavailable
+from airflow_provider_pgoutput.operators.verify import PgoutputVerifyOperator
+from tests.airflow.command_line import run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.airflow.conftest import Session, TestLake
+
+_ROWS = [(1, "a"), (2, "b"), (3, None)]
+
+
+class Shop:
+    """A table at the source and in the lake, and a pipeline that only moves the checkpoint."""
+
+    def __init__(self, source: Session, slot: str, lake: TestLake, staging: Path) -> None:
+        self.slot, self.lake, self.staging_uri = slot, lake, staging.as_uri()
+        source.execute(
+            "CREATE TABLE orders (id int PRIMARY KEY, v text); CREATE PUBLICATION p FOR TABLE orders"
+        )
+        for row in _ROWS:
+            source.execute("INSERT INTO orders VALUES (%s, %s)", row)
+        found = source.execute(
+            "SELECT system_identifier::text, 'orders'::regclass::oid::int8 FROM pg_control_system()"
+        ).fetchone()
+        assert found is not None
+        lake.system_identifier, self.oid = found
+        lake.record(slot, "0/1", tables={"public.orders": self.oid})
+        schema = pa.schema([("id", pa.int32()), ("v", pa.string())])
+        catalog = load_catalog(lake.catalog_name, **lake.properties)
+        self.table = catalog.create_table(f"{lake.namespace}.public__orders", schema)
+        rows = [dict(zip(("id", "v"), row, strict=True)) for row in _ROWS]
+        self.table.append(pa.Table.from_pylist(rows, schema))
+        self._ended = threading.Event()
+        self._runs = threading.Thread(target=self._run, daemon=True)
+
+    def damage(self) -> None:
+        self.table.refresh().delete("id = 2")
+
+    def start(self) -> None:
+        self._runs.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        if self._runs.is_alive():
+            self._runs.join(10)
+
+    def _run(self) -> None:
+        """End a batch at each mark."""
+        area, done = StagingArea(self.staging_uri), set()
+        while not self._ended.wait(0.05):
+            for name in area.names(layout.mark_folder(self.slot)):
+                found = layout.parse_mark_name(name)
+                if found is not None and name not in done:
+                    done.add(name)
+                    self.lake.record(self.slot, str(found[0]))
+
+    def operator(self, **more: Any) -> PgoutputVerifyOperator:
+        given: dict[str, Any] = {
+            "slot_name": self.slot,
+            "publication_names": "p",
+            "staging_uri": self.staging_uri,
+            "namespace": self.lake.namespace,
+            # As templates give them.
+            "keys_shown": "5",
+            "wait_seconds": "60",
+        }
+        return PgoutputVerifyOperator(task_id="verify", **given | more)
+
+    def recorded(self) -> list[dict[str, Any]]:
+        catalog = load_catalog(self.lake.catalog_name, **self.lake.properties)
+        rows: list[dict[str, Any]] = (
+            catalog.load_table(f"{self.lake.namespace}.pgoutput_proofs")
+            .scan()
+            .to_arrow()
+            .to_pylist()
+        )
+        return rows
+
+
+def _in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: row["verified_at"])
+
+
+@pytest.fixture
+def shop(source: Session, slot: str, lake: TestLake, tmp_path: Path) -> Iterator[Shop]:
+    made = Shop(source, slot, lake, tmp_path / "staging")
+    yield made
+    made.stop()
+
+
+def test_an_equal_table_is_proven_and_recorded(shop: Shop, task_context: Any) -> None:
+    shop.start()
+    found = shop.operator().execute(task_context)
+    (table,) = found["tables"]
+    assert (table["table_name"], table["is_equal"], table["source_rows"]) == (
+        "public.orders",
+        True,
+        3,
+    )
+    json.dumps(found)
+    (row,) = shop.recorded()
+    assert row["is_equal"] is True
+    assert row["source_digest"] == row["lake_digest"]
+    assert row["target"] == "shop.public__orders"
+    assert row["missing"] is None
+    assert row["run_id"] == "manual__1"
+    assert int(row["lsn"], 16) > 0
+
+
+def test_a_table_that_differs_fails_the_task_and_is_recorded(
+    shop: Shop, task_context: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop.damage()
+    shop.start()
+    with pytest.raises(
+        AirflowFailException, match=r"LakeDiffers: public\.orders differs"
+    ) as raised:
+        shop.operator().execute(task_context)
+    assert "1 missing, 0 surplus and 0 different rows" in str(raised.value)
+    (row,) = shop.recorded()
+    assert (row["is_equal"], row["missing"], row["source_rows"], row["lake_rows"]) == (
+        False,
+        1,
+        3,
+        2,
+    )
+    assert json.loads(row["keys"]) == ['{"id" : 2}']
+    assert "What to do" in caplog.text
+
+
+def test_whoever_only_wants_to_know_is_told(shop: Shop, task_context: Any) -> None:
+    shop.damage()
+    shop.start()
+    found = shop.operator(on_difference="succeed", keys_shown=0).execute(task_context)
+    (table,) = found["tables"]
+    assert (table["is_equal"], table["missing"], table["keys"]) == (False, 1, None)
+
+
+def test_a_pipeline_that_is_paused_ends_the_wait(shop: Shop, task_context: Any) -> None:
+    with pytest.raises(LakeUnavailable, match="did not reach the LSN"):
+        shop.operator(wait_seconds=1).execute(task_context)
+    assert StagingArea(shop.staging_uri).names(layout.mark_folder(shop.slot)) == []
+
+
+def test_a_wrong_argument_is_refused(shop: Shop, task_context: Any) -> None:
+    with pytest.raises(AirflowFailException, match="Unknown on_difference 'perhaps'"):
+        shop.operator(on_difference="perhaps").execute(task_context)
+
+
+def test_the_command_prints_a_line_for_each_table(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shop.start()
+    given = ["--slot-name", shop.slot, "--namespace", "shop", "--staging-uri", shop.staging_uri]
+    given += ["--publication-names", "p", "--keys-shown", "3", "--wait-seconds", "60"]
+    code, rows = run(capsys, "verify", *given)
+    assert (code, rows[0]["equal"], rows[0]["rows"]) == (0, "true", "3")
+    shop.damage()
+    code, rows = run(capsys, "verify", *given)
+    assert (code, rows[0]["equal"], rows[0]["keys"]) == (1, "false", '{"id" : 2}')
+    assert [row["is_equal"] for row in _in_order(shop.recorded())] == [True, False]
