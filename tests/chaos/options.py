@@ -107,6 +107,8 @@ def drawn(chance: random.Random, version: int, names: list[str]) -> Options:
     }
     if chance.random() < 0.3:
         plan["metadata_columns"] = chance.sample(list(METADATA_COLUMNS), 2)
+    # As the task group gives it to both tasks.
+    stage["on_table_refused"] = plan["on_table_refused"]
     options = Options(stage, stream, policy, plan)
     for name in names:
         if name.partition(".")[2] in _WITH_ID and chance.random() < 0.15:

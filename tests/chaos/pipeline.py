@@ -100,6 +100,8 @@ class Pipeline:
     given_up: set[str] = field(default_factory=set)
     #: Tables that are set aside, by their names at the source.
     set_aside: set[str] = field(default_factory=set)
+    #: Those of them that only a copy brings back.
+    needs_copy: set[str] = field(default_factory=set)
     #: Those of them that were copied for it.
     copied_for_it: set[str] = field(default_factory=set)
     #: Change logs that were set aside, and begin again in another target.
@@ -148,6 +150,10 @@ class Pipeline:
             return False
         assert applied.result is not None
         self.set_aside = set(applied.result.get("set_aside", self.set_aside))
+        needs_copy = set(applied.result.get("needs_copy", self.needs_copy))
+        # The stage task set them aside after their last copy.
+        self.copied_for_it -= needs_copy - self.needs_copy
+        self.needs_copy = needs_copy
         self.batches += 1
         self.changes += staged.result["changes"]
         self._check_checkpoint()

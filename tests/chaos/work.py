@@ -67,7 +67,7 @@ def apply(body: dict[str, Any]) -> dict[str, Any]:
     job = job_from_json(body["job"])
     assert isinstance(job, ApplyJob)
     apply_batch(_session(), job)
-    return {"set_aside": _set_aside(body)}
+    return _set_aside(body)
 
 
 def bring_back(body: dict[str, Any]) -> dict[str, Any]:
@@ -75,19 +75,22 @@ def bring_back(body: dict[str, Any]) -> dict[str, Any]:
     job = job_from_json(body["job"])
     assert isinstance(job, ApplyJob)
     checkpoint = _checkpoint(body)
-    from_lsn = min(each.since_lsn for each in checkpoint.set_aside.values())
+    waiting = [each for each in checkpoint.set_aside.values() if not each.needs_copy]
+    if not waiting:
+        return _set_aside(body)
+    from_lsn = min(each.since_lsn for each in waiting)
     area = StagingArea(job.staging_uri)
     batches = batches_between(
         area, body["slot_name"], from_lsn, checkpoint.end_lsn, checkpoint.system_identifier
     )
     shared = {each.name: getattr(job, each.name) for each in dataclasses.fields(WriteJob)}
-    names = tuple(each.table_name for each in checkpoint.set_aside.values())
+    names = tuple(each.table_name for each in waiting)
     uris = tuple(each.manifest_uri for each in batches)
     replay(
         _session(),
         ReplayJob(**shared, manifest_uris=uris, tables=names, in_place=True, catch_up=True),
     )
-    return {"set_aside": _set_aside(body)}
+    return _set_aside(body)
 
 
 def apply_without_spark(body: dict[str, Any]) -> dict[str, Any]:
@@ -144,8 +147,13 @@ def _session() -> SparkSession:
     return SparkSession(SparkContext(gateway=gateway, jsc=java_context, conf=conf))
 
 
-def _set_aside(body: dict[str, Any]) -> list[str]:
-    return sorted(each.table_name for each in _checkpoint(body).set_aside.values())
+def _set_aside(body: dict[str, Any]) -> dict[str, Any]:
+    """The tables that are set aside, and those of them that only a copy brings back."""
+    found = _checkpoint(body).set_aside.values()
+    return {
+        "set_aside": sorted(each.table_name for each in found),
+        "needs_copy": sorted(each.table_name for each in found if each.needs_copy),
+    }
 
 
 def _checkpoint(body: dict[str, Any]) -> Any:
