@@ -65,6 +65,7 @@ from airflow_provider_pgoutput.capture.start_position import (
 )
 from airflow_provider_pgoutput.capture.stream.options import WALSENDER
 from airflow_provider_pgoutput.errors import (
+    MissingPrivilege,
     PgoutputError,
     SlotAheadOfCheckpoint,
     SlotLost,
@@ -288,6 +289,7 @@ def _next_batch(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str]:
     )
     tables = _united(tables, _waiting_copies(run, checkpoint.end_lsn))
     tables = _united(tables, run.source.altered_tables(run.facts))
+    tables = _united(tables, _permitted_again(run, checkpoint))
     start = following(run.request, checkpoint, last)
     return _stage_with_copies(run, start, _may_copy(run, tables))
 
@@ -464,6 +466,19 @@ def _waiting_copies(run: Run, start: Lsn) -> tuple[PublishedTable, ...]:
     found = find_sealed(source.area, name, system, start, past=start, server=source.server)
     copied = {each.relation_oid for each in found[0].tables if each.copy_lsn} if found else set()
     return tuple(each for each in run.facts.tables if each.relation_oid in copied)
+
+
+def _permitted_again(run: Run, checkpoint: Checkpoint) -> tuple[PublishedTable, ...]:
+    """Tables that are set aside because the role might not copy them, and that it may copy now."""
+    waiting = tuple(
+        each
+        for each in run.facts.tables
+        if (known := checkpoint.set_aside.get(each.relation_oid)) is not None
+        and known.needs_copy
+        and known.refusal.error == MissingPrivilege.__name__
+    )
+    errors = run.source.check_may_copy(waiting, one_by_one=True) if waiting else {}
+    return tuple(each for each in waiting if each.relation_oid not in errors)
 
 
 def _united(

@@ -13,6 +13,7 @@ _OLDER_ROWS = "tests/capture/schema/test_older_rows.py::"
 _CAPTURE = "tests/capture/test_pipeline_refusals.py::"
 _GAPS = "tests/capture/source/test_publication_gaps.py::"
 _GONE = "tests/capture/schema/test_gone.py::"
+_ASIDE = "tests/capture/test_set_aside.py::"
 _STANDBY = (
     "tests/capture/test_standby.py::"
     "test_a_standby_is_read_over_a_promotion_of_its_primary_and_its_own"
@@ -497,6 +498,27 @@ OTHER_TESTS = (
             "tests/capture/test_slot_creation.py"
             "::test_c198_a_table_that_is_altered_while_the_slot_is_made_is_described_as_it_is"
         ),
+    ),
+    (
+        "C199",
+        (
+            'with `on_table_refused="set_aside"`: nine tables that cannot be staged in one batch, each'
+            " for another reason"
+        ),
+        "over both transports: the others are staged, each is named; a copy brings it back",
+        f"{_ASIDE}test_a_table_that_cannot_be_staged_stops_no_other",
+    ),
+    (
+        "C199",
+        "the same answer: tables that cannot be copied, at the first run and later",
+        "the others are copied; each is named",
+        f"{_ASIDE}test_a_table_that_cannot_be_copied_stops_no_other",
+    ),
+    (
+        "C199",
+        "the same, upserted and as a change log, into the lake, with kills between seal and checkpoint",
+        "the others are equal, the slot goes on; copies make all equal",
+        "test_set_aside.py::test_tables_that_cannot_be_staged_stop_no_other_and_come_back",
     ),
     (
         "C162",

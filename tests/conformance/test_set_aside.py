@@ -6,6 +6,9 @@ aside (``tests/apply/test_set_aside.py``).
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.set_aside import SetAside
     from tests.conformance.pipeline import Pipeline
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "apply.md"
 GOOD = ("good", "good_log")
 BAD = ("value", "value_log", "key", "again")
 #: Trouble of each table, after a good change.
@@ -152,6 +156,36 @@ def test_tables_that_cannot_be_staged_stop_no_other_and_come_back(pipeline: Pipe
     tables.run(*(f"UPDATE {name} SET d = d + 1" for name in (*every, "first")))
     tables.assert_equal("value", "key", "again", "first", *GOOD)
     tables.assert_holds("value_log", tables.source_rows("value_log"), target="value_log_2")
+
+
+def test_the_rehearsal_of_the_page(pipeline: Pipeline) -> None:
+    """A column's type changes on Friday night. On Monday one command brings the table back."""
+    section = PAGE.read_text().split("### A rehearsal", 1)[1].split("\n## ", 1)[0]
+    friday = re.findall(r"```sql\n(.*?)```", section, re.DOTALL)[0].split(";\n")
+    monday = json.loads(re.findall(r"--conf '(.*?)'", section)[0])
+    answer = {"on_table_refused": "set_aside"}
+    pipeline.capture_options.update(answer)
+    pipeline.plan_options.update(answer)
+    tables = Tables(pipeline)
+    tables.run(
+        "CREATE TABLE orders (id int PRIMARY KEY, amount int)",
+        "CREATE TABLE customers (id int PRIMARY KEY, name text)",
+        "INSERT INTO orders VALUES (1, 10), (2, 20)",
+        "INSERT INTO customers VALUES (1, 'Grace'), (2, 'Alan')",
+        "CREATE PUBLICATION p FOR TABLE orders, customers",
+    )
+    before = tables.lake_rows("orders")
+    weekend = ("UPDATE orders SET amount = '0 EUR'", "UPDATE customers SET name = upper(name)")
+    for statements in (filter(None, friday), weekend):
+        tables.run(*statements)
+        assert list(aside(pipeline)) == ["orders"]
+        tables.assert_equal("customers")
+        assert tables.lake_rows("orders", columns=("id", "amount")) == before
+    tables.run(copy_tables=tuple(monday["copy_tables"]))
+    assert aside(pipeline) == {}
+    tables.assert_equal("orders", "customers")
+    tables.run("INSERT INTO orders VALUES (4, '40 EUR')")
+    tables.assert_equal("orders")
 
 
 def _catch_up(pipeline: Pipeline, tables: Tables, names: tuple[str, ...]) -> ReplayJob:
