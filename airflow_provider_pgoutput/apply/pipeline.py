@@ -31,6 +31,7 @@ from airflow_provider_pgoutput.apply.table.checkpoint_rows import (
     CheckpointRows,
     SparkCheckpointRows,
 )
+from airflow_provider_pgoutput.apply.table.first_run import try_catalog
 from airflow_provider_pgoutput.apply.table.target import (
     Start,
     Target,
@@ -122,7 +123,7 @@ def _apply(spark: SparkSession, job: ApplyJob, work: RowWork) -> ApplyResult:
         return result
     begins = {name: begin for name, (_, begin) in starts.items()}
     check_side_tables(spark, batch)
-    checkpoint.try_catalog(spark, job, progress, work.checkpoint)
+    try_catalog(spark, job, progress, work.checkpoint)
     todo = [target for target, begin in starts.values() if not begin.done]
     skipped = [target for target, begin in starts.values() if begin.done]
 

@@ -36,6 +36,7 @@ from airflow_provider_pgoutput.apply.side_tables import (
     check_side_tables,
 )
 from airflow_provider_pgoutput.apply.table import checkpoint
+from airflow_provider_pgoutput.apply.table.first_run import try_catalog
 from airflow_provider_pgoutput.apply.table.target import (
     Start,
     Target,
@@ -111,7 +112,7 @@ def _replay(spark: SparkSession, job: ReplayJob) -> ReplayResult:
     else:
         _refuse_lacking(first_steps(steps), progress, first)
         _refuse_headless(spark, job, steps, progress)
-    checkpoint.try_catalog(spark, job, progress)
+    try_catalog(spark, job, progress)
     # Of tables that catch up, one that is refused again does not stop the others.
     refused = (
         RefusedTables(SET_ASIDE, checkpoint.Progress(), passes_over=False) if job.catch_up else None

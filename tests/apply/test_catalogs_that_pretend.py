@@ -12,8 +12,9 @@ from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.apply.replay import replay
 from airflow_provider_pgoutput.batch.checkpoint import CHECKPOINT_TABLE
+from airflow_provider_pgoutput.batch.jobs import TableOptions
 from airflow_provider_pgoutput.errors import ConfigurationError, PublishRefused
-from tests.apply.build import replay_of
+from tests.apply.build import column, replay_of
 from tests.faults.rest_catalog import Pretence, RestCatalog
 
 if TYPE_CHECKING:
@@ -44,6 +45,12 @@ def job(source: Source, table: Relation) -> ApplyJob:
     source.pending.clear()
     source.copy(table)
     return replace(source.stage(), catalog_name=_REST)
+
+
+def is_there(spark: SparkSession, job: ApplyJob) -> bool:
+    """Whether the lake has the job's namespace."""
+    found = spark.sql("SHOW NAMESPACES IN lake").collect()
+    return job.namespace in {row["namespace"] for row in found}
 
 
 def tables(spark: SparkSession, job: ApplyJob) -> set[str]:
@@ -77,8 +84,7 @@ def test_a_catalog_that_keeps_no_references(
             ConfigurationError, match=f"A {what} was made on a table, and the catalog"
         ):
             apply_batch(spark, job)
-        assert tables(spark, job) == {CHECKPOINT_TABLE}
-        assert data_files(spark, job, CHECKPOINT_TABLE) == 0
+        assert not is_there(spark, job)
     with pytest.raises(ConfigurationError, match=f"A {what} was made"):
         replay(spark, replay_of(job, [job.manifest_uri], namespace=f"{job.namespace}_again"))
     catalog.pretends = None
@@ -110,11 +116,52 @@ def test_a_catalog_that_makes_version_2_of_3(
     spark: SparkSession, catalog: RestCatalog, job: ApplyJob
 ) -> None:
     catalog.pretends = Pretence.NO_VERSION_3
-    with pytest.raises(ConfigurationError, match="made the table in Iceberg's format version 2"):
-        apply_batch(spark, replace(job, format_version=3))
-    assert data_files(spark, job, "t") == 0
+    of_table = TableOptions(properties={"format-version": "3"})
+    for asked_for in ({"format_version": 3}, {"table_options": {"public.t": of_table}}):
+        with pytest.raises(ConfigurationError, match="made a table in Iceberg's format version 2"):
+            apply_batch(spark, replace(job, **asked_for))
+        assert not is_there(spark, job)
     # As its advice says.
     assert apply_batch(spark, replace(job, format_version=2)).published
+
+
+def test_a_catalog_that_has_version_3_keeps_nothing_of_the_look(
+    spark: SparkSession, catalog: RestCatalog, job: ApplyJob
+) -> None:
+    assert apply_batch(spark, replace(job, format_version=3)).published
+    assert tables(spark, job) == {CHECKPOINT_TABLE, "t"}
+    made = IcebergTable.load(spark, TableName("lake", job.namespace, "t"))
+    assert made is not None
+    assert made.format_version == 3
+
+
+def test_a_table_that_is_made_later_in_an_older_version_is_removed(
+    spark: SparkSession, catalog: RestCatalog, job: ApplyJob, source: Source
+) -> None:
+    """The namespace was looked at. A new table asks for a version that the catalog does not make."""
+    apply_batch(spark, job)
+    other = source.table("other", (column("a"),), key=("a",))
+    other.insert(1)
+    source.pending.clear()
+    source.copy(other)
+    catalog.pretends = Pretence.NO_VERSION_3
+    later = replace(source.stage(), catalog_name=_REST)
+    with pytest.raises(ConfigurationError, match="No table was left"):
+        apply_batch(spark, replace(later, format_version=3))
+    assert tables(spark, job) == {CHECKPOINT_TABLE, "t"}
+    assert apply_batch(spark, later).published
+    assert tables(spark, job) == {CHECKPOINT_TABLE, "t", "other"}
+
+
+def test_a_namespace_that_was_there_stays(
+    spark: SparkSession, catalog: RestCatalog, job: ApplyJob
+) -> None:
+    spark.sql(f"CREATE NAMESPACE {TableName('lake', job.namespace, '').namespace_sql}")
+    catalog.pretends = Pretence.NO_TAGS
+    with pytest.raises(ConfigurationError, match="A tag was made"):
+        apply_batch(spark, job)
+    assert is_there(spark, job)
+    assert tables(spark, job) == set()
 
 
 def test_a_branch_that_is_lost_later_gets_no_row(

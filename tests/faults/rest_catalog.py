@@ -31,6 +31,7 @@ _STATUS = {
     "NoSuchTableException": 404,
     "NoSuchNamespaceException": 404,
     "AlreadyExistsException": 409,
+    "NamespaceNotEmptyException": 409,
     "CommitFailedException": 409,
 }
 _NOT_ACCEPTABLE, _NO_CONTENT = 406, 204
@@ -211,29 +212,28 @@ class _Handlers:
 
     def other(self, method: str, parts: list[str], text: str) -> tuple[int, str]:
         """Answer whatever is no commit."""
-        requests = self._rest.requests
         match method, parts:
             case "GET" | "HEAD", ["namespaces", namespace]:
-                return self._call("loadNamespace", self._catalog, self._namespace(namespace))
+                call: tuple[Any, ...] = ("loadNamespace", self._namespace(namespace))
             case "POST", ["namespaces"]:
-                return self._call(
-                    "createNamespace",
-                    self._catalog,
-                    self._read(text, requests.CreateNamespaceRequest),
-                )
+                request = self._read(text, self._rest.requests.CreateNamespaceRequest)
+                call = ("createNamespace", request)
+            case "DELETE", ["namespaces", namespace]:
+                call = ("dropNamespace", self._namespace(namespace))
             case "GET", ["namespaces", namespace, "tables"]:
-                return self._call("listTables", self._catalog, self._namespace(namespace))
+                call = ("listTables", self._namespace(namespace))
             case "POST", ["namespaces", namespace, "tables"]:
-                return self._call(
-                    "createTable",
-                    self._catalog,
-                    self._namespace(namespace),
-                    self._read(text, requests.CreateTableRequest),
-                )
+                request = self._read(text, self._rest.requests.CreateTableRequest)
+                call = ("createTable", self._namespace(namespace), request)
             case "GET" | "HEAD", ["namespaces", namespace, "tables", table]:
                 every = getattr(self._rest, "RESTCatalogProperties$SnapshotMode").ALL
-                return self._call("loadTable", self._catalog, self._table(namespace, table), every)
-        return _NOT_ACCEPTABLE, _error(_NOT_ACCEPTABLE, "Unsupported", f"{method} {parts}")
+                call = ("loadTable", self._table(namespace, table), every)
+            case "DELETE", ["namespaces", namespace, "tables", table]:
+                call = ("dropTable", self._table(namespace, table))
+            case _:
+                return _NOT_ACCEPTABLE, _error(_NOT_ACCEPTABLE, "Unsupported", f"{method} {parts}")
+        name, *arguments = call
+        return self._call(name, self._catalog, *arguments)
 
     def _call(self, name: str, *arguments: Any) -> tuple[int, str]:
         try:
@@ -242,6 +242,8 @@ class _Handlers:
             kind = str(error.java_exception.getClass().getSimpleName())
             status = _STATUS.get(kind, 400)
             return status, _error(status, kind, str(error.java_exception.getMessage()))
+        if found is None:
+            return _NO_CONTENT, ""
         return http.HTTPStatus.OK, str(self._mapper.writeValueAsString(found))
 
     def _read(self, text: str, java_class: Any) -> Any:

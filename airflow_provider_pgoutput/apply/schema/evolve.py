@@ -26,6 +26,7 @@ from airflow_provider_pgoutput.apply.iceberg.jvm import (
     said,
     texts,
 )
+from airflow_provider_pgoutput.apply.iceberg.removal import remove_table
 from airflow_provider_pgoutput.apply.iceberg.sql import Sql, TableName, literal, quote
 from airflow_provider_pgoutput.apply.iceberg.table import FILL_PREFIX, IcebergTable
 from airflow_provider_pgoutput.apply.iceberg.views import refuse_view
@@ -64,7 +65,8 @@ _REFUSALS = ("ValidationException", "IllegalArgumentException")
 _REFUSALS_OF_CATALOGS = ("BadRequestException", "UnsupportedOperationException")
 _FLOATS = frozenset({"float", "double"})
 _FILE_FORMAT = "write.format.default"
-_FORMAT_VERSION = "format-version"
+#: The property by which a table is made in one of Iceberg's format versions.
+FORMAT_VERSION = "format-version"
 #: Notes of new columns. ``lacking``: older rows lack the value. ``shown <snapshot>``: Iceberg shows the
 #: default in rows that were in this snapshot of main, and in no others.
 _LACKING, _SHOWN = "lacking", "shown "
@@ -93,7 +95,7 @@ def create_table(
     :param properties: of the table; they win over the defaults here.
     :param partitioned_by: transforms in Spark's notation.
     :raises ConfigurationError: columns, partitions and properties do not fit together, or the catalog has no
-        such format version.
+        such format version. There is no such table then.
     :raises TableRefused: a view has the name.
     """
     with _NAMESPACE_LOCK:
@@ -132,22 +134,31 @@ def create_table(
     if created is None:
         refuse_view(spark, name, any_case=True)
         raise LakeUnavailable("The table is not there after its creation.", table=name.target)
-    _refuse_older_format(created, properties)
+    _refuse_older_format(spark, created, properties)
     logger.info("Created %s.", name.target)
     return created
 
 
-def _refuse_older_format(created: IcebergTable, properties: Mapping[str, str]) -> None:
-    """Refuse a catalog that answers yes and makes a table of an older format version than was asked for."""
-    wanted = int(properties.get(_FORMAT_VERSION, 0))
-    if created.format_version < wanted:
-        raise ConfigurationError(
-            f"The catalog made the table in Iceberg's format version {created.format_version} and was asked"
-            f" for version {wanted}.",
-            table=created.name.target,
-            advice=f"set format_version to {created.format_version}, or use a catalog that has version"
-            f" {wanted}. The table has no rows.",
-        )
+def _refuse_older_format(
+    spark: SparkSession, created: IcebergTable, properties: Mapping[str, str]
+) -> None:
+    """Refuse a catalog that answers yes and makes a table of an older format version than was asked for.
+
+    The table is removed. Example: with a batch in it, a later ``format_version=3`` could not make it anew.
+
+    :raises ConfigurationError: the catalog did so.
+    """
+    wanted, name = int(properties.get(FORMAT_VERSION, 0)), created.name
+    if created.format_version >= wanted:
+        return
+    left = "No table was left" if remove_table(spark, name) else "The table is still there"
+    raise ConfigurationError(
+        f"The catalog made a table in Iceberg's format version {created.format_version} and was asked for"
+        f" version {wanted}.",
+        table=name.target,
+        advice=f"set format_version to {created.format_version}, or use a catalog that has version"
+        f" {wanted}. {left}.",
+    )
 
 
 def _safe_location(spark: SparkSession, name: TableName) -> str | None:

@@ -15,7 +15,6 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply.iceberg.failures import failure
 from airflow_provider_pgoutput.apply.iceberg.jvm import JAVA_ERRORS
-from airflow_provider_pgoutput.apply.iceberg.references import refuse_without_references
 from airflow_provider_pgoutput.apply.iceberg.sql import TableName
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.iceberg.views import refuse_view
@@ -117,22 +116,15 @@ def read(
     return Progress(whole, tables, target_of, set_aside, is_first=table.is_empty)
 
 
-def try_catalog(
-    spark: SparkSession,
-    job: WriteJob,
-    progress: Progress,
-    rows: CheckpointRows = _SPARK_ROWS,
-) -> None:
-    """Before the first batch of a namespace: look whether the catalog does what an apply depends on.
+def loaded(spark: SparkSession, name: TableName) -> IcebergTable:
+    """The checkpoint table, which was there a moment ago.
 
-    The look is at the checkpoint table, which is made for it.
-
-    :raises ConfigurationError: the catalog keeps no branches, or no tags.
+    :raises TableRefused: somebody dropped it.
     """
-    if progress.is_first:
-        name = table_name(job)
-        rows.ensure(spark, name)
-        refuse_without_references(_loaded(spark, name))
+    table = IcebergTable.load(spark, name)
+    if table is None:
+        raise TableRefused("The checkpoint table was dropped meanwhile.", table=name.target)
+    return table
 
 
 def snapshots_at(
@@ -219,7 +211,7 @@ def _append(
 
     :raises CommitStateUnknown: the catalog did not say it the second time either.
     """
-    before = _loaded(spark, name).head
+    before = loaded(spark, name).head
     for last in (False, True):
         try:
             append()
@@ -230,20 +222,13 @@ def _append(
             if not isinstance(named, CommitStateUnknown):
                 raise named from error
             logger.warning("No answer to the commit of the checkpoint; looking.")
-            if _loaded(spark, name).snapshot_of(manifest.batch_id, since=before):
+            if loaded(spark, name).snapshot_of(manifest.batch_id, since=before):
                 return
             # Should the first commit arrive late, the batch has its rows twice. No reader counts them.
             if last:
                 raise named from error
         else:
             return
-
-
-def _loaded(spark: SparkSession, name: TableName) -> IcebergTable:
-    table = IcebergTable.load(spark, name)
-    if table is None:
-        raise TableRefused("The checkpoint table was dropped meanwhile.", table=name.target)
-    return table
 
 
 def _row(

@@ -1,0 +1,97 @@
+"""Before the first batch of a namespace: looks whether the catalog does what an apply depends on.
+
+It can only be found out by trying. A refusal removes what was made for it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.apply.iceberg.references import refuse_without_references
+from airflow_provider_pgoutput.apply.iceberg.removal import (
+    namespace_is_missing,
+    remove_namespace,
+    remove_table,
+)
+from airflow_provider_pgoutput.apply.iceberg.sql import TableName
+from airflow_provider_pgoutput.apply.schema.evolve import FORMAT_VERSION, create_table
+from airflow_provider_pgoutput.apply.table import checkpoint
+from airflow_provider_pgoutput.apply.table.checkpoint_rows import SparkCheckpointRows
+from airflow_provider_pgoutput.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_pgoutput.apply.table.checkpoint_rows import CheckpointRows
+    from airflow_provider_pgoutput.batch.jobs import WriteJob
+
+_SPARK_ROWS = SparkCheckpointRows()
+#: The version of the checkpoint table. A catalog that makes it has this one.
+_OF_CHECKPOINT = 2
+
+
+def try_catalog(
+    spark: SparkSession,
+    job: WriteJob,
+    progress: checkpoint.Progress,
+    rows: CheckpointRows = _SPARK_ROWS,
+) -> None:
+    """Look at what the catalog keeps, if no batch of any slot is recorded in the namespace.
+
+    A format version that the checkpoint table does not have is looked at with a table that is removed at
+    once. The look at branches and tags is at the checkpoint table, which the batch needs anyway.
+
+    :raises ConfigurationError: the catalog keeps no branches, no tags or no tables of the wanted format
+        version. It has no more tables than before.
+    """
+    if not progress.is_first:
+        return
+    name = checkpoint.table_name(job)
+    makes_namespace = namespace_is_missing(spark, name)
+    try:
+        if (version := _newest_version(job)) > _OF_CHECKPOINT:
+            _refuse_without_version(spark, name, version)
+        rows.ensure(spark, name)
+        _refuse_without_references(spark, name)
+    except ConfigurationError:
+        if makes_namespace:
+            remove_namespace(spark, name)
+        raise
+
+
+def _newest_version(job: WriteJob) -> int:
+    """The newest format version that the job wants of any new table."""
+    of_tables = (each.properties.get(FORMAT_VERSION, "") for each in job.table_options.values())
+    # Another text is refused when the table is made, with the table's name.
+    return max(job.format_version, *(int(each) for each in of_tables if each.isdecimal()), 0)
+
+
+def _refuse_without_references(spark: SparkSession, checkpoint_name: TableName) -> None:
+    """Look at branches and tags; remove the checkpoint table if the catalog does not keep them.
+
+    :raises ConfigurationError: it does not.
+    """
+    try:
+        refuse_without_references(checkpoint.loaded(spark, checkpoint_name))
+    except ConfigurationError:
+        # Nobody loses it: such a catalog refuses the first batch of every slot.
+        remove_table(spark, checkpoint_name)
+        raise
+
+
+def _refuse_without_version(spark: SparkSession, checkpoint_name: TableName, version: int) -> None:
+    """Make a table of a format version and remove it.
+
+    :raises ConfigurationError: the catalog makes no such table, or makes it in an older version.
+    """
+    look = f"pgoutput_look_{uuid.uuid4().hex[:8]}"
+    name = TableName(checkpoint_name.catalog, checkpoint_name.namespace, look)
+    create_table(
+        spark,
+        name,
+        [("c", "int", False)],
+        comment="Shows whether the catalog has a format version. Drop it: nothing reads it",
+        properties={FORMAT_VERSION: str(version)},
+    )
+    remove_table(spark, name)
