@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
@@ -161,12 +161,11 @@ class TablePreparation(TableState):
             self._apply_each(segments)
             return
         number, lsn, seq = truncated
-        position, truncate = f"struct({staged.COMMIT_LSN}, {staged.SEQ})", f"struct({lsn}L, {seq}L)"
         if self.soft_delete:
             # With soft delete, truncated rows stay with the last values that they had.
-            self._apply_each(segments[: number + 1], until=Sql(f"{position} < {truncate}"))
+            self._apply_each(segments[: number + 1], until=_beside("<", lsn, seq))
         self._empty_target()
-        self._apply_each(segments[number:], since=Sql(f"{position} > {truncate}"))
+        self._apply_each(segments[number:], since=_beside(">", lsn, seq))
 
     def _apply_each(
         self,
@@ -205,6 +204,12 @@ class TablePreparation(TableState):
             return
         self.writer().delete_all()
         self.empty = True
+
+
+def _beside(sign: Literal["<", ">"], lsn: int, seq: int) -> Sql:
+    """The changes on one side of a position. Spark 3.5 compares no structs whose fields differ in name."""
+    at, number = staged.COMMIT_LSN, staged.SEQ
+    return Sql(f"({at} {sign} {lsn}L OR ({at} = {lsn}L AND {number} {sign} {seq}L))")
 
 
 def prepare(
