@@ -40,6 +40,8 @@ class SparkVersions:
     spark: str
     scala: str
     hadoop: str
+    #: Iceberg's version, where it is known; empty: the one that the table names for this Spark.
+    iceberg: str = ""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -70,12 +72,10 @@ class Package:
 def runtime(versions: SparkVersions) -> Package:
     """Iceberg itself."""
     spark, scala = versions.key
-    # A Spark that the table lacks gets a coordinate without a version, which no spark-submit takes.
-    version = ICEBERG.get(versions.key)
     name = f"org.apache.iceberg:iceberg-spark-runtime-{spark}_{scala}"
     return Package(
         "Iceberg's tables",
-        (f"{name}:{version}" if version else name,),
+        (_versioned(name, versions.iceberg or ICEBERG.get(versions.key)),),
         "org.apache.iceberg.spark.SparkCatalog",
         ("org.apache.iceberg.",),
     )
@@ -91,18 +91,26 @@ def aws(versions: SparkVersions) -> Package:
     )
 
 
-GOOGLE = Package(
-    "a warehouse on Google Cloud Storage",
-    (f"org.apache.iceberg:iceberg-gcp-bundle:{_NEWEST}",),
-    "com.google.cloud.storage.Storage",
-    ("com.google.cloud.",),
-)
-AZURE = Package(
-    "a warehouse on Azure",
-    (f"org.apache.iceberg:iceberg-azure-bundle:{_NEWEST}",),
-    "com.azure.storage.file.datalake.DataLakeServiceClient",
-    ("com.azure.",),
-)
+def google(versions: SparkVersions) -> Package:
+    """The client of Google Cloud Storage. Like that of AWS it has the version of Iceberg."""
+    return Package(
+        "a warehouse on Google Cloud Storage",
+        (f"org.apache.iceberg:iceberg-gcp-bundle:{_iceberg(versions)}",),
+        "com.google.cloud.storage.Storage",
+        ("com.google.cloud.",),
+    )
+
+
+def azure(versions: SparkVersions) -> Package:
+    """The client of Azure's stores, in the version of Iceberg."""
+    return Package(
+        "a warehouse on Azure",
+        (f"org.apache.iceberg:iceberg-azure-bundle:{_iceberg(versions)}",),
+        "com.azure.storage.file.datalake.DataLakeServiceClient",
+        ("com.azure.",),
+    )
+
+
 SQLITE = Package(
     "a SQL catalog in SQLite",
     ("org.xerial:sqlite-jdbc:3.50.3.0",),
@@ -115,6 +123,12 @@ POSTGRESQL = Package(
     "org.postgresql.Driver",
     ("org.postgresql.",),
 )
+MYSQL = Package(
+    "a SQL catalog in MySQL",
+    ("com.mysql:mysql-connector-j:9.4.0",),
+    "com.mysql.cj.jdbc.Driver",
+    ("com.mysql.",),
+)
 #: Schemes of the stores that a catalog's ``io-impl`` may name.
 _CLIENTS = {
     "org.apache.iceberg.aws.s3.S3FileIO": "s3",
@@ -122,13 +136,13 @@ _CLIENTS = {
     "org.apache.iceberg.azure.adlsv2.ADLSFileIO": "abfs",
 }
 #: Drivers of SQL catalogs by the word after ``jdbc:``.
-DRIVERS = {"sqlite": SQLITE, "postgresql": POSTGRESQL}
+DRIVERS = {"sqlite": SQLITE, "postgresql": POSTGRESQL, "mysql": MYSQL}
 
 
 def staging_on_s3(versions: SparkVersions) -> Package:
     """What Hadoop needs to read a staging area on S3."""
     hadoop = f"org.apache.hadoop:hadoop-aws:{versions.hadoop}"
-    sdk = _AWS_SDK[_iceberg(versions)]
+    sdk = _AWS_SDK.get(_iceberg(versions))
     purpose, class_name = "a staging area on S3", "org.apache.hadoop.fs.s3a.S3AFileSystem"
     if versions.hadoop.startswith("3.3."):
         return Package(
@@ -142,8 +156,8 @@ def staging_on_s3(versions: SparkVersions) -> Package:
         (
             hadoop,
             *aws(versions).coordinates,
-            f"software.amazon.awssdk:s3-transfer-manager:{sdk}",
-            f"software.amazon.awssdk:apache-client:{sdk}",
+            _versioned("software.amazon.awssdk:s3-transfer-manager", sdk),
+            _versioned("software.amazon.awssdk:apache-client", sdk),
         ),
         class_name,
         (
@@ -185,7 +199,7 @@ def needed(
 
 def store_of(scheme: str, versions: SparkVersions) -> Package | None:
     """What Iceberg needs for tables at URIs of a scheme; None: nothing, or this table does not know it."""
-    stores = {_S3: aws(versions), _GOOGLE: GOOGLE, _AZURE: AZURE}
+    stores = {_S3: aws(versions), _GOOGLE: google(versions), _AZURE: azure(versions)}
     return next((package for schemes, package in stores.items() if scheme in schemes), None)
 
 
@@ -193,7 +207,7 @@ def package_of(class_name: str, versions: SparkVersions) -> Package | None:
     """The jars that have a class; None: none of this table."""
     known = (
         staging_on_s3(versions),
-        *(aws(versions), GOOGLE, AZURE, SQLITE, POSTGRESQL),
+        *(aws(versions), google(versions), azure(versions), *DRIVERS.values()),
         runtime(versions),
     )
     return next((each for each in known if class_name.startswith(each.prefixes)), None)
@@ -206,7 +220,12 @@ def _driver(catalog: Mapping[str, str]) -> Package | None:
 
 def _iceberg(versions: SparkVersions) -> str:
     """The Iceberg for a Spark; for one that the table lacks: the newest."""
-    return ICEBERG.get(versions.key, _NEWEST)
+    return versions.iceberg or ICEBERG.get(versions.key, _NEWEST)
+
+
+def _versioned(name: str, version: str | None) -> str:
+    """A coordinate. Where the table has no version it lacks one, and no spark-submit takes it."""
+    return f"{name}:{version}" if version else name
 
 
 def _minor(version: str) -> str:

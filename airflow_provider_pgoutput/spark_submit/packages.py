@@ -6,10 +6,11 @@ knows.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.batch.spark_packages import ICEBERG, SparkVersions, needed
+from airflow_provider_pgoutput.batch.spark_packages import SparkVersions, needed, runtime
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 AUTO = "auto"
+#: In a whole coordinate.
+_COLONS = 2
+_RUNTIME = "org.apache.iceberg:iceberg-spark-runtime-"
 _CORE = re.compile(r"spark-core_(\d+\.\d+)-(.+)\.jar")
 _HADOOP = re.compile(r"hadoop-client-api-(.+)\.jar")
 
@@ -30,25 +34,58 @@ def with_needed(
 ) -> tuple[str | None, str | None]:
     """The operator's ``packages`` and ``exclude_packages``, with what the word ``auto`` in them stands for.
 
+    A coordinate that the user names beside the word takes the place of the one with the same group and name.
+    If it is Iceberg's, the jars that go with it have its version, too.
+
     :param home: the Spark that spark-submit starts; None: it was not found.
     :param catalog: the catalog's properties, by Java's names.
     :param staging_uri: any URI in the staging area.
-    :raises ConfigurationError: nobody knows which Spark that is, or the table has no Iceberg for it.
+    :raises ConfigurationError: nobody knows which Spark that is, or the table lacks a jar for it.
     """
     given = _words(packages)
     if AUTO not in given:
         return packages, excluded
-    versions = versions_of(home)
-    if versions.key not in ICEBERG:
+    own = [each for each in given if each != AUTO]
+    pinned = {_artifact(each): each for each in own}
+    versions = _with_iceberg_of(pinned, versions_of(home))
+    found = needed(versions, catalog, staging_uri)
+    wanted = [each for package in found for each in package.coordinates]
+    # Two versions of one jar would hide classes of each other, and a user's own has a reason.
+    missing = [each for each in wanted if _artifact(each) not in pinned]
+    if without := [each for each in missing if each.count(":") < _COLONS]:
         raise ConfigurationError(
-            f'packages="auto" knows no Iceberg for Spark {versions.spark} with Scala {versions.scala}.',
+            f'packages="auto" knows no version of {", ".join(without)} for Spark {versions.spark} with Scala'
+            f" {versions.scala}{_and_iceberg(versions)}.",
             advice="name the coordinates in packages, or use one of the Sparks in docs/spark_jars.md.",
         )
-    found = needed(versions, catalog, staging_uri)
-    wanted = [each for each in given if each != AUTO]
-    wanted += [each for package in found for each in package.coordinates]
     left_out = _words(excluded) + [each for package in found for each in package.excluded]
-    return ",".join(dict.fromkeys(wanted)), ",".join(dict.fromkeys(left_out)) or None
+    return ",".join(dict.fromkeys(own + missing)), ",".join(dict.fromkeys(left_out)) or None
+
+
+def _with_iceberg_of(pinned: Mapping[str, str], versions: SparkVersions) -> SparkVersions:
+    """The versions with the Iceberg that the user named. Its bundles and its SDK follow.
+
+    :raises ConfigurationError: it is the one of another Spark.
+    """
+    ours = _artifact(runtime(versions).names)
+    for artifact, coordinate in pinned.items():
+        if artifact.startswith(_RUNTIME) and artifact != ours:
+            raise ConfigurationError(
+                f"{coordinate} is not for Spark {versions.spark} with Scala {versions.scala}.",
+                advice=f"name {ours} with the version that you want, or leave it out.",
+            )
+    if ours not in pinned:
+        return versions
+    return dataclasses.replace(versions, iceberg=pinned[ours].removeprefix(ours).lstrip(":"))
+
+
+def _and_iceberg(versions: SparkVersions) -> str:
+    return f" and Iceberg {versions.iceberg}" if versions.iceberg else ""
+
+
+def _artifact(coordinate: str) -> str:
+    """``group:name`` of a coordinate."""
+    return ":".join(coordinate.split(":")[:_COLONS])
 
 
 def versions_of(home: Path | None) -> SparkVersions:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import pytest
 
 from airflow_provider_pgoutput.batch.spark_packages import (
-    AZURE,
-    GOOGLE,
+    MYSQL,
     POSTGRESQL,
     Package,
     SparkVersions,
     aws,
+    azure,
+    google,
     needed,
     package_of,
     runtime,
     staging_on_s3,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SPARK = SparkVersions("4.1.3", "2.13.17", "3.4.2")
 RESOLVING = "org.apache.iceberg.io.ResolvingFileIO"
@@ -34,13 +41,14 @@ RESOLVING = "org.apache.iceberg.io.ResolvingFileIO"
             "file:///staging",
             [POSTGRESQL, aws(SPARK)],
         ),
+        ({"type": "jdbc", "uri": "jdbc:mysql://h/d", "warehouse": "/lake"}, "/staging", [MYSQL]),
         (
             {"warehouse": "s3a://b", "io-impl": "org.apache.iceberg.hadoop.HadoopFileIO"},
             "s3://b/staging",
             [staging_on_s3(SPARK)],
         ),
-        ({"type": "hive", "warehouse": "gs://b", "io-impl": RESOLVING}, "gs://b", [GOOGLE]),
-        ({"type": "hive", "warehouse": "abfss://c@a/x", "io-impl": RESOLVING}, "", [AZURE]),
+        ({"type": "hive", "warehouse": "gs://b", "io-impl": RESOLVING}, "gs://b", [google(SPARK)]),
+        ({"type": "hive", "warehouse": "abfss://c@a/x", "io-impl": RESOLVING}, "", [azure(SPARK)]),
     ],
 )
 def test_what_is_needed(catalog: dict[str, str], staging_uri: str, expected: list[Package]) -> None:
@@ -55,6 +63,17 @@ def test_a_class_leads_to_the_jars_that_have_it() -> None:
     assert jars("software.amazon.awssdk.transfer.s3.S3TransferManager") == staging_on_s3(SPARK)
     assert jars("org.apache.iceberg.spark.SparkCatalog") == runtime(SPARK)
     assert jars("com.example.Mine") is None
+
+
+@pytest.mark.parametrize("bundle", [aws, azure, google])
+def test_the_client_of_a_store_has_the_version_of_iceberg(
+    bundle: Callable[[SparkVersions], Package],
+) -> None:
+    older = SparkVersions("4.0.5", "2.13.16", "3.4.1")
+    assert runtime(older).names.endswith(":1.11.0")
+    assert bundle(older).names.endswith(":1.11.0")
+    assert bundle(SPARK).names.endswith(":1.12.0")
+    assert bundle(replace(SPARK, iceberg="1.10.1")).names.endswith(":1.10.1")
 
 
 def test_the_aws_sdk_is_that_of_the_iceberg() -> None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from airflow_provider_pgoutput.batch.spark_packages import (
-    AZURE,
-    GOOGLE,
+    DRIVERS,
     ICEBERG,
-    POSTGRESQL,
-    SQLITE,
     Package,
     SparkVersions,
     aws,
+    azure,
+    google,
     runtime,
     staging_on_s3,
 )
@@ -31,10 +30,11 @@ def drawn() -> str:
     lines = ["| needed for | Spark | jars |", "|---|---|---|"]
     sparks = [SparkVersions(spark, scala, _HADOOP[spark]) for spark, scala in ICEBERG]
     lines += [_line(runtime(each), f"{each.spark}, Scala {each.scala}") for each in sparks]
-    for bundle in dict.fromkeys(aws(each) for each in sparks):
-        of = [f"{each.spark}, Scala {each.scala}" for each in sparks if aws(each) == bundle]
-        lines.append(_line(bundle, "<br>".join(of)))
-    lines += [_line(each, "all") for each in (GOOGLE, AZURE, SQLITE, POSTGRESQL)]
+    for client in (aws, google, azure):
+        for bundle in dict.fromkeys(client(each) for each in sparks):
+            of = [f"{each.spark}, Scala {each.scala}" for each in sparks if client(each) == bundle]
+            lines.append(_line(bundle, "<br>".join(of)))
+    lines += [_line(each, "all") for each in DRIVERS.values()]
     for spark in _HADOOP:
         found = next(each for each in sparks if each.spark == spark)
         lines.append(_line(staging_on_s3(found), f"{spark} (Hadoop {found.hadoop})"))

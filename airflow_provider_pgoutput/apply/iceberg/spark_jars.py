@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from py4j.java_gateway import JavaClass
 from pyspark import SparkContext
 from pyspark.version import __version__ as spark_version
 
@@ -18,7 +20,16 @@ def versions_here() -> SparkVersions:
         spark=spark_version,
         scala=str(getattr(jvm, "scala.util.Properties").versionNumberString()),
         hadoop=str(getattr(jvm, "org.apache.hadoop.util.VersionInfo").getVersion()),
+        iceberg=_iceberg(jvm),
     )
+
+
+def _iceberg(jvm: Any) -> str:
+    """The version of the Iceberg that is here; empty: there is none, or it is no release."""
+    build = jvm.org.apache.iceberg.IcebergBuild
+    # What Java does not have is a package for Py4J.
+    version = str(build.version()) if isinstance(build, JavaClass) else ""
+    return version if re.fullmatch(r"\d+(\.\d+)+", version) else ""
 
 
 def missing_class(name: str, table: str | None = None) -> ConfigurationError:
