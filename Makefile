@@ -9,7 +9,7 @@ export PYTHON
 # Where it is set, each process that a test starts would compile all of its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test quick check lint types demo airflow bench engines fuzz sweep torture chaos soak simulate values matrix sbom clean
+.PHONY: help setup test quick check lint types demo airflow bench engines fuzz sweep torture chaos soak simulate values matrix lakes readme sbom clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -95,6 +95,15 @@ CELL ?=
 
 matrix: setup ## A pipeline's life with other versions of Airflow, Python and PostgreSQL (CELL=airflow-3.1)
 	@$(BIN)/python -m tests.matrix $(CELL)
+
+# A lake's name, or empty: all of them, a few minutes each.
+LAKE_NAME ?=
+
+lakes: setup ## A pipeline's life in a Hive metastore, Glue, a REST and a SQL catalog (LAKE_NAME=hive)
+	@$(BIN)/python -m tests.lakes $(LAKE_NAME)
+
+readme: setup ## Do what README.md says in a new environment, by pip alone, and say how long it took
+	@$(BIN)/python -m tests.readme
 
 bench: setup ## Measure against pg_recvlogical and a bare MERGE
 	@$(BIN)/python -m benchmarks

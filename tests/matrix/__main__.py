@@ -9,8 +9,8 @@ import traceback
 from datetime import UTC, datetime
 
 from tests.matrix.cells import CELLS
-from tests.matrix.environments import Environments
-from tests.matrix.life import live, say
+from tests.matrix.environments import ROOT, Environments
+from tests.matrix.life import Place, live, say
 
 
 def main() -> int:
@@ -33,7 +33,7 @@ def main() -> int:
             versions = environments.versions()
             airflow = versions["apache-airflow"]
             say(f"  {', '.join(f'{name} {version}' for name, version in versions.items())}")
-            live(environments)
+            live(Place(ROOT, environments))
         # Whatever ended this cell, the next one still runs.
         except Exception:
             say(f"matrix: {cell.name} FAILED: {traceback.format_exc()}")

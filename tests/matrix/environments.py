@@ -130,7 +130,9 @@ def _take_scala(jars: Path, cell: Cell) -> None:
     with tempfile.TemporaryDirectory(dir=jars.parent) as folder:
         pom = Path(folder) / "pom.xml"
         pom.write_text(_POM.format(scala=cell.scala, spark=cell.spark), encoding="utf-8")
-        copy = ["dependency:copy-dependencies", "-DincludeScope=runtime"]
+        # In the user's own repository spark-submit would find descriptions without jars, and fail.
+        repository = f"-Dmaven.repo.local={FOLDER / 'maven'}"
+        copy = ["dependency:copy-dependencies", "-DincludeScope=runtime", repository]
         _run("mvn", "-q", "-B", "-f", str(pom), *copy, f"-DoutputDirectory={folder}/jars")
         shutil.rmtree(jars)
         (Path(folder) / "jars").rename(jars)

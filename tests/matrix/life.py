@@ -1,7 +1,7 @@
-"""The life of a pipeline in one cell: copy, changes, key changes, replay and maintenance, all rows compared.
+"""The life of a pipeline in one cell: copy, all kinds of changes, replays and maintenance, all rows compared.
 
-The programs are those of the cell's own environments. Only the comparison runs here: psycopg reads
-the source and pyiceberg the lake.
+The programs are those of the cell's own environments; pyiceberg reads the lake there, too. psycopg reads the
+source here, and here the rows are compared. ``tests/lakes`` lets a pipeline live the same in other catalogs.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+import pyarrow as pa
 
 from airflow_provider_pgoutput.errors import SourceError
 from quickstart.dag_runs import prepare_airflow, run_dag
@@ -26,20 +29,20 @@ from quickstart.spark import local_conf
 from tests.matrix.environments import FOLDER, Environments
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from quickstart.dag_runs import DagRun
 
-_TABLES = ("orders", "customers", "lines")
+_TABLES = ("orders", "customers", "lines", "visits")
 _SOURCE = f"""
     CREATE TABLE orders (id int PRIMARY KEY, customer text, price numeric(12, 2), made_at timestamptz,
                          paid boolean);
     CREATE TABLE customers (name text PRIMARY KEY, notes text);
     CREATE TABLE lines (a int, b int, amount float8, PRIMARY KEY (a, b));
+    CREATE TABLE visits (id int PRIMARY KEY, page text);
     INSERT INTO orders SELECT i, 'customer ' || i % 10, i * 1.5, now() - i * interval '1 hour', i % 2 = 0
                          FROM generate_series(1, 500) i;
     INSERT INTO customers SELECT 'customer ' || i, repeat('x', i * 1000) FROM generate_series(0, 9) i;
     INSERT INTO lines SELECT i, j, i / (j + 1.0) FROM generate_series(1, 50) i, generate_series(1, 3) j;
+    INSERT INTO visits SELECT i, 'page ' || i FROM generate_series(1, 40) i;
     CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES;
 """
 _CHANGES = """
@@ -57,13 +60,21 @@ _KEY_CHANGES = """
     DELETE FROM customers WHERE name LIKE '%5';
     INSERT INTO customers VALUES ('customer 4', 'again', NULL);
 """
+#: A table that the lake held as empty would look as if nothing had been read, so it gets rows again.
+_TRUNCATE = """
+    UPDATE visits SET page = 'seen' WHERE id < 5;
+    TRUNCATE visits;
+    INSERT INTO visits SELECT i, 'after' FROM generate_series(3, 9) i;
+"""
+_PUFFIN = "PUFFIN"
+_READ_ROWS = Path(__file__).with_name("read_rows.py")
 
 Rows = dict[str, Counter[tuple[Any, ...]]]
 
 
 @dataclass(frozen=True)
-class _Place(DemoPlace):
-    """The folders of one cell's pipeline, and the variables of its programs."""
+class Place(DemoPlace):
+    """The folders of one pipeline, and the variables of its programs. Its catalog is a SQLite file."""
 
     environments: Environments
 
@@ -78,15 +89,26 @@ class _Place(DemoPlace):
         jars = {"spark.jars": ",".join(map(str, self.environments.jars()))}
         return local_conf(driver_memory="1g") | jars
 
+    def make_lake(self, server: EmbeddedPostgres) -> None:
+        """Make what has to be there before the first run."""
+        self.lake.create()
 
-def live(environments: Environments) -> None:
+    def catalog(self) -> tuple[str, dict[str, str]]:
+        """The catalog's name and its properties, for pyiceberg."""
+        return self.lake.catalog_name, self.lake.pyiceberg_properties()
+
+    def leave_orphan(self) -> Path | None:
+        """Put an old file among those of a table, which maintenance has to remove; None: it removes none."""
+        return None
+
+
+def live(place: Place) -> None:
     """Run a whole pipeline and compare after each step.
 
     :raises SourceError: a DAG run or a command failed; the message holds the end of its log.
     :raises AssertionError: the lake is not what the source is.
     """
-    place = _Place(DemoPlace.of_this_checkout().checkout, environments)
-    installation = find_or_fetch_installation(environments.cell.postgres)
+    installation = find_or_fetch_installation(place.environments.cell.postgres)
     with place.locked():
         place.clear()
         try:
@@ -98,18 +120,18 @@ def live(environments: Environments) -> None:
         place.clear()
 
 
-def _live(place: _Place, server: EmbeddedPostgres) -> None:
+def _live(place: Place, server: EmbeddedPostgres) -> None:
     with psycopg.connect(server.conninfo(), autocommit=True) as session:
         session.execute(f"CREATE DATABASE {DATABASE}")
+    place.make_lake(server)
     variables = place.environment(server)
     python = str(place.environments.python)
     prepare_airflow(variables, place.logs / "airflow-db.log", python=python)
-    place.lake.create()
     _Life(place, server.conninfo(DATABASE), variables).run()
 
 
 class _Life:
-    def __init__(self, place: _Place, conninfo: str, variables: dict[str, str]) -> None:
+    def __init__(self, place: Place, conninfo: str, variables: dict[str, str]) -> None:
         self._place = place
         self._conninfo = conninfo
         self._variables = variables
@@ -123,7 +145,8 @@ class _Life:
         self._compare(NAMESPACE)
         self._write(_CHANGES)
         self._write(_KEY_CHANGES)
-        second = self._run("pgoutput_to_iceberg", "changes and key changes")
+        self._write(_TRUNCATE)
+        second = self._run("pgoutput_to_iceberg", "changes, key changes, truncate")
         assert second.changes > 0, "the second run has changes"
         self._compare(NAMESPACE)
         given = {name: self._place.dag_conf()[name] for name in ("slot_name", "staging_uri")}
@@ -131,9 +154,23 @@ class _Life:
         into_another = {"from_lsn": first.start_lsn, "target_namespace": "again"}
         self._run("pgoutput_replay", "replay", **pipeline, **into_another)
         self._compare("again")
+        self._replay_in_version_3({**pipeline, "from_lsn": first.start_lsn})
+        orphan = self._place.leave_orphan()
         self._run("pgoutput_maintenance", "maintenance", **pipeline)
         self._compare(NAMESPACE)
+        assert orphan is None or not orphan.exists(), "maintenance removes orphaned files"
         self._commands()
+
+    def _replay_in_version_3(self, pipeline: dict[str, object]) -> None:
+        """Replay into tables of Iceberg's format version 3, whose deletes are deletion vectors."""
+        version_3 = {"properties": {"format-version": "3"}}
+        options = {f"public.{table}": version_3 for table in _TABLES}
+        into_another = {"target_namespace": "again_3", "table_options": options}
+        self._run("pgoutput_replay", "replay in format version 3", **pipeline, **into_another)
+        facts = self._compare("again_3").values()
+        assert {each["format_version"] for each in facts} == {3}
+        formats = {name for each in facts for name in each["delete_formats"]}
+        assert formats == {_PUFFIN}, "deletes are deletion vectors"
 
     def _write(self, statements: str) -> None:
         with psycopg.connect(self._conninfo, autocommit=True) as session:
@@ -152,29 +189,40 @@ class _Life:
         say(f"  {what}: {run.seconds['total']:.0f} s")
         return run
 
-    def _compare(self, namespace: str) -> None:
-        from pyiceberg.catalog import load_catalog
-
-        lake = self._place.lake
-        catalog = load_catalog(lake.catalog_name, **lake.pyiceberg_properties())
+    def _compare(self, namespace: str) -> dict[str, Any]:
+        """Compare all rows; return what the tables are made of, by table."""
         with psycopg.connect(self._conninfo) as session:
             source: Rows = {
                 table: Counter(session.execute(f"SELECT * FROM {table}").fetchall())
                 for table in _TABLES
             }
-        found: Rows = {
-            table: Counter(
-                tuple(row.values())
-                for row in catalog.load_table((namespace, table)).scan().to_arrow().to_pylist()
-            )
-            for table in _TABLES
-        }
         assert all(source.values()), "each table has rows to compare"
+        with tempfile.TemporaryDirectory() as folder:
+            facts = self._read_lake(namespace, folder)
+            found: Rows = {
+                table: Counter(tuple(row.values()) for row in _read(Path(folder, f"{table}.arrow")))
+                for table in _TABLES
+            }
         for table, rows in source.items():
             missing, surplus = rows - found[table], found[table] - rows
             problem = f"{namespace}.{table}: missing {missing.total()}, surplus {surplus.total()}"
             assert not missing, problem
             assert not surplus, problem
+        return facts
+
+    def _read_lake(self, namespace: str, folder: str) -> dict[str, Any]:
+        """Let the cell's Python write the rows of the lake into a folder."""
+        name, properties = self._place.catalog()
+        request = {
+            "catalog": name,
+            "properties": properties,
+            "namespace": namespace,
+            "tables": _TABLES,
+            "folder": folder,
+        }
+        program = [str(self._place.environments.python), str(_READ_ROWS)]
+        facts: dict[str, Any] = json.loads(self._output(*program, given=json.dumps(request)))
+        return facts
 
     def _commands(self) -> None:
         """The command line agrees that all is well. Airflow has provider commands from 3.2 on."""
@@ -188,14 +236,15 @@ class _Life:
             rows = _rows(self._output(*program, "status", *pipeline, "--output", "json"))
             targets = {row["target"] for row in rows}
             assert {f"{NAMESPACE}.{table}" for table in _TABLES} <= targets, rows
-            staging = ["--staging-uri", str(self._place.staging)]
+            staging = ["--staging-uri", str(self._place.dag_conf()["staging_uri"])]
             found = self._output(*program, "doctor", *pipeline, *staging, "--output", "json")
             assert _rows(found) == [], found
         say(f"  commands: {time.monotonic() - began:.0f} s")
 
-    def _output(self, *command: str) -> str:
+    def _output(self, *command: str, given: str = "") -> str:
         result = subprocess.run(
             command,
+            input=given,
             check=False,
             env={**os.environ, **self._variables},
             capture_output=True,
@@ -204,6 +253,12 @@ class _Life:
         if result.returncode != 0:
             raise SourceError(f"{command} failed: {result.stdout[-3000:]}{result.stderr[-3000:]}")
         return result.stdout
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
+        rows: list[dict[str, Any]] = reader.read_all().to_pylist()
+    return rows
 
 
 def _rows(output: str) -> list[dict[str, Any]]:

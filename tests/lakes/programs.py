@@ -1,0 +1,147 @@
+"""Programs of other makers that tests start: how they come onto this machine, and how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quickstart.dag_runs import end_group
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+ROOT = Path(__file__).resolve().parents[2]
+#: What is fetched stays here.
+FOLDER = ROOT / ".quickstart" / "lakes"
+#: Not the user's own: spark-submit looks there, too, and fails if it finds a description without its jar.
+MAVEN_REPOSITORY = FOLDER / "maven"
+_START_SECONDS = 120
+_POM = """\
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion><groupId>lakes</groupId><artifactId>server</artifactId><version>1</version>
+  <dependencies>{dependencies}</dependencies>
+</project>
+"""
+
+
+class Unavailable(Exception):
+    """A program is not to be had on this machine; the message says which, and what it lacks."""
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def jars(name: str, *coordinates: str, alone: bool = False) -> list[Path]:
+    """The jars of some coordinates (``group:name:version`` or ``group:name:version:classifier``), by Maven.
+
+    :param name: of the folder that keeps them.
+    :param alone: without what they depend on.
+    :raises Unavailable: there is no Maven, or it does not find them.
+    """
+    folder = FOLDER / name
+    if not any(folder.glob("*.jar")):
+        maven = shutil.which("mvn")
+        if maven is None:
+            raise Unavailable(f"There is no Maven, which fetches {', '.join(coordinates)}.")
+        dependencies = []
+        for each in coordinates:
+            tags = ("groupId", "artifactId", "version", "classifier")
+            parts = zip(tags, each.split(":"), strict=False)
+            dependencies.append("".join(f"<{tag}>{text}</{tag}>" for tag, text in parts))
+        wrapped = "".join(f"<dependency>{each}</dependency>" for each in dependencies)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "pom.xml").write_text(_POM.format(dependencies=wrapped), encoding="utf-8")
+        only = [f"-DexcludeTransitive={str(alone).lower()}", "-DincludeScope=runtime"]
+        _run(
+            *(maven, "-q", "-B", "-f", str(folder / "pom.xml"), "dependency:copy-dependencies"),
+            *(*only, f"-DoutputDirectory={folder}", f"-Dmaven.repo.local={MAVEN_REPOSITORY}"),
+        )
+    return sorted(folder.glob("*.jar"))
+
+
+def python_with(name: str, *packages: str) -> Path:
+    """The ``bin`` of an environment of its own with some packages.
+
+    :raises Unavailable: one of them cannot be installed.
+    """
+    folder = FOLDER / name
+    if not (folder / "complete").exists():
+        uv = shutil.which("uv") or str(ROOT / ".quickstart" / "uv-venv" / "bin" / "uv")
+        python = str(folder / "bin" / "python")
+        _run(uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder))
+        _run(uv, "pip", "install", "--quiet", "--python", python, *packages)
+        (folder / "complete").touch()
+    return folder / "bin"
+
+
+def compiled(source: Path, class_path: Sequence[Path]) -> Path:
+    """The folder with the classes of a Java source.
+
+    :raises Unavailable: there is no compiler for Java.
+    """
+    compiler = shutil.which("javac")
+    if compiler is None:
+        raise Unavailable(f"There is no javac, which compiles {source.name}.")
+    folder = FOLDER / "classes"
+    folder.mkdir(parents=True, exist_ok=True)
+    _run(compiler, "-d", str(folder), "-cp", os.pathsep.join(map(str, class_path)), str(source))
+    return folder
+
+
+@contextlib.contextmanager
+def running(
+    command: Sequence[str], port: int, log: Path, *, environment: dict[str, str] | None = None
+) -> Iterator[None]:
+    """Start a server and wait until it listens; end it afterwards.
+
+    :param log: what it prints.
+    :raises AssertionError: it ended, or does not listen in time.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd=log.parent,
+        )
+    try:
+        deadline = time.monotonic() + _START_SECONDS
+        while not _listens(port):
+            text = f"{command[0]} does not listen on port {port}, see {log}"
+            assert process.poll() is None, text
+            assert time.monotonic() < deadline, text
+            time.sleep(0.2)
+        yield
+    finally:
+        end_group(process)
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _run(*command: str) -> None:
+    result = subprocess.run(
+        command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if result.returncode != 0:
+        raise Unavailable(f"{' '.join(command[:4])} failed: {result.stdout[-1500:]}")

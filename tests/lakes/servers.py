@@ -1,0 +1,216 @@
+"""The servers of the lakes: object stores and catalogs of other makers, on 127.0.0.1, from registries."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyarrow import fs
+
+from quickstart.jars import SQLITE_JDBC, cache_folder, fetch_jars
+from quickstart.java import java_home
+from tests.lakes.programs import compiled, free_port, jars, python_with, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BUCKET = "lake"
+REGION = "us-east-1"
+_MOTO = "moto[server]==5.2.5"
+_S3PROXY = "org.gaul:s3proxy:4.1.0:jar-with-dependencies"
+_REST = (
+    "org.apache.iceberg:iceberg-core:1.10.1",
+    "org.apache.iceberg:iceberg-core:1.10.1:tests",
+    "org.apache.iceberg:iceberg-aws:1.10.1",
+    "org.apache.iceberg:iceberg-aws-bundle:1.10.1",
+    "org.eclipse.jetty:jetty-servlet:11.0.26",
+    "org.slf4j:slf4j-simple:2.0.17",
+)
+#: A Java that lets Hive and Hadoop look into its own classes.
+_OPENED = [f"--add-opens=java.base/java.{each}=ALL-UNNAMED" for each in ("lang", "net", "util")]
+_HIVE_SITE = {
+    # Without these two its logging and its connections need jars that Spark does not have.
+    "hive.async.log.enabled": "false",
+    "datanucleus.connectionPoolingType": "HikariCP",
+    "datanucleus.schema.autoCreateAll": "true",
+    "hive.metastore.schema.verification": "false",
+    "javax.jdo.option.ConnectionDriverName": "org.apache.derby.jdbc.EmbeddedDriver",
+}
+
+
+@dataclass(frozen=True)
+class Store:
+    """A server that speaks S3, and a login for it.
+
+    :ivar folder: where it keeps the files of ``BUCKET``; None: in memory.
+    """
+
+    port: int
+    access_key: str
+    secret_key: str
+    folder: Path | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def make_bucket(self) -> None:
+        """Make ``BUCKET``."""
+        store = fs.S3FileSystem(
+            access_key=self.access_key,
+            secret_key=self.secret_key,
+            region=REGION,
+            endpoint_override=f"127.0.0.1:{self.port}",
+            scheme="http",
+            allow_bucket_creation=True,
+        )
+        store.create_dir(BUCKET)
+
+    def for_iceberg(self) -> dict[str, str]:
+        """Properties of a catalog whose tables are in this store."""
+        return {
+            "s3.endpoint": self.url,
+            "s3.region": REGION,
+            "s3.access-key-id": self.access_key,
+            "s3.secret-access-key": self.secret_key,
+        }
+
+    def for_arrow(self) -> dict[str, str]:
+        """Variables of the worker, whose stage task writes batches there."""
+        return {
+            "AWS_ENDPOINT_URL_S3": self.url,
+            "AWS_REGION": REGION,
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+        }
+
+    def for_hadoop(self) -> dict[str, str]:
+        """Settings of Spark, whose apply reads the batches there."""
+        return {
+            "spark.hadoop.fs.s3a.endpoint": self.url,
+            "spark.hadoop.fs.s3a.endpoint.region": REGION,
+            "spark.hadoop.fs.s3a.path.style.access": "true",
+            "spark.hadoop.fs.s3a.access.key": self.access_key,
+            "spark.hadoop.fs.s3a.secret.key": self.secret_key,
+        }
+
+
+@contextlib.contextmanager
+def moto(home: Path) -> Iterator[Store]:
+    """S3 and Glue in memory. It checks no signature."""
+    store = Store(free_port(), "key-of-moto", "secret-of-moto")
+    program = python_with("moto", _MOTO) / "moto_server"
+    command = [str(program), "-H", "127.0.0.1", "-p", str(store.port)]
+    with running(command, store.port, home / "moto.log"):
+        store.make_bucket()
+        yield store
+
+
+@contextlib.contextmanager
+def s3proxy(home: Path) -> Iterator[Store]:
+    """S3 on a local folder. It refuses a request whose signature is wrong."""
+    (jar,) = jars("s3proxy", _S3PROXY, alone=True)
+    files = home / "s3proxy"
+    files.mkdir(parents=True)
+    store = Store(free_port(), "key-of-s3proxy", "secret-of-s3proxy", files / BUCKET)
+    properties = home / "s3proxy.conf"
+    _write_properties(
+        properties,
+        {
+            "s3proxy.endpoint": store.url,
+            "s3proxy.authorization": "aws-v2-or-v4",
+            "s3proxy.identity": store.access_key,
+            "s3proxy.credential": store.secret_key,
+            "jclouds.provider": "filesystem-nio2",
+            "jclouds.filesystem.basedir": str(files),
+        },
+    )
+    command = [_java(), "-Xmx256m", "-jar", str(jar), "--properties", str(properties)]
+    with running(command, store.port, home / "s3proxy.log"):
+        store.make_bucket()
+        yield store
+
+
+@dataclass(frozen=True)
+class RestLogin:
+    """A client of the REST catalog."""
+
+    url: str
+    client: str
+    secret: str
+
+
+@contextlib.contextmanager
+def rest_catalog(home: Path, store: Store, spark_home: Path) -> Iterator[RestLogin]:
+    """Iceberg's own REST handlers with OAuth2, a prefix, and keys of the store for each table.
+
+    :param spark_home: its Hadoop is on the class path.
+    """
+    hadoop = sorted((spark_home / "jars").glob("hadoop-client-*.jar"))
+    class_path = [*jars("rest", *_REST), *hadoop, *fetch_jars([SQLITE_JDBC])]
+    class_path.append(compiled(Path(__file__).with_name("RestServer.java"), class_path))
+    port = free_port()
+    login = RestLogin(f"http://127.0.0.1:{port}", "client-of-rest", "secret-of-rest")
+    properties = home / "rest.conf"
+    _write_properties(
+        properties,
+        {
+            "port": str(port),
+            "file": str(home / "rest.db"),
+            "warehouse": f"s3://{BUCKET}/warehouse",
+            "client": login.client,
+            "secret": login.secret,
+            **store.for_iceberg(),
+        },
+    )
+    joined = os.pathsep.join(map(str, class_path))
+    command = [_java(), "-Xmx384m", "-cp", joined, "org.apache.iceberg.rest.RestServer"]
+    with running([*command, str(properties)], port, home / "rest.log"):
+        yield login
+
+
+@contextlib.contextmanager
+def hive_metastore(home: Path, warehouse: Path, spark_home: Path) -> Iterator[str]:
+    """Hive's metastore from Spark's own jars, with its tables in Derby; its URI.
+
+    It listens on all addresses of the machine: Hive 2.3 ignores the setting that would change it.
+    """
+    settings = home / "hive"
+    settings.mkdir(parents=True)
+    derby = f"jdbc:derby:;databaseName={home / 'hive-database'};create=true"
+    site = {
+        **_HIVE_SITE,
+        "javax.jdo.option.ConnectionURL": derby,
+        "hive.metastore.warehouse.dir": warehouse.as_uri(),
+    }
+    rows = "".join(
+        f"<property><name>{name}</name><value>{value}</value></property>"
+        for name, value in site.items()
+    )
+    (settings / "hive-site.xml").write_text(f"<configuration>{rows}</configuration>")
+    port = free_port()
+    of_spark = sorted((spark_home / "jars").glob("*.jar"))
+    classes = compiled(Path(__file__).with_name("HiveLocks.java"), of_spark)
+    class_path = os.pathsep.join((str(settings), str(classes), f"{spark_home / 'jars'}/*"))
+    program = [_java(), "-Xmx384m", *_OPENED, "-cp", class_path]
+    subprocess.run([*program, "HiveLocks"], check=True, capture_output=True, cwd=home)
+    command = [*program, "org.apache.hadoop.hive.metastore.HiveMetaStore", "-p", str(port)]
+    with running(command, port, home / "hive.log"):
+        yield f"thrift://127.0.0.1:{port}"
+
+
+def _java() -> str:
+    found = shutil.which("java")
+    return found or str(java_home(cache_folder() / "java") / "bin" / "java")
+
+
+def _write_properties(path: Path, properties: dict[str, str]) -> None:
+    """Write a file of Java's properties."""
+    lines = (f"{name}={value}" for name, value in properties.items())
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
