@@ -11,7 +11,9 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyiceberg.catalog import load_catalog
 
 from airflow_provider_pgoutput.batch.jobs import ApplyJob
 from quickstart.spark import LocalLake
@@ -33,7 +35,7 @@ def python_blocks() -> dict[str, str]:
 BLOCKS = python_blocks()
 WITH_DAG = {name: block for name, block in BLOCKS.items() if "DAG(" in block}
 #: They need something to work on; each has a test of its own below.
-OTHERS = {"docs/protocol.md:1", "docs/quickstart.md:1"}
+OTHERS = {"README.md:2", "docs/protocol.md:1", "docs/quickstart.md:1"}
 
 
 def run(name: str, block: str, **given: Any) -> dict[str, Any]:
@@ -90,6 +92,20 @@ def test_the_options_of_the_tables_are_taken(airflow_home: Path, tmp_path: Path)
 def test_the_dag_of_the_readme_is_the_whole_pipeline() -> None:
     assert [name for name in WITH_DAG if name.startswith("README")] == ["README.md:1"]
     assert "pgoutput_to_iceberg(" in WITH_DAG["README.md:1"]
+
+
+def test_the_readme_reads_a_table_of_its_lake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``make readme`` runs the block on a table that the pipeline made."""
+    block = BLOCKS["README.md:2"].replace("/tmp/lake", str(tmp_path))  # noqa: S108
+    where = {"uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": tmp_path.as_uri()}
+    catalog = load_catalog("lake", type="sql", **where)
+    catalog.create_namespace("shop")
+    rows = pa.table({"customer": ["somebody"]})
+    catalog.create_table("shop.orders", schema=rows.schema).append(rows)
+    run("README.md:2", block)
+    assert "somebody" in capsys.readouterr().out
 
 
 def test_the_decoder_decodes_what_a_server_sent(capsys: pytest.CaptureFixture[str]) -> None:

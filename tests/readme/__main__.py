@@ -1,0 +1,156 @@
+"""``python -m tests.readme``: what ``make readme`` runs. A newcomer does what README.md says, word for word.
+
+The environment is new and made by pip alone. Only this differs from the page: the package is a wheel of this
+tree. The database, the folder of the lake and Airflow's home are the test's own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+
+from quickstart.jars import cache_folder
+from quickstart.java import java_home
+from quickstart.postgres import EmbeddedPostgres
+from quickstart.servers import find_or_fetch_installation
+
+_ROOT = Path(__file__).resolve().parents[2]
+_BLOCK = re.compile(r"^```(bash|sql|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+#: What the page says, and what stands for it here.
+_DATABASE, _FOLDER = "postgresql://user:password@localhost:5432/shop", "/tmp/lake"  # noqa: S108
+_PACKAGE, _DAG_FILE = "airflow-provider-pgoutput[spark]", "~/airflow/dags/shop_to_lake.py"
+_OPEN_PARENT = "/var/tmp"  # noqa: S108 - a new folder in it, which the server's own account enters
+_POSTGRES = 18
+#: The newcomer has these before.
+_TABLES = """
+    CREATE TABLE orders (id int PRIMARY KEY, customer text, price numeric(12, 2), made_at timestamptz);
+    CREATE TABLE customers (name text PRIMARY KEY, notes text);
+    INSERT INTO orders SELECT i, 'customer ' || i % 10, i * 1.5, now() FROM generate_series(1, 500) i;
+    INSERT INTO customers SELECT 'customer ' || i, 'notes' FROM generate_series(0, 9) i;
+"""
+_ROWS = 500
+_VARIABLES_OF_THIS_RUN = ("VIRTUAL_ENV", "SPARK_HOME", "PYTHONPATH", "PYTHONHOME", "SPARK_CONF_DIR")
+
+
+def steps() -> list[tuple[str, str]]:
+    """The blocks of README's chapter, in their order: language and text."""
+    chapter = (_ROOT / "README.md").read_text(encoding="utf-8")
+    chapter = chapter.partition("\n## Use it\n")[2].partition("\n## ")[0]
+    assert _DAG_FILE in chapter, "the page says where the DAG goes"
+    return _BLOCK.findall(chapter)
+
+
+@dataclass
+class Newcomer:
+    """Somebody with a PostgreSQL, a Python, a Java, and README.md.
+
+    :ivar home: the folder in which they work.
+    """
+
+    home: Path
+    wheel: Path
+    server: EmbeddedPostgres
+    began: float = field(default_factory=time.monotonic)
+
+    def do(self, language: str, text: str) -> str:
+        """Do one step; return what it printed."""
+        for said, here in {
+            _DATABASE: self.server.conninfo("shop"),
+            _FOLDER: str(self.home / "lake"),
+            _PACKAGE: f"{self.wheel}[spark]",
+        }.items():
+            text = text.replace(said, here)
+        if language == "sql":
+            with psycopg.connect(self.server.conninfo("shop"), autocommit=True) as session:
+                session.execute(text)
+            return ""
+        if language == "python" and "DAG(" in text:
+            dags = self.home / "airflow" / "dags"
+            dags.mkdir(parents=True, exist_ok=True)
+            (dags / "shop_to_lake.py").write_text(text, encoding="utf-8")
+            return ""
+        if language == "python":
+            return self._run([str(self.home / "pgoutput" / "bin" / "python"), "-c", text])
+        # Each block begins in the environment that the first one makes.
+        active = "[ ! -e pgoutput ] || . pgoutput/bin/activate"
+        return self._run(["bash", "-euo", "pipefail", "-c", f"{active}\n{text}"])
+
+    def _run(self, command: list[str]) -> str:
+        variables = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in _VARIABLES_OF_THIS_RUN and not name.startswith("AIRFLOW")
+        }
+        java = (
+            {} if shutil.which("java") else {"JAVA_HOME": str(java_home(cache_folder() / "java"))}
+        )
+        # Nothing of the checkout or of its environment is in the way.
+        paths = os.environ.get("PATH", os.defpath).split(os.pathsep)
+        outside = [each for each in paths if not each.startswith(str(_ROOT))]
+        result = subprocess.run(
+            command,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=self.home,
+            env={
+                **variables,
+                **java,
+                "PATH": os.pathsep.join(outside),
+                "AIRFLOW_HOME": str(self.home / "airflow"),
+                # Java takes no HOME. Jars that others fetched on this machine are not there.
+                "JAVA_TOOL_OPTIONS": f"-Duser.home={self.home}",
+            },
+        )
+        assert result.returncode == 0, f"{command[-1]} failed:\n{result.stdout[-6000:]}"
+        return result.stdout
+
+
+def follow() -> float:
+    """Do what the page says; return the minutes from ``pip install`` to the first own table.
+
+    :raises AssertionError: a step failed, or the table does not have the rows.
+    """
+    with tempfile.TemporaryDirectory(prefix="pgoutput-readme-", dir=_OPEN_PARENT) as folder:
+        home = Path(folder)
+        home.chmod(0o755)
+        uv = shutil.which("uv") or str(_ROOT / ".quickstart" / "uv-venv" / "bin" / "uv")
+        build = [uv, "build", "--wheel", "--quiet", "--out-dir", str(home), str(_ROOT)]
+        subprocess.run(build, check=True)
+        (wheel,) = home.glob("*.whl")
+        installation = find_or_fetch_installation(_POSTGRES)
+        with EmbeddedPostgres(home / "postgres", installation=installation) as server:
+            with psycopg.connect(server.conninfo(), autocommit=True) as session:
+                session.execute("CREATE DATABASE shop")
+            with psycopg.connect(server.conninfo("shop"), autocommit=True) as session:
+                session.execute(_TABLES)
+            newcomer = Newcomer(home, wheel, server)
+            printed = ""
+            for number, (language, text) in enumerate(steps(), start=1):
+                began = time.monotonic()
+                printed = newcomer.do(language, text)
+                print(f"  step {number}: {time.monotonic() - began:.0f} s", flush=True)
+            minutes = (time.monotonic() - newcomer.began) / 60
+        assert "customer 7" in printed, printed
+        return minutes
+
+
+def main() -> int:
+    """Follow the page and print the minutes."""
+    minutes = follow()
+    print(f"readme: {minutes:.1f} minutes from pip install to the first own table", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
