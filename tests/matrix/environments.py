@@ -92,6 +92,8 @@ class Environments:
             "PYSPARK_PYTHON": str(spark_python),
             "PYSPARK_DRIVER_PYTHON": str(spark_python),
             "PATH": os.pathsep.join(path),
+            # Else the package would be that of the current folder, and not the wheel.
+            "PYTHONSAFEPATH": "1",
         }
 
     def jars(self) -> list[Path]:
