@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
@@ -163,9 +163,9 @@ class TablePreparation(TableState):
         number, lsn, seq = truncated
         if self.soft_delete:
             # With soft delete, truncated rows stay with the last values that they had.
-            self._apply_each(segments[: number + 1], until=_beside("<", lsn, seq))
+            self._apply_each(segments[: number + 1], until=_beside(Sql("<"), lsn, seq))
         self._empty_target()
-        self._apply_each(segments[number:], since=_beside(">", lsn, seq))
+        self._apply_each(segments[number:], since=_beside(Sql(">"), lsn, seq))
 
     def _apply_each(
         self,
@@ -206,10 +206,11 @@ class TablePreparation(TableState):
         self.empty = True
 
 
-def _beside(sign: Literal["<", ">"], lsn: int, seq: int) -> Sql:
+def _beside(sign: Sql, lsn: int, seq: int) -> Sql:
     """The changes on one side of a position. Spark 3.5 compares no structs whose fields differ in name."""
-    at, number = staged.COMMIT_LSN, staged.SEQ
-    return Sql(f"({at} {sign} {lsn}L OR ({at} = {lsn}L AND {number} {sign} {seq}L))")
+    is_beyond = Sql(f"{staged.COMMIT_LSN} {sign} {lsn}L")
+    is_there = Sql(f"{staged.COMMIT_LSN} = {lsn}L AND {staged.SEQ} {sign} {seq}L")
+    return Sql(f"({is_beyond} OR ({is_there}))")
 
 
 def prepare(
