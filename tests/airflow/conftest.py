@@ -133,10 +133,12 @@ class TestLake:
         timeline: int | None = None,
         start_lsn: str = "0/0",
         set_aside: Mapping[str, int] | None = None,
+        unstaged: Mapping[str, int] | None = None,
     ) -> None:
         """Write the rows that an apply leaves: one for the batch, one for each table, by name and OID.
 
         :param set_aside: tables that did not get the batch.
+        :param unstaged: tables that the stage task set aside.
         """
         from pyiceberg.catalog import load_catalog
 
@@ -162,10 +164,11 @@ class TestLake:
             target = f"{self.namespace}.{table_name.replace('.', '__')}"
             of_table = {"table_name": table_name, "relation_oid": relation_oid, "target": target}
             rows.append({**row, **of_table})
-        refusal = Refusal("RowMissing", "A row is missing.", "copy it.").to_text()
-        for table_name, relation_oid in (set_aside or {}).items():
-            lacking = {"table_name": table_name, "relation_oid": relation_oid}
-            rows.append({**row, **lacking, "set_aside": refusal})
+        for refused, since in ((set_aside or {}, ""), (unstaged or {}, start_lsn)):
+            refusal = Refusal("RowMissing", "A row is missing.", "copy it.", unstaged_since=since)
+            for table_name, relation_oid in refused.items():
+                lacking = {"table_name": table_name, "relation_oid": relation_oid}
+                rows.append({**row, **lacking, "set_aside": refusal.to_text()})
         append_rows(catalog, self.namespace, rows)
 
     def forbid_writes(self) -> None:

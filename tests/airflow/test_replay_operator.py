@@ -150,12 +150,12 @@ def test_without_a_position_it_brings_back_what_is_set_aside(
 def test_what_a_table_lacks_and_nobody_has_any_more(
     workshop: Workshop, lake: TestLake, task_context: Any
 ) -> None:
-    """The others come back. The error names only the table whose batches are gone."""
+    """The others come back. The error names the tables whose batches are gone, or were never staged."""
     lake.record(SLOT, "0/10", start_lsn="0/8", set_aside={"public.a": 1})
-    lake.record(SLOT, "0/30", start_lsn="0/20", set_aside={"public.b": 2})
+    lake.record(SLOT, "0/30", start_lsn="0/20", set_aside={"public.b": 2}, unstaged={"public.c": 3})
     workshop.behave(result={"status": "applied"}, checkpoint=False)
     with pytest.raises(
-        AirflowFailException, match=r"that public\.a lack are not whole.*copy_tables"
+        AirflowFailException, match=r"that public\.a, public\.c lack are not whole.*copy_tables"
     ):
         operator(workshop, from_lsn=None).execute(task_context)
     job, ranges = job_of(workshop)

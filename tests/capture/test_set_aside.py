@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from airflow_provider_pgoutput import crash_points
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.manifest import Manifest
 from airflow_provider_pgoutput.batch.passed_over import PassedOver, since_by_oid, to_text
@@ -22,6 +24,7 @@ from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     MissingPrivilege,
     PgoutputError,
+    SnapshotLost,
     TableRefused,
     ValueRefused,
 )
@@ -369,6 +372,38 @@ def test_a_table_that_cannot_be_copied_stops_no_other(source: Source, is_first: 
     lake.take(manifest)
     assert "denied" not in lake.aside
     assert len(lake.aside) == len(bad) - 1
+
+
+@pytest.mark.parametrize("answer", ["fail", "set_aside"])
+def test_a_table_that_is_disturbed_in_every_snapshot_stops_no_other(
+    source: Source, answer: str
+) -> None:
+    """Its schema is renamed again and again."""
+    source.execute(
+        "CREATE TABLE good (a int PRIMARY KEY)",
+        "INSERT INTO good VALUES (1)",
+        "CREATE SCHEMA s0",
+        "CREATE TABLE s0.bad (a int PRIMARY KEY)",
+        "INSERT INTO s0.bad VALUES (1)",
+        "CREATE PUBLICATION q FOR TABLE t, s0.bad, good",
+    )
+    numbers = itertools.count()
+
+    def rename(point: str) -> None:
+        if point == "stage.during_copy":
+            number = next(numbers)
+            source.execute(f"ALTER SCHEMA s{number} RENAME TO s{number + 1}")
+
+    options: dict[str, Any] = {"publication_names": ("q",), "on_table_refused": answer}
+    with crash_points.watched(rename):
+        if answer == "fail":
+            with pytest.raises(SnapshotLost):
+                source.stage(**options)
+            return
+        manifest = source.stage(**options)
+    assert [each.name for each in manifest.tables] == ["public.t", "public.good"]
+    assert len(source.copied(manifest, "public.good")) == 1
+    assert [each.error for each in manifest.passed_over] == ["SnapshotLost"]
 
 
 def _limited(source: Source) -> str:

@@ -93,7 +93,10 @@ class CopiedParts:
 
 @dataclass(frozen=True, slots=True)
 class RefusedCopy:
-    """Says that a table cannot be copied. Rows of it may have come before, and may still come."""
+    """Says that a table cannot be copied in this snapshot, or not at all.
+
+    Rows of it may have come before, and may still come.
+    """
 
     table_copy: TableCopy
     error: PgoutputError
@@ -176,7 +179,7 @@ def _copy_waiting(
                     _enter_snapshot(connection, snapshot_name)
                     try:
                         yield from _copy_part(connection, part)
-                    except ABOUT_A_TABLE as error:
+                    except (*ABOUT_A_TABLE, SnapshotLost) as error:
                         if not goes_on:
                             raise
                         yield RefusedCopy(part.table_copy, error)

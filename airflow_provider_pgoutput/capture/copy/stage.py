@@ -336,7 +336,10 @@ class _Round:
         """Stage rows that were copied. Seal tables after their last rows."""
         if isinstance(copied, RefusedCopy):
             table_copy = copied.table_copy
-            if table_copy.table.relation_oid in self._unsealed:
+            if isinstance(copied.error, SnapshotLost):
+                # One part of it is missing for good, so it is not sealed in this snapshot.
+                log.warning("%s The table is copied at a new point.", copied.error)
+            elif table_copy.table.relation_oid in self._unsealed:
                 self._refuse(table_copy.table, copied.error)
                 self._batch.drop_copy(table_copy.staged)
         elif isinstance(copied, CopiedRows):
