@@ -18,6 +18,7 @@ from airflow_provider_pgoutput.batch.applied import Snapshot, find_applied
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.set_aside import Refusal, TableRow, set_aside_tables
+from airflow_provider_pgoutput.batch.store_causes import StoreCause, store_cause
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     LakeDenied,
@@ -199,6 +200,22 @@ def lake_failure(error: Exception, what: str, table: str | None = None) -> Pgout
             advice="check the credential of the iceberg connection and the rights that it has at the"
             " catalog.",
         )
+    return _store_failure(error, text, table)
+
+
+def _store_failure(error: Exception, text: str, table: str | None) -> PgoutputError:
+    """The error for one of the store in which the tables are, or for any other one."""
+    match store_cause(error):
+        case StoreCause.DENIED:
+            advice = "check the keys of the store in the iceberg connection, or the worker's identity, and"
+            advice += " the rights on the warehouse."
+            return LakeDenied(text, table=table, advice=advice)
+        case StoreCause.NO_BUCKET:
+            advice = "correct the bucket of the warehouse, or make it."
+            return ConfigurationError(text, table=table, advice=advice)
+        case StoreCause.OTHER_REGION:
+            advice = "set s3.region in the iceberg connection to the region of the bucket."
+            return ConfigurationError(text, table=table, advice=advice)
     return LakeUnavailable(
         text, table=table, advice="check the iceberg connection and the catalog; then try again."
     )

@@ -38,7 +38,7 @@ CELL = Cell(
     18,
     also=("pyiceberg[sql-postgres,glue,hive]",),
 )
-_CATALOG = "lake"
+CATALOG = "lake"
 _DAYS = 24 * 60 * 60
 _OLD_SECONDS = 3 * _DAYS
 _OPEN_PARENT = "/var/tmp"  # noqa: S108 - a new folder in it, which the server's own account enters
@@ -63,6 +63,11 @@ class Lake:
     staging_uri: str | None = None
     files: Path | None = None
 
+    def for_pyiceberg(self) -> dict[str, str]:
+        """What ``pyiceberg.catalog.load_catalog`` takes."""
+        login = {"credential": ":".join(self.login)} if self.login else {}
+        return {**self.properties, **login}
+
 
 @dataclass(frozen=True)
 class LakePlace(Place):
@@ -76,7 +81,7 @@ class LakePlace(Place):
         return FOLDER / "pipelines" / self.name
 
     def environment(self, server: EmbeddedPostgres) -> dict[str, str]:
-        extra = {**self.its_lake.properties, "catalog-name": _CATALOG}
+        extra = {**self.its_lake.properties, "catalog-name": CATALOG}
         connection: dict[str, object] = {"conn_type": "iceberg", "extra": extra}
         if self.its_lake.login:
             connection["login"], connection["password"] = self.its_lake.login
@@ -105,10 +110,7 @@ class LakePlace(Place):
         """The first run finds an empty catalog."""
 
     def catalog(self) -> tuple[str, dict[str, str]]:
-        properties = self.its_lake.properties
-        if self.its_lake.login:
-            properties = {**properties, "credential": ":".join(self.its_lake.login)}
-        return _CATALOG, properties
+        return CATALOG, self.its_lake.for_pyiceberg()
 
     def leave_orphan(self) -> Path | None:
         if self.its_lake.files is None:
