@@ -13,15 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quickstart.dag_runs import end_group
+from quickstart.jars import cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
-#: What is fetched stays here.
+#: Pipelines and environments.
 FOLDER = ROOT / ".quickstart" / "lakes"
+#: Jars, for all checkouts.
+_JARS = cache_folder() / "lakes"
 #: Not the user's own: spark-submit looks there, too, and fails if it finds a description without its jar.
-MAVEN_REPOSITORY = FOLDER / "maven"
+MAVEN_REPOSITORY = _JARS / "maven"
 _START_SECONDS = 120
 _POM = """\
 <project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -49,8 +52,8 @@ def jars(name: str, *coordinates: str, alone: bool = False) -> list[Path]:
     :param alone: without what they depend on.
     :raises Unavailable: there is no Maven, or it does not find them.
     """
-    folder = FOLDER / name
-    if not any(folder.glob("*.jar")):
+    folder = _JARS / name
+    if not (folder / "complete").exists():
         maven = shutil.which("mvn")
         if maven is None:
             raise Unavailable(f"There is no Maven, which fetches {', '.join(coordinates)}.")
@@ -67,6 +70,7 @@ def jars(name: str, *coordinates: str, alone: bool = False) -> list[Path]:
             *(maven, "-q", "-B", "-f", str(folder / "pom.xml"), "dependency:copy-dependencies"),
             *(*only, f"-DoutputDirectory={folder}", f"-Dmaven.repo.local={MAVEN_REPOSITORY}"),
         )
+        (folder / "complete").touch()
     return sorted(folder.glob("*.jar"))
 
 
