@@ -15,7 +15,7 @@ import numpy as np
 from psycopg import sql
 
 from airflow_provider_pgoutput.proof.forms import form_of
-from airflow_provider_pgoutput.proof.scalar_forms import Sentinels
+from airflow_provider_pgoutput.proof.scalar_forms import HashTerms
 from airflow_provider_pgoutput.proof.server_hashes import hash_int4
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _MODULUS: Final = 2**64
 #: Rows that are hashed together: their hashes stay in the processor's cache.
-_ROWS: Final = 16_384
+_ROWS: Final = 32_768
 #: A function of the server takes so many arguments.
 _MOST_ARGUMENTS: Final = 100
 
@@ -65,15 +65,23 @@ class RowHash:
     salt: int
 
     @classmethod
-    def of(cls, columns: Iterable[Column], types: Mapping[int, TypeInfo], salt: int) -> RowHash:
+    def of(
+        cls,
+        columns: Iterable[Column],
+        types: Mapping[int, TypeInfo],
+        salt: int,
+        *,
+        recodes: bool = False,
+    ) -> RowHash:
         """The hash of rows with these columns.
 
         :param types: users' types by OID, with their attributes.
+        :param recodes: see ``HashTerms``.
         :param salt: any number of a ``bigint``. Digests with different salts cannot be compared.
         """
-        known, sentinels = tuple(columns), Sentinels(salt)
+        known, terms = tuple(columns), HashTerms(salt, recodes)
         forms = (
-            form_of(each.lake_type, each.type_oid, each.type_modifier, types, sentinels)
+            form_of(each.lake_type, each.type_oid, each.type_modifier, types, terms)
             for each in known
         )
         return cls(tuple(each.name for each in known), tuple(forms), salt)

@@ -24,13 +24,13 @@ from airflow_provider_pgoutput.capture.types.registry import row_of
 from airflow_provider_pgoutput.capture.types.type_info import base_type
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.proof.nested_forms import ListForm, MapForm, StructForm
-from airflow_provider_pgoutput.proof.scalar_forms import SIMPLE, decimal_form, template, text_form
+from airflow_provider_pgoutput.proof.scalar_forms import SIMPLE, decimal_form, string_form, template
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from airflow_provider_pgoutput.capture.types.type_info import TypeInfo
-    from airflow_provider_pgoutput.proof.scalar_forms import Form, Sentinels, Sql
+    from airflow_provider_pgoutput.proof.scalar_forms import Form, HashTerms, Sql
 
 
 def form_of(
@@ -38,7 +38,7 @@ def form_of(
     type_oid: int,
     type_modifier: int,
     types: Mapping[int, TypeInfo],
-    sentinels: Sentinels,
+    terms: HashTerms,
 ) -> Form:
     """The form of a column.
 
@@ -49,23 +49,23 @@ def form_of(
     row = row_of(info)
     in_lake = row.in_lake[0]
     if lake_type == STRING:
-        return text_form(lambda value: printed(value, row), sentinels)
+        return string_form(lambda value: printed(value, row), terms)
     if (element := list_element(lake_type)) is not None:
-        return _list(element, info, type_modifier, types, sentinels)
+        return _list(element, info, type_modifier, types, terms)
     if map_entry(lake_type) is not None:
         assert info is not None, "hstore has a schema"
-        return MapForm(info.schema_name, text_form(lambda value: value, sentinels))
+        return MapForm(info.schema_name, string_form(lambda value: value, terms))
     if (fields := struct_fields(lake_type)) is not None:
-        return _struct(fields, info, types, sentinels)
+        return _struct(fields, info, types, terms)
     if (digits := decimal_type(lake_type)) is not None:
         is_own = own_lake_type(type_oid, type_modifier, types) == lake_type
-        return decimal_form(*digits, in_lake, sentinels, is_own=is_own)
+        return decimal_form(*digits, in_lake, terms, is_own=is_own)
     make = SIMPLE.get(lake_type)
     if make is None:
         raise ConfigurationError(
             f"Lake type {lake_type!r} has no digest.", advice="stage the table again."
         )
-    return make(in_lake, sentinels)
+    return make(in_lake, terms)
 
 
 def _list(
@@ -73,17 +73,17 @@ def _list(
     info: TypeInfo | None,
     type_modifier: int,
     types: Mapping[int, TypeInfo],
-    sentinels: Sentinels,
+    terms: HashTerms,
 ) -> Form:
     row = row_of(info)
     element_oid = 0 if info is None else info.element_oid
     if not element_oid:
         # A vector.
         return ListForm(
-            SIMPLE[element]("{}", sentinels), row.in_lake[0], null_is_empty=False,
+            SIMPLE[element]("{}", terms), row.in_lake[0], null_is_empty=False,
             has_dimensions=False,
         )  # fmt: skip
-    inner = form_of(element, element_oid, type_modifier, types, sentinels)
+    inner = form_of(element, element_oid, type_modifier, types, terms)
     return ListForm(inner, "{}", null_is_empty=isinstance(inner, StructForm))
 
 
@@ -91,13 +91,13 @@ def _struct(
     fields: Sequence[tuple[str, str]],
     info: TypeInfo | None,
     types: Mapping[int, TypeInfo],
-    sentinels: Sentinels,
+    terms: HashTerms,
 ) -> Form:
     attributes = () if info is None else info.attributes
     row = row_of(info)
     if not attributes:
         made = [
-            (template(part), SIMPLE[kind]("{}", sentinels))
+            (template(part), SIMPLE[kind]("{}", terms))
             for part, (_, kind) in zip(row.in_lake, fields, strict=True)
         ]
         return StructForm(tuple(made), row.held)
@@ -110,7 +110,7 @@ def _struct(
                 f"Attribute {name!r} of a composite is gone at the source.",
                 advice="run the pipeline, so that the lake follows; then prove the table.",
             )
-        form = form_of(kind, attribute.type_oid, attribute.type_modifier, types, sentinels)
+        form = form_of(kind, attribute.type_oid, attribute.type_modifier, types, terms)
         found.append((_attribute(name), form))
     return StructForm(tuple(found))
 

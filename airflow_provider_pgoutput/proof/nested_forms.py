@@ -17,10 +17,8 @@ from psycopg import sql
 from airflow_provider_pgoutput.proof.scalar_forms import (
     INT4_SQL,
     LONG_SQL,
-    TEXT_SQL,
     filled,
     hash_long,
-    hash_texts,
     no_seeds,
 )
 from airflow_provider_pgoutput.proof.server_hashes import hash_int4
@@ -107,7 +105,8 @@ class MapForm:
 
     #: Schema of the extension hstore.
     schema: str
-    value: Form
+    #: Of its keys and its values.
+    text: Form
     may_hold_sentinel: bool = False
 
     def fits(self, value: Sql, depth: int) -> Sql | None:
@@ -117,8 +116,8 @@ class MapForm:
     def chained(self, value: Sql, seed: Sql, depth: int) -> Sql:
         """See ``Form``."""
         pairs = sql.Identifier(f"e{depth}")
-        key = sql.SQL(TEXT_SQL).format(value=sql.SQL("{}.k").format(pairs), seed=sql.SQL("0"))
-        hashes = self.value.chained(sql.SQL("{}.v").format(pairs), key, depth + 1)
+        key = self.text.chained(sql.SQL("{}.k").format(pairs), sql.SQL("0"), depth + 1)
+        hashes = self.text.chained(sql.SQL("{}.v").format(pairs), key, depth + 1)
         return sql.SQL(
             "(SELECT {hash} FROM (SELECT COALESCE(pg_catalog.bit_xor({hashes}), 0) AS x,"
             " pg_catalog.count({pairs}.v)::pg_catalog.int4 AS p,"
@@ -143,8 +142,8 @@ class MapForm:
         lists = values.cast(pa.list_(pair))
         counts = pc.list_value_length(lists).cast(pa.int64())
         keys, items = lists.flatten().flatten()
-        key_hashes = hash_texts(keys, no_seeds(len(keys)))
-        hashes = self.value.hashed(items, key_hashes)
+        key_hashes = self.text.hashed(keys, no_seeds(len(keys)))
+        hashes = self.text.hashed(items, key_hashes)
         lengths = counts.fill_null(0).to_numpy()
         return _folded(hashes, items, counts.fill_null(-1).to_numpy(), lengths, seeds)
 

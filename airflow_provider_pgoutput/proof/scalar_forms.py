@@ -57,11 +57,17 @@ class Form(Protocol):
 
 
 @dataclass(frozen=True)
-class Sentinels:
-    """What stands for NULL. It is made of the salt of a proof, so no data can be made to look like it."""
+class HashTerms:
+    """What both sides agree on for one digest.
+
+    What stands for NULL is made of the salt, so no data can be made to look like it.
+    """
 
     #: Also the seed of each row's first hash.
     salt: int
+    #: Whether the server keeps text in another encoding than UTF-8. Then both sides hash the hexadecimal
+    #: digits of its UTF-8 form.
+    recodes: bool = False
 
     @cached_property
     def _bytes(self) -> bytes:
@@ -176,7 +182,7 @@ def _numbers(values: pa.Array, kind: pa.DataType, sentinel: int) -> NDArray[Any]
     return numbers
 
 
-def _boolean(in_lake: str, sentinels: Sentinels) -> Form:
+def _boolean(in_lake: str, terms: HashTerms) -> Form:
     return ScalarForm(
         INT4_SQL,
         template("{}::pg_catalog.int4"),
@@ -185,29 +191,29 @@ def _boolean(in_lake: str, sentinels: Sentinels) -> Form:
     )
 
 
-def _int(in_lake: str, sentinels: Sentinels) -> Form:
+def _int(in_lake: str, terms: HashTerms) -> Form:
     return ScalarForm(
         INT4_SQL,
         template(f"{in_lake}::pg_catalog.int4"),
-        f"({sentinels.int4})",
-        lambda values, seeds: hash_int4(_numbers(values, pa.int32(), sentinels.int4), seeds),
+        f"({terms.int4})",
+        lambda values, seeds: hash_int4(_numbers(values, pa.int32(), terms.int4), seeds),
         may_hold_sentinel=True,
     )
 
 
-def _long(in_lake: str, sentinels: Sentinels) -> Form:
+def _long(in_lake: str, terms: HashTerms) -> Form:
     return ScalarForm(
         LONG_SQL,
         template(f"{in_lake}::pg_catalog.int8"),
-        f"'{sentinels.int8}'::pg_catalog.int8",
-        lambda values, seeds: hash_long(_numbers(values, pa.int64(), sentinels.int8), seeds),
+        f"'{terms.int8}'::pg_catalog.int8",
+        lambda values, seeds: hash_long(_numbers(values, pa.int64(), terms.int8), seeds),
         may_hold_sentinel=True,
     )
 
 
-def _float(in_lake: str, sentinels: Sentinels) -> Form:
+def _float(in_lake: str, terms: HashTerms) -> Form:
     def on_lake(values: pa.Array, seeds: Hashes) -> Hashes:
-        numbers = values.cast(pa.float64()).fill_null(sentinels.float8).to_numpy()
+        numbers = values.cast(pa.float64()).fill_null(terms.float8).to_numpy()
         zeros = numbers == 0
         if zeros.any():
             instead = np.where(np.signbit(numbers), _NEGATIVE_ZERO, _ZERO)
@@ -222,14 +228,14 @@ def _float(in_lake: str, sentinels: Sentinels) -> Form:
     return ScalarForm(
         "pg_catalog.hashfloat8extended({value}, {seed})",
         template(taken),
-        f"'{sentinels.float8!r}'::pg_catalog.float8",
+        f"'{terms.float8!r}'::pg_catalog.float8",
         on_lake,
         may_hold_sentinel=True,
     )
 
 
 def decimal_form(
-    precision: int, scale: int, in_lake: str, sentinels: Sentinels, *, is_own: bool
+    precision: int, scale: int, in_lake: str, terms: HashTerms, *, is_own: bool
 ) -> Form:
     """A decimal.
 
@@ -247,12 +253,10 @@ def decimal_form(
         )
     if precision > _INT8_DIGITS:
         plain = in_lake if is_own else f"pg_catalog.round({{}}, {scale})"
-        return text_form(
-            template(f"{plain}::pg_catalog.text"), sentinels, condition, _decimal_texts
-        )
+        return text_form(template(f"{plain}::pg_catalog.text"), terms, condition, _decimal_texts)
     unscaled = f"({{}} * '1e{scale}'::pg_catalog.numeric)" if scale else "{}"
     is_short = precision <= _INT4_DIGITS
-    sentinel = _INT4_MAX if is_short else sentinels.int8
+    sentinel = _INT4_MAX if is_short else terms.int8
     kind, function = ("int4", INT4_SQL) if is_short else ("int8", _INT8_SQL)
 
     def on_lake(values: pa.Array, seeds: Hashes) -> Hashes:
@@ -297,7 +301,7 @@ def _decimal_texts(values: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(pc.binary_join_element_wise(sign, ints, ""), fractions, ".")
 
 
-def _date(in_lake: str, sentinels: Sentinels) -> Form:
+def _date(in_lake: str, terms: HashTerms) -> Form:
     def on_lake(values: pa.Array, seeds: Hashes) -> Hashes:
         days = values.view(pa.int32()).fill_null(_INT4_MAX).to_numpy().copy()
         days[days != _INT4_MAX] -= _EPOCH_DAYS
@@ -318,13 +322,13 @@ def _years_of_lake(kind: str) -> str:
     )
 
 
-def _timestamp(kind: str) -> Callable[[str, Sentinels], Form]:
+def _timestamp(kind: str) -> Callable[[str, HashTerms], Form]:
     def on_lake(values: pa.Array, seeds: Hashes) -> Hashes:
         micros = values.view(pa.int64()).fill_null(_INT8_MAX).to_numpy().copy()
         micros[micros != _INT8_MAX] -= _EPOCH_DAYS * _DAY_US
         return hash_int8(micros, seeds)
 
-    def make(in_lake: str, sentinels: Sentinels) -> Form:
+    def make(in_lake: str, terms: HashTerms) -> Form:
         # The session is in UTC, so the time of day is that of the instant.
         return ScalarForm(
             "pg_catalog.timestamp_hash_extended({value}::pg_catalog.timestamp, {seed})",
@@ -337,23 +341,23 @@ def _timestamp(kind: str) -> Callable[[str, Sentinels], Form]:
     return make
 
 
-def _uuid(in_lake: str, sentinels: Sentinels) -> Form:
-    sentinel = bytes.fromhex(sentinels.uuid)
+def _uuid(in_lake: str, terms: HashTerms) -> Form:
+    sentinel = bytes.fromhex(terms.uuid)
     return ScalarForm(
         "pg_catalog.uuid_hash_extended({value}, {seed})",
         template("{}"),
-        f"'{sentinels.uuid}'::pg_catalog.uuid",
+        f"'{terms.uuid}'::pg_catalog.uuid",
         lambda values, seeds: hash_texts(values, seeds, sentinel),
     )
 
 
-def _binary(in_lake: str, sentinels: Sentinels) -> Form:
-    return text_form(template("pg_catalog.encode({}, 'hex')"), sentinels, as_texts=_hexadecimal)
+def _binary(in_lake: str, terms: HashTerms) -> Form:
+    return text_form(template("pg_catalog.encode({}, 'hex')"), terms, as_texts=_hexadecimal)
 
 
 def text_form(
     taken: Callable[[Sql], Sql],
-    sentinels: Sentinels,
+    terms: HashTerms,
     condition: str | None = None,
     as_texts: Callable[[pa.Array], pa.Array] | None = None,
 ) -> Form:
@@ -361,16 +365,24 @@ def text_form(
 
     :param as_texts: makes the texts of the lake's values; None: they are texts.
     """
-    sentinel = sentinels.text.encode()
+    sentinel = terms.text.encode()
     return ScalarForm(
         TEXT_SQL,
         taken,
-        f"'{sentinels.text}'",
+        f"'{terms.text}'",
         lambda values, seeds: hash_texts(
             values if as_texts is None else as_texts(values), seeds, sentinel
         ),
         condition,
     )
+
+
+def string_form(taken: Callable[[Sql], Sql], terms: HashTerms) -> Form:
+    """A text, which the server may keep in another encoding than the lake."""
+    if not terms.recodes:
+        return text_form(taken, terms)
+    digits = template("pg_catalog.encode(pg_catalog.convert_to({}, 'UTF8'), 'hex')")
+    return text_form(lambda value: digits(taken(value)), terms, as_texts=_hexadecimal)
 
 
 def _hexadecimal(values: pa.Array) -> pa.Array:
@@ -419,7 +431,7 @@ def _is_null(values: pa.Array) -> NDArray[np.bool_]:
 
 
 #: By lake type.
-SIMPLE: Mapping[str, Callable[[str, Sentinels], Form]] = {
+SIMPLE: Mapping[str, Callable[[str, HashTerms], Form]] = {
     "boolean": _boolean,
     "int": _int,
     "long": _long,

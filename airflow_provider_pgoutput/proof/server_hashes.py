@@ -44,8 +44,11 @@ KNOWN: Final = (
 _START: Final = 0x9E3779B9 + 3923095
 _U32: Final = 0xFFFFFFFF
 _BLOCK_BYTES: Final = 12
-#: The bits of a word that its first 0 to 4 bytes hold.
-_FIRST_BYTES = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF, 0xFFFFFFFF], dtype=np.uint32)
+#: The bits that are of the row, by the number of bytes that are left: of the first, second and third word.
+_FIRST_WORD, _SECOND_WORD, _THIRD_WORD = (
+    np.array([(1 << 8 * min(max(left - 4 * word, 0), 4)) - 1 for left in range(12)], np.uint32)
+    for word in range(3)
+)
 _NAN_BITS = np.uint64(0x7FF8000000000000)
 
 
@@ -180,9 +183,15 @@ def hash_bytes(
     readable[: len(data)] = data
     words = np.ndarray((len(readable) - 3,), np.dtype("<u4"), readable, strides=(1,))
     state = _State(lengths.astype(np.uint32), seeds)
-    blocks = lengths // _BLOCK_BYTES
     places = starts.copy()
-    rows = np.flatnonzero(blocks)
+    # Rows that all have another block need not be picked out.
+    for _ in range(int(lengths.min()) // _BLOCK_BYTES if len(lengths) else 0):
+        state.a += words[places]
+        state.b += words[places + 4]
+        state.c += words[places + 8]
+        state.mix()
+        places += _BLOCK_BYTES
+    rows = np.flatnonzero(ends - places >= _BLOCK_BYTES)
     while len(rows):
         at = places[rows]
         a, b, c = state.a[rows], state.b[rows], state.c[rows]
@@ -194,8 +203,8 @@ def hash_bytes(
         places[rows] = at + _BLOCK_BYTES
         rows = rows[ends[rows] - places[rows] >= _BLOCK_BYTES]
     left = ends - places
-    state.a += words[places] & _FIRST_BYTES[np.minimum(left, 4)]
-    state.b += words[places + 4] & _FIRST_BYTES[np.clip(left - 4, 0, 4)]
+    state.a += words[places] & _FIRST_WORD[left]
+    state.b += words[places + 4] & _SECOND_WORD[left]
     # The lowest byte of the third word belongs to the length.
-    state.c += (words[places + 8] & _FIRST_BYTES[np.clip(left - 8, 0, 3)]) << np.uint32(8)
+    state.c += (words[places + 8] & _THIRD_WORD[left]) << np.uint32(8)
     return state.finish()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.batch.table_version import Column
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Server
     from airflow_provider_pgoutput.capture.source.session import Session
     from airflow_provider_pgoutput.capture.types.type_info import TypeInfo
@@ -47,10 +48,25 @@ class SourceRows:
     types: Mapping[int, TypeInfo]
     _session: Session
 
+    @property
+    def recodes(self) -> bool:
+        """Whether the server keeps text in another encoding than the lake's. SQL_ASCII keeps any bytes."""
+        encoding = self._session.info.parameter_status("server_encoding")
+        return encoding not in {"UTF8", "SQL_ASCII"}
+
+    def row_hash(self, columns: Sequence[Column], salt: int) -> RowHash:
+        """The hash of rows with these columns."""
+        return RowHash.of(columns, self.types, salt, recodes=self.recodes)
+
     def digest(self, table: PublishedTable, row_hash: RowHash) -> Digest:
-        """The digest of all rows."""
+        """The digest of all rows.
+
+        :raises SourceError: the server cannot make the values of the lake's types of the columns.
+        """
         selected = aggregates(row_hash.expression(_ALIAS))
-        (row,) = self._rows(table, sql.SQL("SELECT {}").format(selected))
+        # A statement that fails would end the transaction, and with it the snapshot.
+        with translated(table=table.name), self._session.transaction():
+            (row,) = self._rows(table, sql.SQL("SELECT {}").format(selected))
         return digest_of(*row)
 
     def ranges(

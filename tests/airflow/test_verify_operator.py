@@ -163,6 +163,17 @@ def test_a_pipeline_that_is_paused_ends_the_wait(shop: Shop, task_context: Any) 
     assert StagingArea(shop.staging_uri).names(layout.mark_folder(shop.slot)) == []
 
 
+def test_a_table_with_an_altered_column_is_named_and_not_compared(
+    shop: Shop, source: Session, task_context: Any
+) -> None:
+    source.execute("ALTER TABLE orders ALTER id TYPE text USING 'secret' || id")
+    shop.start()
+    (table,) = shop.operator().execute(task_context)["tables"]
+    assert table["is_equal"] is None
+    assert "another type than in the lake" in table["not_compared"]
+    assert shop.recorded()[0]["source_rows"] is None
+
+
 def test_a_wrong_argument_is_refused(shop: Shop, task_context: Any) -> None:
     with pytest.raises(AirflowFailException, match="Unknown on_difference 'perhaps'"):
         shop.operator(on_difference="perhaps").execute(task_context)

@@ -18,8 +18,9 @@ import psycopg
 from psycopg import sql
 
 from airflow_provider_pgoutput.batch.jobs import COPY_ON_WRITE, MERGE_ON_READ
+from airflow_provider_pgoutput.proof.verify import ProofRequest, verify
 from tests.conformance.compare import connect
-from tests.conformance.pipeline import Pipeline
+from tests.conformance.pipeline import CATALOG, Pipeline
 from tests.conformance.scenario import GROUPS, Copy, Group, In, Scenario
 from tests.conformance.ways import stage_every_way, staged_rows, stream_everything
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from airflow_provider_pgoutput.proof.report import Proof
     from quickstart.postgres import EmbeddedPostgres
     from tests.conformance.pipeline import Batch
     from tests.conformance.ways import Staged
@@ -55,6 +57,8 @@ class VariantRun:
     warnings: list[str]
     snapshots: dict[str, int | None]
     snapshots_after_second_time: dict[str, int | None]
+    #: What a verification found at the end; None: of one batch only.
+    proof: Proof | None
 
 
 @dataclass(frozen=True)
@@ -126,12 +130,28 @@ def run_variant(variant: str, pipeline: Pipeline, copy: Batch, warnings: list[st
         warnings + warned,
         before,
         pipeline.snapshot_ids(),
+        prove(pipeline) if variant == ONE_BATCH else None,
     )
     pipeline.advance()
     # A slot that is left holds back transactions for every slot that a later test makes.
     with connect(pipeline.conninfo) as session:
         session.execute("SELECT pg_drop_replication_slot(%s)", (pipeline.slot_name,))
     return run
+
+
+def prove(pipeline: Pipeline) -> Proof:
+    """Verify the lake, beside one more run of the pipeline."""
+    request = ProofRequest(
+        conninfo=pipeline.reader,
+        slot_name=pipeline.slot_name,
+        publication_names=pipeline.publication_names,
+        staging_uri=pipeline.staging.as_uri(),
+        namespace=pipeline.namespace,
+        catalog_name=CATALOG,
+        catalog_properties=pipeline.catalog_properties,
+        keys_shown=3,
+    )
+    return verify(request, lambda _: pipeline.apply(pipeline.stage()))
 
 
 def create_database(
