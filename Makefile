@@ -9,7 +9,7 @@ export PYTHON
 # Where it is set, each process that a test starts would compile all of its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test quick check lint types demo airflow bench engines fuzz sweep torture chaos soak simulate values matrix lakes readme sbom clean
+.PHONY: help setup classes test quick check lint types demo airflow bench engines fuzz sweep torture chaos soak simulate values matrix lakes readme sbom clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,7 +29,10 @@ MARKS := $(if $(ALL),-m '')
 # A folder below tests/, or all of them.
 FOLDER ?=
 
-test: setup ## Run the tests (FOLDER=apply or PYTEST_ARGS="-k name" for some of them, ALL=1 for more cases, WORKERS=2)
+classes: setup ## Write Java's archive of Spark's classes, so that Spark starts faster in the tests
+	@$(BIN)/python -c 'from quickstart.spark import write_class_archive; write_class_archive()'
+
+test: classes ## Run the tests (FOLDER=apply or PYTEST_ARGS="-k name" for some of them, ALL=1 for more cases, WORKERS=2)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(MARKS) $(PYTEST_ARGS) tests/$(FOLDER)
 
 quick: setup ## Run the fast tests that need no server, no Spark and no Airflow database

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.jobs import ApplyJob
-from quickstart.spark import LocalLake, local_conf, spark_environment
+from quickstart.spark import LocalLake, class_archive_option, local_conf, spark_environment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,7 @@ def open_spark(lake: LocalLake) -> SparkSession:
     builder = SparkSession.builder.master("local[2]").appName("pgoutput-benchmark")
     settings = local_conf(driver_memory="6g")
     # Java's own compiler and collector: the quick start's are for jobs of seconds.
-    del settings["spark.driver.extraJavaOptions"]
+    settings["spark.driver.extraJavaOptions"] = class_archive_option()
     for name, value in {**settings, **lake.spark_conf()}.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()

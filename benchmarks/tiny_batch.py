@@ -1,7 +1,7 @@
 """``python -m benchmarks.tiny_batch``: what a batch of ten changes costs beside an empty spark-submit.
 
 Whole processes with the same settings, in turns: one opens a session and ends, the others are the pipeline's
-own application with a batch, without and with a class archive of the driver's Java, if that writes one.
+own application with a batch, without and with the class archive that ``make classes`` writes.
 Prints medians as JSON: seconds, and CPU seconds of all that a process started. What is not here: a batch
 without a change, which starts no Spark.
 """
@@ -24,7 +24,7 @@ from airflow_provider_pgoutput.batch.jobs import ApplyJob
 from airflow_provider_pgoutput.spark_submit.files import spark_files
 from benchmarks.lake import say
 from benchmarks.synthetic_batch import BatchWriter
-from quickstart.spark import LocalLake, local_conf, spark_environment
+from quickstart.spark import LocalLake, class_archive_option, local_conf, spark_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,26 +90,23 @@ def write_job(staging: Path, manifest_path: Path) -> Path:
 
 def run(folder: Path, options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Medians of each, and how many times as much as the empty one the others take."""
-    staging, empty, archive = folder / "staging", folder / "empty.py", folder / "classes.jsa"
+    staging, empty = folder / "staging", folder / "empty.py"
     empty.write_text(_EMPTY)
     lake = LocalLake(folder / "lake").create()
-    plain, writing, reading = (
-        Submitter(lake, f"{options.java_options} {own}")
-        for own in ("", f"-XX:ArchiveClassesAtExit={archive}", f"-XX:SharedArchiveFile={archive}")
-    )
+    archive = class_archive_option()
+    plain, reading = (Submitter(lake, f"{options.java_options} {own}") for own in ("", archive))
     writer = BatchWriter(staging, options.rows)
 
     def batch(submitter: Submitter) -> Cost:
         return submitter.apply(write_job(staging, writer.write_changes(CHANGES).manifest_path))
 
     plain.apply(write_job(staging, writer.write_copy().manifest_path))
-    say(f"writing the class archive: {batch(writing)}")
     runs: dict[str, Callable[[], Cost]] = {
         "empty": lambda: plain.run(str(empty)),
         "batch": lambda: batch(plain),
     }
     # Not every Java writes one.
-    if archive.is_file():
+    if archive:
         runs["batch_with_class_archive"] = lambda: batch(reading)
     found: dict[str, list[Cost]] = {name: [] for name in runs}
     # The first round fills the file system's cache.

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.errors import ConfigurationError
 from quickstart.binaries import can_enter, private_folder, server_account
-from quickstart.spark import LocalLake, local_conf, spark_environment
+from quickstart.spark import LocalLake, site_conf, spark_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -194,7 +194,7 @@ class DemoPlace:
 
     def spark_conf(self) -> dict[str, str]:
         """Return the settings of every Spark job."""
-        return local_conf(driver_memory="2g")
+        return site_conf(driver_memory="2g")
 
     def _end_leftovers(self) -> None:
         """End programs of a demo that was killed; we hold the lock, so no living demo owns them."""

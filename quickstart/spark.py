@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from quickstart import class_archive
 from quickstart.jars import ICEBERG_SPARK_RUNTIME, SQLITE_JDBC, cache_folder, fetch_jars, spark_home
 from quickstart.java import java_home
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CATALOG_NAME = "lake"
 ICEBERG_EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
@@ -93,9 +92,38 @@ def local_conf(driver_memory: str = "2g") -> dict[str, str]:
 
     For short jobs on little data, so not for measurements: see `_SHORT_JOB_OPTIONS`.
     """
+    conf = site_conf(driver_memory)
+    return conf | {
+        "spark.driver.extraJavaOptions": f"{_SHORT_JOB_OPTIONS} {class_archive_option()}".rstrip(),
+        # An archive has only the classes of Java's own class path.
+        "spark.driver.extraClassPath": conf["spark.jars"].replace(",", os.pathsep),
+    }
+
+
+def class_archive_option() -> str:
+    """Return Java's option that reads the archive of Spark's classes, or "" if there is none."""
+    return class_archive.java_option(_java_home(), spark_jars(), spark_home())
+
+
+def write_class_archive() -> None:
+    """Write the archive of the classes that Spark and Iceberg load, unless it is there: ``make classes``.
+
+    :raises ConfigurationError: a jar could not be fetched; there is no Java, or no Spark.
+    """
+    with tempfile.TemporaryDirectory(prefix="pgoutput-classes-") as folder:
+        training = LocalLake(Path(folder), "training").create()
+        conf = local_conf("1g") | training.spark_conf()
+        class_archive.write(_java_home(), spark_jars(), spark_home(), conf, spark_environment())
+
+
+def site_conf(driver_memory: str = "2g") -> dict[str, str]:
+    """Return what of `local_conf` may stand in the ``spark-defaults.conf`` of ``SPARK_CONF_DIR``.
+
+    Such a folder is a part of Java's class path, and Java then reads no archive of classes.
+    """
     return {
         "spark.driver.extraJavaOptions": _SHORT_JOB_OPTIONS,
-        "spark.jars": ",".join(str(path) for path in spark_jars()),
+        "spark.jars": ",".join(map(str, spark_jars())),
         "spark.driver.memory": driver_memory,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -106,6 +134,10 @@ def local_conf(driver_memory: str = "2g") -> dict[str, str]:
     }
 
 
+def _java_home() -> Path:
+    return java_home(cache_folder() / "java")
+
+
 def spark_environment() -> dict[str, str]:
     """Return the environment variables that every ``spark-submit`` on this machine needs.
 
@@ -113,7 +145,7 @@ def spark_environment() -> dict[str, str]:
     """
     home = spark_home()
     return {
-        "JAVA_HOME": str(java_home(cache_folder() / "java")),
+        "JAVA_HOME": str(_java_home()),
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,

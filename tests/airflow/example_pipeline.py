@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from quickstart.spark import LocalLake, local_conf, spark_environment
+from quickstart.spark import LocalLake, site_conf, spark_environment
 from tests.airflow.canaries import CANARIES, files_below
 from tests.reader_role import role_statements
 
@@ -106,7 +106,7 @@ class Pipeline:
         spark_conf.mkdir()
         self.event_logs = home / "event-logs"
         self.event_logs.mkdir()
-        defaults = local_conf("1g") | {
+        defaults = site_conf("1g") | {
             "spark.eventLog.enabled": "true",
             "spark.eventLog.dir": self.event_logs.as_uri(),
             "spark.eventLog.compress": "false",

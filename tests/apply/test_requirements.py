@@ -69,7 +69,7 @@ def failure_of(job: Path, conf: dict[str, str]) -> tuple[str, str]:
 @pytest.mark.submit
 def test_a_spark_without_icebergs_jar(job: Path, local_lake: LocalLake) -> None:
     conf = {**local_conf("1g"), **local_lake.spark_conf(), "spark.master": "local[1]"}
-    del conf["spark.jars"]
+    del conf["spark.jars"], conf["spark.driver.extraClassPath"]
     error, message = failure_of(job, conf)
     assert error == "ConfigurationError"
     assert ICEBERG_SPARK_RUNTIME.coordinates in message

@@ -25,7 +25,7 @@ from quickstart.dag_runs import prepare_airflow, run_dag
 from quickstart.place import DATABASE, NAMESPACE, PUBLICATION, SLOT_NAME, DemoPlace
 from quickstart.postgres import EmbeddedPostgres
 from quickstart.servers import find_or_fetch_installation
-from quickstart.spark import local_conf
+from quickstart.spark import site_conf
 from tests.matrix.environments import FOLDER, Environments
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Place(DemoPlace):
 
     def spark_conf(self) -> dict[str, str]:
         jars = {"spark.jars": ",".join(map(str, self.environments.jars()))}
-        return local_conf(driver_memory="1g") | jars
+        return site_conf(driver_memory="1g") | jars
 
     def make_lake(self, server: EmbeddedPostgres) -> None:
         """Make what has to be there before the first run."""
