@@ -16,7 +16,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_pgoutput.errors import SourceError
 from quickstart.place import DAG_ID
@@ -40,7 +40,7 @@ class DagRun:
     :ivar copied: the rows that the initial copy put into the batch.
     """
 
-    number: int
+    number: int | str
     start_lsn: str = ""
     end_lsn: str = ""
     changes: int = 0
@@ -71,7 +71,7 @@ def prepare_airflow(
 def run_dag(
     place: DemoPlace,
     environment: dict[str, str],
-    number: int,
+    number: int | str,
     *,
     python: str = sys.executable,
     dag_id: str = DAG_ID,
@@ -79,6 +79,7 @@ def run_dag(
 ) -> DagRun:
     """Run a DAG once and wait for it.
 
+    :param number: what the log file's name ends with.
     :param python: the Python that has Airflow.
     :param conf: the DAG's parameters; None: those of the pipeline.
     :raises SourceError: a task failed; the message holds the end of the log and its path.
@@ -101,7 +102,7 @@ def run_dag(
             end_group(process)
     run = DagRun(number)
     run.seconds["total"] = time.monotonic() - started
-    states = _read_run(place.airflow_home / "airflow.db", dag_id, run)
+    states = _read_run(place.airflow_database, dag_id, run)
     if status != 0 or set(states.values()) != {"success"}:
         raise SourceError(f"Run {number} of {dag_id} failed ({states}). {_tail(log_path)}")
     return run
@@ -149,18 +150,29 @@ def _read_run(database: Path, dag_id: str, run: DagRun) -> dict[str, str]:
             if start and end:
                 taken = datetime.fromisoformat(end) - datetime.fromisoformat(start)
                 run.seconds[name] = taken.total_seconds()
-        value = session.execute(
-            "SELECT value FROM xcom WHERE dag_id = ? AND run_id = ? AND key = 'return_value'"
-            " AND task_id LIKE '%stage'",
-            (dag_id, newest[0]),
-        ).fetchone()
-    if value is not None:
-        batch = json.loads(value[0])
-        batch = json.loads(batch) if isinstance(batch, str) else batch
+    batch = newest_result(database, dag_id, "stage")
+    if batch is not None:
         run.start_lsn, run.end_lsn = batch["start_lsn"], batch["end_lsn"]
         run.changes = batch["changes"]
         run.copied = sum(table.get("copied", 0) for table in batch["tables"].values())
     return states
+
+
+def newest_result(database: Path, dag_id: str, task: str) -> dict[str, Any] | None:
+    """Return what a task of a DAG's newest run left in XCom.
+
+    :param task: the end of the task's id.
+    """
+    with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as session:
+        value = session.execute(
+            "SELECT value FROM xcom JOIN dag_run USING (dag_id, run_id)"
+            " WHERE dag_id = ? AND key = 'return_value' AND task_id LIKE ? ORDER BY dag_run.id DESC LIMIT 1",
+            (dag_id, f"%{task}"),
+        ).fetchone()
+    if value is None:
+        return None
+    found = json.loads(value[0])
+    return cast("dict[str, Any]", json.loads(found) if isinstance(found, str) else found)
 
 
 def _tail(path: Path) -> str:

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quickstart.compare import Comparison, compare_tables
 from quickstart.dag_runs import TASKS, DagRun, prepare_airflow, run_dag
 from quickstart.pgbench import SCALE, TABLES, Load, create_database
 from quickstart.place import DAG_ID, DATABASE, NAMESPACE, DemoPlace
 from quickstart.postgres import EmbeddedPostgres
+from quickstart.verification import VERIFY_DAG_ID, verification
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 INCREMENTAL_RUNS_UNDER_LOAD = 3
 
@@ -40,17 +41,25 @@ def run_demo(place: DemoPlace) -> int:
             runs: list[DagRun] = []
             with Load(server, place.logs / "pgbench.log") as load:
                 say("pgbench's standard load runs from here on")
-                for number in range(1, INCREMENTAL_RUNS_UNDER_LOAD + 2):
+                for number in range(1, INCREMENTAL_RUNS_UNDER_LOAD + 1):
                     what = "slot + initial copy" if number == 1 else "changes since the last run"
                     runs.append(_one_run(place, environment, number, what))
                     load.check()
+                say(
+                    f"airflow dags test {VERIFY_DAG_ID} begins, and compares where the next run ends"
+                )
+                with verification(place, environment) as found:
+                    what = "changes up to the LSN of the verification"
+                    runs.append(_one_run(place, environment, len(runs) + 1, what))
+                    load.check()
+                    proof = found()
             say("the load has stopped")
             runs.append(_one_run(place, environment, len(runs) + 1, "the rest of the changes"))
             say("comparing every row of every table")
             comparisons = _compare(place, server)
-    _print_report(runs, comparisons)
+    _print_report(runs, comparisons, proof)
     took = time.monotonic() - began
-    problems = _problems(runs, comparisons)
+    problems = _problems(runs, comparisons, proof)
     if problems:
         print(f"\nDIFFERENT after {took:.0f} s: {'; '.join(problems)}.", flush=True)
         return 1
@@ -81,7 +90,9 @@ def _compare(place: DemoPlace, server: EmbeddedPostgres) -> list[Comparison]:
     return compare_tables(server.conninfo(DATABASE), catalog, pairs)
 
 
-def _problems(runs: Sequence[DagRun], comparisons: Sequence[Comparison]) -> list[str]:
+def _problems(
+    runs: Sequence[DagRun], comparisons: Sequence[Comparison], proof: Mapping[str, Any]
+) -> list[str]:
     """Say what is wrong: differences, and runs that prove nothing because they carried nothing."""
     found = [
         f"{each.table} lacks {each.missing:,} rows and has {each.surplus:,} too many"
@@ -89,11 +100,19 @@ def _problems(runs: Sequence[DagRun], comparisons: Sequence[Comparison]) -> list
         if not each.is_equal
     ]
     found += [f"{each.table} is empty" for each in comparisons if each.source_rows == 0]
+    equal = {each["table_name"] for each in proof["tables"] if each["is_equal"]}
+    found += [
+        f"{each.table} was not proven equal under load"
+        for each in comparisons
+        if each.table not in equal
+    ]
     found += [f"run {run.number} had no changes" for run in runs[1:-1] if run.changes == 0]
     return found
 
 
-def _print_report(runs: Sequence[DagRun], comparisons: Sequence[Comparison]) -> None:
+def _print_report(
+    runs: Sequence[DagRun], comparisons: Sequence[Comparison], proof: Mapping[str, Any]
+) -> None:
     head = ("run", "copied", "changes", "start LSN", "end LSN")
     lines = [(*head, *(f"{task} s" for task in TASKS), "total s")]
     for run in runs:
@@ -107,6 +126,13 @@ def _print_report(runs: Sequence[DagRun], comparisons: Sequence[Comparison]) -> 
         for c in comparisons
     ]
     print("\n" + _aligned(rows), flush=True)
+    equal = [each for each in proof["tables"] if each["is_equal"]]
+    count = sum(each["source_rows"] for each in equal)
+    print(
+        f"\nUnder load, {VERIFY_DAG_ID} proved {len(equal)} of {len(proof['tables'])} tables"
+        f" ({count:,} rows) equal at {proof['lsn']}.",
+        flush=True,
+    )
 
 
 def _aligned(lines: Sequence[tuple[str, ...]]) -> str:

@@ -101,6 +101,11 @@ class DemoPlace:
         """Airflow's configuration, metadata database and task logs."""
         return self.state / "airflow"
 
+    @property
+    def airflow_database(self) -> Path:
+        """Airflow's metadata database."""
+        return self.airflow_home / "airflow.db"
+
     def postgres_home(self) -> Path:
         """Return the server's folder, which the account that runs the server can enter."""
         account = server_account()
@@ -175,7 +180,7 @@ class DemoPlace:
             # No login, so for this machine alone.
             "AIRFLOW__API__HOST": "127.0.0.1",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.airflow_home / 'airflow.db'}",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.airflow_database}",
             "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
             "AIRFLOW_CONN_POSTGRES_DEFAULT": json.dumps(database),
             "AIRFLOW_CONN_ICEBERG_DEFAULT": json.dumps(lake),
