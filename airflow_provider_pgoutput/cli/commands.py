@@ -21,20 +21,21 @@ from airflow_provider_pgoutput.hooks.iceberg import resolve_lake_catalog
 from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 from airflow_provider_pgoutput.lake.batches_at import batches_around
 from airflow_provider_pgoutput.lake.state import open_catalog, read_recorded, tables_set_aside
-from airflow_provider_pgoutput.proof.record import record_proof
+from airflow_provider_pgoutput.proof.record import newest_proofs, proven, record_proof
 from airflow_provider_pgoutput.proof.verify import ProofRequest
 from airflow_provider_pgoutput.proof.verify import verify as verify_lake
 from airflow_provider_pgoutput.tasks.arguments import optional_text_list, text_list
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from pyiceberg.catalog import Catalog
 
     from airflow_provider_pgoutput.batch.set_aside import SetAside
     from airflow_provider_pgoutput.doctor.findings import Finding, Observed
     from airflow_provider_pgoutput.lake.state import Recorded
+    from airflow_provider_pgoutput.proof.record import NewestProof
 
 #: Forms of output that are not for scripts.
 _FOR_PEOPLE = ("table", "plain")
@@ -43,9 +44,11 @@ _PROCESS_CONTEXT = "_AIRFLOW_PROCESS_CONTEXT"
 
 @providers_configuration_loaded
 def status(args: Namespace) -> None:
-    """Print the newest batch of each table, and of the pipeline as a whole; and what is set aside."""
+    """Print the newest batch of each table and of the pipeline, what is set aside, and what is proven."""
     with _server_side(), _clean_exit():
-        recorded = read_recorded(_catalog(args), args.namespace, args.slot_name)
+        catalog = _catalog(args)
+        recorded = read_recorded(catalog, args.namespace, args.slot_name)
+        proofs = newest_proofs(catalog, args.namespace, args.slot_name)
     newest: dict[str, Recorded] = {}
     for row in recorded:
         if row.target is not None or row.table_name is None:
@@ -54,7 +57,7 @@ def status(args: Namespace) -> None:
     if not newest and args.output in _FOR_PEOPLE:
         print(f"No batch of slot {args.slot_name} was applied to namespace {args.namespace} yet.")
         return
-    rows = [_status_row(target, row, set_aside) for target, row in sorted(newest.items())]
+    rows = [_status_row(target, row, set_aside, proofs) for target, row in sorted(newest.items())]
     AirflowConsole().print_as(
         [*rows, *(_never_applied(each) for each in set_aside.values())], output=args.output
     )
@@ -177,12 +180,18 @@ def _examined(
     return examined()
 
 
-def _status_row(target: str, row: Recorded, set_aside: dict[int, SetAside]) -> dict[str, Any]:
+def _status_row(
+    target: str,
+    row: Recorded,
+    set_aside: dict[int, SetAside],
+    proofs: Mapping[str, NewestProof],
+) -> dict[str, Any]:
     """A line of ``status``.
 
     :param set_aside: the tables that are set aside, by OID. That of the row is taken out.
     """
     waits = None if row.relation_oid is None else set_aside.pop(row.relation_oid, None)
+    proof = proofs.get(row.table_name) if row.table_name else proven(proofs.values())
     return {
         "table": row.table_name or "(all)",
         "target": target or "(all)",
@@ -190,13 +199,14 @@ def _status_row(target: str, row: Recorded, set_aside: dict[int, SetAside]) -> d
         "applied_at": "" if row.applied_at is None else row.applied_at.isoformat(),
         "batch": row.batch_id[:16],
         "set_aside": "" if waits is None else _why(waits),
+        "verified": "" if proof is None else str(proof),
     }
 
 
 def _never_applied(waits: SetAside) -> dict[str, Any]:
     """The line of a table to which no batch was applied yet."""
     line = dict.fromkeys(("target", "lsn", "applied_at", "batch"), "")
-    return {"table": waits.table_name, **line, "set_aside": _why(waits)}
+    return {"table": waits.table_name, **line, "set_aside": _why(waits), "verified": ""}
 
 
 def _why(waits: SetAside) -> str:

@@ -7,15 +7,41 @@ import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.compute as pc
+
 from airflow_provider_pgoutput.batch.checkpoint import PROOFS, PROOFS_TABLE
+from airflow_provider_pgoutput.batch.layout import check_slot_name
+from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.lake.own_tables import append_to_own_table
+from airflow_provider_pgoutput.lake.state import lake_errors
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from pyiceberg.catalog import Catalog
 
     from airflow_provider_pgoutput.proof.report import Proof, TableProof
 
 METHOD = "totals"
+_SHOWN = ("table_name", "lsn", "verified_at", "is_equal", "not_compared", "source_rows")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NewestProof:
+    """What the newest verification of a table found."""
+
+    lsn: Lsn
+    verified_at: datetime
+    #: None: the table was not compared.
+    is_equal: bool | None
+    not_compared: str | None
+    source_rows: int | None
+
+    def __str__(self) -> str:
+        found = "equal" if self.is_equal else "different"
+        if self.is_equal is None:
+            found = f"not compared ({self.not_compared})"
+        return f"{found} at {self.lsn}, {self.verified_at.isoformat(timespec='seconds')}"
 
 
 def record_proof(
@@ -62,3 +88,41 @@ def row_of(proof: TableProof) -> dict[str, Any]:
         found = dataclasses.asdict(proof.differences)
         row |= found | {"keys": json.dumps(found["keys"]) if found["keys"] else None}
     return row
+
+
+def newest_proofs(catalog: Catalog, namespace: str, slot_name: str) -> dict[str, NewestProof]:
+    """What the newest verification of each table found, by the ``schema.table`` of the source.
+
+    :raises LakeUnavailable: the catalog or the table cannot be read.
+    """
+    identifier = (*namespace.split("."), PROOFS_TABLE)
+    with lake_errors("read"):
+        if not catalog.table_exists(identifier):
+            return {}
+        # A slot name has only letters, digits and underscores, so it needs no quotes.
+        rows = catalog.load_table(identifier).scan(
+            row_filter=f"slot_name = '{check_slot_name(slot_name)}'", selected_fields=_SHOWN
+        )
+        found = rows.to_arrow().sort_by("verified_at")
+    also_null = pc.ScalarAggregateOptions(skip_nulls=False)
+    last = [(name, "last", also_null) for name in _SHOWN[1:]]
+    # Without threads the order of the rows counts.
+    newest = found.group_by("table_name", use_threads=False).aggregate(last).to_pylist()
+    return {
+        row["table_name"]: NewestProof(
+            Lsn(int(row["lsn_last"], 16)), *(row[f"{name}_last"] for name in _SHOWN[2:])
+        )
+        for row in newest
+    }
+
+
+def proven(proofs: Collection[NewestProof]) -> str:
+    """What the newest verification proved, in words; empty if there was none."""
+    newest = max(proofs, key=lambda each: each.verified_at, default=None)
+    if newest is None:
+        return ""
+    together = [each for each in proofs if each.verified_at == newest.verified_at]
+    equal = [each for each in together if each.is_equal]
+    rows = sum(each.source_rows or 0 for each in equal)
+    when = newest.verified_at.isoformat(timespec="seconds")
+    return f"{len(equal)} of {len(together)} tables, {rows} rows equal at {newest.lsn}, {when}"

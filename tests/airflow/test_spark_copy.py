@@ -475,9 +475,9 @@ def test_a_table_is_sealed_while_the_worker_copies_its_own(
     seals: list[Path] = []
     read: Any = vars(copying)["copy_tables"]
 
-    def read_late(*arguments: Any) -> Iterator[Any]:
+    def read_late(*arguments: Any, **options: Any) -> Iterator[Any]:
         seals.extend(eventually(lambda: list(root.glob("copies/*/*.json"))))
-        yield from read(*arguments)
+        yield from read(*arguments, **options)
         raise SourceUnavailable("It went away.")
 
     monkeypatch.setattr(copying, "copy_tables", read_late)

@@ -14,13 +14,17 @@ import pytest
 from airflow.cli import cli_parser
 from airflow.models.connection import Connection
 from airflow.utils.session import create_session
+from pyiceberg.catalog import load_catalog
 from sqlalchemy import delete
 
+from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.cli import script
+from airflow_provider_pgoutput.proof.digest import Digest
+from airflow_provider_pgoutput.proof.record import record_proof
+from airflow_provider_pgoutput.proof.report import Differences, Proof, TableProof
 from tests.airflow.command_line import run
 
 if TYPE_CHECKING:
-    from airflow_provider_pgoutput.batch.lsn import Lsn
     from tests.airflow.conftest import TestLake
 
 
@@ -88,6 +92,40 @@ def test_status_shows_what_is_set_aside(
         ("public.t", "0/20", why),
         ("public.new", "", why),
     ]
+
+
+def test_status_shows_what_the_newest_verification_of_each_table_found(
+    lake: TestLake, slot: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = {"public.t": 7, "public.u": 8, "public.v": 9}
+    lake.record(slot, "0/20", start_lsn="0/10", tables=tables)
+    catalog = load_catalog(lake.catalog_name, **lake.properties)
+    two, three = Digest(2, 5), Digest(3, 6)
+    differs = Differences(1, 0, 0, 1, 1, 1)
+    t, u, v = tables
+    for lsn, proofs in {
+        "0/15": (
+            TableProof(t, "shop.t", two, two),
+            TableProof(u, "shop.u", three, three),
+            TableProof(v, "shop.v", two, two),
+        ),
+        "0/20": (
+            TableProof(t, "shop.t", three, two, differs),
+            TableProof(u, "shop.u", not_compared="it is a change log"),
+        ),
+    }.items():
+        record_proof(catalog, "shop", Proof(slot, "1", Lsn.parse(lsn), proofs))
+    record_proof(
+        catalog, "shop", Proof("other", "1", Lsn.parse("0/30"), (TableProof(v, "shop.v"),))
+    )
+    _, rows = run(capsys, "status", "--slot-name", slot, "--namespace", "shop")
+    found = {row["table"]: row["verified"].rpartition(",")[0] for row in rows}
+    assert found == {
+        "(all)": "0 of 2 tables, 0 rows equal at 0/20",
+        t: "different at 0/20",
+        u: "not compared (it is a change log) at 0/20",
+        v: "equal at 0/15",
+    }
 
 
 def test_connections_of_the_metadata_database_are_found(
