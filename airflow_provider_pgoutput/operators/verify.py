@@ -29,6 +29,8 @@ _OF_REQUEST: dict[str, arguments.Converter] = {
     "wait_seconds": arguments.whole_number,
     "on_difference": arguments.required_text,
 }
+#: Tables that the log names.
+_MOST_LINES = 50
 _OF_CONNECTIONS = ("postgres_conn_id", "iceberg_conn_id", "catalog_name")
 
 
@@ -88,11 +90,14 @@ class PgoutputVerifyOperator(BaseOperator):
         arguments.keep(self, given, _OF_REQUEST, _OF_CONNECTIONS)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Verify. Return the ``lsn``, and for each table what ``pgoutput_proofs`` gets."""
+        """Verify. Return the ``lsn``, and for each table what ``pgoutput_proofs`` gets.
+
+        Of more than 200 tables those come first that are not proven. ``tables_left_out`` counts the others.
+        """
         with airflow_outcome(context):
             refuse_backfill(context)
             from airflow_provider_pgoutput.lake.state import open_catalog
-            from airflow_provider_pgoutput.proof.record import record_proof, row_of
+            from airflow_provider_pgoutput.proof.record import proof_xcom, record_proof, shown_first
             from airflow_provider_pgoutput.proof.verify import refuse_differences, verify
 
             request = self._request()
@@ -105,11 +110,13 @@ class PgoutputVerifyOperator(BaseOperator):
                 dag_id=context["dag_run"].dag_id,
                 run_id=context["dag_run"].run_id,
             )
-            for each in proof.tables:
+            for each in shown_first(proof)[:_MOST_LINES]:
                 self.log.log(each.level, "%s", each)
+            if (more := len(proof.tables) - _MOST_LINES) > 0:
+                self.log.info("%d more tables are in pgoutput_proofs.", more)
             self.log.info("%s", proof)
             refuse_differences(request, proof)
-        return {"lsn": str(proof.lsn), "tables": [row_of(each) for each in proof.tables]}
+        return proof_xcom(proof)
 
     def _request(self) -> ProofRequest:
         from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from airflow_provider_pgoutput.batch.checkpoint import PROOFS, PROOFS_TABLE
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.xcom import MOST_TABLES
 from airflow_provider_pgoutput.lake.own_tables import append_to_own_table
 from airflow_provider_pgoutput.lake.state import lake_errors
 
@@ -88,6 +89,23 @@ def row_of(proof: TableProof) -> dict[str, Any]:
         found = dataclasses.asdict(proof.differences)
         row |= found | {"keys": json.dumps(found["keys"]) if found["keys"] else None}
     return row
+
+
+def shown_first(proof: Proof) -> list[TableProof]:
+    """The tables, first those that differ, then those that were not compared."""
+    return sorted(proof.tables, key=lambda each: (each.differences is None, each.is_equal))
+
+
+def proof_xcom(proof: Proof) -> dict[str, Any]:
+    """What XCom has: ``lsn``, and as ``tables`` what the record has of at most 200 tables.
+
+    ``tables_left_out`` counts the others. It is left out if there are none.
+    """
+    shown = shown_first(proof)[:MOST_TABLES]
+    found: dict[str, Any] = {"lsn": str(proof.lsn), "tables": [row_of(each) for each in shown]}
+    if left_out := len(proof.tables) - len(shown):
+        found["tables_left_out"] = left_out
+    return found
 
 
 def newest_proofs(catalog: Catalog, namespace: str, slot_name: str) -> dict[str, NewestProof]:
