@@ -102,6 +102,11 @@ class PgoutputVerifyOperator(BaseOperator):
 
             request = self._request()
             proof = verify(request)
+            for each in shown_first(proof)[:_MOST_LINES]:
+                self.log.log(each.level, "%s", each)
+            if (more := len(proof.tables) - _MOST_LINES) > 0:
+                self.log.info("%d more tables are in pgoutput_proofs.", more)
+            self.log.info("%s", proof)
             catalog = open_catalog(request.catalog_name, request.catalog_properties)
             record_proof(
                 catalog,
@@ -110,11 +115,6 @@ class PgoutputVerifyOperator(BaseOperator):
                 dag_id=context["dag_run"].dag_id,
                 run_id=context["dag_run"].run_id,
             )
-            for each in shown_first(proof)[:_MOST_LINES]:
-                self.log.log(each.level, "%s", each)
-            if (more := len(proof.tables) - _MOST_LINES) > 0:
-                self.log.info("%d more tables are in pgoutput_proofs.", more)
-            self.log.info("%s", proof)
             refuse_differences(request, proof)
         return proof_xcom(proof)
 

@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import pyarrow as pa
 from psycopg import sql
 
 from airflow_provider_pgoutput.proof.forms import form_of
-from airflow_provider_pgoutput.proof.scalar_forms import HashTerms
+from airflow_provider_pgoutput.proof.scalar_forms import TEXT_SQL, HashTerms, hash_texts
 from airflow_provider_pgoutput.proof.server_hashes import hash_int4
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-    import pyarrow as pa
 
     from airflow_provider_pgoutput.batch.table_version import Column
     from airflow_provider_pgoutput.capture.types.type_info import TypeInfo
@@ -33,6 +32,10 @@ _MODULUS: Final = 2**64
 _ROWS: Final = 32_768
 #: A function of the server takes so many arguments.
 _MOST_ARGUMENTS: Final = 100
+#: Columns whose hashes are chained. More columns make several chains, because the depth of an expression is
+#: limited at the server and in psycopg. The hashes of the later chains go in as texts: the server's hash of a
+#: ``bigint`` would fold their halves.
+_CHAINED: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +101,17 @@ class RowHash:
             seed = sql.SQL("pg_catalog.hashint4extended(pg_catalog.num_nulls({}), {})").format(
                 counted, seed
             )
-        for value, form in zip(values, self.forms, strict=True):
-            seed = form.chained(value, seed, 0)
-        return seed
+        chains = []
+        for begin in range(0, len(values), _CHAINED):
+            end, chain = begin + _CHAINED, seed
+            for value, form in zip(values[begin:end], self.forms[begin:end], strict=True):
+                chain = _flat(form.chained(value, chain, 0))
+            chains.append(chain)
+        found = chains[0]
+        for later in chains[1:]:
+            text = sql.SQL("{}::pg_catalog.text").format(later)
+            found = _flat(sql.SQL(TEXT_SQL).format(value=text, seed=found))
+        return found
 
     def of_rows(self, columns: Sequence[pa.Array]) -> Hashes:
         """The hashes of rows of the lake.
@@ -114,9 +125,16 @@ class RowHash:
                 if columns[place].null_count:
                     nulls += columns[place].is_null().to_numpy(zero_copy_only=False)
             seeds = hash_int4(nulls, seeds)
-        for values, form in zip(columns, self.forms, strict=True):
-            seeds = form.hashed(values, seeds)
-        return seeds
+        chains = []
+        for begin in range(0, len(columns), _CHAINED):
+            end, chain = begin + _CHAINED, seeds
+            for values, form in zip(columns[begin:end], self.forms[begin:end], strict=True):
+                chain = form.hashed(values, chain)
+            chains.append(chain)
+        found = chains[0]
+        for later in chains[1:]:
+            found = hash_texts(pa.array(later.view(np.int64)).cast(pa.string()), found, b"")
+        return found
 
     def digest(self, rows: pa.RecordBatch) -> Digest:
         """The digest of rows of the lake.
@@ -137,6 +155,11 @@ class RowHash:
             places[begin : begin + _MOST_ARGUMENTS]
             for begin in range(0, len(places), _MOST_ARGUMENTS)
         ]
+
+
+def _flat(expression: sql.Composable) -> sql.Composable:
+    """The same SQL in one piece: psycopg puts pieces in pieces together by recursion."""
+    return sql.SQL(expression.as_string())
 
 
 def aggregates(row_hash: sql.Composable) -> sql.Composable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from airflow_provider_pgoutput.batch.lake_types import lake_type_in
 from airflow_provider_pgoutput.errors import PgoutputError
 from airflow_provider_pgoutput.lake.state import history_of, lake_failure
 from airflow_provider_pgoutput.proof.digest import Digest
-from airflow_provider_pgoutput.proof.ranges import Ranges
+from airflow_provider_pgoutput.proof.ranges import Ranges, count_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.applied import StandsAt
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.proof.digest import RowHash
+    from airflow_provider_pgoutput.proof.ranges import HashCounts
     from airflow_provider_pgoutput.proof.server_hashes import Hashes
 
 _OP_COLUMN = "_pgoutput_op"
@@ -108,19 +110,15 @@ class LakeRows:
         row_hash: RowHash,
         count: int,
         numbers: Sequence[int],
-    ) -> tuple[Hashes, Hashes]:
-        """The hashes of keys and rows in some of ``count`` ranges."""
+    ) -> HashCounts:
+        """How many rows have each pair of hashes, of key and row, in some of ``count`` ranges."""
         wanted = np.zeros(count, dtype=np.bool_)
         wanted[list(numbers)] = True
-        parts = []
+        found: HashCounts = Counter()
         for keys, rows in self._hashes(names, key_hash, row_hash):
             some = wanted[keys & np.uint64(count - 1)]
-            parts.append((keys[some], rows[some]))
-        none = np.zeros(0, np.uint64)
-        return (
-            np.concatenate([none, *(keys for keys, _ in parts)]),
-            np.concatenate([none, *(rows for _, rows in parts)]),
-        )
+            found.update(count_hashes(keys[some], rows[some]))
+        return found
 
     def keys(
         self, names: Sequence[str], key_hash: RowHash, hashes: Sequence[int]

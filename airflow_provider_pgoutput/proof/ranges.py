@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.proof.digest import Digest
     from airflow_provider_pgoutput.proof.server_hashes import Hashes
 
+    #: How many rows have a pair of hashes, of their key and of the whole row. A table without a key may have
+    #: very many equal rows.
+    HashCounts = Counter[tuple[int, int]]
+
 #: Rows of a range, about, and how many ranges a table has at most.
 _ROWS: Final = 1_000
 _MOST: Final = 1 << 16
@@ -71,15 +75,20 @@ class DifferentKeys:
     different: Counter[int]
 
 
-def compare_keys(source: tuple[Hashes, Hashes], lake: tuple[Hashes, Hashes]) -> DifferentKeys:
+def count_hashes(key_hashes: Hashes, row_hashes: Hashes) -> HashCounts:
+    """How many rows have each pair of hashes."""
+    if not len(key_hashes):
+        return Counter()
+    pairs, counts = np.unique(np.stack([key_hashes, row_hashes]), axis=1, return_counts=True)
+    return Counter(dict(zip(zip(*pairs.tolist(), strict=True), counts.tolist(), strict=True)))
+
+
+def compare_keys(theirs: HashCounts, ours: HashCounts) -> DifferentKeys:
     """Compare rows of some ranges as multisets.
 
-    :param source: the hashes of keys and of rows.
-    :param lake: the same.
+    :param theirs: of the source.
+    :param ours: of the lake.
     """
-    theirs, ours = (
-        Counter(zip(*(each.tolist() for each in side), strict=True)) for side in (source, lake)
-    )
     missing, surplus, different = Counter[int](), Counter[int](), Counter[int]()
     for (key, _), rows in (theirs - ours).items():
         missing[key] += rows

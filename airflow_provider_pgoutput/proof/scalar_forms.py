@@ -1,8 +1,8 @@
 """The forms of single values: how SQL and Arrow hash a value so that both get the same number.
 
 ``forms.py`` chooses the form of a column. Two values of one column that are different have different hashes,
-with the odds of 64 bits. Of timestamps, and of decimals with ten to eighteen digits, the server folds 64 bits
-into 32 before. Then the odds are those of 32 bits for a single value.
+with the odds of 64 bits. Of timestamps the server folds 64 bits into 32 before. Then the odds are those of 32
+bits for a single value.
 """
 
 from __future__ import annotations
@@ -110,7 +110,6 @@ _INT8_MAX: Final = 2**63 - 1
 #: Digits of the decimals that are hashed as a number of 32 or 64 bits.
 _INT4_DIGITS, _INT8_DIGITS = 9, 18
 INT4_SQL: Final = "pg_catalog.hashint4extended({value}, {seed})"
-_INT8_SQL: Final = "pg_catalog.hashint8extended({value}, {seed})"
 #: The upper half goes in by itself, because the server folds it into the lower one.
 LONG_SQL: Final = (
     "pg_catalog.hashint4extended(({value} >> 32)::pg_catalog.int4,"
@@ -257,7 +256,7 @@ def decimal_form(
     unscaled = f"({{}} * '1e{scale}'::pg_catalog.numeric)" if scale else "{}"
     is_short = precision <= _INT4_DIGITS
     sentinel = _INT4_MAX if is_short else terms.int8
-    kind, function = ("int4", INT4_SQL) if is_short else ("int8", _INT8_SQL)
+    kind, function = ("int4", INT4_SQL) if is_short else ("int8", LONG_SQL)
 
     def on_lake(values: pa.Array, seeds: Hashes) -> Hashes:
         numbers = _unscaled(values)[::2]
@@ -265,7 +264,7 @@ def decimal_form(
             numbers = np.where(_is_null(values), np.int64(sentinel), numbers)
         if is_short:
             return hash_int4(numbers.astype(np.int32), seeds)
-        return hash_int8(np.ascontiguousarray(numbers), seeds)
+        return hash_long(np.ascontiguousarray(numbers), seeds)
 
     return ScalarForm(
         function,

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from psycopg import sql
+from psycopg.pq import TransactionStatus
 
+from airflow_provider_pgoutput.capture.copy.plan import read_locations
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_published_tables, read_types
 from airflow_provider_pgoutput.capture.source.commit_wait import wait_for_commits
@@ -28,11 +30,12 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.table_version import Column
+    from airflow_provider_pgoutput.capture.copy.plan import TableLocation
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Server
     from airflow_provider_pgoutput.capture.source.session import Session
     from airflow_provider_pgoutput.capture.types.type_info import TypeInfo
     from airflow_provider_pgoutput.proof.digest import Digest
-    from airflow_provider_pgoutput.proof.server_hashes import Hashes
+    from airflow_provider_pgoutput.proof.ranges import HashCounts
 
 _MODULUS = 2**64
 #: The alias of the table in each query.
@@ -46,13 +49,23 @@ class SourceRows:
     lsn: Lsn
     tables: tuple[PublishedTable, ...]
     types: Mapping[int, TypeInfo]
+    #: In the snapshot.
     _session: Session
+    #: Sees what was committed meanwhile.
+    _now: Session
+    #: Where the rows of each table were at the LSN.
+    _locations: Mapping[int, TableLocation]
 
     @property
     def recodes(self) -> bool:
         """Whether the server keeps text in another encoding than the lake's. SQL_ASCII keeps any bytes."""
         encoding = self._session.info.parameter_status("server_encoding")
         return encoding not in {"UTF8", "SQL_ASCII"}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the session still has the snapshot."""
+        return self._session.info.transaction_status == TransactionStatus.INTRANS
 
     def row_hash(self, columns: Sequence[Column], salt: int) -> RowHash:
         """The hash of rows with these columns."""
@@ -64,10 +77,19 @@ class SourceRows:
         :raises SourceError: the server cannot make the values of the lake's types of the columns.
         """
         selected = aggregates(row_hash.expression(_ALIAS))
-        # A statement that fails would end the transaction, and with it the snapshot.
-        with translated(table=table.name), self._session.transaction():
-            (row,) = self._rows(table, sql.SQL("SELECT {}").format(selected))
+        (row,) = self._rows(table, sql.SQL("SELECT {}").format(selected))
         return digest_of(*row)
+
+    def was_rewritten(self, table: PublishedTable) -> bool:
+        """Whether the table has other files, or other partitions, than at the LSN.
+
+        TRUNCATE and some forms of ALTER TABLE make new files, which have no rows for an older snapshot. A
+        partition that was dropped or detached is gone for it, too. The server gives no error.
+
+        Source: https://www.postgresql.org/docs/current/mvcc-caveats.html
+        """
+        now = read_locations(self._now, [table])
+        return now[table.relation_oid] != self._locations[table.relation_oid]
 
     def ranges(
         self, table: PublishedTable, key_hash: RowHash, row_hash: RowHash, count: int
@@ -87,17 +109,16 @@ class SourceRows:
         row_hash: RowHash,
         count: int,
         numbers: Sequence[int],
-    ) -> tuple[Hashes, Hashes]:
-        """The hashes of keys and rows in some of ``count`` ranges."""
-        query = sql.SQL("SELECT {}, {}").format(
+    ) -> HashCounts:
+        """How many rows have each pair of hashes, of key and row, in some of ``count`` ranges."""
+        query = sql.SQL("SELECT {}, {}, pg_catalog.count(*)").format(
             key_hash.expression(_ALIAS), row_hash.expression(_ALIAS)
         )
         some = sql.SQL("{} = ANY ({}::pg_catalog.int8[])").format(
             _range_of(key_hash, count), sql.Literal(list(numbers))
         )
-        rows = self._rows(table, query, condition=some)
-        found = np.array(rows, dtype=np.int64).reshape(-1, 2).view(np.uint64)
-        return found[:, 0].copy(), found[:, 1].copy()
+        rows = self._rows(table, query, sql.SQL("GROUP BY 1, 2"), condition=some)
+        return Counter({(key % _MODULUS, row % _MODULUS): count for key, row, count in rows})
 
     def keys(
         self, table: PublishedTable, key_hash: RowHash, hashes: Sequence[int]
@@ -142,7 +163,9 @@ class SourceRows:
             statement = sql.SQL("{} WHERE {}").format(statement, sql.SQL(" AND ").join(conditions))
         if end is not None:
             statement = sql.SQL("{} {}").format(statement, end)
-        with translated(table=table.name):
+        # A statement that fails would end the transaction, and with it the snapshot. And what is rolled back
+        # gives the table's lock free, for which a migration may wait.
+        with translated(table=table.name), self._session.transaction(force_rollback=True):
             return self._session.execute(statement).fetchall()
 
 
@@ -160,7 +183,8 @@ def source_rows(
 ) -> Iterator[SourceRows]:
     """The published tables at a new LSN, for as long as the context is open.
 
-    The server keeps old row versions meanwhile, as for any long query.
+    The server keeps old row versions meanwhile, as for any long query. It keeps no WAL: the slot goes when
+    the session has taken its snapshot over.
 
     :param direct_conninfo: leads to the server past a pooler.
     :raises SnapshotLost: the snapshot is gone.
@@ -169,6 +193,7 @@ def source_rows(
     with (
         create_slot(direct_conninfo, name, server, temporary=True) as snapshot,
         sessions.connect(conninfo) as session,
+        sessions.connect(conninfo) as now,
     ):
         with translated():
             session.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
@@ -176,6 +201,9 @@ def source_rows(
                 sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot.name))
             )
             wait_for_commits(session)
+        snapshot.close()
+        sessions.limit_lock_waits(session)
         tables = read_published_tables(session, server, publication_names, Keys())
         types = read_types(session, attributes=True)
-        yield SourceRows(snapshot.consistent_point, tables, types, session)
+        locations = read_locations(session, tables)
+        yield SourceRows(snapshot.consistent_point, tables, types, session, now, locations)

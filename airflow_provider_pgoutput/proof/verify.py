@@ -2,9 +2,9 @@
 
 1. A temporary slot with a snapshot gives the LSN. A mark in the staging area asks the pipeline to end a batch
    there. Nothing stops: the pipeline goes on behind it.
-2. The server computes the digest of each table in the snapshot.
-3. When the lake has reached the LSN, the digest of each table of the lake is computed from its files.
-4. Where the digests differ, those of ranges are compared, then the keys in the ranges that differ.
+2. When the lake has reached the LSN, the server computes the digest of each table in the snapshot, and the
+   digest of each table of the lake is computed from its files.
+3. Where the digests differ, those of ranges are compared, then the keys in the ranges that differ.
 
 A batch may be past the LSN already when it sees the mark. Then it is done again at a new LSN.
 """
@@ -15,6 +15,7 @@ import logging
 import secrets
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_pgoutput.batch.answers import FAIL
@@ -28,8 +29,10 @@ from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     LakeDiffers,
     LakeUnavailable,
+    PgoutputError,
     SourceChanged,
     SourceError,
+    SourceUnavailable,
 )
 from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
 from airflow_provider_pgoutput.lake.state import (
@@ -152,6 +155,7 @@ def _verify_at_new_lsn(request: ProofRequest, wait: Callable[[Lsn], None] | None
     _check_source(request, server, _checkpoint(request))
     began = time.monotonic()
     with source_rows(request.conninfo, direct, server, request.publication_names) as source:
+        wanted = _wanted(request, source)
         mark = leave_mark(area, request.slot_name, source.lsn, request.wait_seconds)
         try:
             if wait is None:
@@ -163,10 +167,12 @@ def _verify_at_new_lsn(request: ProofRequest, wait: Callable[[Lsn], None] | None
         checkpoint = _check_reached(request, source.lsn)
         catalog = open_catalog(request.catalog_name, request.catalog_properties)
         targets = _targets(catalog, request)
-        proofs = tuple(
-            _Comparison(request, source, checkpoint, catalog, table, targets).prove()
-            for table in _wanted(request, source)
-        )
+        comparisons = [
+            _Comparison(request, source, checkpoint, catalog, table, targets) for table in wanted
+        ]
+        for each in comparisons:
+            each.refuse_spanning()
+        proofs = tuple(each.prove() for each in comparisons)
     return Proof(
         slot_name=request.slot_name,
         system_identifier=server.system_identifier,
@@ -253,35 +259,88 @@ class _Comparison:
     table: PublishedTable
     targets: Mapping[int, str | None]
 
-    def prove(self) -> TableProof:
-        """Compare the table."""
-        began, oid = time.monotonic(), self.table.relation_oid
-        target = self.targets.get(oid)
-        if target is None:
-            why = "it is set aside" if oid in self.targets else "the lake does not have it"
-            return TableProof(self.table.name, None, not_compared=why)
-        if oid in self.checkpoint.passed_over:
-            return TableProof(self.table.name, target, not_compared="its changes are passed over")
-        lake = self._lake(target)
-        if lake.stands.spanning is not None:
+    @cached_property
+    def _target(self) -> str | None:
+        return self.targets.get(self.table.relation_oid)
+
+    @cached_property
+    def _lake(self) -> LakeRows | None:
+        """The table of the lake; None: there is nothing to compare with."""
+        if self._target is None or self.table.relation_oid in self.checkpoint.passed_over:
+            return None
+        namespace = self.request.namespace
+        # The name of a table may have a dot in it.
+        name = self._target.removeprefix(f"{namespace}.")
+        with lake_errors("read"):
+            table = self.catalog.load_table((*namespace.split("."), name))
+            return LakeRows.of(
+                table,
+                self._target,
+                self.request.slot_name,
+                self.table.relation_oid,
+                self.source.lsn,
+            )
+
+    def refuse_spanning(self) -> None:
+        """Refuse a table that a batch took past the LSN, before any row of any table is read.
+
+        :raises _Passed: there is such a batch.
+        """
+        if self._lake is not None and self._lake.stands.spanning is not None:
             raise _Passed(f"A batch of {self.table.name} ends past {self.source.lsn}.")
-        if lake.stands.came_later:
-            why = f"the lake has no snapshot of it from before {self.source.lsn}"
-            return TableProof(self.table.name, target, not_compared=why)
-        if lake.is_log:
-            return TableProof(self.table.name, target, not_compared="it is a change log")
-        columns, names, left_out = self._columns(lake)
+
+    def prove(self) -> TableProof:
+        """Compare the table. Another table is compared, too, where this one cannot be.
+
+        :raises SourceUnavailable: the source is lost, and with it the snapshot.
+        :raises LakeUnavailable: the lake does not answer.
+        """
+        if (why := self._lacks()) is not None:
+            return self._not_compared(why)
         try:
-            row_hash = self.source.row_hash(columns, _salt())
-            theirs = self.source.digest(self.table, row_hash)
-        except SourceError as error:
+            found = self._compared()
+            is_moved = self.source.was_rewritten(self.table)
+        except (SourceUnavailable, LakeUnavailable):
+            raise
+        except PgoutputError as error:
+            if not self.source.is_open:
+                raise
             log.warning("%s", error)
-            why = "a column has another type than in the lake: no row came since it was altered"
-            return TableProof(self.table.name, target, not_compared=why)
+            why = f"{type(error).__name__}: {error.message}"
+            if type(error) is SourceError:
+                why += " A column may have another type than in the lake: no row came since it was altered."
+            return self._not_compared(why)
+        if is_moved:
+            why = "its rows were moved since the LSN: TRUNCATE, ALTER TABLE, VACUUM FULL or another partition"
+            return self._not_compared(why)
+        return found
+
+    def _not_compared(self, why: str) -> TableProof:
+        return TableProof(self.table.name, self._target, not_compared=why)
+
+    def _lacks(self) -> str | None:
+        """Why there is nothing to compare; None: there is."""
+        if self._target is None:
+            is_aside = self.table.relation_oid in self.targets
+            return "it is set aside" if is_aside else "the lake does not have it"
+        if self._lake is None:
+            return "its changes are passed over"
+        if self._lake.stands.came_later:
+            return f"the lake has no snapshot of it from before {self.source.lsn}"
+        return "it is a change log" if self._lake.is_log else None
+
+    def _compared(self) -> TableProof:
+        began, lake = time.monotonic(), self._lake
+        assert lake is not None, "there is something to compare"
+        columns, names, left_out = self._columns(lake)
+        if not columns:
+            return self._not_compared("the lake has none of its columns")
+        row_hash = self.source.row_hash(columns, _salt())
+        theirs = self.source.digest(self.table, row_hash)
         ours = lake.digest(names, row_hash)
         return TableProof(
             table=self.table.name,
-            target=target,
+            target=self._target,
             source=theirs,
             lake=ours,
             differences=None
@@ -291,16 +350,6 @@ class _Comparison:
             was_rolled_back=lake.was_rolled_back,
             seconds=time.monotonic() - began,
         )
-
-    def _lake(self, target: str) -> LakeRows:
-        namespace = self.request.namespace
-        # The name of a table may have a dot in it.
-        name = target.removeprefix(f"{namespace}.")
-        with lake_errors("read"):
-            table = self.catalog.load_table((*namespace.split("."), name))
-            return LakeRows.of(
-                table, target, self.request.slot_name, self.table.relation_oid, self.source.lsn
-            )
 
     def _columns(self, lake: LakeRows) -> tuple[list[Column], list[str], tuple[str, ...]]:
         """The columns that both sides have, their names in the lake, and the columns that it lacks."""

@@ -58,7 +58,7 @@ def test_text_has_one_hash_in_each_encoding(conninfo: str) -> None:
             Column(name, oid, modifier, "", lake_type)
             for name, (oid, modifier), lake_type in zip("vahn", oids, lake_types, strict=True)
         ]
-        row_hash: RowHash = SourceRows(Lsn(1), (), types, session).row_hash(columns, 7)
+        row_hash: RowHash = SourceRows(Lsn(1), (), types, session, session, {}).row_hash(columns, 7)
         query = sql.SQL("SELECT {} FROM public.t ORDER BY id").format(row_hash.expression("t"))
         theirs = [value % 2**64 for (value,) in session.execute(query).fetchall()]
     lake = [

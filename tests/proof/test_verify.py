@@ -340,6 +340,19 @@ def test_a_column_that_was_altered_since_its_last_row_does_not_stop_the_others(
     assert "secret" not in caplog.text
 
 
+def test_a_table_with_new_files_is_not_compared(world: World) -> None:
+    """A snapshot from before TRUNCATE would see no row, and the server gives no error."""
+
+    def wait(lsn: Lsn) -> None:
+        world.run(lsn)
+        world.sql("VACUUM FULL computed")
+
+    proof = verify(world.request(tables=["public.computed", "public.filtered"]), wait)
+    found = {each.table: each for each in proof.tables}
+    assert found["public.filtered"].is_equal
+    assert "its rows were moved since the LSN" in str(found["public.computed"])
+
+
 def test_a_pipeline_that_does_not_run_is_waited_for_so_long(world: World) -> None:
     with pytest.raises(LakeUnavailable, match="did not reach"):
         verify(world.request(wait_seconds=0.5))

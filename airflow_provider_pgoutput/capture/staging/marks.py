@@ -7,16 +7,20 @@ its name. One that nobody reads is deleted when the next one is left.
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.errors import PgoutputError
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +52,18 @@ def leave_mark(area: StagingArea, slot_name: str, lsn: Lsn, seconds: float) -> M
 
 
 def next_mark(area: StagingArea, slot_name: str, after: Lsn, target: Lsn) -> Lsn | None:
-    """The first mark between the start and the target of a batch; None: there is none."""
+    """The first mark between the start and the target of a batch; None: there is none.
+
+    No verification is worth a batch. So marks that cannot be read are warned of and count as none. Somebody
+    may have left one as another user of the machine.
+    """
     now = time.time()
-    found = filter(None, map(layout.parse_mark_name, area.names(layout.mark_folder(slot_name))))
+    try:
+        names = area.names(layout.mark_folder(slot_name))
+    except PgoutputError as error:
+        log.warning("No verification is heeded, because its marks cannot be read. %s", error)
+        return None
+    found = filter(None, map(layout.parse_mark_name, names))
     return min(
         (lsn for lsn, expires in found if expires > now and after < lsn < target), default=None
     )

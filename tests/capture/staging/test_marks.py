@@ -56,3 +56,12 @@ def test_a_mark_expires_and_the_next_one_clears_it_away(area: StagingArea) -> No
 def test_a_file_that_is_no_mark_does_not_disturb(area: StagingArea) -> None:
     area.write_whole(f"{layout.mark_folder('s')}/README.json", b"{}")
     assert next_mark(area, "s", Lsn(5), Lsn(40)) is None
+
+
+def test_marks_that_cannot_be_read_stop_no_batch(
+    area: StagingArea, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when another user of the machine left one: a file in the place of the folder fails alike."""
+    area.write_whole(layout.mark_folder("s"), b"{}")
+    assert next_mark(area, "s", Lsn(5), Lsn(40)) is None
+    assert "No verification is heeded" in caplog.text
