@@ -13,7 +13,7 @@ _OLDER_ROWS = "tests/capture/schema/test_older_rows.py::"
 _CAPTURE = "tests/capture/test_pipeline_refusals.py::"
 _GAPS = "tests/capture/source/test_publication_gaps.py::"
 _GONE = "tests/capture/schema/test_gone.py::"
-_ASIDE = "tests/capture/test_set_aside.py::"
+_ASIDE = "tests/capture/test_staging_set_aside.py::"
 _STANDBY = (
     "tests/capture/test_standby.py::"
     "test_a_standby_is_read_over_a_promotion_of_its_primary_and_its_own"
@@ -518,7 +518,7 @@ OTHER_TESTS = (
         "C199",
         "the same, upserted and as a change log, into the lake, with kills between seal and checkpoint",
         "the others are equal, the slot goes on; copies make all equal",
-        "test_set_aside.py::test_tables_that_cannot_be_staged_stop_no_other_and_come_back",
+        "test_tables_set_aside.py::test_tables_that_cannot_be_staged_stop_no_other_and_come_back",
     ),
     (
         "C162",

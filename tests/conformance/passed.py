@@ -44,8 +44,8 @@ NOTED = (
     "test_publication_gaps.py::test_rows_of_a_partition_",
     "test_publication_gaps.py::test_a_generated_column_",
     "test_tables_that_go.py::",
-    "test_set_aside.py::test_a_table_that_cannot_",
-    "test_set_aside.py::test_tables_that_cannot_be_staged_",
+    "test_staging_set_aside.py::test_a_table_that_cannot_",
+    "test_tables_set_aside.py::test_tables_that_cannot_be_staged_",
     "test_unknown_values.py::",
 )
 

@@ -1,7 +1,7 @@
 """Tables that the stage task sets aside, to the lake: the others go on, and a copy brings them back.
 
-What is not here: what is staged of them (``tests/capture/test_set_aside.py``), and tables that apply sets
-aside (``tests/apply/test_set_aside.py``).
+What is not here: what is staged of them (``tests/capture/test_staging_set_aside.py``), and tables that apply
+sets aside (``tests/apply/test_set_aside.py``).
 """
 
 from __future__ import annotations
