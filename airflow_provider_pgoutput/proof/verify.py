@@ -120,7 +120,7 @@ def verify(request: ProofRequest, wait: Callable[[Lsn], None] | None = None) -> 
         try:
             return _verify_at_new_lsn(request, wait)
         except _Passed as passed:
-            log.info("%s Another LSN is taken.", passed)
+            log.info("%s So nothing was compared at this LSN.", passed)
     raise LakeUnavailable(
         f"A batch went past the LSN of the verification {_MOST_LSNS} times.",
         slot=request.slot_name,

@@ -2,7 +2,8 @@
 
 Any LSN is a legal end of a batch, so a mark costs the pipeline nothing but one run that ends early. Whoever
 stages next ends its batch at the mark, and the run after it goes on. A mark expires by itself: its time is in
-its name. One that nobody reads is deleted when the next one is left.
+its name. The verification deletes its mark when its wait ends. If it died, the mark
+expires, and the next verification deletes it.
 """
 
 from __future__ import annotations
@@ -54,14 +55,16 @@ def leave_mark(area: StagingArea, slot_name: str, lsn: Lsn, seconds: float) -> M
 def next_mark(area: StagingArea, slot_name: str, after: Lsn, target: Lsn) -> Lsn | None:
     """The first mark between the start and the target of a batch; None: there is none.
 
-    No verification is worth a batch. So marks that cannot be read are warned of and count as none. Somebody
-    may have left one as another user of the machine.
+    A problem with marks must not stop the pipeline. If their folder cannot be listed, this warns and returns
+    None. That happens if another user of the machine made the folder.
     """
     now = time.time()
     try:
         names = area.names(layout.mark_folder(slot_name))
     except PgoutputError as error:
-        log.warning("No verification is heeded, because its marks cannot be read. %s", error)
+        log.warning(
+            "The marks of verifications cannot be read, so this batch ignores them. %s", error
+        )
         return None
     found = filter(None, map(layout.parse_mark_name, names))
     return min(

@@ -26,10 +26,11 @@ _IS_GONE = (
 )
 _IS_PUBLISHED = "copy_tables=[{!r}] brings the table in again."
 _WAY_BACK = (
-    "When the cause is gone, copy the table (copy_tables=[{!r}]), a change log into a new target. Its changes"
-    " since then are not staged, so no replay brings them."
+    "First remove the cause. Then copy the table (copy_tables=[{!r}]); copy a change log into a new target."
+    " The changes from this LSN until the copy are not staged. So no replay brings them."
 )
-#: What follows in an advice holds only while the batch is not staged.
+#: The advice of an error may end with another way: to leave the transaction out. It helps only before the
+#: batch is staged, so it is cut off.
 _LEAVE_OUT = OR_LEAVE_OUT.partition("{")[0]
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,8 @@ class Passing:
 
     #: By OID: from which LSN on earlier batches pass changes over.
     before: Mapping[int, str] = field(default_factory=dict)
-    #: OIDs of the tables that the publications have now; None: all. Asked when a change is refused.
+    #: OIDs of the tables that the publications have now; None: all. Asked when a change is refused, and
+    #: for the report.
     published: Callable[[], frozenset[int] | None] = _nothing_known
     #: By OID: the tables in the lake, by the names that they have there.
     lake_names: Mapping[int, str] = field(default_factory=dict)
@@ -63,7 +65,7 @@ class Passing:
         return published is None or relation_oid in published
 
     def takes(self, block: ChangeBlock, *, is_copied: bool) -> bool:
-        """Whether the changes of a block are passed over.
+        """Return whether the changes of a block are passed over. If so, they are counted.
 
         :param is_copied: whether the batch copies the table. That ends what earlier batches decided.
         """
@@ -76,7 +78,10 @@ class Passing:
         return True
 
     def begin(self, relation_oid: int, name: str, lsn: Lsn, reason: str) -> None:
-        """Pass over what commits at ``lsn`` or later. The earliest such LSN of a table counts."""
+        """Pass over what commits at ``lsn`` or later.
+
+        This replaces an earlier entry of the table, so the caller gives the earliest LSN.
+        """
         known = self.found.get(relation_oid)
         changes = 0 if known is None else known.changes
         self.found[relation_oid] = PassedOver(relation_oid, name, str(lsn), changes, reason)
@@ -84,7 +89,7 @@ class Passing:
     def set_aside(self, relation_oid: int, name: str, lsn: Lsn, error: PgoutputError) -> None:
         """Pass over what commits at ``lsn`` or later, because the table is refused.
 
-        :raises PgoutputError: the error, if no table is set aside.
+        :raises PgoutputError: ``error``, if ``sets_aside`` is false.
         """
         if not self.sets_aside:
             raise error
@@ -98,9 +103,9 @@ class Passing:
         )
 
     def leave_out(self, relation_oid: int, name: str, lsn: Lsn, error: PgoutputError) -> None:
-        """Set a table aside of which the batch has no row. It may be set aside already.
+        """Set a table aside of which the batch has no row. If an earlier batch did so, this only warns.
 
-        :raises PgoutputError: the error, if no table is set aside.
+        :raises PgoutputError: ``error``, if ``sets_aside`` is false.
         """
         if self.sets_aside and relation_oid in self.known_aside:
             log.warning("%s is still set aside. %s", name, error)
@@ -108,12 +113,12 @@ class Passing:
         self.set_aside(relation_oid, name, lsn, error)
 
     def is_gone(self, relation_oid: int) -> None:
-        """A table is gone at the source. If it is passed over, it is not set aside: nobody can copy it."""
+        """A table is gone at the source. It is passed over now, and not set aside: nobody can copy it."""
         if (known := self.found.get(relation_oid)) is not None:
             self.found[relation_oid] = dataclasses.replace(known, error="", advice="")
 
     def report(self, copied: Collection[int]) -> tuple[PassedOver, ...]:
-        """The entries for the manifest. Each is also logged as a warning.
+        """The entries for the manifest. Each table that is passed over is also logged as a warning.
 
         :param copied: OIDs of the tables that the batch copies.
         """
@@ -142,7 +147,8 @@ class Passing:
                 else _IS_GONE,
             )
         ended = [PassedOver(oid, "", None) for oid in self.before if oid in copied]
-        # The copy ends what was before, and comes first. Changes after it may be passed over again.
+        # A table may have two entries: its copy ends what earlier batches decided, and a change after the
+        # copy is passed over again. They stay in this order.
         return tuple(sorted([*ended, *self.found.values()], key=lambda each: each.relation_oid))
 
     def count(self, relation_oid: int, changes: int) -> None:
