@@ -63,3 +63,9 @@ def sort(rows: Any) -> list[tuple[Any, ...]]:
 def source_rows(relation: Relation) -> list[tuple[Any, ...]]:
     names = [each.name for each in relation.version.columns]
     return sort(tuple(row[name] for name in names) for row in relation.rows)
+
+
+@pytest.fixture
+def other(source: Source) -> Relation:
+    """A second table, which never makes trouble."""
+    return source.table("other", (column("a"), column("b", "string")), key=("a",))
