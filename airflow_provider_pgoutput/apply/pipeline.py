@@ -200,9 +200,10 @@ def _starts(
 def tables_that_left(
     manifest: Manifest, progress: checkpoint.Progress
 ) -> tuple[tuple[int, str], ...]:
-    """Tables that are set aside, are not published any more, and never had rows in the lake.
+    """Tables that are set aside, are not published any more, and of which no batch has anything to bring.
 
-    Nothing is left to bring back, so they are no longer set aside.
+    The lake never had rows of such a table, or only a copy could bring it back. If it is published again, it
+    is copied.
 
     :return: OID and ``schema.table`` of each.
     """
@@ -210,14 +211,19 @@ def tables_that_left(
         # It is not known what is published, or which tables were loaded from outside.
         return ()
     known = {each.relation_oid for each in manifest.published.tables}
-    known |= {each.relation_oid for each in manifest.tables} | progress.target_of.keys()
+    known |= {each.relation_oid for each in manifest.tables}
     left = tuple(
-        (oid, each.table_name) for oid, each in progress.set_aside.items() if oid not in known
+        (oid, each.table_name)
+        for oid, each in progress.set_aside.items()
+        if oid not in known and (each.needs_copy or oid not in progress.target_of)
     )
-    for _, name in left:
+    for oid, name in left:
         logger.warning(
-            "%s is not set aside any more: it was dropped or is not published, and the lake never had it.",
+            "%s is not set aside any more: it was dropped or is not published, and %s.",
             name,
+            f"the lake keeps it as it was at LSN {progress.set_aside[oid].since_lsn}"
+            if oid in progress.target_of
+            else "the lake never had it",
         )
     return left
 

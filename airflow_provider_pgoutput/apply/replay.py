@@ -107,11 +107,13 @@ def _replay(spark: SparkSession, job: ReplayJob) -> ReplayResult:
     if job.catch_up:
         steps = _waiting(steps, progress)
     elif job.in_place:
-        _refuse_lacking(first_steps(steps), progress, first)
+        _refuse_lacking(steps, progress, first)
         copied = go_back(spark, job, steps, first_steps(steps), progress)
     else:
-        _refuse_lacking(first_steps(steps), progress, first)
+        _refuse_lacking(steps, progress, first)
         _refuse_headless(spark, job, steps, progress)
+    if not job.catch_up:
+        _warn_of_unstaged(steps)
     try_catalog(spark, job, progress)
     # Of tables that catch up, one that is refused again does not stop the others.
     refused = (
@@ -184,14 +186,29 @@ def _waiting(steps: list[Step], progress: checkpoint.Progress) -> list[Step]:
     ]
 
 
-def _refuse_lacking(
-    firsts: Mapping[str, tuple[Target, Manifest]], progress: checkpoint.Progress, first: Manifest
-) -> None:
+def _refuse_lacking(steps: list[Step], progress: checkpoint.Progress, first: Manifest) -> None:
     """Refuse to begin after batches that a table lacks, because it is set aside.
+
+    Refuse also a copy into a change log that lacks changes which are in no batch.
 
     :raises TableRefused: the table would lack them for good, and nobody would know.
     """
-    for target, _ in firsts.values():
+    for target in (each for step in steps for each in step.targets):
+        waits = progress.set_aside.get(target.source.relation_oid)
+        copy_lsn = target.source.copy_lsn
+        if waits is None or not waits.lacks_unstaged or not target.is_log or copy_lsn is None:
+            continue
+        if Lsn.parse(copy_lsn) >= waits.since_lsn:
+            raise TableRefused(
+                f"No batch has changes of the change log from {waits.since_lsn} on, and a later copy does not"
+                " bring them.",
+                table=target.source.name,
+                slot=first.slot_name,
+                lsn=waits.since_lsn,
+                advice="set its target to a new name in the pipeline, and copy it again"
+                f" (copy_tables=[{target.source.name!r}]); leave it out of the replay (tables).",
+            )
+    for target, _ in first_steps(steps).values():
         waits = progress.set_aside.get(target.source.relation_oid)
         begins_whole = target.source.copy_lsn is not None and not target.is_log
         if waits is not None and waits.since_lsn < first.start_lsn and not begins_whole:
@@ -202,6 +219,36 @@ def _refuse_lacking(
                 lsn=first.start_lsn,
                 advice=f"begin at {waits.since_lsn} or before, or leave the table out (tables).",
             )
+
+
+def _warn_of_unstaged(steps: list[Step]) -> None:
+    """Warn of tables of which the batches lack changes, because the stage task set them aside."""
+    chosen = {each.source.relation_oid: each.source.name for step in steps for each in step.targets}
+    lacks: dict[int, str] = {}
+    for step in steps:
+        for target in step.targets:
+            source = target.source
+            if source.copy_lsn is None or source.relation_oid not in lacks:
+                continue
+            since = lacks.pop(source.relation_oid)
+            if target.is_log:
+                logger.warning(
+                    "%s is a change log: it lacks the changes from LSN %s to its copy at %s, which are in no"
+                    " batch.",
+                    source.name,
+                    since,
+                    source.copy_lsn,
+                )
+        for entry in step.batch.manifest.passed_over:
+            if entry.error and entry.since_lsn is not None and entry.relation_oid in chosen:
+                lacks.setdefault(entry.relation_oid, entry.since_lsn)
+    for oid, since in lacks.items():
+        logger.warning(
+            "%s ends at LSN %s: the stage task set it aside, and no batch of this replay has its changes"
+            " after that, nor a copy of it.",
+            chosen[oid],
+            since,
+        )
 
 
 def _refuse_headless(
@@ -299,6 +346,9 @@ def _apply(
     progress = checkpoint.Progress(manifest.start_lsn)
     if job.catch_up:
         progress = checkpoint.Progress(manifest.start_lsn, before.tables, before.target_of)
+        # ``start`` lets no copy into a change log with a gap that nobody can fill.
+        gaps = {oid: each for oid, each in before.set_aside.items() if each.lacks_unstaged}
+        progress = dataclasses.replace(progress, set_aside=gaps)
     starts, targets = {}, []
     for target in step.targets:
         look = functools.partial(_start, spark, target, manifest, copied, progress)

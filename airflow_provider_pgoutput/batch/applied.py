@@ -49,6 +49,22 @@ class Marker:
     #: None: the snapshot has expired, and the table property answered.
     start_lsn: Lsn | None = field(default=None, compare=False)
     snapshot_id: int | None = field(default=None, compare=False)
+    #: The batch passes changes of the table over from this LSN on; None: the table has all up to ``end_lsn``.
+    until_lsn: Lsn | None = field(default=None, compare=False)
+
+    def reaches(self, batch_id: str, recorded: Lsn | None) -> Lsn:
+        """Up to which LSN the table needs no changes from a batch.
+
+        If the checkpoint has the marker's batch, what that batch passes over is known, and only a copy brings
+        it. If not, the batch may be staged anew. The new one may pass nothing over, and brings it.
+
+        :param batch_id: of the batch that is applied now.
+        :param recorded: where the newest batch ends that the checkpoint has; None: it has none.
+        """
+        is_known = recorded is not None and recorded >= self.end_lsn
+        if self.until_lsn is None or is_known or self.batch_id == batch_id:
+            return self.end_lsn
+        return self.until_lsn if recorded is None else max(self.until_lsn, recorded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,19 +147,23 @@ def _spans(marker: Marker | None, lsn: Lsn) -> Marker | None:
     return marker
 
 
-def property_of(manifest: Manifest, sequence_number: int) -> str:
+def property_of(manifest: Manifest, sequence_number: int, until_lsn: str | None = None) -> str:
     """The value of ``PROPERTY_APPLIED`` that the publish of a batch writes.
 
     :param sequence_number: of the snapshot that is published.
+    :param until_lsn: the ``SUMMARY_UNTIL_LSN`` of that snapshot.
     """
     batch = f"{manifest.system_identifier} {manifest.batch_id} {manifest.end_lsn}"
-    return f"{batch} {sequence_number}"
+    return " ".join(filter(None, (batch, str(sequence_number), until_lsn)))
 
 
 def _parse(text: str) -> tuple[Marker, int]:
     """The batch and the sequence number of the last publish. Early versions wrote no number."""
-    system_identifier, batch_id, end_lsn, *number = text.split(" ")
-    return Marker(system_identifier, batch_id, Lsn.parse(end_lsn)), int(*number or (0,))
+    system_identifier, batch_id, end_lsn, *more = text.split(" ")
+    number, until = (*more, "", "")[:2]
+    until_lsn = Lsn.parse(until) if until else None
+    marker = Marker(system_identifier, batch_id, Lsn.parse(end_lsn), until_lsn=until_lsn)
+    return marker, int(number or 0)
 
 
 def _marker(snapshot: Snapshot, slot_name: str) -> Marker | None:
@@ -152,10 +172,12 @@ def _marker(snapshot: Snapshot, slot_name: str) -> Marker | None:
     if summary.get(lake_names.SUMMARY_SLOT) != slot_name or not end_lsn:
         return None
     start_lsn = summary.get(lake_names.SUMMARY_START_LSN)
+    until_lsn = summary.get(lake_names.SUMMARY_UNTIL_LSN)
     return Marker(
         summary[lake_names.SUMMARY_SYSTEM_IDENTIFIER],
         summary[lake_names.SUMMARY_BATCH_ID],
         Lsn.parse(end_lsn),
         Lsn.parse(start_lsn) if start_lsn else None,
         snapshot.snapshot_id,
+        Lsn.parse(until_lsn) if until_lsn else None,
     )

@@ -14,7 +14,7 @@ from airflow_provider_pgoutput.errors import BatchGap
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
-    from airflow_provider_pgoutput.batch.manifest import Manifest
+    from airflow_provider_pgoutput.batch.manifest import Manifest, Table
 
 #: Keys of the snapshot summary of every commit that apply makes in a table.
 SUMMARY_SLOT = "pgoutput.slot"
@@ -22,12 +22,15 @@ SUMMARY_SYSTEM_IDENTIFIER = "pgoutput.system-identifier"
 SUMMARY_BATCH_ID = "pgoutput.batch-id"
 SUMMARY_START_LSN = "pgoutput.start-lsn"
 SUMMARY_END_LSN = "pgoutput.end-lsn"
+#: Only if the batch passes changes of the table over: from this LSN on.
+SUMMARY_UNTIL_LSN = "pgoutput.until-lsn"
 SUMMARY_KEYS = (
     SUMMARY_SLOT,
     SUMMARY_SYSTEM_IDENTIFIER,
     SUMMARY_BATCH_ID,
     SUMMARY_START_LSN,
     SUMMARY_END_LSN,
+    SUMMARY_UNTIL_LSN,
 )
 
 #: Properties of every table that apply makes. They say where its rows come from.
@@ -36,7 +39,7 @@ PROPERTY_RELATION_OID = "pgoutput.relation-oid"
 PROPERTY_SLOT = "pgoutput.slot"
 PROPERTY_SYSTEM_IDENTIFIER = "pgoutput.system-identifier"
 #: The slot's name follows. The value is system identifier, batch id and end LSN of the newest publish, and
-#: the sequence number of its snapshot.
+#: the sequence number of its snapshot. Then ``SUMMARY_UNTIL_LSN``, if the snapshot has it.
 PROPERTY_APPLIED = "pgoutput.applied."
 #: ``upsert`` or ``change_log``, and whether deleted rows stay (``true``, ``false``).
 PROPERTY_MODE = "pgoutput.mode"
@@ -152,14 +155,19 @@ PROOFS = (
 )
 
 
-def marker_of(manifest: Manifest) -> dict[str, str]:
-    """The snapshot summary keys of every commit for a batch."""
+def marker_of(manifest: Manifest, table: Table | None = None) -> dict[str, str]:
+    """The snapshot summary keys of every commit for a batch.
+
+    :param table: the batch's table to which the commit writes; None: to one of the pipeline's own.
+    """
+    until = None if table is None else table.until_lsn
     return {
         SUMMARY_SLOT: manifest.slot_name,
         SUMMARY_SYSTEM_IDENTIFIER: manifest.system_identifier,
         SUMMARY_BATCH_ID: manifest.batch_id,
         SUMMARY_START_LSN: str(manifest.start_lsn),
         SUMMARY_END_LSN: str(manifest.end_lsn),
+        **({SUMMARY_UNTIL_LSN: until} if until is not None else {}),
     }
 
 

@@ -122,6 +122,16 @@ class SetAside:
     #: Whether only a copy brings it back, because the stage task left changes out, and no later batch has a
     #: copy of it.
     needs_copy: bool = False
+    #: Whether changes that it lacks are in no batch. A later batch may have a copy. It makes up for them in a
+    #: table of mode ``upsert``, and not in a change log.
+    lacks_unstaged: bool = False
+    #: Where the batches begin that a replay needs; None: at ``since_lsn``.
+    replay_from: Lsn | None = None
+
+    @property
+    def replay_lsn(self) -> Lsn:
+        """Where the batches begin that a replay needs."""
+        return self.since_lsn if self.replay_from is None else self.replay_from
 
     @property
     def in_words(self) -> str:
@@ -155,7 +165,7 @@ def set_aside_tables(rows: Iterable[TableRow]) -> dict[int, SetAside]:
                 and not _has(applied, each)
                 and not _is_replaced(applied, each, holds)
             ),
-            key=lambda each: (each.end_lsn, each.start_lsn),
+            key=_order,
         )
         if waiting:
             found[oid] = _set_aside(oid, waiting, applied)
@@ -171,14 +181,18 @@ def _set_aside(
     :param applied: rows of batches that the table has.
     """
     refusals = [each.refusal for each in waiting if each.refusal is not None]
-    newest = (waiting[-1].start_lsn, waiting[-1].end_lsn)
-    # A later batch has changes of such a table only after a copy of it.
+    newest = _range(waiting[-1])
+    lacks_unstaged = [each for each in waiting if _is_unstaged(each)]
     unstaged = [
         each.refusal
+        for each in lacks_unstaged
+        if each.refusal is not None and _range(each) == newest
+    ]
+    # A later batch has changes of such a table only after a copy of it, which replaces all before.
+    after = [
+        each
         for each in waiting
-        if each.refusal is not None
-        and each.refusal.unstaged_since
-        and (each.start_lsn, each.end_lsn) == newest
+        if lacks_unstaged and not unstaged and _order(each) > _order(lacks_unstaged[-1])
     ]
     return SetAside(
         relation_oid,
@@ -187,7 +201,23 @@ def _set_aside(
         len({(each.start_lsn, each.end_lsn) for each in waiting}),
         (unstaged or refusals)[0],
         needs_copy=bool(unstaged),
+        lacks_unstaged=bool(lacks_unstaged),
+        replay_from=min((_since(each, applied) for each in after), default=None),
     )
+
+
+def _range(row: TableRow) -> tuple[Lsn, Lsn]:
+    return row.start_lsn, row.end_lsn
+
+
+def _order(row: TableRow) -> tuple[Lsn, Lsn]:
+    """Batches follow each other in the order of their ends."""
+    return row.end_lsn, row.start_lsn
+
+
+def _is_unstaged(row: TableRow) -> bool:
+    """Whether the stage task left changes of the table out of the batch."""
+    return row.refusal is not None and row.refusal.unstaged_since != ""
 
 
 def _since(refused: TableRow, applied: Sequence[TableRow]) -> Lsn:
@@ -208,7 +238,7 @@ def _has(applied: Iterable[TableRow], refused: TableRow) -> bool:
     copy makes up for the changes. The changes do not make up for the copy. If the stage task left changes
     out, the batch itself was applied without them, which makes up for nothing.
     """
-    if refused.refusal is not None and refused.refusal.unstaged_since:
+    if _is_unstaged(refused):
         return any(
             each.end_lsn > refused.end_lsn
             or (each.end_lsn == refused.end_lsn and each.is_point and not refused.is_point)
@@ -227,7 +257,8 @@ def _is_replaced(
     """Whether another table was copied over the rows of a refused batch's table, in that batch or later.
 
     Apply lets no other table into a target without a copy. If the batch was refused in another target than
-    the one with the rows, the answer is no.
+    the one with the rows, the answer is no. The stage task knows no target, so its rows are about the one
+    with the rows.
 
     :param applied: rows of batches that the table has.
     :param holds: for each target, the newest row that was applied.
@@ -235,8 +266,11 @@ def _is_replaced(
     own = max(
         (each for each in applied if each.target), key=lambda each: each.end_lsn, default=None
     )
-    if refused.refusal is None or own is None or own.target != refused.refusal.target:
+    if refused.refusal is None or own is None:
         return False
+    if own.target != refused.refusal.target and not _is_unstaged(refused):
+        return False
+    assert own.target is not None, "only rows with a target were taken"
     newest = holds[own.target]
     return (
         newest.relation_oid != own.relation_oid

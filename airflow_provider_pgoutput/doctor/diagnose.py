@@ -240,10 +240,11 @@ def _set_aside(observed: Observed) -> Iterator[Finding]:
             PROBLEM,
             each.table_name,
             f"It is set aside since {each.since_lsn}. {each.in_words} {each.refusal}",
-            "when the cause is gone, copy it (copy_tables)."
+            "when the cause is gone, copy it (copy_tables), a change log into a new target."
             if each.needs_copy
             else "when the cause is gone, run PgoutputReplayOperator without from_lsn. A table that was"
-            " rolled back or dropped, or that lacks rows, is copied (copy_tables).",
+            " rolled back or dropped, or that lacks rows, is copied (copy_tables)."
+            + (" So is a change log, into a new target." if each.lacks_unstaged else ""),
         )
 
 

@@ -147,7 +147,7 @@ class PgoutputReplayOperator(SparkApplyOperator):
         for _ in range(_MOST_ROUNDS):
             if not waiting:
                 break
-            from_lsn = min(each.since_lsn for each in waiting)
+            from_lsn = min(each.replay_lsn for each in waiting)
             batches = self._until_checkpoint(area, checkpoint, slot_name, from_lsn)
             names = tuple(sorted(each.table_name for each in waiting))
             self.log.info("Set aside, and brought back now: %s.", ", ".join(names))
@@ -183,8 +183,8 @@ class PgoutputReplayOperator(SparkApplyOperator):
         lost = [each for each in waiting if each.needs_copy]
         reason = "the stage task set tables aside, and did not stage their changes." if lost else ""
         staged = [each for each in waiting if not each.needs_copy]
-        for since in sorted({each.since_lsn for each in staged}):
-            tables = [each for each in staged if each.since_lsn == since]
+        for since in sorted({each.replay_lsn for each in staged}):
+            tables = [each for each in staged if each.replay_lsn == since]
             try:
                 self._until_checkpoint(area, checkpoint, slot_name, since)
             except (BatchGap, BatchRefused) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +17,8 @@ from airflow_provider_pgoutput.batch.applied import (
     property_of,
 )
 from airflow_provider_pgoutput.batch.lsn import Lsn
-from airflow_provider_pgoutput.batch.manifest import Manifest
+from airflow_provider_pgoutput.batch.manifest import Manifest, Table
+from airflow_provider_pgoutput.batch.table_version import Counts, TableVersion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,6 +135,45 @@ def test_what_a_publish_writes_is_read_back() -> None:
     text = property_of(manifest, 5)
     assert find_applied(SLOT, [theirs(6)], text).marker == Marker("7", manifest.batch_id, Lsn(32))
     assert find_applied(SLOT, [theirs(4)], text).lacks_published
+
+
+@pytest.mark.parametrize("has_expired", [False, True])
+@pytest.mark.parametrize(
+    ("batch_id", "recorded", "reaches"),
+    [
+        pytest.param("b32", 16, 32, id="the same batch again"),
+        pytest.param("b48", 32, 32, id="the checkpoint has it"),
+        pytest.param("b48", 16, 24, id="it was staged anew"),
+        pytest.param("b48", None, 24, id="it was the first one"),
+        pytest.param("b48", 28, 28, id="the slot was read again"),
+    ],
+)
+def test_what_a_batch_passed_over_comes_with_the_one_that_replaces_it(
+    batch_id: str, recorded: int | None, reaches: int, has_expired: bool
+) -> None:
+    """Unless the checkpoint has the batch: then only a copy brings it."""
+    snapshot = ours(2, 32)
+    snapshot = dataclasses.replace(
+        snapshot, summary={**snapshot.summary, words.SUMMARY_UNTIL_LSN: str(Lsn(24))}
+    )
+    history = [theirs(3)] if has_expired else [snapshot]
+    found = find_applied(SLOT, history, f"{published(32, 2)} {Lsn(24)}").marker
+    assert found is not None
+    known = None if recorded is None else Lsn(recorded)
+    assert found.reaches(batch_id, known) == Lsn(reaches)
+
+
+def test_the_commits_of_a_table_say_what_the_batch_passes_over() -> None:
+    version = TableVersion(0, "public", "t", "d", (), ())
+    table = Table(7, "public", "t", (version,), Counts(), copy_lsn="0/10")
+    manifest = Manifest(SLOT, "7", 1, "shop", ("p",), Lsn(16), Lsn(32), (table,))
+    assert words.SUMMARY_UNTIL_LSN not in words.marker_of(manifest, table)
+    summary = words.marker_of(manifest, table.until(Lsn(24)))
+    assert summary[words.SUMMARY_UNTIL_LSN] == str(Lsn(24))
+    text = property_of(manifest, 5, summary[words.SUMMARY_UNTIL_LSN])
+    found = find_applied(SLOT, [theirs(6)], text).marker
+    assert found is not None
+    assert found.until_lsn == Lsn(24)
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,41 @@ def test_what_was_not_staged_waits_for_a_later_batch_which_copies_the_table() ->
         assert found.needs_copy
 
 
+def test_a_refused_copy_does_not_hide_that_changes_before_it_are_in_no_batch() -> None:
+    """A replay begins with the copy. A change log would keep its gap."""
+    lacked = [row(10, 20), row(20, 30, REFUSAL), row(30, 40), row(30, 40, UNSTAGED)]
+    (found,) = set_aside_tables(lacked).values()
+    assert (found.needs_copy, found.lacks_unstaged) == (True, True)
+    (found,) = set_aside_tables([*lacked, row(40, 60, REFUSAL), row(60, 70, REFUSAL)]).values()
+    assert (found.needs_copy, found.lacks_unstaged) == (False, True)
+    # The batch with the copy is enough, and prune keeps it.
+    assert found.replay_lsn == Lsn(40)
+    assert found.since_lsn < Lsn(40)
+    (found,) = set_aside_tables([*lacked[:2], row(50, 60, REFUSAL)]).values()
+    assert (found.lacks_unstaged, found.replay_lsn, found.since_lsn) == (False, Lsn(20), Lsn(20))
+
+
+@pytest.mark.parametrize(
+    ("target", "ends", "waits"),
+    [
+        pytest.param("n.t", 50, False, id="a later copy of the new table"),
+        pytest.param("n.t", 40, False, id="a copy where the last batch ends that it lacks"),
+        pytest.param("n.t", 20, True, id="a table that had the target before it"),
+        pytest.param("n.other", 50, True, id="another target"),
+    ],
+)
+def test_another_table_in_its_target_ends_what_was_not_staged(
+    target: str, ends: int, waits: bool
+) -> None:
+    """The stage task knows no target."""
+    own, new = (
+        row(10, 20)._replace(target="n.t"),
+        row(ends, ends, oid=8)._replace(target=target),
+    )
+    rows = [own, row(30, 40, UNSTAGED), new]
+    assert list(set_aside_tables(rows)) == ([7] if waits else [])
+
+
 def test_a_first_copy_that_was_not_staged_waits_for_another_one() -> None:
     assert set_aside_tables([row(20, 20, UNSTAGED)])
     assert not set_aside_tables([row(20, 20, UNSTAGED), row(20, 30)])

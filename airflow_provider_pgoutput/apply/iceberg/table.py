@@ -373,7 +373,9 @@ class IcebergTable:
             change = (change.replaceTag if exists else change.createTag)(tag, head)
             change = change.setMaxRefAgeMs(tag, tag_days * _DAY_MS)
         change.removeBranch(branch).commit()
-        applied = property_of(manifest, int(self.java.snapshot(head).sequenceNumber()))
+        snapshot = self.java.snapshot(head)
+        until = snapshot.summary().get(lake_names.SUMMARY_UNTIL_LSN)
+        applied = property_of(manifest, int(snapshot.sequenceNumber()), until)
         properties = transaction.updateProperties()
         properties = properties.set(lake_names.PROPERTY_APPLIED + manifest.slot_name, applied)
         for name in done:

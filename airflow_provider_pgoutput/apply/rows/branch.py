@@ -108,7 +108,7 @@ class Preparation(ABC):
     @property
     def marker(self) -> dict[str, str]:
         """The summary keys of the batch."""
-        return marker_of(self.batch.manifest)
+        return marker_of(self.batch.manifest, self.target.source)
 
     def writer(self) -> BranchWriter:
         """The branch. It is made, and the table with it, when there is something to write."""

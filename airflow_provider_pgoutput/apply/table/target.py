@@ -257,7 +257,9 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
         loaded = _was_loaded(table, marker, target, manifest, progress) and not behind
         if not behind:
             _refuse_other_source(table, marker, target, manifest, loaded=loaded)
-    applied = marker.end_lsn if marker else None
+    known = progress.tables.get(target.name.target)
+    recorded = max(filter(None, (progress.end_lsn, known)), default=None)
+    applied = marker.reaches(manifest.batch_id, recorded) if marker else None
     copies = copy_lsn is not None and (
         applied is None
         or applied <= copy_lsn
@@ -272,7 +274,6 @@ def start(spark: SparkSession, target: Target, manifest: Manifest, progress: Pro
         # The lake's rows may be of a table that was renamed or made again at the source since.
         _refuse_renamed(target, progress, copies)
         _refuse_made_again(table, target, manifest)
-    known = progress.tables.get(target.name.target)
     if not copies and (behind or (known is not None and (applied is None or applied < known))):
         raise TableRolledBack(
             f"The checkpoint says {known or 'nothing'}, the table says {applied or 'nothing'}.",

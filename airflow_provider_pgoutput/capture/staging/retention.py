@@ -135,7 +135,7 @@ def _lacked_from(
             (
                 each
                 for each in sealed
-                if _is_of(each, checkpoint) and _holds(each.manifest, table.since_lsn)
+                if _is_of(each, checkpoint) and _holds(each.manifest, table.replay_lsn)
             ),
             None,
         )
