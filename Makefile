@@ -30,7 +30,7 @@ MARKS := $(if $(ALL),-m '')
 FOLDER ?=
 
 classes: setup ## Write Java's archive of Spark's classes, so that Spark starts faster in the tests
-	@$(BIN)/python -c 'from quickstart.spark import write_class_archive; write_class_archive()'
+	@$(BIN)/python -c 'import logging; logging.basicConfig(level="INFO", format="classes: %(message)s"); from quickstart.spark import write_class_archive; write_class_archive()'
 
 test: classes ## Run the tests (FOLDER=apply or PYTEST_ARGS="-k name" for some of them, ALL=1 for more cases, WORKERS=2)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(MARKS) $(PYTEST_ARGS) tests/$(FOLDER)
