@@ -28,7 +28,7 @@ class RefusedTables:
     def add(self, table: PublishedTable, error: PgoutputError) -> None:
         """Leave one table out of the run.
 
-        :raises PgoutputError: the error, if no table is set aside.
+        :raises PgoutputError: ``error``, if the answer is ``fail``.
         """
         if not self.goes_on:
             raise error
