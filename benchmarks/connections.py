@@ -42,6 +42,8 @@ CASES = {
     "one transaction": Case("W4"),
     "small": Case("W2", 0.25),
     "busy cores": Case("W1", busy=True),
+    "wide": Case("W2"),
+    "short transactions": Case("W3"),
     "long": Case("W1"),
 }
 

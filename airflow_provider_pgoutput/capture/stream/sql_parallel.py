@@ -44,9 +44,9 @@ PART_BYTES: Final = 192 << 20
 _SMALLEST_PART_BYTES: Final = 16 << 20
 
 
-#: Another connection pays off for so much WAL. A backlog that one connection reads in a second or two is not
+#: Another connection pays off for so much WAL. A backlog that one connection reads in half a second is not
 #: read faster by two: first they make copies of the slot and move them, and read WAL twice for that.
-_BYTES_PER_CONNECTION: Final = 128 << 20
+_BYTES_PER_CONNECTION: Final = 32 << 20
 
 
 #: If no transaction commits in so much WAL, a long one is under way. If a part ends inside it, the server

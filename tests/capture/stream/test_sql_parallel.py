@@ -63,8 +63,8 @@ def test_no_cut_is_inside_the_header_of_a_wal_page(start: int) -> None:
 def test_the_number_of_connections_follows_backlog_cores_and_free_slots() -> None:
     assert sensible_connections(0, 16, 9) == 1
     # Copies of the slot cost more than a second connection gains.
-    assert sensible_connections(255 * _MIB, 16, 9) == 1
-    assert sensible_connections(256 * _MIB, 16, 9) == 2
+    assert sensible_connections(63 * _MIB, 16, 9) == 1
+    assert sensible_connections(64 * _MIB, 16, 9) == 2
     assert sensible_connections(10**12, 16, 9) == 4
     assert sensible_connections(10**12, 2, 9) == 2
     assert sensible_connections(10**12, 1, 9) == 1
