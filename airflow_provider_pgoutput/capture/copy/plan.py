@@ -65,8 +65,10 @@ _SIZE_QUERY = """
 SELECT o.oid::pg_catalog.int8,
        COALESCE(pg_catalog.pg_relation_size(o.oid), 0)
        / pg_catalog.current_setting('block_size')::pg_catalog.int8,
-       COALESCE(pg_catalog.pg_table_size(o.oid), 0)
+       COALESCE(pg_catalog.pg_table_size(o.oid), 0),
+       COALESCE(c.relpages > 0, false)
   FROM pg_catalog.unnest(%s::pg_catalog.oid[]) AS o(oid)
+  LEFT JOIN pg_catalog.pg_class c ON c.oid = o.oid
 """
 
 
@@ -87,15 +89,17 @@ class TableStorage:
     size_bytes: int
     #: Whether it can be read in ranges of blocks.
     has_blocks: bool
+    #: Whether the catalog says that it has blocks, or one of its leaves has.
+    had_blocks: bool = False
 
     @property
     def is_empty(self) -> bool:
         """Whether the exported snapshot sees no rows. It holds only while the table keeps its files.
 
         A heap without a block has no rows. It cannot have lost them since: VACUUM keeps those of the
-        snapshot, and TRUNCATE makes new files.
+        snapshot, and TRUNCATE makes new files. But the server also sees no block when the file is missing.
         """
-        return self.has_blocks and not any(self.blocks)
+        return self.has_blocks and not self.had_blocks and not any(self.blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +169,15 @@ def read_storage(session: Session, relation_oids: Sequence[int]) -> dict[int, Ta
     oids = [leaf.oid for found in leaves.values() for leaf in found]
     with translated():
         rows = session.execute(_SIZE_QUERY, (oids,)).fetchall()
-    blocks = {oid: count for oid, count, _ in rows}
-    sizes = {oid: size for oid, _, size in rows}
+    blocks = {oid: count for oid, count, *_ in rows}
+    sizes = {oid: size for oid, _, size, _ in rows}
+    had_blocks = {oid for oid, _, _, had in rows if had}
     return {
         oid: TableStorage(
             tuple(blocks[leaf.oid] for leaf in found),
             sum(sizes[leaf.oid] for leaf in found),
             has_blocks=bool(found) and all(leaf.has_blocks for leaf in found),
+            had_blocks=any(leaf.oid in had_blocks for leaf in found),
         )
         for oid, found in leaves.items()
     }

@@ -100,7 +100,8 @@ _MEANINGS = (
     _Meaning("55P03", "", errors.SourceLocked, "see pg_locks and pg_prepared_xacts."),
     _Meaning("55000", "can no longer", errors.SlotLost, _COPY_AGAIN),
     _Meaning("55000", "has been invalidated", errors.SlotLost, _COPY_AGAIN),
-    _Meaning("58P01", "", errors.SlotLost, _COPY_AGAIN),
+    # A segment of WAL, or a file of the slot. The file of a table may be missing as well.
+    _Meaning("58P01", "[0-9A-F]{24}|pg_replslot/|pg_logical/", errors.SlotLost, _COPY_AGAIN),
     _Meaning(
         "55000", "not created in this database", errors.WrongSlot, "connect to the slot's database."
     ),
@@ -191,11 +192,15 @@ _MEANINGS = (
     _Meaning("40", "", errors.SourceUnavailable, _LATER),
     _Meaning("25P", "", errors.SourceUnavailable, _LATER),
 )
-#: For a statement that reads a user's table: its schema, the table or a column is gone or renamed, or the
-#: column has another type by now, for which there is no such function (``numeric_send`` of a text).
-_GONE = tuple(
-    _Meaning(each, "", errors.SnapshotLost, _NEW_SNAPSHOT)
-    for each in ("3F000", "42P01", "42703", "42883")
+#: For a statement that reads a user's table. It says nothing about the slot. The table's schema, the table or
+#: a column may be gone or renamed, or the column may have another type by now, for which there is no such
+#: function (``numeric_send`` of a text).
+_OF_A_TABLE = (
+    *(each for each in _MEANINGS if each.error is not errors.SlotLost),
+    *(
+        _Meaning(each, "", errors.SnapshotLost, _NEW_SNAPSHOT)
+        for each in ("3F000", "42P01", "42703", "42883")
+    ),
 )
 
 _REPLICATION_NEEDED = ("permission denied to start WAL sender", "replication role")
@@ -246,7 +251,7 @@ def meaning(
     message = " ".join(message.split())
     if not sqlstate:
         return _of_connecting(message, slot)
-    for each in _MEANINGS if table is None else (*_MEANINGS, *_GONE):
+    for each in _MEANINGS if table is None else _OF_A_TABLE:
         if sqlstate.startswith(each.sqlstate) and re.search(each.pattern, message):
             return each.error(
                 f"{message} [SQLSTATE {sqlstate}]", slot=slot, table=table, advice=each.advice
