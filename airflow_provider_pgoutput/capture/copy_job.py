@@ -17,12 +17,14 @@ from airflow_provider_pgoutput.capture.source.catalog import PublishedColumn, Pu
 from airflow_provider_pgoutput.capture.source.keys import RowIdentity
 from airflow_provider_pgoutput.capture.types.cast import ValuePolicy
 from airflow_provider_pgoutput.capture.types.type_info import Attribute, TypeInfo
+from airflow_provider_pgoutput.errors import error_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from airflow_provider_pgoutput.capture.staging.copied_table import CopiedTable
+    from airflow_provider_pgoutput.errors import PgoutputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,51 @@ FAILURE_FILE = "failure.json"
 def copied_file(relation_oid: int) -> str:
     """Name of the file that says that a table was copied."""
     return f"copied-{relation_oid}.json"
+
+
+def refused_file(relation_oid: int) -> str:
+    """Name of the file that says why a table could not be copied, while the others go on."""
+    return f"refused-{relation_oid}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error on its way to another process."""
+
+    #: The name of its class.
+    error: str
+    #: Its whole text.
+    message: str
+    #: Whether it concerns only the table that was read.
+    is_of_table: bool = False
+
+    @classmethod
+    def of(cls, error: PgoutputError, *, is_of_table: bool = False) -> Failure:
+        """Describe an error."""
+        return cls(type(error).__name__, str(error), is_of_table)
+
+    def to_json(self) -> str:
+        """The failure as text."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Failure:
+        """Read the failure's text. Both sides have the same version of the package."""
+        return cls(**json.loads(text))
+
+    def to_error(self) -> PgoutputError:
+        """The error in its own class."""
+        found = error_named(self.error, self.message)
+        assert found is not None, "only errors of ours are described"
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedTable:
+    """A table that could not be copied, while the others go on."""
+
+    relation_oid: int
+    error: PgoutputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +117,8 @@ class CopyJob:
     #: Memory in MiB for rows that wait to be written, for each range that is read.
     memory_mib: int
     tables: tuple[TableJob, ...]
+    #: Whether the others go on when one table cannot be copied.
+    goes_on: bool = False
     #: A libpq connection string or URI, or its parameters.
     conninfo: str | Mapping[str, Any] = field(repr=False, default="")
 
@@ -114,7 +163,7 @@ class CopyEngine(Protocol):
         """Size on the server's disk below which it is not worth while to give a table to the engine."""
         ...
 
-    def started(self, job: CopyJob) -> AbstractContextManager[Iterator[CopiedTable]]:
+    def started(self, job: CopyJob) -> AbstractContextManager[Iterator[CopiedTable | RefusedTable]]:
         """Begin a job. The iterator yields each table when it is done, and ends when all are.
 
         The iterator raises the error that ended the job, for instance ``SnapshotLost``. Leaving the context

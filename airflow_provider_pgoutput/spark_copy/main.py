@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import json
 import logging
 import re
 import sys
@@ -23,7 +22,14 @@ from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 
 from airflow_provider_pgoutput.batch.table_version import Counts
-from airflow_provider_pgoutput.capture.copy_job import FAILURE_FILE, JOB_FILE, CopyJob, copied_file
+from airflow_provider_pgoutput.capture.copy_job import (
+    FAILURE_FILE,
+    JOB_FILE,
+    CopyJob,
+    Failure,
+    copied_file,
+    refused_file,
+)
 from airflow_provider_pgoutput.capture.source.progress_log import CopyProgress
 from airflow_provider_pgoutput.capture.staging.copied_table import CopiedTable
 from airflow_provider_pgoutput.errors import ConfigurationError, PgoutputError, SparkFailed
@@ -62,8 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
         _Copy(context, job, folder).run()
     except PgoutputError as error:
         log.error("%s: %s", type(error).__name__, error)
-        failure = {"error": type(error).__name__, "message": str(error)}
-        _write_whole(folder / FAILURE_FILE, json.dumps(failure))
+        _write_whole(folder / FAILURE_FILE, Failure.of(error).to_json())
         return FAILED
     finally:
         context.stop()
@@ -115,7 +120,14 @@ class _Copy:
         try:
             done = self._context.parallelize(range(count), count).map(copy).collect()
         except Py4JJavaError as error:
-            raise _meaning(str(error)) or _unnamed(error, table.name) from None
+            failure = failure_of(str(error))
+            if failure is None:
+                raise _missing_package(str(error)) or _unnamed(error, table.name) from None
+            if not failure.is_of_table:
+                raise failure.to_error() from None
+            log.warning("%s is not copied, and the others go on. %s", table.name, failure.message)
+            _write_whole(self._folder / refused_file(table.relation_oid), failure.to_json())
+            return
         copied = CopiedTable(
             relation_oid=table.relation_oid,
             files=tuple(file for each in done for file in each.files),
@@ -145,10 +157,8 @@ class _Copy:
         self._progress.rows(rows, read_bytes)
 
 
-def _meaning(message: str) -> PgoutputError | None:
-    """What a failed job means; None: Spark itself failed."""
-    if error := failure_of(message):
-        return error
+def _missing_package(message: str) -> PgoutputError | None:
+    """The error for a package that the executors lack; None: the job failed for another reason."""
     if missing := _MISSING_MODULE.search(message):
         return ConfigurationError(
             f"The executors' Python lacks the package {missing[1].partition('.')[0]}.",

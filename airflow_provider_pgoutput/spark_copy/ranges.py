@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import os
 import re
 import socket
@@ -21,7 +20,13 @@ import pyarrow as pa
 from pyspark import AccumulatorParam
 
 from airflow_provider_pgoutput.batch.table_version import Counts
-from airflow_provider_pgoutput.capture.copy.read import CopiedRows, TableCopy, copy_tables
+from airflow_provider_pgoutput.capture.copy.read import (
+    CopiedRows,
+    RefusedCopy,
+    TableCopy,
+    copy_tables,
+)
+from airflow_provider_pgoutput.capture.copy_job import Failure
 from airflow_provider_pgoutput.capture.describe import copy_caster
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.capture.staging.rejected import SCHEMA as REJECTED_SCHEMA
@@ -29,7 +34,7 @@ from airflow_provider_pgoutput.capture.staging.sent_values import Casters
 from airflow_provider_pgoutput.capture.staging.tables import StagedTable, StagedVersion
 from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
 from airflow_provider_pgoutput.crash_points import reach
-from airflow_provider_pgoutput.errors import PgoutputError, error_named
+from airflow_provider_pgoutput.errors import PgoutputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,6 +80,14 @@ class AddUp(AccumulatorParam[DoneSoFar]):
         return DoneSoFar(*map(sum, zip(value1, value2, strict=True)))
 
 
+class _TableRefused(Exception):
+    """The table cannot be copied, and the others go on."""
+
+    def __init__(self, error: PgoutputError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class TaskFailed(Exception):
     """One of our errors on its way to the driver, which gets only its text."""
 
@@ -97,8 +110,10 @@ def copy_range(
     table = job.tables[table_number]
     try:
         copied = _Range(job, table).copy(conninfo, table.ranges[range_number])
-    except PgoutputError as error:
-        text = json.dumps({"error": type(error).__name__, "message": str(error)}).join(_MARKS)
+    except (PgoutputError, _TableRefused) as raised:
+        is_of_table = isinstance(raised, _TableRefused)
+        error = raised.error if isinstance(raised, _TableRefused) else raised
+        text = Failure.of(error, is_of_table=is_of_table).to_json().join(_MARKS)
         # The traceback that Spark prints quotes this line, so the line must not contain the marks. The
         # error's cause is left out, because the server's words may quote rows.
         raise TaskFailed(text) from None
@@ -106,10 +121,10 @@ def copy_range(
     return copied
 
 
-def failure_of(message: str) -> PgoutputError | None:
-    """The error that ended a task, in its own class, from Spark's message; None: it is not one of ours."""
+def failure_of(message: str) -> Failure | None:
+    """The error that ended a task, from Spark's message; None: it is not one of ours."""
     found = _FAILURE.search(message)
-    return None if found is None else error_named(**json.loads(found[1]))
+    return None if found is None else Failure.from_json(found[1])
 
 
 class _Range:
@@ -133,7 +148,12 @@ class _Range:
         table_copy = TableCopy(self._table.table, self._staged, [blocks])
         counts, read_bytes = Counts(), 0
         try:
-            for part in copy_tables(conninfo, self._job.snapshot_name, [table_copy], 1):
+            parts = copy_tables(
+                conninfo, self._job.snapshot_name, [table_copy], 1, goes_on=self._job.goes_on
+            )
+            for part in parts:
+                if isinstance(part, RefusedCopy):
+                    raise _TableRefused(part.error)
                 if isinstance(part, CopiedRows):
                     counts += self._keep(part)
                     read_bytes += part.rows.nbytes

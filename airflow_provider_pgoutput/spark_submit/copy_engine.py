@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
-from airflow_provider_pgoutput.errors import ConfigurationError, error_named
+from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.hooks.connections import get_connection
 from airflow_provider_pgoutput.tasks import arguments
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
-    from airflow_provider_pgoutput.capture.copy_job import CopyJob
+    from airflow_provider_pgoutput.capture.copy_job import CopyJob, RefusedTable
     from airflow_provider_pgoutput.capture.staging.copied_table import CopiedTable
 
 WORKER = "worker"
@@ -121,7 +121,7 @@ class SparkCopy:
     _hook: SparkSubmitHook | None = None
 
     @contextlib.contextmanager
-    def started(self, job: CopyJob) -> Iterator[Iterator[CopiedTable]]:
+    def started(self, job: CopyJob) -> Iterator[Iterator[CopiedTable | RefusedTable]]:
         """Submit the job; see ``CopyEngine``."""
         from airflow_provider_pgoutput.capture.copy_job import JOB_FILE
         from airflow_provider_pgoutput.spark_submit.files import COPY, spark_files, write_private
@@ -189,18 +189,30 @@ class _Submission(threading.Thread):
             self.error = error
 
 
-def _tables(folder: Path, job: CopyJob, submission: _Submission) -> Iterator[CopiedTable]:
-    """The tables of a job. Each is yielded when the driver says that it is done."""
-    from airflow_provider_pgoutput.capture.copy_job import copied_file
+def _tables(
+    folder: Path, job: CopyJob, submission: _Submission
+) -> Iterator[CopiedTable | RefusedTable]:
+    """The tables of a job. Each is yielded when the driver says that it is done, or refused."""
+    from airflow_provider_pgoutput.capture.copy_job import (
+        Failure,
+        RefusedTable,
+        copied_file,
+        refused_file,
+    )
     from airflow_provider_pgoutput.capture.staging.copied_table import CopiedTable
 
-    waiting = {folder / copied_file(each.table.relation_oid) for each in job.tables}
+    waiting = {each.table.relation_oid for each in job.tables}
     while waiting:
         has_ended = not submission.is_alive()
-        for path in sorted(waiting):
-            if path.exists():
-                waiting.remove(path)
-                yield CopiedTable.from_json(path.read_text(encoding="utf-8"))
+        for oid in sorted(waiting):
+            copied, refused = folder / copied_file(oid), folder / refused_file(oid)
+            if copied.exists():
+                waiting.remove(oid)
+                yield CopiedTable.from_json(copied.read_text(encoding="utf-8"))
+            elif refused.exists():
+                waiting.remove(oid)
+                failure = Failure.from_json(refused.read_text(encoding="utf-8"))
+                yield RefusedTable(oid, failure.to_error())
         if waiting and has_ended:
             raise _failure(folder, submission)
         if waiting:
@@ -209,12 +221,10 @@ def _tables(folder: Path, job: CopyJob, submission: _Submission) -> Iterator[Cop
 
 def _failure(folder: Path, submission: _Submission) -> Exception:
     """Why the job ended too early. What the driver itself reported counts more than its exit status."""
-    import json
-
-    from airflow_provider_pgoutput.capture.copy_job import FAILURE_FILE
+    from airflow_provider_pgoutput.capture.copy_job import FAILURE_FILE, Failure
 
     path = folder / FAILURE_FILE
-    named = error_named(**json.loads(path.read_text("utf-8"))) if path.exists() else None
+    named = Failure.from_json(path.read_text("utf-8")).to_error() if path.exists() else None
     return (
         named
         or submission.error

@@ -243,6 +243,30 @@ def test_the_copy_is_that_of_the_other_engine_and_every_executor_took_part(
     assert not list((tmp_path / "private").iterdir())
 
 
+def test_a_table_that_cannot_be_copied_stops_no_other(
+    stage: Callable[..., Any], source: Session, tmp_path: Path, task_context: Any
+) -> None:
+    """One table has a value that its column cannot hold. The row filter of another one fails."""
+    source.execute(
+        TABLES + "CREATE TABLE torn (id int PRIMARY KEY); INSERT INTO torn VALUES (1), (0), (2);"
+        "ALTER PUBLICATION shop ADD TABLE torn WHERE (1 / id > -1)"
+    )
+    options = {"value_policy": {"decimal": "fail"}}
+    with pytest.raises(AirflowFailException):
+        stage("stopped", **options).execute(task_context)
+    aside = {"on_table_refused": "set_aside", **options}
+    batch = stage("aside", **aside).execute(task_context)
+    found = manifest_of(batch)
+    refused = {each.table_name: each.error for each in found.passed_over}
+    assert refused == {"public.kinds": "ValueRefused", "public.torn": "SourceError"}
+    assert batch["set_aside"].keys() == refused.keys()
+    wanted = manifest_of(stage("by_worker", copy_engine="worker", **aside).execute(task_context))
+    assert [each.name for each in found.tables] == [each.name for each in wanted.tables]
+    root = tmp_path / "staging"
+    for table, other in zip(found.tables, wanted.tables, strict=True):
+        assert rows(copied(root, table)) == rows(copied(root, other)), table.name
+
+
 class Staging(threading.Thread):
     """A stage task in a thread."""
 

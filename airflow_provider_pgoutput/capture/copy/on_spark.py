@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
+from airflow_provider_pgoutput.batch.answers import SET_ASIDE
 from airflow_provider_pgoutput.capture.copy.plan import block_ranges
-from airflow_provider_pgoutput.capture.copy_job import CopyJob, TableJob
+from airflow_provider_pgoutput.capture.copy.read import RefusedCopy
+from airflow_provider_pgoutput.capture.copy_job import CopyJob, RefusedTable, TableJob
 from airflow_provider_pgoutput.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -54,10 +56,11 @@ def copied_elsewhere(
     snapshot_name: str,
     table_copies: Sequence[TableCopy],
     storage: Mapping[int, TableStorage],
-) -> Iterator[Generator[TableElsewhere, None, None]]:
+) -> Iterator[Generator[TableElsewhere | RefusedCopy, None, None]]:
     """Start to copy tables with the other engine.
 
-    Each table is yielded when the engine says that it is copied.
+    Each table is yielded when the engine says that it is copied. If one cannot be copied, the others go on,
+    as far as tables may be set aside.
 
     :param table_copies: at least one.
     :param storage: how large the tables are, by OID.
@@ -82,10 +85,16 @@ def copied_elsewhere(
             )
             for each in table_copies
         ),
+        goes_on=request.on_table_refused == SET_ASIDE,
         conninfo=request.direct,
     )
     with engine.started(job) as found:
-        yield (TableElsewhere(by_oid[copied.relation_oid], copied) for copied in found)
+        yield (
+            RefusedCopy(by_oid[each.relation_oid], each.error)
+            if isinstance(each, RefusedTable)
+            else TableElsewhere(by_oid[each.relation_oid], each)
+            for each in found
+        )
 
 
 def _folder(table_copy: TableCopy) -> str:

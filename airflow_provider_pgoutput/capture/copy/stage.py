@@ -201,8 +201,8 @@ def _is_altered(
 
 
 def _until_an_error(
-    tables: Generator[TableElsewhere, None, None], errors: list[Exception]
-) -> Generator[TableElsewhere, None, None]:
+    tables: Generator[TableElsewhere | RefusedCopy, None, None], errors: list[Exception]
+) -> Generator[TableElsewhere | RefusedCopy, None, None]:
     """What the other engine copied. Its error waits until the tables that this process reads are sealed."""
     try:
         yield from tables
