@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.membership import PublishedSet
-from airflow_provider_pgoutput.batch.passed_over import PassedOver, first_lsn
+from airflow_provider_pgoutput.batch.passed_over import PassedOver, RefusedCopy, first_lsn
 from airflow_provider_pgoutput.batch.shape import (
     SchemaChange,
     Shape,
@@ -49,6 +49,7 @@ _LATER_FIELDS = {
     "loaded_lsn": None,
     "skipped": (),
     "passed_over": (),
+    "refused_copies": (),
     "is_gone": False,
     "until_lsn": None,
     "older_unknown": False,
@@ -206,6 +207,8 @@ class Manifest:
     skipped: tuple[SkippedTransaction, ...] = ()
     #: Not in manifests of version 0.1.
     passed_over: tuple[PassedOver, ...] = ()
+    #: Not in manifests of version 0.1.
+    refused_copies: tuple[RefusedCopy, ...] = ()
     created_by: str = ""
     #: The value of ``batch_id``. It is kept, because it is asked for often and takes time in a large
     #: manifest.
@@ -239,6 +242,12 @@ class Manifest:
         left_out = {each.commit_lsn for each in self.skipped}
         within = [lsn for lsn in commit_lsns if self.start_lsn <= lsn < self.end_lsn]
         return all(str(lsn) in left_out for lsn in within)
+
+    @property
+    def answered_copies(self) -> frozenset[str]:
+        """Names of the tables that it copies, and of those whose copy was asked for and refused."""
+        copied = {table.name for table in self.tables if table.copy_lsn is not None}
+        return frozenset(copied | {each.table_name for each in self.refused_copies})
 
     def uri(self, staging_uri: str) -> str:
         """Where the manifest of this batch lies in a staging area."""
@@ -318,6 +327,9 @@ class Manifest:
                     ),
                     "passed_over": tuple(
                         PassedOver(**each) for each in body.get("passed_over", ())
+                    ),
+                    "refused_copies": tuple(
+                        RefusedCopy(**each) for each in body.get("refused_copies", ())
                     ),
                 }
             )

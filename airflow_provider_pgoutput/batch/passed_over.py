@@ -45,6 +45,25 @@ class PassedOver:
     advice: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedCopy:
+    """A copy that ``copy_tables`` asked for and that the batch does not have.
+
+    The table may be followed all the same, see ``capture/staging/passing.py``.
+    """
+
+    #: ``schema.table``.
+    table_name: str
+    #: The class of the error.
+    error: str
+    reason: str
+    advice: str = ""
+
+    def __str__(self) -> str:
+        advice = f" What to do: {self.advice}" if self.advice else ""
+        return f"{self.error}: {self.reason}{advice}"
+
+
 def first_lsn(versions: Iterable[TableVersion]) -> Lsn | None:
     """Commit LSN of the first change of these versions; None: they have no changes."""
     found = [

@@ -48,6 +48,9 @@ class BatchXCom(TypedDict):
     #: By ``schema.table`` of a table that this batch sets aside: why, and what to do. At most 200 tables.
     #: Left out if there are none.
     set_aside: NotRequired[dict[str, str]]
+    #: By ``schema.table`` whose copy was asked for and is not in the batch: why, and what to do. At most 200
+    #: tables. Left out if there are none.
+    refused_copies: NotRequired[dict[str, str]]
 
 
 def table_counts(manifest: Manifest) -> dict[str, dict[str, int]]:
@@ -106,6 +109,9 @@ def batch_xcom(manifest: Manifest, manifest_uri: str) -> BatchXCom:
     set_aside = {name: str(refusal) for name, refusal in refusals if refusal is not None}
     if set_aside:
         batch["set_aside"] = dict(islice(set_aside.items(), MOST_TABLES))
+    refused_copies = {each.table_name: str(each) for each in manifest.refused_copies}
+    if refused_copies:
+        batch["refused_copies"] = dict(islice(refused_copies.items(), MOST_TABLES))
     return batch
 
 

@@ -382,12 +382,16 @@ def begins_a_lake(sealed: Manifest, request: CaptureRequest) -> bool:
     return holds_copies(sealed, request.copy_tables)
 
 
-def holds_copies(sealed: Manifest, copy_tables: Sequence[str]) -> bool:
+def holds_copies(sealed: Manifest, copy_tables: Sequence[str], *, or_refuses: bool = False) -> bool:
     """Whether a batch that waits to be applied has the copies that are asked for.
 
     If a copy is missing, the batch is not taken as it is. Perhaps it cannot be applied without the copy.
+
+    :param or_refuses: a copy also counts that was asked for and refused when the batch was staged.
     """
     copied = {table.name for table in sealed.tables if table.copy_lsn is not None}
+    if or_refuses:
+        copied |= sealed.answered_copies
     if missing := sorted(set(copy_tables) - copied):
         log.info("The sealed batch lacks the copy of %s.", ", ".join(missing))
     return not missing

@@ -53,6 +53,7 @@ from airflow_provider_pgoutput.capture.staging.manifests import (
     find_ending,
     find_sealed,
     make_sure,
+    warn_of_refused_copies,
     warn_of_skipped,
 )
 from airflow_provider_pgoutput.capture.start import after_loss, first, following
@@ -70,6 +71,7 @@ from airflow_provider_pgoutput.errors import (
     SlotAheadOfCheckpoint,
     SlotLost,
     SlotNotFound,
+    SnapshotLost,
 )
 
 if TYPE_CHECKING:
@@ -287,9 +289,11 @@ def _next_batch(run: Run, checkpoint: Checkpoint) -> tuple[Manifest, str]:
     tables = tables_to_copy(
         run.facts.tables, checkpoint, run.request, gaps | checkpoint.copied_by_itself, run.refused
     )
+    altered = run.source.altered_tables(run.facts)
+    _note_followed(run, checkpoint, gaps | {each.relation_oid for each in altered})
     tables = _united(tables, _waiting_copies(run, checkpoint.end_lsn))
-    tables = _united(tables, run.source.altered_tables(run.facts))
-    tables = _united(tables, _permitted_again(run, checkpoint))
+    tables = _united(tables, altered)
+    tables = _united(tables, _tried_again(run, checkpoint))
     start = following(run.request, checkpoint, last)
     return _stage_with_copies(run, start, _may_copy(run, tables))
 
@@ -308,6 +312,7 @@ def _read_again(run: Run, checkpoint: Checkpoint, last: Manifest | None) -> tupl
     start = begin_again(run, checkpoint, last)
     gaps = _gaps_since(run, last) | checkpoint.copied_by_itself
     tables = tables_to_copy(run.facts.tables, checkpoint, request, gaps, run.refused)
+    _note_followed(run, checkpoint, gaps)
     return _stage_with_copies(run, start, _may_copy(run, tables))
 
 
@@ -328,10 +333,12 @@ def _bridge(run: Run, checkpoint: Checkpoint, confirmed: Lsn) -> tuple[Manifest,
     manifest, uri = found
     # What is in the lake already cannot be meant.
     skip_lsns = [lsn for lsn in request.skip_lsns if lsn >= checkpoint.end_lsn]
-    lacks = not (holds_copies(manifest, request.copy_tables) and manifest.skips(skip_lsns))
+    has_copies = holds_copies(manifest, request.copy_tables, or_refuses=True)
+    lacks = not (has_copies and manifest.skips(skip_lsns))
     if not lacks and not _waits_for_copy(run.request, manifest, checkpoint):
         log.info("The slot has passed this batch, which is sealed and not applied yet: %s", uri)
         warn_of_skipped(manifest)
+        warn_of_refused_copies(manifest, request.copy_tables)
         return found
     raise SlotAheadOfCheckpoint(
         f"The batch {manifest.start_lsn} to {manifest.end_lsn} is sealed and not applied, and the slot"
@@ -358,6 +365,10 @@ def _stage_with_copies(
             if not wanted:
                 log.info("A table that has to be copied is gone: staging the batch again.")
                 continue
+            if oid in run.refused.followed:
+                # Its copy was refused, and it cannot be followed without one.
+                run.refused.followed.remove(oid)
+                continue
             if oid in {each.relation_oid for each in tables}:
                 raise AssertionError("a table that the batch copies asked for a copy") from needed
             copied = _may_copy(run, wanted)
@@ -367,6 +378,24 @@ def _stage_with_copies(
                 wanted[0].name,
             )
             tables += copied
+
+
+def _note_followed(run: Run, checkpoint: Checkpoint, need_a_copy: frozenset[int]) -> None:
+    """Note the tables that are copied only because ``copy_tables`` names them.
+
+    :param need_a_copy: OIDs of tables that cannot be followed without a copy. So cannot those that are new
+        to the lake, set aside or passed over.
+    """
+    known = checkpoint.tables or {}
+    need_a_copy |= checkpoint.set_aside.keys() | checkpoint.passed_over.keys()
+    run.refused.followed.update(
+        each.relation_oid
+        for each in run.facts.tables
+        if each.name in run.request.copy_tables
+        and known.get(each.relation_oid) == each.name
+        and each.relation_oid not in need_a_copy
+        and not run.refused.has(each)
+    )
 
 
 def _may_copy(run: Run, tables: tuple[PublishedTable, ...]) -> tuple[PublishedTable, ...]:
@@ -379,7 +408,10 @@ def _may_copy(run: Run, tables: tuple[PublishedTable, ...]) -> tuple[PublishedTa
     for each in tables:
         if each.relation_oid in errors:
             refused.add(each, errors[each.relation_oid])
-    if errors and all(map(refused.has, run.facts.tables)):
+    goes_on = (
+        e for e in run.facts.tables if e.relation_oid in refused.followed or not refused.has(e)
+    )
+    if errors and next(goes_on, None) is None:
         run.source.check_may_copy(tables)
     return tuple(each for each in tables if not refused.has(each))
 
@@ -468,14 +500,17 @@ def _waiting_copies(run: Run, start: Lsn) -> tuple[PublishedTable, ...]:
     return tuple(each for each in run.facts.tables if each.relation_oid in copied)
 
 
-def _permitted_again(run: Run, checkpoint: Checkpoint) -> tuple[PublishedTable, ...]:
-    """Tables that are set aside because the role might not copy them, and that it may copy now."""
+def _tried_again(run: Run, checkpoint: Checkpoint) -> tuple[PublishedTable, ...]:
+    """Tables that are set aside for a reason that may be gone.
+
+    The role might not copy them, and it may now. Or they were disturbed while they were copied.
+    """
     waiting = tuple(
         each
         for each in run.facts.tables
         if (known := checkpoint.set_aside.get(each.relation_oid)) is not None
         and known.needs_copy
-        and known.refusal.error == MissingPrivilege.__name__
+        and known.refusal.error in {MissingPrivilege.__name__, SnapshotLost.__name__}
     )
     errors = run.source.check_may_copy(waiting, one_by_one=True) if waiting else {}
     return tuple(each for each in waiting if each.relation_oid not in errors)

@@ -419,6 +419,7 @@ class PostgresSource:
                 lambda: frozenset(each.relation_oid for each in self.read_tables()),
                 (checkpoint.tables if checkpoint else None) or {},
                 sets_aside=request.on_table_refused == SET_ASIDE,
+                asked=request.copy_tables,
                 known_aside=frozenset()
                 if checkpoint is None
                 else checkpoint.passed_over.keys() - checkpoint.copied_by_itself,

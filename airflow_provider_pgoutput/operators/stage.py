@@ -118,7 +118,8 @@ class PgoutputStageOperator(CopyingOperator):
     :param on_new_table: a published table that the lake does not have, after the first run. ``copy``: it is
         copied. ``ignore``: the table and its changes are left out until ``copy_tables`` names it. ``fail``:
         the run is refused.
-    :param copy_tables: tables to copy again in this run, ``["schema.table"]``, even if the lake has them.
+    :param copy_tables: tables to copy again in this run, ``["schema.table"]``, even if the lake has them. If
+        such a copy is refused and ``on_table_refused`` is ``set_aside``, the table is followed as before.
     :param key_columns: key columns of tables, ``{"schema.table": ["column"]}``, instead of the catalog's key.
         The columns must belong to the replica identity, and their values must be unique at every moment. If a
         partitioned table is published as its root, the columns must belong to the replica identity of every

@@ -59,7 +59,7 @@ def copy_needed(table: Table, column: str) -> CopyNeeded | SnapshotLost:
         return CopyNeeded(table.relation_oid)
     return SnapshotLost(
         "A column was changed after the table was copied in this batch, so that the copied rows lack what"
-        " it holds now. Nothing was staged.",
+        " it holds now.",
         table=table.name,
         column=column,
         advice="run the task again: the table is copied anew; keep ALTER TABLE away from it meanwhile.",

@@ -193,10 +193,12 @@ class BatchInProgress:
         except _ABOUT_A_TABLE as error:
             is_gone = not self.passing.is_published(block.relation.oid)
             if not is_gone and isinstance(error, TableRefused):
-                self._copy_instead(block.relation.oid, error)
+                refused = self._copy_instead(block.relation.oid, error)
+            else:
+                refused = error
             if not is_gone and not self.passing.sets_aside:
-                raise
-            self._pass_over(block[self.rows - staged_before :], error, is_gone=is_gone)
+                raise refused from error
+            self._pass_over(block[self.rows - staged_before :], refused, is_gone=is_gone)
 
     def _pass_over(self, block: ChangeBlock, error: PgoutputError, *, is_gone: bool) -> None:
         """Pass over a change, and all later ones of its table: it is gone, or set aside.
@@ -229,26 +231,28 @@ class BatchInProgress:
             table.counts += staged.counts
             self.rows += staged.rows.num_rows
 
-    def _copy_instead(self, relation_oid: int, error: TableRefused) -> None:
+    def _copy_instead(self, relation_oid: int, error: TableRefused) -> PgoutputError:
         """Ask for a copy of a table of which a change does not tell what it did, if it may be copied.
 
+        :return: why the change is refused: ``error``, or ``SnapshotLost`` if the change came after the copy
+            that the batch holds. Then another copy mends it.
         :raises CopyNeeded: the policy wants a copy, and the batch holds none of it.
-        :raises SnapshotLost: the change came after the copy that the batch holds.
         """
         if relation_oid in self.copied_at:
             delete_seal(self._area, self._slot_name, self._start, relation_oid)
-            raise SnapshotLost(
-                f"{error.message} It came after the table was copied in this batch. Nothing was staged.",
+            return SnapshotLost(
+                f"{error.message} It came after the table was copied in this batch.",
                 table=error.table,
                 column=error.column,
                 lsn=error.lsn,
                 advice="run the task again: the table is copied anew, with what the change did.",
-            ) from error
+            )
         if relation_oid in self._copied_by_policy:
             log.warning(
                 "%s: the table is copied again, as on_unknown_default says: %s", error.table, error
             )
             raise CopyNeeded(relation_oid) from error
+        return error
 
     def _leaves_out(self, relation: Relation) -> bool:
         """Whether the changes of a table that is not copied are left out."""
@@ -404,7 +408,9 @@ class BatchInProgress:
         :raises CopyNeeded: a table changed so that it has to be copied; nothing was sealed.
         """
         server = server_now()
-        finished = finished_tables(Finished(self._area, self._tables, self.passing), facts.catalog)
+        finished = finished_tables(
+            Finished(self._area, self._tables, self.passing, self._start), facts.catalog
+        )
         manifest = Manifest(
             slot_name=self._slot_name,
             system_identifier=server.system_identifier,
@@ -426,6 +432,7 @@ class BatchInProgress:
             published=facts.published,
             skipped=facts.skipped,
             passed_over=self.passing.report(self.copied_at),
+            refused_copies=tuple(self.passing.refused_copies),
             created_by=f"airflow-provider-pgoutput {__version__}",
         )
         sealed = self._attempt.seal(manifest, server_now, facts.skip_lsns, facts.lake_lsn)

@@ -21,7 +21,7 @@ from airflow_provider_pgoutput.batch.passed_over import first_lsn
 from airflow_provider_pgoutput.batch.table_version import Counts
 from airflow_provider_pgoutput.capture.schema.gone import followed
 from airflow_provider_pgoutput.capture.staging.storage_errors import storage_errors
-from airflow_provider_pgoutput.errors import TableRefused, ValueRefused
+from airflow_provider_pgoutput.errors import SnapshotLost, TableRefused, ValueRefused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,11 +39,12 @@ _SAME_NAME = "Another table has its name."
 
 
 class Finished(NamedTuple):
-    """Parts of the batch: its staging area, its tables, and the changes that are passed over."""
+    """Parts of the batch: its staging area, its tables, the changes that are passed over, its start."""
 
     area: StagingArea
     tables: StagedTables
     passing: Passing
+    start: Lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +141,13 @@ def _published(
     if part is not None:
         try:
             part = complete(part)
-        except (TableRefused, ValueRefused) as error:
-            # A copy and no change: nothing of the table is older than the copy.
+        except (SnapshotLost, TableRefused, ValueRefused) as error:
+            # Nothing of a copied table is older than the copy, and without it the batch has nothing.
             lsn = first_lsn(part.versions) or Lsn.parse(part.copy_lsn or "0/0")
             passing.set_aside(oid, table.name, lsn, error)
             part, since, _ = followed(complete, part)
+            if part is None and table.copy_lsn is not None:
+                since = batch.start
             if since is not None:
                 passing.set_aside(oid, table.name, since, error)
     return _without_passed(batch, table, part) if oid in passing.found else part

@@ -123,7 +123,8 @@ def _longest(
 ) -> tuple[Manifest, str] | None:
     """The complete batch with the greatest end, among those whose start and end count and that are accepted.
 
-    If several end there, it is the one that leaves out most: that was asked for after the others were sealed.
+    If several end there, it is the one that leaves out most, and then the one that answers most requests for
+    a copy: that was asked for after the others were sealed.
     """
     found = [
         each for each in sealed_batches(area, slot_name) if counts(each.start_lsn, each.end_lsn)
@@ -135,11 +136,16 @@ def _longest(
         manifest = each.read()
         if not accepts(manifest):
             continue
-        if best is not None and len(manifest.skipped) <= len(best[0].skipped):
+        if best is not None and _asked(manifest) <= _asked(best[0]):
             continue
         if _has_files(area, manifest, each.uri):
             best = manifest, each.uri
     return best
+
+
+def _asked(manifest: Manifest) -> tuple[int, int]:
+    """How much a batch has of what only a request brings."""
+    return len(manifest.skipped), len(manifest.answered_copies)
 
 
 def find_ending(
@@ -245,7 +251,7 @@ def _covering(
     # A shorter batch lacks changes. A new batch without a range has only copies, and no other replaces it.
     if other[0].end_lsn < manifest.end_lsn or manifest.start_lsn == manifest.end_lsn:
         return None
-    lacking = sorted(_copied(manifest) - _copied(other[0]))
+    lacking = sorted(manifest.answered_copies - other[0].answered_copies)
     if not lacking:
         return other
     if other[0].end_lsn == manifest.end_lsn:
@@ -261,10 +267,6 @@ def _covering(
     )
 
 
-def _copied(manifest: Manifest) -> set[str]:
-    return {each.name for each in manifest.tables if each.copy_lsn is not None}
-
-
 def warn_of_skipped(manifest: Manifest) -> None:
     """Warn of transactions that a batch leaves out: whoever takes it over has to know."""
     for each in manifest.skipped:
@@ -273,6 +275,18 @@ def warn_of_skipped(manifest: Manifest) -> None:
             each.commit_lsn,
             f"{each.changes:,}",
         )
+
+
+def warn_of_refused_copies(manifest: Manifest, copy_tables: Collection[str]) -> None:
+    """Warn of copies that are asked for again and that were refused when the batch was staged."""
+    for each in manifest.refused_copies:
+        if each.table_name in copy_tables:
+            log.warning(
+                "It lacks the copy of %s, which was refused. Name it in copy_tables again once the batch is"
+                " applied. %s",
+                each.table_name,
+                each,
+            )
 
 
 def _remove_those_that_hold(area: StagingArea, skipping: Manifest, lake_lsn: Lsn) -> None:

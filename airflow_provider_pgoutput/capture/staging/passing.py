@@ -10,8 +10,9 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgoutput.batch.passed_over import PassedOver
+from airflow_provider_pgoutput.batch.passed_over import PassedOver, RefusedCopy
 from airflow_provider_pgoutput.capture.staging.tables import OR_LEAVE_OUT
+from airflow_provider_pgoutput.errors import RetryableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Set
@@ -55,9 +56,15 @@ class Passing:
     sets_aside: bool = False
     #: OIDs of the tables that earlier batches set aside.
     known_aside: Set[int] = frozenset()
+    #: Names of the tables whose copy is asked for.
+    asked: Collection[str] = ()
+    #: OIDs of the tables that are copied only because that is asked for. Without the copy they are followed.
+    followed: Set[int] = frozenset()
     found: dict[int, PassedOver] = field(default_factory=dict)
     #: The errors of the tables that this batch sets aside, in order.
     errors: list[PgoutputError] = field(default_factory=list)
+    #: The copies that are asked for and refused.
+    refused_copies: list[RefusedCopy] = field(default_factory=list)
 
     def is_published(self, relation_oid: int) -> bool:
         """Whether the publications have a table now."""
@@ -95,7 +102,9 @@ class Passing:
             raise error
         self.errors.append(error)
         self.begin(relation_oid, name, lsn, error.message)
-        advice = (error.advice or "").partition(_LEAVE_OUT)[0]
+        # The advice of an error that a retry mends is about the next try, and there is none.
+        retries = isinstance(error, RetryableError)
+        advice = "" if retries else (error.advice or "").partition(_LEAVE_OUT)[0]
         self.found[relation_oid] = dataclasses.replace(
             self.found[relation_oid],
             error=type(error).__name__,
@@ -105,8 +114,18 @@ class Passing:
     def leave_out(self, relation_oid: int, name: str, lsn: Lsn, error: PgoutputError) -> None:
         """Set a table aside of which the batch has no row. If an earlier batch did so, this only warns.
 
+        It also only warns if nothing but the request asks for the copy that is refused.
+
         :raises PgoutputError: ``error``, if ``sets_aside`` is false.
         """
+        if self.sets_aside and name in self.asked:
+            refused = RefusedCopy(name, type(error).__name__, error.message, error.advice or "")
+            self.refused_copies.append(refused)
+        if self.sets_aside and relation_oid in self.followed:
+            log.warning(
+                "%s is not copied, as copy_tables asks. It is followed as before. %s", name, error
+            )
+            return
         if self.sets_aside and relation_oid in self.known_aside:
             log.warning("%s is still set aside. %s", name, error)
             return
