@@ -1,7 +1,6 @@
 """Runs PgBouncer, a connection pooler, in front of a server of ours.
 
-The program comes from Debian's packages: ``apt-get`` downloads them, and they are unpacked into the cache
-folder. Nothing is installed.
+The program comes from Debian's packages, see ``debian.py``.
 """
 
 from __future__ import annotations
@@ -11,19 +10,18 @@ import os
 import shutil
 import socket
 import subprocess
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from quickstart.binaries import account_options, server_account
-from quickstart.jars import cache_folder
+from tests.debian import NotHere, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 _PACKAGES = ("pgbouncer", "libc-ares2")
 _START_SECONDS = 20
@@ -31,24 +29,10 @@ _START_SECONDS = 20
 
 def fetch_pgbouncer() -> Path:
     """The folder with the unpacked packages; the test is skipped where they cannot be had."""
-    target = cache_folder() / "pgbouncer"
-    if not target.is_dir():
-        if shutil.which("apt-get") is None:
-            pytest.skip("PgBouncer comes from Debian's packages, and there is no apt-get here.")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(prefix=".pgbouncer-", dir=target.parent))
-        try:
-            subprocess.run(
-                ["apt-get", "download", *_PACKAGES], cwd=unfinished, check=True, capture_output=True
-            )
-            for package in unfinished.glob("*.deb"):
-                subprocess.run(["dpkg", "-x", str(package), str(unfinished)], check=True)
-        except subprocess.CalledProcessError as error:
-            shutil.rmtree(unfinished)
-            pytest.skip(f"PgBouncer could not be had from Debian's packages: {error}")
-        with contextlib.suppress(OSError):  # Another process was faster.
-            unfinished.rename(target)
-    return target
+    try:
+        return unpacked("pgbouncer", *_PACKAGES)
+    except NotHere as error:
+        pytest.skip(str(error))
 
 
 @contextlib.contextmanager

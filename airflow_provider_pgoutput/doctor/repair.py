@@ -15,7 +15,7 @@ from airflow_provider_pgoutput.batch.set_aside import Refusal, staged_without
 from airflow_provider_pgoutput.doctor.diagnose import bridge, dead_branches, is_ours
 from airflow_provider_pgoutput.errors import BatchGap, TableRefused
 from airflow_provider_pgoutput.lake.checkpoint_rows import append_rows
-from airflow_provider_pgoutput.lake.state import lake_errors
+from airflow_provider_pgoutput.lake.failures import lake_errors
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog

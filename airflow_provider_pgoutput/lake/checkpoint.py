@@ -19,7 +19,7 @@ from airflow_provider_pgoutput.batch.set_aside import (
 )
 from airflow_provider_pgoutput.batch.shape import Shape
 from airflow_provider_pgoutput.errors import PgoutputError, TableRefused
-from airflow_provider_pgoutput.lake.state import lake_failure
+from airflow_provider_pgoutput.lake.failures import lake_failure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch import checkpoint as lake_names
+from airflow_provider_pgoutput.lake.failures import lake_errors
 from airflow_provider_pgoutput.lake.own_tables import append_to_own_table
-from airflow_provider_pgoutput.lake.state import lake_errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

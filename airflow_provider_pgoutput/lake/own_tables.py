@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from airflow_provider_pgoutput.lake.state import lake_errors
+from airflow_provider_pgoutput.lake.failures import lake_errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,7 +8,6 @@ Source: https://iceberg.apache.org/spec/#snapshots (summary)
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -18,13 +17,7 @@ from airflow_provider_pgoutput.batch.applied import Snapshot, find_applied
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.set_aside import Refusal, TableRow, set_aside_tables
-from airflow_provider_pgoutput.batch.store_causes import StoreCause, store_cause
-from airflow_provider_pgoutput.errors import (
-    ConfigurationError,
-    LakeDenied,
-    LakeUnavailable,
-    PgoutputError,
-)
+from airflow_provider_pgoutput.lake.failures import lake_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -160,64 +153,6 @@ def tables_set_aside(recorded: Iterable[Recorded]) -> dict[int, SetAside]:
         )
         for row in recorded
         if row.table_name is not None and row.relation_oid is not None
-    )
-
-
-@contextlib.contextmanager
-def lake_errors(action: str) -> Iterator[None]:
-    """Turn pyiceberg's exceptions into our own, without their text: it may contain credentials.
-
-    pyiceberg's exceptions have no common base class.
-    """
-    try:
-        yield
-    except PgoutputError:
-        raise
-    except Exception as error:
-        raise lake_failure(error, f"The lake cannot be {action}") from None
-
-
-def lake_failure(error: Exception, what: str, table: str | None = None) -> PgoutputError:
-    """The error for an exception of pyiceberg.
-
-    :param what: the beginning of a sentence: what cannot be done.
-    """
-    from pyiceberg.exceptions import (  # noqa: PLC0415
-        ForbiddenError,
-        NotInstalledError,
-        OAuthError,
-        UnauthorizedError,
-    )
-
-    text = f"{what} ({type(error).__name__})."
-    if isinstance(error, NotInstalledError):
-        # pyiceberg itself wrote this text. It says what to install.
-        return ConfigurationError(text, table=table, advice=f"on the workers: {error}.")
-    if isinstance(error, (ForbiddenError, OAuthError, UnauthorizedError)):
-        return LakeDenied(
-            text,
-            table=table,
-            advice="check the credential of the iceberg connection and the rights that it has at the"
-            " catalog.",
-        )
-    return _store_failure(error, text, table)
-
-
-def _store_failure(error: Exception, text: str, table: str | None) -> PgoutputError:
-    """The error for one of the store in which the tables are, or for any other one."""
-    match store_cause(error):
-        case StoreCause.DENIED:
-            advice = "check the keys of the store in the iceberg connection, or the worker's identity, and"
-            advice += " the rights on the warehouse."
-            return LakeDenied(text, table=table, advice=advice)
-        case StoreCause.NO_BUCKET:
-            advice = "correct the bucket of the warehouse, or make it."
-            return ConfigurationError(text, table=table, advice=advice)
-        case StoreCause.OTHER_REGION:
-            advice = "set s3.region in the iceberg connection to the region of the bucket."
-            return ConfigurationError(text, table=table, advice=advice)
-    return LakeUnavailable(
-        text, table=table, advice="check the iceberg connection and the catalog; then try again."
     )
 
 

@@ -15,7 +15,8 @@ from airflow_provider_pgoutput.batch import checkpoint as lake_names
 from airflow_provider_pgoutput.batch.applied import find_applied, find_at
 from airflow_provider_pgoutput.batch.lake_types import lake_type_in
 from airflow_provider_pgoutput.errors import PgoutputError
-from airflow_provider_pgoutput.lake.state import history_of, lake_failure
+from airflow_provider_pgoutput.lake.failures import lake_failure
+from airflow_provider_pgoutput.lake.state import history_of
 from airflow_provider_pgoutput.proof.digest import Digest
 from airflow_provider_pgoutput.proof.ranges import Ranges, count_hashes
 

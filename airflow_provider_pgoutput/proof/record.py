@@ -13,8 +13,8 @@ from airflow_provider_pgoutput.batch.checkpoint import PROOFS, PROOFS_TABLE
 from airflow_provider_pgoutput.batch.layout import check_slot_name
 from airflow_provider_pgoutput.batch.lsn import Lsn
 from airflow_provider_pgoutput.batch.xcom import MOST_TABLES
+from airflow_provider_pgoutput.lake.failures import lake_errors
 from airflow_provider_pgoutput.lake.own_tables import append_to_own_table
-from airflow_provider_pgoutput.lake.state import lake_errors
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -35,8 +35,8 @@ from airflow_provider_pgoutput.errors import (
     SourceUnavailable,
 )
 from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
+from airflow_provider_pgoutput.lake.failures import lake_errors
 from airflow_provider_pgoutput.lake.state import (
-    lake_errors,
     open_catalog,
     read_recorded,
     tables_set_aside,

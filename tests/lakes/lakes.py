@@ -20,7 +20,7 @@ from quickstart.postgres import EmbeddedPostgres
 from quickstart.servers import find_or_fetch_installation
 from quickstart.spark import local_conf
 from tests.lakes.programs import FOLDER
-from tests.lakes.servers import BUCKET, hive_metastore, moto, rest_catalog, s3proxy
+from tests.lakes.servers import BUCKET, hive_metastore, mariadb, moto, rest_catalog, s3proxy
 from tests.matrix.cells import Cell
 from tests.matrix.environments import ROOT, Environments
 from tests.matrix.life import Place, live
@@ -36,7 +36,7 @@ CELL = Cell(
     "3.3.*",
     ".".join(platform.python_version_tuple()[:2]),
     18,
-    also=("pyiceberg[sql-postgres,glue,hive]",),
+    also=("pyiceberg[sql-postgres,glue,hive]", "pymysql"),
 )
 CATALOG = "lake"
 _DAYS = 24 * 60 * 60
@@ -178,7 +178,7 @@ def _rest(home: Path, spark_home: Path) -> Iterator[Lake]:
 
 
 @contextlib.contextmanager
-def _sql(home: Path, spark_home: Path) -> Iterator[Lake]:
+def _sql_postgresql(home: Path, spark_home: Path) -> Iterator[Lake]:
     """A SQL catalog in PostgreSQL, with tables and batches on an S3 that checks signatures."""
     home.chmod(0o755)
     installation = find_or_fetch_installation(CELL.postgres)
@@ -192,6 +192,21 @@ def _sql(home: Path, spark_home: Path) -> Iterator[Lake]:
         uri = f"postgresql+psycopg2://{login}/catalog"
         where = {"type": "sql", "uri": uri, "warehouse": _warehouse()}
         yield _staged_on(store, {**where, **store.for_iceberg()})
+
+
+@contextlib.contextmanager
+def _sql_mysql(home: Path, spark_home: Path) -> Iterator[Lake]:
+    """A SQL catalog in MariaDB, with all files in local folders."""
+    warehouse = home / "warehouse"
+    warehouse.mkdir()
+    statements = (
+        "CREATE DATABASE catalog",
+        "CREATE USER lake@'%' IDENTIFIED BY 'secret-of-lake'",
+        "GRANT ALL ON catalog.* TO lake@'%'",
+    )
+    with mariadb(home, *statements) as port:
+        uri = f"mysql+pymysql://lake:secret-of-lake@127.0.0.1:{port}/catalog"
+        yield Lake({"type": "sql", "uri": uri, "warehouse": warehouse.as_uri()}, files=warehouse)
 
 
 def _staged_on(store: Store, properties: dict[str, str]) -> Lake:
@@ -213,5 +228,6 @@ LAKES: dict[str, Callable[[Path, Path], contextlib.AbstractContextManager[Lake]]
     "hive": _hive,
     "glue": _glue,
     "rest": _rest,
-    "sql-postgresql": _sql,
+    "sql-postgresql": _sql_postgresql,
+    "sql-mysql": _sql_mysql,
 }

@@ -14,7 +14,8 @@ from pyarrow import fs
 
 from quickstart.jars import SQLITE_JDBC, cache_folder, fetch_jars
 from quickstart.java import java_home
-from tests.lakes.programs import compiled, free_port, jars, python_with, running
+from tests.debian import NotHere, unpacked
+from tests.lakes.programs import Unavailable, compiled, free_port, jars, python_with, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,6 +34,14 @@ _REST = (
 )
 #: A Java that lets Hive and Hadoop look into its own classes.
 _OPENED = [f"--add-opens=java.base/java.{each}=ALL-UNNAMED" for each in ("lang", "net", "util")]
+#: The server of MariaDB, and the libraries of Debian that it needs.
+_MARIADB = ("mariadb-server-core", "mariadb-server", "libaio1", "libnuma1", "liburing2")
+#: Statements of MariaDB that make its own tables in a new folder.
+_MARIADB_TABLES = (
+    "mysql_system_tables.sql",
+    "mysql_performance_tables.sql",
+    "mysql_system_tables_data.sql",
+)
 _HIVE_SITE = {
     # Without these two its logging and its connections need jars that Spark does not have.
     "hive.async.log.enabled": "false",
@@ -105,11 +114,72 @@ class Store:
 def moto(home: Path) -> Iterator[Store]:
     """S3 and Glue in memory. It checks no signature."""
     store = Store(free_port(), "key-of-moto", "secret-of-moto")
-    program = python_with("moto", _MOTO) / "moto_server"
-    command = [str(program), "-H", "127.0.0.1", "-p", str(store.port)]
-    with running(command, store.port, home / "moto.log"):
+    with _moto(home, store.port):
         store.make_bucket()
         yield store
+
+
+@contextlib.contextmanager
+def moto_with_logins(home: Path, *, after_actions: int) -> Iterator[str]:
+    """Glue and IAM in memory; its URL.
+
+    :param after_actions: after so many it refuses keys that are not its IAM's, and actions without a policy.
+    """
+    port = free_port()
+    with _moto(home, port, INITIAL_NO_AUTH_ACTION_COUNT=str(after_actions)):
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def _moto(home: Path, port: int, **environment: str) -> Iterator[None]:
+    program = python_with("moto", _MOTO) / "moto_server"
+    command = [str(program), "-H", "127.0.0.1", "-p", str(port)]
+    with running(command, port, home / "moto.log", environment=environment):
+        yield
+
+
+@contextlib.contextmanager
+def mariadb(home: Path, *statements: str) -> Iterator[int]:
+    """MariaDB, which speaks MySQL's protocol; its port.
+
+    :param statements: are executed when it starts. They make databases and users.
+    :raises Unavailable: Debian's packages are not to be had.
+    """
+    try:
+        programs = unpacked("mariadb", *_MARIADB)
+    except NotHere as error:
+        raise Unavailable(str(error)) from error
+    shared = programs / "usr" / "share" / "mysql"
+    files = home / "mariadb"
+    files.mkdir(parents=True)
+    (library,) = {each.parent for each in programs.rglob("libaio.so.1")} & {
+        each.parent for each in programs.rglob("liburing.so.2")
+    }
+    environment = {"LD_LIBRARY_PATH": str(library)}
+    program = [
+        str(programs / "usr" / "sbin" / "mariadbd"),
+        "--no-defaults",
+        f"--datadir={files}",
+        f"--lc-messages-dir={shared}",
+        f"--plugin-dir={programs / 'usr' / 'lib' / 'mysql' / 'plugin'}",
+    ]
+    if os.geteuid() == 0:
+        program.append("--user=root")
+    tables = "".join((shared / each).read_text(encoding="utf-8") for each in _MARIADB_TABLES)
+    subprocess.run(
+        [*program, "--bootstrap"],
+        input=f"CREATE DATABASE mysql; USE mysql; SET @auth_root_socket=NULL;\n{tables}",
+        text=True,
+        check=True,
+        capture_output=True,
+        env={**os.environ, **environment},
+    )
+    port, start = free_port(), home / "start.sql"
+    start.write_text("".join(f"{each};\n" for each in statements), encoding="utf-8")
+    listens = [f"--port={port}", "--bind-address=127.0.0.1", f"--socket={home / 'mariadb.socket'}"]
+    command = [*program, *listens, f"--init-file={start}"]
+    with running(command, port, home / "mariadb.log", environment=environment):
+        yield port
 
 
 @contextlib.contextmanager

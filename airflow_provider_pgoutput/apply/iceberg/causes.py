@@ -1,5 +1,7 @@
 """Looks through a chain of Java exceptions for the cause of a failure in Spark, Iceberg or a store.
 
+``batch/lake_causes.py`` has the table of what servers say. The worker uses the same.
+
 A cause is named only if it is certain: a missing jar, a Java that is too old, a refusal, a missing bucket. A
 retry would not help. There is one exception: missing AWS credentials may come a moment later.
 """
@@ -11,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.apply.iceberg.jvm import exceptions
 from airflow_provider_pgoutput.apply.iceberg.spark_jars import missing_class, to_add, versions_here
+from airflow_provider_pgoutput.batch import lake_causes
+from airflow_provider_pgoutput.batch.lake_causes import Cause
 from airflow_provider_pgoutput.batch.spark_packages import DRIVERS, store_of
 from airflow_provider_pgoutput.errors import ConfigurationError, LakeDenied, LakeUnavailable
 
@@ -29,6 +33,7 @@ _NO_BUCKET = ("NoSuchBucketException", "org.apache.hadoop.fs.s3a.UnknownStoreExc
 _AWS, _AWS_1 = "software.amazon.awssdk.services.", "com.amazonaws.services."
 _AWS_ANSWER = "software.amazon.awssdk.awscore.exception.AwsServiceException"
 _AWS_1_ANSWER = "com.amazonaws.AmazonServiceException"
+_SQLITE = "org.sqlite."
 _AWS_CLIENT = "software.amazon.awssdk.core.exception.SdkClientException"
 #: The version of a class file, minus this, is that of Java: 61 is Java 17.
 _CLASS_FILES_OF_JAVA_0 = 44
@@ -45,11 +50,12 @@ def sure_cause(
 
     :param error: one of ``JAVA_ERRORS``.
     :param table: the target, ``namespace.table``, if it is known.
-    :param may_be_committed: a commit may have gone through. Then refusals do not count. Example: the commit
-        succeeds, its answer is lost, the client asks again, and the second request gets 403.
+    :param may_be_committed: a commit may have gone through. Then refusals of a login or a request do not
+        count. Example: the commit succeeds, its answer is lost, the client asks again, and the second request
+        gets 403. A statement that a database forbids was no commit.
     """
     chain = [(str(each.getClass().getName()), each) for each in exceptions(error)]
-    for find in (_jars,) if may_be_committed else (_jars, _refusal):
+    for find in (_jars, _forbidden_statement) if may_be_committed else (_jars, _refusal):
         for name, exception in chain:
             if named := find(name, exception, table):
                 return named
@@ -85,11 +91,9 @@ def _refusal(name: str, exception: Any, table: str | None) -> PgoutputError | No
         return _of_aws_client(_message(exception), table)
     if name.endswith(_DENIED_FILES):
         return _denied("The store", "the files", name, table)
-    if name.endswith(_DENIED) or (
-        _is_a(exception, "java.sql.SQLException") and _is_login(exception)
-    ):
+    if name.endswith(_DENIED):
         return denied(name, table)
-    return None
+    return _of_database(name, exception, table)
 
 
 def _is_a(exception: Any, class_name: str) -> bool:
@@ -130,15 +134,14 @@ def _of_aws(name: str, exception: Any, table: str | None) -> PgoutputError | Non
         code = "" if details is None else str(details.errorCode())
     else:
         status, code = int(exception.getStatusCode()), str(exception.getErrorCode())
-    is_store = ".services.s3." in name
-    # Glue denies access with HTTP 400, so the code counts, too.
-    if status in (401, 403) or code == "AccessDeniedException":
-        answer = f"{name}, HTTP {status}"
-        return (
-            _denied("The object store", "S3", answer, table) if is_store else denied(answer, table)
-        )
-    if is_store and (code == "NoSuchBucket" or status == 301):
-        return _no_bucket(f"{name}, HTTP {status}", table)
+    answer = f"{name}, HTTP {status}"
+    match lake_causes.of_aws(code, status):
+        case Cause.DENIED if ".services.s3." in name:
+            return _denied("The object store", "S3", answer, table)
+        case Cause.DENIED:
+            return denied(answer, table)
+        case Cause.NO_BUCKET | Cause.OTHER_REGION:
+            return _no_bucket(answer, table)
     return None
 
 
@@ -169,10 +172,37 @@ def _no_bucket(answer: str, table: str | None) -> ConfigurationError:
     )
 
 
-def _is_login(exception: Any) -> bool:
-    """Whether the SQLSTATE means a failed login (28xxx) or a missing privilege (42501)."""
-    state = str(exception.getSQLState())
-    return state.startswith("28") or state == "42501"
+def _forbidden_statement(name: str, exception: Any, table: str | None) -> PgoutputError | None:
+    """A statement for which the user of a SQL catalog has no right."""
+    is_forbidden = _cause_of_database(name, exception) is Cause.FORBIDDEN
+    return denied(name, table) if is_forbidden else None
+
+
+def _of_database(name: str, exception: Any, table: str | None) -> PgoutputError | None:
+    """What the database of a SQL catalog refuses, or something else (None)."""
+    match _cause_of_database(name, exception):
+        case Cause.DENIED | Cause.FORBIDDEN:
+            return denied(name, table)
+        case Cause.NO_DATABASE:
+            return ConfigurationError(
+                "The SQL catalog's server has no database of that name.",
+                table=table,
+                advice="correct the database in the uri of the iceberg connection, or make it.",
+            )
+    return None
+
+
+def _cause_of_database(name: str, exception: Any) -> Cause | None:
+    """The cause of an exception of a driver, which is for SQLite, PostgreSQL or MySQL."""
+    if not _is_a(exception, "java.sql.SQLException"):
+        return None
+    number = int(exception.getErrorCode())
+    if name.startswith(_SQLITE):
+        return lake_causes.of_sqlite(number)
+    if number:
+        # PostgreSQL has no numbers, and a SQLSTATE of MySQL says less.
+        return lake_causes.of_mysql(number)
+    return lake_causes.of_sqlstate(str(exception.getSQLState()))
 
 
 def _no_driver(message: str, table: str | None) -> ConfigurationError:

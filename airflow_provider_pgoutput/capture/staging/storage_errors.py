@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from airflow_provider_pgoutput.batch.store_causes import StoreCause, store_cause, store_text
+from airflow_provider_pgoutput.batch.lake_causes import Cause, of_arrow, store_text
 from airflow_provider_pgoutput.errors import (
     ConfigurationError,
     LakeDenied,
@@ -38,18 +38,18 @@ def storage_error(action: str, error: Exception) -> PgoutputError:
 
     :param action: what the staging area did not do: ``write``, ``read``, ``list``, ``delete``, ``open``.
     """
-    cause = store_cause(error)
+    cause = of_arrow(error)
     said = f"The staging area did not {action}: {store_text(error)}"
-    if cause is StoreCause.DENIED:
+    if cause is Cause.DENIED:
         return LakeDenied(
             said,
             advice="give the worker's identity the right to read, write, list and delete below staging_uri."
             " On S3 check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the role's policy. If the keys come"
             " from the machine's metadata service, it may have been silent: clear the task.",
         )
-    if cause is StoreCause.NO_BUCKET:
+    if cause is Cause.NO_BUCKET:
         return ConfigurationError(said, advice="correct the bucket in staging_uri, or make it.")
-    if cause is StoreCause.OTHER_REGION:
+    if cause is Cause.OTHER_REGION:
         return ConfigurationError(
             said, advice="give the worker the region of the bucket in AWS_REGION."
         )

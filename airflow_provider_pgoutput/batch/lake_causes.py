@@ -1,0 +1,177 @@
+"""Why a catalog or an object store failed: one table of the answers that another try does not mend.
+
+The worker asks through Python, and Spark through Java. The exceptions differ, but not what a server says: the
+code and the HTTP status of AWS, the SQLSTATE or the number of a database, or a text. ``lake/failures.py`` and
+``capture/staging/storage_errors.py`` take these from Python's exceptions, ``apply/iceberg/causes.py`` from
+Java's.
+
+Sources:
+https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
+https://docs.aws.amazon.com/glue/latest/webapi/CommonErrors.html
+https://github.com/apache/arrow/blob/main/cpp/src/arrow/filesystem/s3_internal.h (S3ErrorToString)
+https://www.postgresql.org/docs/current/errcodes-appendix.html
+https://dev.mysql.com/doc/mysql-errors/8.4/en/server-error-reference.html
+https://www.sqlite.org/rescode.html
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from http import HTTPStatus
+
+#: Codes of AWS, as ``_plain`` writes them. HTTP statuses do not suffice: Glue denies access with 400.
+_AWS_DENIED = frozenset(
+    {
+        "accessdenied",
+        "accountproblem",
+        "allaccessdisabled",
+        "incompletesignature",
+        "invalidaccesskeyid",
+        "invalidclienttokenid",
+        "invalidsecurity",
+        "invalidsignature",
+        "missingauthenticationtoken",
+        "notauthorized",
+        "notsignedup",
+        "optinrequired",
+        "signaturedoesnotmatch",
+        "unrecognizedclient",
+    }
+)
+_AWS_OTHER_REGION = frozenset({"permanentredirect", "authorizationheadermalformed"})
+#: Temporary credentials ran out. A retry takes new ones.
+_EXPIRED = re.compile("expired", re.IGNORECASE)
+_HTTP_DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+
+#: What Arrow says of an answer of S3, which has no class there.
+_ARROW = re.compile(r"AWS Error (\w+)(?: \(HTTP status (\d+)\))?")
+_ARROW_NO_BUCKET = re.compile(r"^Bucket '.*' not found")
+_ARROW_OTHER_REGION = re.compile(r"PermanentRedirect|AuthorizationHeaderMalformed")
+
+#: Of MySQL and MariaDB: what they say when somebody logs in.
+_MYSQL_DENIED = frozenset(
+    {
+        1044,  # the database
+        1045,  # user or password
+        1130,  # the client's host
+        1698,  # a login without a password
+        1820,  # the password has to be changed
+        1862,  # the password expired
+        3118,  # the account is locked
+        4151,  # the same in MariaDB
+    }
+)
+#: A table, a column, a privilege of the server. Their SQLSTATE is that of a wrong statement.
+_MYSQL_FORBIDDEN = frozenset({1142, 1143, 1227})
+_MYSQL_NO_DATABASE = 1049
+#: Of SQLite: no right, a file that cannot be written, and a refusal by the library.
+_SQLITE_FORBIDDEN = frozenset({3, 8, 23})
+#: An extended code of SQLite has the code in its lowest byte.
+_SQLITE_CODE = 0xFF
+
+#: What PostgreSQL says of a refused login, without the names in quotes. libpq gives no SQLSTATE then.
+_LIBPQ_DENIED = re.compile(
+    "authentication failed|no password supplied|no pg_hba.conf entry|pg_hba.conf rejects"
+    "|is not permitted to log in|permission denied for database|FATAL: +role +does not exist"
+)
+_LIBPQ_NO_DATABASE = re.compile("FATAL: +database +does not exist")
+#: libpq tries all addresses of a host, and each with TLS and without. Each try begins so in its text.
+_LIBPQ_TRY = "connection to server"
+_QUOTED = re.compile(r"\"[^\"]*\"")
+
+
+class Cause(enum.Enum):
+    """A cause that another try does not mend."""
+
+    #: The login, or a request over HTTP.
+    DENIED = enum.auto()
+    #: A statement in a database, which did nothing.
+    FORBIDDEN = enum.auto()
+    NO_BUCKET = enum.auto()
+    OTHER_REGION = enum.auto()
+    NO_DATABASE = enum.auto()
+
+
+def of_aws(code: str, status: int | None) -> Cause | None:
+    """The cause of an answer of AWS; None: another one, and another try may help.
+
+    :param code: the code of the error, in any spelling; empty: the answer has none.
+    :param status: the HTTP status, if it is known.
+    """
+    plain = _plain(code)
+    if _EXPIRED.search(plain):
+        return None
+    if plain == "nosuchbucket":
+        return Cause.NO_BUCKET
+    if plain in _AWS_OTHER_REGION or status == HTTPStatus.MOVED_PERMANENTLY:
+        return Cause.OTHER_REGION
+    if plain in _AWS_DENIED or status in _HTTP_DENIED:
+        return Cause.DENIED
+    return None
+
+
+def of_arrow(error: Exception) -> Cause | None:
+    """The cause of an error of Arrow's file systems.
+
+    Arrow has no classes for the causes, so the text decides.
+    """
+    text = store_text(error)
+    if isinstance(error, PermissionError):
+        return Cause.DENIED
+    if _ARROW_NO_BUCKET.search(text):
+        return Cause.NO_BUCKET
+    if _ARROW_OTHER_REGION.search(text):
+        return Cause.OTHER_REGION
+    answer = _ARROW.search(text)
+    # A code that Arrow does not know is in the rest of the text.
+    if answer is None or _EXPIRED.search(text):
+        return None
+    status = int(answer[2]) if answer[2] else None
+    return of_aws(answer[1], status)
+
+
+def of_sqlstate(sqlstate: str) -> Cause | None:
+    """The cause of a SQLSTATE."""
+    if sqlstate.startswith("28"):
+        return Cause.DENIED
+    return {"42501": Cause.FORBIDDEN, "3D000": Cause.NO_DATABASE}.get(sqlstate)
+
+
+def of_mysql(number: int) -> Cause | None:
+    """The cause of an error of MySQL or MariaDB."""
+    if number == _MYSQL_NO_DATABASE:
+        return Cause.NO_DATABASE
+    if number in _MYSQL_FORBIDDEN:
+        return Cause.FORBIDDEN
+    return Cause.DENIED if number in _MYSQL_DENIED else None
+
+
+def of_sqlite(number: int) -> Cause | None:
+    """The cause of an error of SQLite.
+
+    A file that cannot be opened (14) is no sure cause: the process may have too many open files.
+    """
+    return Cause.FORBIDDEN if number & _SQLITE_CODE in _SQLITE_FORBIDDEN else None
+
+
+def of_libpq(text: str) -> Cause | None:
+    """The cause of a text of libpq, which says why a connection failed. With other languages it is None.
+
+    If libpq tried several times, each try has to say the same.
+    """
+    tries = [each for each in _QUOTED.sub("", text).split(_LIBPQ_TRY) if each.strip()]
+    for pattern, cause in ((_LIBPQ_DENIED, Cause.DENIED), (_LIBPQ_NO_DATABASE, Cause.NO_DATABASE)):
+        if tries and all(pattern.search(each) for each in tries):
+            return cause
+    return None
+
+
+def store_text(error: Exception) -> str:
+    """What an error of Arrow says, without the number of the operating system."""
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _plain(code: str) -> str:
+    """A code of AWS in one spelling: ``ACCESS_DENIED`` and ``AccessDeniedException`` are the same."""
+    return code.replace("_", "").lower().removesuffix("exception")
