@@ -160,7 +160,8 @@ def of_libpq(text: str) -> Cause | None:
 
     If libpq tried several times, each try has to say the same.
     """
-    tries = [each for each in _QUOTED.sub("", text).split(_LIBPQ_TRY) if each.strip()]
+    # psycopg writes words of its own before the first one.
+    tries = _QUOTED.sub("", text).split(_LIBPQ_TRY)[1:]
     for pattern, cause in ((_LIBPQ_DENIED, Cause.DENIED), (_LIBPQ_NO_DATABASE, Cause.NO_DATABASE)):
         if tries and all(pattern.search(each) for each in tries):
             return cause

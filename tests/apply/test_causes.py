@@ -18,7 +18,7 @@ from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable
 from airflow_provider_pgoutput.apply.iceberg.views import refuse_view
 from airflow_provider_pgoutput.apply.pipeline import apply_batch
 from airflow_provider_pgoutput.batch.spark_packages import POSTGRESQL, aws, runtime
-from airflow_provider_pgoutput.errors import ConfigurationError, LakeUnavailable
+from airflow_provider_pgoutput.errors import ConfigurationError, LakeDenied, LakeUnavailable
 from tests.apply.build import column
 from tests.faults.rest_catalog import RestCatalog
 
@@ -87,6 +87,20 @@ def test_a_sql_catalog_that_fails_is_no_sure_cause(spark: SparkSession) -> None:
     )
     with pytest.raises(LakeUnavailable):
         IcebergTable.load(spark, TableName("broken", "n", "t"))
+
+
+def test_a_sql_catalog_that_may_only_be_read(
+    spark: SparkSession, source: Source, tmp_path: Path
+) -> None:
+    """Iceberg says the same of it as of a lost answer. But a forbidden statement was no commit."""
+    uri, warehouse = f"jdbc:sqlite:file:{tmp_path}/catalog.db", tmp_path.as_uri()
+    set_catalog(spark, "read_only", type="jdbc", uri=f"{uri}?mode=ro", warehouse=warehouse)
+    set_catalog(spark, "written", type="jdbc", uri=uri, warehouse=warehouse)
+    spark.sql("CREATE NAMESPACE written.n")
+    t = source.table("t", (column("a"),), key=("a",))
+    t.insert(1)
+    with pytest.raises(LakeDenied):
+        apply_batch(spark, dataclasses.replace(source.stage(), catalog_name="read_only"))
 
 
 def test_views_of_a_catalog_that_has_none_or_does_not_tell(

@@ -14,7 +14,7 @@ from airflow_provider_pgoutput.batch.exit_status import FATAL
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.spark_submit.files import spark_files
 from quickstart.jars import ICEBERG_SPARK_RUNTIME, Artifact, fetch_jars
-from quickstart.spark import local_conf, spark_environment
+from quickstart.spark import local_conf, site_conf, spark_environment
 from tests.apply.build import column
 from tests.faults.object_store import BUCKET, Action, Fault, ObjectStore
 
@@ -92,7 +92,7 @@ def test_a_store_that_refuses_sparks_login(
     prefix = f"spark.sql.catalog.{local_lake.catalog_name}"
     with ObjectStore() as store:
         store.fail(Fault(Action.REFUSE, lambda _: True, 10_000, refusal=refusal))
-        conf = {**local_conf("1g"), **local_lake.spark_conf(), "spark.master": "local[1]"}
+        conf = {**site_conf("1g"), **local_lake.spark_conf(), "spark.master": "local[1]"}
         conf["spark.jars"] += f",{fetch_jars((_AWS_BUNDLE,))[0]}"
         conf |= {
             f"{prefix}.warehouse": f"s3://{BUCKET}/warehouse",

@@ -81,6 +81,7 @@ _TRY = 'connection to server at "db", port 5432 failed: '
         (f'{_TRY}FATAL:  role "lake" does not exist\n', Cause.DENIED),
         (f'{_TRY}FATAL:  database "lake" does not exist\n', Cause.NO_DATABASE),
         (f'{_TRY}FATAL:  database "role does not exist" is starting up\n', None),
+        (f"connection failed: {_TRY}FATAL:  password authentication failed", Cause.DENIED),
         (f"{_TRY}Connection refused\n", None),
         # Another address of the same host may let it in.
         (f"{_TRY}FATAL:  password authentication failed\n{_TRY}timeout expired\n", None),

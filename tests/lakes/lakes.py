@@ -18,7 +18,7 @@ import psycopg
 from quickstart.place import NAMESPACE
 from quickstart.postgres import EmbeddedPostgres
 from quickstart.servers import find_or_fetch_installation
-from quickstart.spark import local_conf
+from quickstart.spark import site_conf
 from tests.lakes.programs import FOLDER
 from tests.lakes.servers import BUCKET, hive_metastore, mariadb, moto, rest_catalog, s3proxy
 from tests.matrix.cells import Cell
@@ -94,7 +94,7 @@ class LakePlace(Place):
 
     def spark_conf(self) -> dict[str, str]:
         """The site's settings. The jars come by ``packages="auto"``, so none are given."""
-        conf = {**local_conf(driver_memory="1g"), **self.its_lake.spark}
+        conf = {**site_conf(driver_memory="1g"), **self.its_lake.spark}
         del conf["spark.jars"]
         # A machine on which Maven ran has other people's leftovers in the home folder.
         conf["spark.driver.extraJavaOptions"] += f" -Duser.home={FOLDER / 'home'}"

@@ -168,7 +168,7 @@ def mariadb(home: Path, *statements: str) -> Iterator[int]:
     tables = "".join((shared / each).read_text(encoding="utf-8") for each in _MARIADB_TABLES)
     subprocess.run(
         [*program, "--bootstrap"],
-        input=f"CREATE DATABASE mysql; USE mysql; SET @auth_root_socket=NULL;\n{tables}",
+        input=f"CREATE DATABASE mysql;\nUSE mysql;\nSET @auth_root_socket=NULL;\n{tables}",
         text=True,
         check=True,
         capture_output=True,

@@ -23,7 +23,7 @@ from airflow_provider_pgoutput.batch.spark_packages import MYSQL, POSTGRESQL, aw
 from airflow_provider_pgoutput.hooks.lake_catalog import lake_catalog
 from airflow_provider_pgoutput.spark_submit.packages import versions_of
 from quickstart.jars import spark_home
-from quickstart.spark import local_conf, spark_environment
+from quickstart.spark import site_conf, spark_environment
 from tests.lakes.programs import ROOT, Unavailable, free_port, jars, python_with
 from tests.lakes.servers import mariadb, moto_with_logins
 
@@ -169,7 +169,7 @@ def test_spark_tells_a_refusal_from_silence(cases: dict[str, Case]) -> None:
     cases = {name: each for name, each in cases.items() if not each.only_worker}
     home = spark_home()
     packages = (*POSTGRESQL.coordinates, *MYSQL.coordinates, *aws(versions_of(home)).coordinates)
-    conf = local_conf("1g")
+    conf = site_conf("1g")
     more = jars("refusals", *packages, alone=True)
     conf["spark.jars"] = ",".join((conf["spark.jars"], *map(str, more)))
     environment: dict[str, str] = {}
