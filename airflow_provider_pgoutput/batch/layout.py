@@ -12,6 +12,7 @@
     <staging_uri>/<slot>/data/<start>-<attempt>/prepared/prepared-00000.arrow
     <staging_uri>/<slot>/copies/<start>/<relation oid>-<copy LSN>-<digest>.json   a table is copied whole
     <staging_uri>/<slot>/marks/<LSN>-<seconds since 1970>-<mark id>.json     a batch shall end there
+    <staging_uri>/<slot>/repairs/<seconds since 1970>-<request id>.json      rows shall be read again
     <staging_uri>/<slot>/plans/<batch id>-<attempt>.json                      what a Spark job was asked to do
 
 LSNs are written as sixteen hexadecimal digits, so names sort like LSNs. Tables are named by their OID: no
@@ -35,6 +36,7 @@ _COPY_SEAL_PATH = re.compile(
     rf"[a-z0-9_]{{1,63}}/copies/([0-9A-F]{{16}})/{_COPY_SEAL_NAME.pattern}"
 )
 _MARK_NAME = re.compile(r"([0-9A-F]{16})-([0-9]{1,12})-[0-9a-f]{16}\.json")
+_REPAIR_NAME = re.compile(r"([0-9]{1,12})-[0-9a-f]{16}\.json")
 _SAFE_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 
 #: Digits of a batch's id in the names of its files.
@@ -170,6 +172,25 @@ def parse_mark_name(name: str) -> tuple[Lsn, int] | None:
     """LSN and time of expiry from a mark's file name; None: the name is not one of ours."""
     match = _MARK_NAME.fullmatch(name)
     return (Lsn(int(match[1], 16)), int(match[2])) if match else None
+
+
+def repair_folder(slot_name: str) -> str:
+    """Folder of the requests for repairs, relative to the staging root."""
+    return f"{check_slot_name(slot_name)}/repairs"
+
+
+def repair_path(slot_name: str, expires_at: int, request_id: str) -> str:
+    """Path of a request for a repair.
+
+    :param expires_at: in seconds since 1970.
+    """
+    return f"{repair_folder(slot_name)}/{expires_at}-{request_id}.json"
+
+
+def parse_repair_name(name: str) -> int | None:
+    """Time of expiry from the file name of a request for a repair; None: the name is not one of ours."""
+    match = _REPAIR_NAME.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def plan_folder(slot_name: str) -> str:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
     from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
     from airflow_provider_pgoutput.capture.staging.finished import CatalogAfter
+    from airflow_provider_pgoutput.capture.staging.repairs import Repairs
     from airflow_provider_pgoutput.capture.start import Start
     from airflow_provider_pgoutput.capture.stream.cut import Limits
     from airflow_provider_pgoutput.capture.stream.options import PluginOptions
@@ -152,6 +153,13 @@ class RowSource(Protocol):
         snapshot: ExportedSnapshot | None = None,
     ) -> Lsn:
         """Copy each table as it was at one LSN. The LSNs may differ between tables; return the greatest."""
+        ...
+
+    def repairs(self, start: Start) -> Repairs | None:
+        """Read rows again that somebody asks for. They become the last changes of the batch.
+
+        :returns: None: nobody asks, or the next batch has to do it.
+        """
         ...
 
     def open_slot(

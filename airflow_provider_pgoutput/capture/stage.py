@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.batch.answers import COPY
+from airflow_provider_pgoutput.capture.copy.repair import read_repairs
 from airflow_provider_pgoutput.capture.copy.stage import copy_published
 from airflow_provider_pgoutput.capture.request import ALWAYS
 from airflow_provider_pgoutput.capture.staging.batch import BatchFacts, WantedChanges
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
     from airflow_provider_pgoutput.capture.source.slot import ExportedSnapshot
     from airflow_provider_pgoutput.capture.staging.batch import BatchInProgress
+    from airflow_provider_pgoutput.capture.staging.repairs import Repairs
     from airflow_provider_pgoutput.capture.start import Start
 
 log = logging.getLogger(__name__)
@@ -51,6 +53,10 @@ class ServerRows:
     ) -> Lsn:
         """See ``RowSource``."""
         return copy_published(self.source, batch, start, tables, snapshot)
+
+    def repairs(self, start: Start) -> Repairs | None:
+        """See ``RowSource``."""
+        return read_repairs(self.source, start)
 
     def open_slot(
         self, start: Start, target: Lsn, limits: Limits, two_phase: TwoPhase | None
@@ -73,11 +79,15 @@ def stage_changes(
         # A batch with copies goes at least to the LSN of each copy, so no limit applies. The copies hold the
         # changes up to there.
         limits = Limits(request.max_changes, request.max_bytes, request.max_seconds)
+    # A batch with copies has points of its own, and one that reads again goes past the lake.
+    repairs = run.rows.repairs(start) if start.may_repair and not copied else None
+    if repairs is not None:
+        target = repairs.point
     reach("stage.before_read")
     with _batch(run, start) as batch, _two_phase(run, start) as two_phase:
         if copied:
             target = max(target, run.rows.copy(batch, start, copied))
-        ends_after_facts = bool(copied) or request.options.messages
+        ends_after_facts = bool(copied) or repairs is not None or request.options.messages
         batch.want(
             WantedChanges(
                 left_out=_published_since(run) if ends_after_facts else frozenset(),
@@ -85,7 +95,16 @@ def stage_changes(
             )
         )
         found = _read(run, batch, start, target, limits, two_phase)
-        return _seal(run, batch, start, found, two_phase)
+        if repairs is not None and found.end < repairs.point:
+            log.info("A limit ended the batch at %s, so a later one repairs rows.", found.end)
+            repairs = None
+        if repairs is not None:
+            for block in repairs.blocks:
+                batch.repair(block)
+        sealed = _seal(run, batch, start, found, two_phase)
+    if repairs is not None:
+        repairs.remove_requests()
+    return sealed
 
 
 def stage_copies(

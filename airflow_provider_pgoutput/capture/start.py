@@ -50,6 +50,11 @@ class Start:
         """
         return self.lake_lsn is None and self.loaded_lsn != self.lsn
 
+    @property
+    def may_repair(self) -> bool:
+        """Whether the batch may end with rows that are read again: it goes on where the lake is."""
+        return self.has_limits and self.reads_from == self.lsn
+
 
 def first(request: CaptureRequest, lsn: Lsn) -> Start:
     """Begin a pipeline at the position of its slot, or where its tables were loaded."""

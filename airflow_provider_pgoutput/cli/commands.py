@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.cli.simple_table import AirflowConsole
 from airflow.utils.providers_configuration_loader import providers_configuration_loaded
 
+from airflow_provider_pgoutput.batch.answers import FAIL
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.cli.running import running_tasks
 from airflow_provider_pgoutput.doctor.findings import PROBLEM, all_is_well
@@ -22,7 +23,8 @@ from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 from airflow_provider_pgoutput.lake.batches_at import batches_around
 from airflow_provider_pgoutput.lake.state import open_catalog, read_recorded, tables_set_aside
 from airflow_provider_pgoutput.proof.record import newest_proofs, proven, record_proof
-from airflow_provider_pgoutput.proof.verify import ProofRequest
+from airflow_provider_pgoutput.proof.repair import after_repair, repair
+from airflow_provider_pgoutput.proof.verify import REPAIR, ProofRequest
 from airflow_provider_pgoutput.proof.verify import verify as verify_lake
 from airflow_provider_pgoutput.tasks.arguments import optional_text_list, text_list
 
@@ -132,10 +134,15 @@ def verify(args: Namespace) -> None:
             tables=optional_text_list(args.tables, "--tables"),
             keys_shown=args.keys_shown,
             wait_seconds=args.wait_seconds,
+            on_difference=REPAIR if args.repair else FAIL,
         )
         proof = verify_lake(request)
         catalog = open_catalog(lake.name, lake.pyiceberg_properties)
         record_proof(catalog, args.namespace, proof)
+        repaired = repair(request, proof)
+        if repaired is not None:
+            record_proof(catalog, args.namespace, repaired)
+            proof = after_repair(proof, repaired)
     AirflowConsole().print_as(
         [
             {

@@ -45,6 +45,12 @@ _REPAIR = _argument(
     action="store_true",
     default=False,
 )
+_REPAIR_ROWS = _argument(
+    "--repair",
+    help="Let the pipeline read the rows that differ from the source again, then verify once more",
+    action="store_true",
+    default=False,
+)
 _PUBLICATIONS = _argument(
     "--publication-names", help="The publications, with commas between", required=True
 )
@@ -102,7 +108,7 @@ def get_cli_commands() -> list[GroupCommand]:
                     func=lazy_load_command(f"{_COMMANDS}.verify"),
                     args=(
                         *(*_LAKE, _POSTGRES, _MARKED, _PUBLICATIONS),
-                        *(_TABLES, _KEYS, _WAIT, ARG_OUTPUT),
+                        *(_TABLES, _KEYS, _WAIT, _REPAIR_ROWS, ARG_OUTPUT),
                     ),
                 ),
             ),

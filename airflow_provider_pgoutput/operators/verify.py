@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
+    from airflow_provider_pgoutput.proof.report import Proof
     from airflow_provider_pgoutput.proof.verify import ProofRequest
 
 #: Arguments of the request, and what turns a template's text into the value.
@@ -57,9 +58,12 @@ class PgoutputVerifyOperator(BaseOperator):
     :param tables: tables of the source as ``schema.table``; empty: all published tables.
     :param keys_shown: how many keys of rows that differ the log, XCom and ``pgoutput_proofs`` name, for each
         table. Keys may be personal data.
-    :param wait_seconds: the longest wait until the lake has reached the LSN.
+    :param wait_seconds: the longest wait until the lake has reached the LSN, and until a run of the pipeline
+        has taken up a repair.
     :param on_difference: ``fail``: the task fails if a table differs. ``succeed``: log, XCom and
-        ``pgoutput_proofs`` say it.
+        ``pgoutput_proofs`` say it. ``repair``: a run of the pipeline reads the rows that differ from
+        the source again, and the tables are verified once more. The task fails if one still differs, or
+        cannot be repaired.
     """
 
     template_fields: Sequence[str] = (*_OF_REQUEST, *_OF_CONNECTIONS)
@@ -93,30 +97,43 @@ class PgoutputVerifyOperator(BaseOperator):
         """Verify. Return the ``lsn``, and for each table what ``pgoutput_proofs`` gets.
 
         Of more than 200 tables those come first that are not proven. ``tables_left_out`` counts the others.
+        ``after_repair`` has the same of the tables that were repaired.
         """
         with airflow_outcome(context):
             refuse_backfill(context)
-            from airflow_provider_pgoutput.lake.state import open_catalog
-            from airflow_provider_pgoutput.proof.record import proof_xcom, record_proof, shown_first
+            from airflow_provider_pgoutput.proof.record import proof_xcom
+            from airflow_provider_pgoutput.proof.repair import after_repair, repair
             from airflow_provider_pgoutput.proof.verify import refuse_differences, verify
 
             request = self._request()
             proof = verify(request)
-            for each in shown_first(proof)[:_MOST_LINES]:
-                self.log.log(each.level, "%s", each)
-            if (more := len(proof.tables) - _MOST_LINES) > 0:
-                self.log.info("%d more tables are in pgoutput_proofs.", more)
-            self.log.info("%s", proof)
-            catalog = open_catalog(request.catalog_name, request.catalog_properties)
-            record_proof(
-                catalog,
-                request.namespace,
-                proof,
-                dag_id=context["dag_run"].dag_id,
-                run_id=context["dag_run"].run_id,
-            )
-            refuse_differences(request, proof)
-        return proof_xcom(proof)
+            self._tell(request, proof, context)
+            found = proof_xcom(proof)
+            repaired = repair(request, proof)
+            if repaired is not None:
+                self._tell(request, repaired, context)
+                found["after_repair"] = proof_xcom(repaired)
+            refuse_differences(request, after_repair(proof, repaired))
+        return found
+
+    def _tell(self, request: ProofRequest, proof: Proof, context: Context) -> None:
+        """Log and record what a verification found."""
+        from airflow_provider_pgoutput.lake.state import open_catalog
+        from airflow_provider_pgoutput.proof.record import record_proof, shown_first
+
+        for each in shown_first(proof)[:_MOST_LINES]:
+            self.log.log(each.level, "%s", each)
+        if (more := len(proof.tables) - _MOST_LINES) > 0:
+            self.log.info("%d more tables are in pgoutput_proofs.", more)
+        self.log.info("%s", proof)
+        catalog = open_catalog(request.catalog_name, request.catalog_properties)
+        record_proof(
+            catalog,
+            request.namespace,
+            proof,
+            dag_id=context["dag_run"].dag_id,
+            run_id=context["dag_run"].run_id,
+        )
 
     def _request(self) -> ProofRequest:
         from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook

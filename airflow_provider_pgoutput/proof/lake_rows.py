@@ -18,6 +18,7 @@ from airflow_provider_pgoutput.errors import PgoutputError
 from airflow_provider_pgoutput.lake.failures import lake_failure
 from airflow_provider_pgoutput.lake.state import history_of
 from airflow_provider_pgoutput.proof.digest import Digest
+from airflow_provider_pgoutput.proof.key_texts import text_maker
 from airflow_provider_pgoutput.proof.ranges import Ranges, count_hashes
 
 if TYPE_CHECKING:
@@ -137,6 +138,24 @@ class LakeRows:
             ):
                 named = dict(zip(key_hash.names, row.values(), strict=True))
                 found[key] = json.dumps(named, default=str)
+        return found
+
+    def key_texts(
+        self, names: Sequence[str], key_hash: RowHash, hashes: Sequence[int]
+    ) -> list[tuple[str | None, ...]]:
+        """The keys of rows, by the hashes of the keys, as PostgreSQL prints the values.
+
+        :param names: of the fields of the key.
+        :raises ConfigurationError: a field has a type whose text is not known here.
+        """
+        wanted = np.array(sorted(hashes), dtype=np.uint64)
+        makers = [text_maker(self.by_name[name].lake_type) for name in names]
+        found: list[tuple[str | None, ...]] = []
+        for rows in self._batches(names):
+            places = np.flatnonzero(np.isin(key_hash.of_rows(rows.columns), wanted))
+            chosen = rows.take(pa.array(places))
+            texts = [make(each) for make, each in zip(makers, chosen.columns, strict=True)]
+            found += zip(*texts, strict=True)
         return found
 
     def _hashes(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.capture.staging.repairs import KeysOfTable
     from airflow_provider_pgoutput.proof.digest import Digest
 
 
@@ -56,6 +57,10 @@ class TableProof:
     #: Somebody rolled the table back in the lake.
     was_rolled_back: bool = False
     seconds: float = 0.0
+    #: The keys of the rows that differ, if they are repaired.
+    to_repair: KeysOfTable | None = field(default=None, repr=False)
+    #: Why they cannot be repaired; None: they can, or nobody asked.
+    not_repaired: str | None = None
 
     @property
     def is_equal(self) -> bool:
@@ -72,7 +77,8 @@ class TableProof:
             return f"{self.table} was not compared: {self.not_compared}"
         rolled = ", and somebody rolled the table back" if self.was_rolled_back else ""
         if self.differences is not None:
-            return f"{self.table} differs from {self.target}: {self.differences}{rolled}"
+            why = f"; it is not repaired: {self.not_repaired}" if self.not_repaired else ""
+            return f"{self.table} differs from {self.target}: {self.differences}{rolled}{why}"
         rows = 0 if self.source is None else self.source.rows
         left = f", without {', '.join(self.columns_left_out)}" if self.columns_left_out else ""
         return f"{self.table} equals {self.target}: {rows} rows{left}{rolled}"

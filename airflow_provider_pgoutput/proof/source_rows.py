@@ -16,6 +16,7 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 
 from airflow_provider_pgoutput.capture.copy.plan import read_locations
+from airflow_provider_pgoutput.capture.copy.repair import find_rows
 from airflow_provider_pgoutput.capture.source import session as sessions
 from airflow_provider_pgoutput.capture.source.catalog import read_published_tables, read_types
 from airflow_provider_pgoutput.capture.source.commit_wait import wait_for_commits
@@ -28,11 +29,14 @@ from airflow_provider_pgoutput.proof.ranges import Ranges
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from psycopg import Cursor
+
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.batch.table_version import Column
     from airflow_provider_pgoutput.capture.copy.plan import TableLocation
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Server
     from airflow_provider_pgoutput.capture.source.session import Session
+    from airflow_provider_pgoutput.capture.staging.repairs import KeysOfTable
     from airflow_provider_pgoutput.capture.types.type_info import TypeInfo
     from airflow_provider_pgoutput.proof.digest import Digest
     from airflow_provider_pgoutput.proof.ranges import HashCounts
@@ -133,11 +137,30 @@ class SourceRows:
         query = sql.SQL("SELECT {}, pg_catalog.json_build_object({})::pg_catalog.text").format(
             key_hash.expression(_ALIAS), values
         )
-        signed = [each - _MODULUS if each >= _MODULUS // 2 else each for each in hashes]
-        some = sql.SQL("{} = ANY ({}::pg_catalog.int8[])").format(
-            key_hash.expression(_ALIAS), sql.Literal(signed)
-        )
+        some = _has_hash(key_hash, hashes)
         return {key % _MODULUS: text for key, text in self._rows(table, query, condition=some)}
+
+    def key_texts(
+        self, table: PublishedTable, key_hash: RowHash, hashes: Sequence[int]
+    ) -> list[tuple[bytes | None, ...]]:
+        """The keys of rows, by the hashes of the keys, as the server prints the values."""
+        names = sql.SQL(", ").join(sql.Identifier(_ALIAS, name) for name in key_hash.names)
+        query = sql.SQL("SELECT {}").format(names)
+        some = _has_hash(key_hash, hashes)
+        with self._answer(table, query, condition=some) as answer:
+            result = answer.pgresult
+            assert result is not None, "a SELECT has a result"
+            return [
+                tuple(result.get_value(row, column) for column in range(result.nfields))
+                for row in range(result.ntuples)
+            ]
+
+    def check_keys(self, table: PublishedTable, keys: KeysOfTable) -> None:
+        """Check that the source can look for rows with these keys.
+
+        :raises SourceError: a text is no value of its key column.
+        """
+        find_rows(self._session, table, keys)
 
     def _rows(
         self,
@@ -147,6 +170,18 @@ class SourceRows:
         *,
         condition: sql.Composable | None = None,
     ) -> list[tuple[Any, ...]]:
+        with self._answer(table, query, end, condition=condition) as answer:
+            return answer.fetchall()
+
+    @contextlib.contextmanager
+    def _answer(
+        self,
+        table: PublishedTable,
+        query: sql.Composable,
+        end: sql.Composable | None = None,
+        *,
+        condition: sql.Composable | None = None,
+    ) -> Iterator[Cursor[tuple[Any, ...]]]:
         only = sql.SQL("" if table.kind == "p" else "ONLY ")
         statement = sql.SQL("{} FROM {}{} AS {}").format(
             query,
@@ -166,7 +201,15 @@ class SourceRows:
         # A statement that fails would end the transaction, and with it the snapshot. And what is rolled back
         # gives the table's lock free, for which a migration may wait.
         with translated(table=table.name), self._session.transaction(force_rollback=True):
-            return self._session.execute(statement).fetchall()
+            yield self._session.execute(statement)
+
+
+def _has_hash(key_hash: RowHash, hashes: Sequence[int]) -> sql.Composable:
+    """The SQL of whether a row's key has one of these hashes."""
+    signed = [each - _MODULUS if each >= _MODULUS // 2 else each for each in hashes]
+    return sql.SQL("{} = ANY ({}::pg_catalog.int8[])").format(
+        key_hash.expression(_ALIAS), sql.Literal(signed)
+    )
 
 
 def _range_of(key_hash: RowHash, count: int) -> sql.Composable:

@@ -11,6 +11,7 @@ A batch may be past the LSN already when it sees the mark. Then it is done again
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import secrets
 import time
@@ -43,6 +44,13 @@ from airflow_provider_pgoutput.lake.state import (
 )
 from airflow_provider_pgoutput.proof.lake_rows import LakeRows
 from airflow_provider_pgoutput.proof.ranges import DifferentKeys, compare_keys, range_count
+from airflow_provider_pgoutput.proof.repair_keys import (
+    NO_KEY,
+    ROLLED_BACK,
+    TOO_MANY,
+    Irreparable,
+    keys_to_repair,
+)
 from airflow_provider_pgoutput.proof.report import Differences, Proof, TableProof
 from airflow_provider_pgoutput.proof.server_hashes import check_known
 from airflow_provider_pgoutput.proof.source_rows import source_rows
@@ -55,12 +63,13 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Server
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
-    from airflow_provider_pgoutput.proof.digest import Digest, RowHash
+    from airflow_provider_pgoutput.proof.digest import RowHash
     from airflow_provider_pgoutput.proof.source_rows import SourceRows
 
 log = logging.getLogger(__name__)
 
 SUCCEED: Final = "succeed"
+REPAIR: Final = "repair"
 #: How often a new LSN is taken.
 _MOST_LSNS: Final = 3
 _MOST_NAMES: Final = 10
@@ -86,7 +95,7 @@ class ProofRequest:
     tables: Sequence[str] = ()
     #: How many keys of different rows the report names, for each table.
     keys_shown: int = 0
-    #: ``fail``: a difference is an error. ``succeed``: it is reported only.
+    #: ``fail``: a difference is an error. ``succeed``: it is reported only. ``repair``: see ``repair.py``.
     on_difference: str = FAIL
     #: The longest wait until the lake has reached the LSN.
     wait_seconds: float = 3600.0
@@ -95,10 +104,10 @@ class ProofRequest:
         check_slot_name(self.slot_name)
         if isinstance(self.tables, str) or isinstance(self.publication_names, str):
             raise ConfigurationError("tables and publication_names are lists of names.")
-        if self.on_difference not in {FAIL, SUCCEED}:
+        if self.on_difference not in {FAIL, SUCCEED, REPAIR}:
             raise ConfigurationError(
                 f"Unknown on_difference {self.on_difference!r}.",
-                advice=f"use {FAIL!r} or {SUCCEED!r}.",
+                advice=f"use {FAIL!r}, {SUCCEED!r} or {REPAIR!r}.",
             )
         if self.keys_shown < 0 or self.wait_seconds <= 0:
             raise ConfigurationError("keys_shown is 0 or more, wait_seconds more than 0.")
@@ -134,7 +143,7 @@ def refuse_differences(request: ProofRequest, proof: Proof) -> None:
 
     :raises LakeDiffers: a table differs.
     """
-    if request.on_difference != FAIL or not proof.different:
+    if request.on_difference == SUCCEED or not proof.different:
         return
     shown = "; ".join(str(each) for each in proof.different[:_MOST_NAMES])
     more = len(proof.different) - _MOST_NAMES
@@ -142,7 +151,8 @@ def refuse_differences(request: ProofRequest, proof: Proof) -> None:
         f"{shown}{f'; and {more} more tables' if more > 0 else ''}.",
         slot=request.slot_name,
         lsn=proof.lsn,
-        advice="look at both sides as docs/proof.md says; a copy (copy_tables) makes a table equal again.",
+        advice="look at both sides as docs/proof.md says; on_difference='repair' or a copy (copy_tables)"
+        " makes a table equal again.",
     )
 
 
@@ -338,18 +348,27 @@ class _Comparison:
         row_hash = self.source.row_hash(columns, _salt())
         theirs = self.source.digest(self.table, row_hash)
         ours = lake.digest(names, row_hash)
-        return TableProof(
+        found = TableProof(
             table=self.table.name,
             target=self._target,
             source=theirs,
             lake=ours,
-            differences=None
-            if theirs == ours
-            else self._differences(lake, columns, names, row_hash, theirs, ours),
             columns_left_out=left_out,
             was_rolled_back=lake.was_rolled_back,
             seconds=time.monotonic() - began,
         )
+        if theirs != ours:
+            found = self._with_differences(found, lake, columns, names, row_hash)
+        return dataclasses.replace(found, seconds=time.monotonic() - began)
+
+    @cached_property
+    def _key_columns(self) -> tuple[str, ...]:
+        """The key by which the pipeline writes the table; empty: it has none."""
+        shape = self.checkpoint.shapes.get(self.table.relation_oid)
+        names = {each.name for each in self.table.columns}
+        if shape is not None and shape.key and names.issuperset(shape.key):
+            return shape.key
+        return self.table.key_columns
 
     def _columns(self, lake: LakeRows) -> tuple[list[Column], list[str], tuple[str, ...]]:
         """The columns that both sides have, their names in the lake, and the columns that it lacks."""
@@ -367,20 +386,21 @@ class _Comparison:
             names.append(found.name)
         return columns, names, tuple(left_out)
 
-    def _differences(
+    def _with_differences(
         self,
+        proof: TableProof,
         lake: LakeRows,
         columns: Sequence[Column],
         names: Sequence[str],
         row_hash: RowHash,
-        theirs: Digest,
-        ours: Digest,
-    ) -> Differences:
+    ) -> TableProof:
         """From the table to ranges, and from the ranges to keys."""
-        key = [each for each in columns if each.name in self.table.key_columns]
-        has_key = bool(key) and len(key) == len(self.table.key_columns)
+        assert proof.source is not None, "the table was compared"
+        assert proof.lake is not None, "the table was compared"
+        key = [each for each in columns if each.name in self._key_columns]
+        has_key = bool(key) and len(key) == len(self._key_columns)
         key_hash = self.source.row_hash(key, row_hash.salt) if has_key else row_hash
-        count = range_count(theirs, ours)
+        count = range_count(proof.source, proof.lake)
         of_source = self.source.ranges(self.table, key_hash, row_hash, count)
         of_lake = lake.ranges(names, key_hash, row_hash, count)
         unequal = of_source.different(of_lake)
@@ -393,7 +413,7 @@ class _Comparison:
             lake.hashes(names, key_hash, row_hash, count, looked_at),
         )
         key_names = [name for name, each in zip(names, columns, strict=True) if each in key]
-        return Differences(
+        differences = Differences(
             missing=found.missing.total(),
             surplus=found.surplus.total(),
             different=found.different.total(),
@@ -402,6 +422,20 @@ class _Comparison:
             ranges_looked_at=len(looked_at),
             keys=self._keys(lake, key_names, key_hash, found) if has_key else (),
         )
+        proof = dataclasses.replace(proof, differences=differences)
+        if self.request.on_difference != REPAIR:
+            return proof
+        try:
+            if not has_key:
+                raise Irreparable(NO_KEY)
+            if proof.was_rolled_back:
+                raise Irreparable(ROLLED_BACK)
+            if len(looked_at) < len(unequal):
+                raise Irreparable(TOO_MANY)
+            keys = keys_to_repair(self.source, lake, self.table, key_names, key_hash, found)
+            return dataclasses.replace(proof, to_repair=keys)
+        except Irreparable as why:
+            return dataclasses.replace(proof, not_repaired=str(why))
 
     def _keys(
         self, lake: LakeRows, names: Sequence[str], key_hash: RowHash, found: DifferentKeys

@@ -15,6 +15,7 @@ from airflow_provider_pgoutput.operators.apply import PgoutputApplyOperator
 from airflow_provider_pgoutput.operators.maintain import PgoutputMaintenanceOperator
 from airflow_provider_pgoutput.operators.replay import PgoutputReplayOperator
 from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
+from airflow_provider_pgoutput.tasks import arguments
 
 ROOT = Path(__file__).parents[2]
 DAG_FOLDER = ROOT / "dags_examples"
@@ -51,7 +52,14 @@ def test_only_one_run_at_a_time_and_none_for_the_past(dag: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["pgoutput_to_iceberg", "pgoutput_replay", "pgoutput_maintenance", "pgoutput_verify"]
+    "name",
+    [
+        "pgoutput_to_iceberg",
+        "pgoutput_replay",
+        "pgoutput_maintenance",
+        "pgoutput_verify",
+        "pgoutput_repair",
+    ],
 )
 def test_every_parameter_is_described_and_used(dags: Any, name: str) -> None:
     params = dags[name].params
@@ -63,8 +71,6 @@ def test_every_parameter_is_described_and_used(dags: Any, name: str) -> None:
 
 
 def test_the_replay_gets_what_was_given(dags: Any) -> None:
-    from airflow_provider_pgoutput.tasks import arguments
-
     dag = dags["pgoutput_replay"]
     (task,) = (each.prepare_for_execution() for each in dag.topological_sort())
     given = {"staging_uri": "s3://lake/staging", "from_lsn": "16/B374D848"}
@@ -75,6 +81,45 @@ def test_the_replay_gets_what_was_given(dags: Any) -> None:
     assert arguments.lsn(task.to_lsn, "to_lsn") is None
     assert arguments.optional_text_list(task.tables, "tables") == ("it's.a",)
     assert arguments.mapping(task.table_options, "table_options") == {}
+
+
+def test_a_repair_waits_for_an_approval(dags: Any) -> None:
+    dag = dags["pgoutput_repair"]
+    order = ["verify", "differing", "approve", "repair"]
+    assert [task.task_id for task in dag.topological_sort()] == order
+    verify, differing, approve, repair = (
+        task.prepare_for_execution() for task in dag.topological_sort()
+    )
+    found = [
+        {"table_name": "public.a", "is_equal": True},
+        {
+            "table_name": "public.it's",
+            "is_equal": False,
+            "missing": 1,
+            "surplus": 2,
+            "different": 3,
+        },
+        {"table_name": "public.c", "is_equal": None},
+    ]
+    different = differing.python_callable({"tables": found})
+    assert different == ["public.it's"]
+    assert not differing.python_callable({"tables": found[:1]})
+
+    class Pulls:
+        def xcom_pull(self, task_ids: str) -> Any:
+            return {"verify": {"tables": found}, "differing": different}[task_ids]
+
+    defaults = {
+        each: dag.params.get_param(each).value for each in dag.params if each != "staging_uri"
+    }
+    params = {**defaults, "staging_uri": "s3://lake/staging"}
+    for task in (verify, approve, repair):
+        task.render_template_fields({"params": params, "dag": dag, "task": task, "ti": Pulls()})
+    assert (verify.on_difference, repair.on_difference) == ("succeed", "repair")
+    assert arguments.optional_text_list(verify.tables, "tables") == ()
+    assert arguments.optional_text_list(repair.tables, "tables") == ("public.it's",)
+    assert "`public.it's`: 1 missing, 2 surplus" in approve.body
+    assert "public.a" not in approve.body
 
 
 def test_parameters_reach_the_tasks_as_they_were_given(dag: Any) -> None:
@@ -88,8 +133,6 @@ def test_parameters_reach_the_tasks_as_they_were_given(dag: Any) -> None:
         "start_lsn": "16/B374D848",
         "table_options": {"public.orders": {"partitioned_by": ["days(made_at)"]}},
     }
-    from airflow_provider_pgoutput.tasks import arguments
-
     stage, apply, _ = (task.prepare_for_execution() for task in dag.topological_sort())
     apply.batch = None  # Comes by XCom from a running task.
     for task in (stage, apply):

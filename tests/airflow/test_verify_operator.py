@@ -17,6 +17,7 @@ from pyiceberg.catalog import load_catalog
 
 from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
+from airflow_provider_pgoutput.capture.staging.repairs import waiting_requests
 from airflow_provider_pgoutput.errors import LakeUnavailable
 from airflow_provider_pgoutput.operators.verify import PgoutputVerifyOperator
 from tests.airflow.command_line import run
@@ -46,7 +47,8 @@ class Shop:
         assert found is not None
         lake.system_identifier, self.oid = found
         lake.record(slot, "0/1", tables={"public.orders": self.oid})
-        schema = pa.schema([("id", pa.int32()), ("v", pa.string())])
+        schema = self.schema = pa.schema([("id", pa.int32()), ("v", pa.string())])
+        self.requested: list[tuple[tuple[str, ...], ...]] = []
         catalog = load_catalog(lake.catalog_name, **lake.properties)
         self.table = catalog.create_table(f"{lake.namespace}.public__orders", schema)
         rows = [dict(zip(("id", "v"), row, strict=True)) for row in _ROWS]
@@ -66,9 +68,14 @@ class Shop:
             self._runs.join(10)
 
     def _run(self) -> None:
-        """End a batch at each mark."""
+        """End a batch at each mark, and write the rows that a repair asks for."""
         area, done = StagingArea(self.staging_uri), set()
         while not self._ended.wait(0.05):
+            for request in waiting_requests(area, self.slot):
+                rows = [{"id": id_, "v": v} for id_, v in _ROWS if id_ == 2]
+                self.requested += [each.keys for each in request.tables]
+                self.table.refresh().append(pa.Table.from_pylist(rows, self.schema))
+                request.remove()
             for name in area.names(layout.mark_folder(self.slot)):
                 found = layout.parse_mark_name(name)
                 if found is not None and name not in done:
@@ -157,6 +164,24 @@ def test_whoever_only_wants_to_know_is_told(shop: Shop, task_context: Any) -> No
     assert (table["is_equal"], table["missing"], table["keys"]) == (False, 1, None)
 
 
+def test_a_table_that_differs_is_repaired_and_proven(shop: Shop, task_context: Any) -> None:
+    shop.damage()
+    shop.start()
+    found = shop.operator(on_difference="repair", keys_shown=0).execute(task_context)
+    assert shop.requested == [(("2",),)]
+    (before,), (after,) = found["tables"], found["after_repair"]["tables"]
+    assert (before["is_equal"], before["missing"], after["is_equal"]) == (False, 1, True)
+    json.dumps(found)
+    assert [row["is_equal"] for row in _in_order(shop.recorded())] == [False, True]
+
+
+def test_nothing_is_asked_for_if_all_is_equal(shop: Shop, task_context: Any) -> None:
+    shop.start()
+    found = shop.operator(on_difference="repair").execute(task_context)
+    assert shop.requested == []
+    assert "after_repair" not in found
+
+
 def test_a_pipeline_that_is_paused_ends_the_wait(shop: Shop, task_context: Any) -> None:
     with pytest.raises(LakeUnavailable, match="did not reach the LSN"):
         shop.operator(wait_seconds=1).execute(task_context)
@@ -191,3 +216,5 @@ def test_the_command_prints_a_line_for_each_table(
     code, rows = run(capsys, "verify", *given)
     assert (code, rows[0]["equal"], rows[0]["keys"]) == (1, "false", '{"id" : 2}')
     assert [row["is_equal"] for row in _in_order(shop.recorded())] == [True, False]
+    code, rows = run(capsys, "verify", *given, "--repair")
+    assert (code, rows[0]["equal"], rows[0]["rows"]) == (0, "true", "3")

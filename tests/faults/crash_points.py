@@ -10,9 +10,15 @@ from pathlib import Path
 
 from tests.source_code import parsed
 
-#: Passed only where a slot is lost (``test_lost_slot_crashes.py``), and by large transactions (F08 in
-#: ``tests/capture/test_streaming.py``).
-ELSEWHERE = {"stage.after_drop", "stage.after_spill"}
+#: Passed only where a slot is lost (``test_lost_slot_crashes.py``), by large transactions (F08 in
+#: ``tests/capture/test_streaming.py``), and by repairs (``tests/proof/test_repair.py``).
+ELSEWHERE = {
+    "stage.after_drop",
+    "stage.after_repair_read",
+    "stage.after_repair_snapshot",
+    "stage.after_spill",
+    "stage.before_repair_removed",
+}
 PACKAGE = Path(__file__).resolve().parents[2] / "airflow_provider_pgoutput"
 
 

@@ -71,6 +71,7 @@ def test_the_oldest_airflow_imports_parses_and_runs_the_package(tmp_path: Path) 
     assert found["errors"] == {}
     assert found["dags"] == [
         "pgoutput_maintenance",
+        "pgoutput_repair",
         "pgoutput_replay",
         "pgoutput_to_iceberg",
         "pgoutput_verify",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import psycopg
 import pytest
 from pyiceberg.catalog import load_catalog
 
@@ -14,17 +12,15 @@ from airflow_provider_pgoutput.batch import layout
 from airflow_provider_pgoutput.batch.jobs import TableOptions
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.errors import ConfigurationError, LakeUnavailable
-from airflow_provider_pgoutput.proof.verify import ProofRequest, verify
-from tests.conformance.pipeline import CATALOG, Pipeline
+from airflow_provider_pgoutput.proof.verify import verify
+from tests.conformance.pipeline import CATALOG
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pyspark.sql import SparkSession
+    from collections.abc import Callable
 
     from airflow_provider_pgoutput.batch.lsn import Lsn
-    from airflow_provider_pgoutput.proof.report import Proof, TableProof
-    from quickstart.postgres import EmbeddedPostgres
+    from airflow_provider_pgoutput.proof.report import TableProof
+    from tests.proof.worlds import World
 
 _COLUMNS = (
     "id int, name text, price numeric(10,2), total numeric(30,4), weight float8, code char(5),"
@@ -102,79 +98,8 @@ DELETE FROM "Odd ""name" WHERE "select" = 2;
 UPDATE history SET v = 'changed';
 UPDATE rolled SET v = 'changed';
 """
-_databases = itertools.count(1)
 #: Tables of the lake that no mutation touches.
 UNTOUCHED = ("keyless", "filtered", "computed", "parts", 'Odd "name', "dot.ted", "empty")
-
-
-class World:
-    """A database, a pipeline with two batches, and the requests for verifications."""
-
-    def __init__(self, pipeline: Pipeline, publications: tuple[str, ...]) -> None:
-        self.pipeline = pipeline
-        self.publications = publications
-
-    def request(self, **more: Any) -> ProofRequest:
-        pipeline = self.pipeline
-        given: dict[str, Any] = {
-            "conninfo": pipeline.reader,
-            "slot_name": pipeline.slot_name,
-            "publication_names": self.publications,
-            "staging_uri": pipeline.staging.as_uri(),
-            "namespace": pipeline.namespace,
-            "catalog_name": CATALOG,
-            "catalog_properties": pipeline.catalog_properties,
-        }
-        return ProofRequest(**given | more)
-
-    def run(self, _: Lsn | None = None) -> None:
-        """One run of the pipeline."""
-        self.pipeline.apply(self.pipeline.stage())
-
-    def verify(self, **more: Any) -> Proof:
-        """Verify while the pipeline makes one run."""
-        return verify(self.request(**more), self.run)
-
-    def sql(self, statements: str) -> None:
-        with psycopg.connect(self.pipeline.conninfo, autocommit=True) as session:
-            session.execute(statements.encode())
-
-
-@pytest.fixture(scope="module")
-def new_world(
-    postgres_server: EmbeddedPostgres,
-    spark: SparkSession,
-    lake_catalog_properties: dict[str, str],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[..., World]]:
-    names = []
-
-    def make(publications: tuple[str, ...], **plan_options: Any) -> World:
-        name = f"proof_{next(_databases)}"
-        names.append(name)
-        with psycopg.connect(postgres_server.conninfo(), autocommit=True) as session:
-            session.execute(f"CREATE DATABASE {name}")
-        pipeline = Pipeline(
-            conninfo=postgres_server.conninfo(name),
-            slot_name=name,
-            publication_names=publications,
-            namespace=name,
-            staging=tmp_path_factory.mktemp(name),
-            catalog_properties=lake_catalog_properties,
-            spark=spark,
-            plan_options=plan_options,
-        )
-        return World(pipeline, publications)
-
-    yield make
-    with psycopg.connect(postgres_server.conninfo(), autocommit=True) as session:
-        session.execute(
-            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
-            " WHERE slot_name = ANY (%s)",
-            (names,),
-        )
-        for name in names:
-            session.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture(scope="module")

@@ -476,6 +476,10 @@ class Rows:
             batch.copies[table.relation_oid] = [list(each) for each in pairs]
         return point
 
+    def repairs(self, start: Start) -> None:
+        """See ``RowSource``: nobody asks for any."""
+        return
+
     def open_slot(self, start: Start, target: Lsn, limits: Limits, two_phase: Any) -> Any:
         """See ``RowSource``."""
         return Reading(self._source, start.reads_from, target, limits)

@@ -38,7 +38,7 @@ from airflow_provider_pgoutput.capture.staging.sealed_copies import (
     write_seals,
 )
 from airflow_provider_pgoutput.capture.staging.sent_values import Casters
-from airflow_provider_pgoutput.capture.staging.tables import StagedTables, stage_block
+from airflow_provider_pgoutput.capture.staging.tables import StagedTables, cast_block, stage_block
 from airflow_provider_pgoutput.capture.staging.writers import TableWriter, WriterPool
 from airflow_provider_pgoutput.capture.types.arrow_bytes import in_parts
 from airflow_provider_pgoutput.crash_points import reach
@@ -50,7 +50,7 @@ from airflow_provider_pgoutput.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from airflow_provider_pgoutput.batch.manifest import PreparedTransaction, SkippedTransaction
     from airflow_provider_pgoutput.batch.membership import PublishedSet
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.capture.staging.copied_table import CopiedTable
     from airflow_provider_pgoutput.capture.staging.tables import (
         Describe,
+        StagedRows,
         StagedTable,
         StagedVersion,
     )
@@ -217,14 +218,48 @@ class BatchInProgress:
             # Another column may have an earlier value that is refused.
             self._take(block[: len(block) - count])
 
+    def repair(self, block: ChangeBlock) -> None:
+        """Stage rows of a table that were read again, after all other changes of the batch.
+
+        They have all values, so they need not be looked at as those of the stream. If the table cannot take
+        them, a warning says why, and none of them is staged.
+        """
+        oid, name = block.relation.oid, block.relation.name
+        is_new = oid not in self._tables.by_oid
+        if oid in self.passing.found or oid in self.passing.before:
+            log.warning("%s is not repaired: its changes are passed over.", name)
+            return
+        try:
+            table, version = self._tables.version_of_repair(block.relation)
+            staged = list(in_parts(functools.partial(cast_block, version), block))
+            if any(each.lacks_key(version.version) for each in staged):
+                raise ValueRefused("A row has no value in a key column.", table=name)
+        except _ABOUT_A_TABLE as error:
+            log.warning("%s is not repaired. %s", name, error)
+            if is_new:
+                self._tables.by_oid.pop(oid, None)
+            return
+        self._append(table, version, block, staged)
+
     def _stage(self, block: ChangeBlock) -> None:
         table, version = self._tables.version_of(block.relation)
+        self._append(
+            table, version, block, in_parts(functools.partial(stage_block, version), block)
+        )
+
+    def _append(
+        self,
+        table: StagedTable,
+        version: StagedVersion,
+        block: ChangeBlock,
+        parts: Iterable[StagedRows],
+    ) -> None:
         if version.changes_writer is None:
             version.changes_writer = self._writer(
                 version, "changes", version.changes_schema, version.changes_required
             )
         version.note_xids(block.xid)
-        for staged in in_parts(functools.partial(stage_block, version), block):
+        for staged in parts:
             self._pool.append(version.changes_writer, staged.rows)
             for rejected in staged.rejected:
                 self.reject(rejected)

@@ -220,6 +220,20 @@ class StagedTables:
         table.relation = relation
         return table, table.versions[-1]
 
+    def version_of_repair(self, relation: Relation) -> tuple[StagedTable, StagedVersion]:
+        """The table and version of rows that were read again.
+
+        :param relation: as the catalog has it. What the stream announced is taken, if it has these columns.
+        """
+        table = self.by_oid.get(relation.oid)
+        if table is None or table.relation is None:
+            return self.version_of(relation)
+        known, wanted = (
+            [(each.name, each.type_oid, each.type_modifier) for each in columns]
+            for columns in (table.relation.columns, relation.columns)
+        )
+        return self.version_of(table.relation if known == wanted else relation)
+
     def copied(
         self,
         relation_oid: int,
@@ -255,6 +269,19 @@ class StagedRows:
     #: Rows of a rejected file.
     rejected: list[pa.RecordBatch]
 
+    def lacks_key(self, version: TableVersion) -> bool:
+        """Whether a row has NULL in a column of the key, on the side that says which row it is."""
+        is_gone = pc.equal(self.rows.column(changes.OP).cast(pa.string()), changes.DELETE)
+        for position, column in enumerate(version.columns):
+            if column.name not in version.key_columns:
+                continue
+            of_row = self.rows.column(changes.new(position))
+            if changes.old(position) in self.rows.schema.names:
+                of_row = pc.if_else(is_gone, self.rows.column(changes.old(position)), of_row)
+            if of_row.null_count:
+                return True
+        return False
+
 
 def stage_block(version: StagedVersion, block: ChangeBlock) -> StagedRows:
     """Cast a block into the rows of a changes file.
@@ -265,6 +292,11 @@ def stage_block(version: StagedVersion, block: ChangeBlock) -> StagedRows:
     :raises TooMuchText: see ``in_parts``.
     """
     refuse_incomplete(version.version, version.partitions, block)
+    return cast_block(version, block)
+
+
+def cast_block(version: StagedVersion, block: ChangeBlock) -> StagedRows:
+    """Cast a block of which nothing is left out; see ``stage_block``."""
     columns: list[pa.Array] = [
         pa.array(block.commit_lsn),
         pa.array(block.seq),

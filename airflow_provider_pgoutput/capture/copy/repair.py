@@ -1,0 +1,337 @@
+"""Reads the rows of some keys again, and makes changes of them that repair the lake.
+
+A request (``staging/repairs.py``) has the keys. A temporary slot gives a point and a snapshot of exactly this
+point. The batch ends at the point, and the rows become its last changes: a key that the source has in the
+snapshot is an update with all values, and one that it lacks is a delete. So they win over all earlier changes
+of these keys, and every later change wins over them. Whatever the lake has of these keys, it has the source's
+rows after the batch. To do it twice, or for a key that needs no repair, changes nothing.
+
+The position of these changes is one byte before the point. No transaction commits there: the record of a
+commit is longer than a byte.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+from psycopg import sql
+
+from airflow_provider_pgoutput.batch import changes
+from airflow_provider_pgoutput.capture.copy.plan import read_locations
+from airflow_provider_pgoutput.capture.pgoutput.blocks import ChangeBlock
+from airflow_provider_pgoutput.capture.pgoutput.messages import Relation, RelationColumn
+from airflow_provider_pgoutput.capture.source import session as sessions
+from airflow_provider_pgoutput.capture.source.catalog import read_published_tables
+from airflow_provider_pgoutput.capture.source.commit_wait import wait_for_commits
+from airflow_provider_pgoutput.capture.source.errors import translated
+from airflow_provider_pgoutput.capture.source.keys import Keys
+from airflow_provider_pgoutput.capture.source.slot import create_slot
+from airflow_provider_pgoutput.capture.staging.marks import next_mark
+from airflow_provider_pgoutput.capture.staging.repairs import KeysOfTable, Repairs, waiting_requests
+from airflow_provider_pgoutput.crash_points import reach
+from airflow_provider_pgoutput.errors import PgoutputError, SourceUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.capture.server import PostgresSource
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
+    from airflow_provider_pgoutput.capture.source.session import Session
+    from airflow_provider_pgoutput.capture.staging.repairs import RepairRequest
+    from airflow_provider_pgoutput.capture.start import Start
+
+log = logging.getLogger(__name__)
+
+#: Keys of one query, and bytes of all rows that one batch reads again.
+_KEYS_AT_ONCE: Final = 500
+_MOST_BYTES: Final = 256 << 20
+_NO_TUPLE: Final = 0
+_UPDATE, _DELETE, _KEY = ord(changes.UPDATE), ord(changes.DELETE), ord(changes.OLD_KEY)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRows:
+    """Rows of a table with some keys, as the server prints their values."""
+
+    #: By column, then by row.
+    values: tuple[list[bytes | None], ...]
+    #: Requested keys under which there is no row of the same text.
+    absent: list[tuple[str, ...]]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all values."""
+        return sum(len(value) for column in self.values for value in column if value is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """What all changes of one repair have in common."""
+
+    point: Lsn
+    xid: int
+    time_us: int
+
+
+def read_repairs(source: PostgresSource, start: Start) -> Repairs | None:
+    """Read the rows that requests name; None: there are none, or the next batch has to do it.
+
+    A request must not stop the pipeline. If its rows cannot be read, a warning says why, and the batch goes
+    without them.
+    """
+    area, slot_name = source.area, source.request.slot_name
+    requests = waiting_requests(area, slot_name)
+    if not requests:
+        return None
+    try:
+        return _read(source, start, requests)
+    except SourceUnavailable as error:
+        log.warning(
+            "Rows for a repair could not be read, so the next batch tries it again. %s", error
+        )
+        return None
+    except PgoutputError as error:
+        log.warning("Rows for a repair could not be read, so they are left out. %s", error)
+        for each in requests:
+            each.remove()
+        return None
+
+
+def _read(
+    source: PostgresSource, start: Start, requests: tuple[RepairRequest, ...]
+) -> Repairs | None:
+    request = source.request
+    name = f"pgoutput_repair_{uuid.uuid4().hex[:16]}"
+    with (
+        create_slot(request.direct, name, source.server, temporary=True) as snapshot,
+        sessions.connect(request.conninfo, slot=request.slot_name) as session,
+    ):
+        point = snapshot.consistent_point
+        mark = next_mark(source.area, request.slot_name, start.lsn, point)
+        if point <= start.lsn or mark is not None:
+            log.info("The next batch repairs rows: this one ends before %s.", point)
+            return None
+        with translated():
+            session.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            taken = sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot.name))
+            session.execute(taken)
+            wait_for_commits(session)
+        snapshot.close()
+        sessions.limit_lock_waits(session)
+        reach("stage.after_repair_snapshot")
+        blocks = _Reader(source, session, _moment(session, point)).blocks(requests)
+    reach("stage.after_repair_read")
+    rows = sum(map(len, blocks))
+    log.info("The batch repairs %d rows of %d tables, and ends at %s.", rows, len(blocks), point)
+    return Repairs(point, blocks, requests)
+
+
+def _moment(session: Session, point: Lsn) -> _Moment:
+    """The oldest transaction that the snapshot does not see stands for all that it sees."""
+    with translated():
+        row = session.execute(
+            "SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::pg_catalog.text,"
+            " (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::pg_catalog.int8"
+        ).fetchone()
+    assert row is not None, "a query without a table has a row"
+    return _Moment(point, int(row[0]) % (1 << 32), int(row[1]))
+
+
+class _Reader:
+    """Reads in the snapshot of one point."""
+
+    def __init__(self, source: PostgresSource, session: Session, moment: _Moment) -> None:
+        self._source, self._session, self._moment = source, session, moment
+        self._left = _MOST_BYTES
+        self._seq = 0
+
+    def blocks(self, requests: Sequence[RepairRequest]) -> tuple[ChangeBlock, ...]:
+        """The changes of all tables that can be repaired."""
+        source = self._source
+        keys = Keys(source.keys.configured)
+        then = read_published_tables(self._session, source.server, source.publication_names, keys)
+        published = {each.relation_oid: each for each in then}
+        locations = read_locations(self._session, then)
+        found: dict[int, ChangeBlock] = {}
+        for oid, wanted in _by_table(requests, source.server.system_identifier).items():
+            why = self._refusal(wanted, published.get(oid))
+            if why is None:
+                try:
+                    found[oid] = self._block(published[oid], wanted)
+                    continue
+                except SourceUnavailable:
+                    raise
+                except PgoutputError as error:
+                    why = str(error)
+            log.warning("%s is not repaired: %s", wanted.table, why)
+        # An older snapshot sees no row of a table with new files, and the server gives no error.
+        source.keys.forget()
+        source.describer.forget_types()
+        now = {each.relation_oid: each for each in source.read_tables()}
+        places = read_locations(source.session, list(now.values()))
+        for oid in list(found):
+            if now.get(oid) != published[oid] or places[oid] != locations[oid]:
+                log.warning(
+                    "%s is not repaired: it was altered, or its rows were moved, while they were read.",
+                    published[oid].name,
+                )
+                del found[oid]
+        return tuple(found.values())
+
+    def _refusal(self, wanted: KeysOfTable, table: PublishedTable | None) -> str | None:
+        """Why the table is not repaired; None: it is."""
+        checkpoint = self._source.request.checkpoint
+        known = {} if checkpoint is None or checkpoint.tables is None else checkpoint.tables
+        if table is None or wanted.relation_oid not in known:
+            return "it is not published, or the lake does not have it."
+        if checkpoint is not None and wanted.relation_oid in checkpoint.passed_over:
+            return "its changes are passed over."
+        if not wanted.key_columns or set(table.key_columns) != set(wanted.key_columns):
+            return "its key has other columns than the request says."
+        if self._left <= 0:
+            return f"one batch repairs {_MOST_BYTES >> 20} MiB of rows at most. Repair once more."
+        return None
+
+    def _block(self, table: PublishedTable, wanted: KeysOfTable) -> ChangeBlock:
+        found = find_rows(self._session, table, wanted)
+        self._left -= found.size_bytes
+        block = _changes(table, wanted.key_columns, found, self._moment, self._seq)
+        self._seq += len(block)
+        return block
+
+
+def _by_table(requests: Iterable[RepairRequest], system_identifier: str) -> dict[int, KeysOfTable]:
+    """The keys of all requests for this system, each once."""
+    found: dict[int, KeysOfTable] = {}
+    for request in requests:
+        if request.system_identifier != system_identifier:
+            log.warning("A request for a repair is of another system, so it is left out.")
+            continue
+        for each in request.tables:
+            known = found.get(each.relation_oid)
+            keys = each.keys
+            if known is not None and known.key_columns == each.key_columns:
+                keys = (*known.keys, *keys)
+            found[each.relation_oid] = KeysOfTable(
+                each.relation_oid, each.table, each.key_columns, tuple(dict.fromkeys(keys))
+            )
+    return found
+
+
+def find_rows(session: Session, table: PublishedTable, wanted: KeysOfTable) -> FoundRows:
+    """The published rows of a table with these keys, in the session's snapshot.
+
+    :raises SourceError: a text is no value of its key column.
+    """
+    names = [each.name for each in table.columns]
+    places = [names.index(name) for name in wanted.key_columns]
+    values: tuple[list[bytes | None], ...] = tuple([] for _ in names)
+    absent: list[tuple[str, ...]] = []
+    # A statement that fails would end the transaction, and with it the snapshot. And what is rolled back
+    # gives the table's lock free, for which a migration may wait.
+    with translated(table=table.name), session.transaction(force_rollback=True):
+        types = _key_types(session, table, wanted.key_columns)
+        for first in range(0, len(wanted.keys), _KEYS_AT_ONCE):
+            keys = wanted.keys[first : first + _KEYS_AT_ONCE]
+            result = session.execute(_statement(table, wanted.key_columns, types, keys)).pgresult
+            assert result is not None, "a SELECT has a result"
+            seen = set()
+            for row in range(result.ntuples):
+                for column, of_column in enumerate(values):
+                    of_column.append(result.get_value(row, column))
+                seen.add(tuple(values[place][-1] for place in places))
+            absent += [key for key in keys if tuple(each.encode() for each in key) not in seen]
+    return FoundRows(values, absent)
+
+
+def _key_types(session: Session, table: PublishedTable, key: Sequence[str]) -> list[str]:
+    """The SQL of the types of key columns, without lengths: a text that is too long must not be cut."""
+    rows = session.execute(
+        "SELECT attname::pg_catalog.text, pg_catalog.format_type(atttypid, -1)"
+        " FROM pg_catalog.pg_attribute WHERE attrelid = %s::pg_catalog.oid AND attnum > 0",
+        (table.relation_oid,),
+    ).fetchall()
+    types: dict[str, str] = dict(rows)
+    return [types[name] for name in key]
+
+
+def _statement(
+    table: PublishedTable, key: Sequence[str], types: Sequence[str], keys: Sequence[tuple[str, ...]]
+) -> sql.Composed:
+    """The query for the rows with some keys. Each row comes once."""
+    columns = sql.SQL(", ").join(sql.Identifier(each.name) for each in table.columns)
+    texts = sql.SQL(", ").join(
+        sql.SQL("{}::pg_catalog.text[]").format(sql.Literal(list(column)))
+        for column in zip(*keys, strict=True)
+    )
+    names = [sql.Identifier(str(place)) for place in range(len(types))]
+    # The server itself printed the types.
+    cast = sql.SQL(", ").join(
+        sql.SQL("k.{}::{}").format(name, sql.SQL(kind))
+        for name, kind in zip(names, types, strict=True)
+    )
+    # Only the bare name ``unnest`` takes several arrays.
+    statement = sql.SQL(
+        "SELECT {columns} FROM {only}{table} AS t WHERE ({key}) IN"
+        " (SELECT {cast} FROM unnest({texts}) AS k({listed}))"
+    ).format(
+        columns=columns,
+        only=sql.SQL("" if table.kind == "p" else "ONLY "),
+        table=sql.Identifier(table.schema_name, table.table_name),
+        key=sql.SQL(", ").join(sql.Identifier("t", name) for name in key),
+        cast=cast,
+        texts=texts,
+        listed=sql.SQL(", ").join(names),
+    )
+    if not table.row_filters:
+        return statement
+    # The server itself printed these conditions from its catalog.
+    filters = [sql.SQL("({})").format(sql.SQL(each)) for each in table.row_filters]
+    return sql.SQL("{} AND ({})").format(statement, sql.SQL(" OR ").join(filters))
+
+
+def _changes(
+    table: PublishedTable, key: Sequence[str], found: FoundRows, moment: _Moment, seq: int
+) -> ChangeBlock:
+    """Deletes of the keys that the source lacks, then updates with the rows that it has.
+
+    Two texts may stand for one key: the update wins then.
+    """
+    removed, put = len(found.absent), len(found.values[0])
+    count = removed + put
+    names = [each.name for each in table.columns]
+    old: list[pa.Array | None] = [None] * len(names)
+    for place, name in enumerate(key):
+        texts: list[bytes | None] = [each[place].encode() for each in found.absent]
+        if removed:
+            old[names.index(name)] = pa.array(texts + [None] * put, pa.binary())
+    blank: list[bytes | None] = [None] * removed
+    return ChangeBlock(
+        relation=Relation(
+            table.relation_oid,
+            table.schema_name,
+            table.table_name,
+            table.replica_identity,
+            tuple(
+                RelationColumn(each.name, each.type_oid, each.type_modifier, each.is_identity)
+                for each in table.columns
+            ),
+        ),
+        commit_lsn=np.full(count, int(moment.point) - 1, np.int64),
+        seq=np.arange(seq, seq + count, dtype=np.int64),
+        op=np.array([_DELETE] * removed + [_UPDATE] * put, np.uint8),
+        xid=np.full(count, moment.xid, np.int64),
+        commit_ts_us=np.full(count, moment.time_us, np.int64),
+        old_kind=np.array([_KEY] * removed + [_NO_TUPLE] * put, np.uint8),
+        new=tuple(pa.array(blank + values, pa.binary()) for values in found.values),
+        old=tuple(old),
+        new_binary=(False,) * len(names),
+        old_binary=(False,) * len(names),
+        unchanged=(None,) * len(names),
+    )

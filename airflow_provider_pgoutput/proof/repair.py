@@ -1,0 +1,92 @@
+"""Repairs what a verification found: the rows of the keys that differ are read from the source again.
+
+1. A request in the staging area names the keys. The next run of the pipeline takes it up: it reads their rows
+   in a new snapshot, and adds them to its batch as its last changes (``capture/copy/repair.py``). So they go
+   through stage and apply like any change, and later changes win over them.
+2. When the request is taken up, the same tables are verified once more, at a new LSN. That is the proof.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgoutput.batch.answers import FAIL
+from airflow_provider_pgoutput.capture.staging.area import StagingArea
+from airflow_provider_pgoutput.capture.staging.repairs import leave_request
+from airflow_provider_pgoutput.crash_points import reach
+from airflow_provider_pgoutput.errors import LakeUnavailable
+from airflow_provider_pgoutput.proof.verify import REPAIR, verify
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.capture.staging.repairs import RepairRequest
+    from airflow_provider_pgoutput.proof.report import Proof
+    from airflow_provider_pgoutput.proof.verify import ProofRequest
+
+log = logging.getLogger(__name__)
+
+
+def repair(
+    request: ProofRequest,
+    proof: Proof,
+    *,
+    run: Callable[[], None] | None = None,
+    wait: Callable[[Lsn], None] | None = None,
+) -> Proof | None:
+    """Let the pipeline repair the tables that differ, and verify them once more.
+
+    :param proof: what the verification found.
+    :param run: returns when a run of the pipeline may have taken the request up; None: the staging area is
+        looked at until one has.
+    :param wait: see ``verify``.
+    :returns: what the second verification found; None: no table is repaired.
+    :raises LakeUnavailable: no run of the pipeline took the request up in time.
+    """
+    tables = [each.to_repair for each in proof.tables if each.to_repair is not None]
+    if request.on_difference != REPAIR or not tables:
+        return None
+    for each in tables:
+        log.info("%s: the rows of %d keys are read again.", each.table, len(each.keys))
+    area = StagingArea(request.staging_uri)
+    left = leave_request(
+        area, request.slot_name, proof.system_identifier, tables, request.wait_seconds
+    )
+    reach("verify.after_repair_request")
+    try:
+        if run is None:
+            _wait_until_taken(left, request.wait_seconds)
+        else:
+            run()
+        if left.is_waiting():
+            raise LakeUnavailable(
+                "No run of the pipeline took up the request for a repair.",
+                slot=request.slot_name,
+                lsn=proof.lsn,
+                advice="look whether the pipeline runs, and whether it stages with this version of the"
+                " package; then verify again.",
+            )
+    finally:
+        left.remove()
+    names = tuple(each.table for each in tables)
+    return verify(dataclasses.replace(request, tables=names, on_difference=FAIL), wait)
+
+
+def after_repair(first: Proof, second: Proof | None) -> Proof:
+    """What holds after a repair: of each table the newest that was found."""
+    if second is None:
+        return first
+    repaired = {each.table: each for each in second.tables}
+    tables = tuple(repaired.get(each.table, each) for each in first.tables)
+    return dataclasses.replace(second, tables=tables, seconds=first.seconds + second.seconds)
+
+
+def _wait_until_taken(left: RepairRequest, seconds: float) -> None:
+    end, pause = time.monotonic() + seconds, 1.0
+    while left.is_waiting() and time.monotonic() < end:
+        time.sleep(min(pause, max(0.0, end - time.monotonic())))
+        pause = min(2 * pause, 30.0)

@@ -1,0 +1,82 @@
+"""Which keys of a table a repair has to read again, or why the table cannot be repaired by keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from airflow_provider_pgoutput.capture.staging.repairs import KeysOfTable
+from airflow_provider_pgoutput.errors import ConfigurationError, SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
+    from airflow_provider_pgoutput.proof.digest import RowHash
+    from airflow_provider_pgoutput.proof.lake_rows import LakeRows
+    from airflow_provider_pgoutput.proof.ranges import DifferentKeys
+    from airflow_provider_pgoutput.proof.source_rows import SourceRows
+
+#: Keys of a table that are repaired. To copy a table with more is cheaper, and takes less memory.
+MOST_KEYS: Final = 100_000
+NO_KEY: Final = "it has no key"
+ROLLED_BACK: Final = "it was rolled back; replay its batches"
+TOO_MANY: Final = f"more than {MOST_KEYS} rows differ"
+
+
+class Irreparable(Exception):
+    """A table cannot be repaired by keys; its text says why."""
+
+
+def keys_to_repair(
+    source: SourceRows,
+    lake: LakeRows,
+    table: PublishedTable,
+    names: Sequence[str],
+    key_hash: RowHash,
+    found: DifferentKeys,
+) -> KeysOfTable:
+    """The keys of all rows that differ.
+
+    :param names: of the key's fields in the lake.
+    :raises Irreparable: some of these keys cannot be looked for.
+    """
+    at_source = sorted({*found.missing, *found.different})
+    in_lake = sorted(found.surplus)
+    if len(at_source) + len(in_lake) > MOST_KEYS:
+        raise Irreparable(TOO_MANY)
+    keys = [_whole(each) for each in source.key_texts(table, key_hash, at_source)]
+    if in_lake:
+        try:
+            surplus = lake.key_texts(names, key_hash, in_lake)
+        except ConfigurationError as error:
+            raise Irreparable(error.message) from error
+        of_lake = [_whole(each) for each in surplus]
+        try:
+            source.check_keys(table, _keys(table, key_hash, of_lake))
+        except SourceError as error:
+            if not source.is_open:
+                raise
+            text = "the lake has a key that is no value of the source's type"
+            raise Irreparable(text) from error
+        keys += of_lake
+    return _keys(table, key_hash, keys)
+
+
+def _keys(table: PublishedTable, key_hash: RowHash, keys: Sequence[tuple[str, ...]]) -> KeysOfTable:
+    return KeysOfTable(table.relation_oid, table.name, key_hash.names, tuple(dict.fromkeys(keys)))
+
+
+def _whole(key: Sequence[str | bytes | None]) -> tuple[str, ...]:
+    """A key without NULL, as text.
+
+    :raises Irreparable: it has NULL, or bytes that are no text.
+    """
+    found = []
+    for value in key:
+        if value is None:
+            raise Irreparable("a row has NULL in its key")
+        try:
+            found.append(value if isinstance(value, str) else value.decode())
+        except UnicodeDecodeError as error:
+            raise Irreparable("a key has bytes that are no text") from error
+    return tuple(found)

@@ -1,0 +1,48 @@
+"""A database with a pipeline, and the requests for verifications of its lake."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from airflow_provider_pgoutput.proof.verify import ProofRequest, verify
+from tests.conformance.pipeline import CATALOG
+
+if TYPE_CHECKING:
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.proof.report import Proof
+    from tests.conformance.pipeline import Pipeline
+
+
+class World:
+    """A database, a pipeline with two batches, and the requests for verifications."""
+
+    def __init__(self, pipeline: Pipeline, publications: tuple[str, ...]) -> None:
+        self.pipeline = pipeline
+        self.publications = publications
+
+    def request(self, **more: Any) -> ProofRequest:
+        pipeline = self.pipeline
+        given: dict[str, Any] = {
+            "conninfo": pipeline.reader,
+            "slot_name": pipeline.slot_name,
+            "publication_names": self.publications,
+            "staging_uri": pipeline.staging.as_uri(),
+            "namespace": pipeline.namespace,
+            "catalog_name": CATALOG,
+            "catalog_properties": pipeline.catalog_properties,
+        }
+        return ProofRequest(**given | more)
+
+    def run(self, _: Lsn | None = None) -> None:
+        """One run of the pipeline."""
+        self.pipeline.apply(self.pipeline.stage())
+
+    def verify(self, **more: Any) -> Proof:
+        """Verify while the pipeline makes one run."""
+        return verify(self.request(**more), self.run)
+
+    def sql(self, statements: str) -> None:
+        with psycopg.connect(self.pipeline.conninfo, autocommit=True) as session:
+            session.execute(statements.encode())
