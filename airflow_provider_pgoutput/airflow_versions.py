@@ -17,6 +17,7 @@ from airflow.providers.common.compat.sdk import (
     AirflowFailException,
     AirflowNotFoundException,
     BaseHook,
+    Stats,
     conf,
     mask_secret,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "AirflowNotFoundException",
     "BaseHook",
     "CronSchedule",
+    "Stats",
     "conf",
     "extra_of",
     "in_thread",

@@ -43,7 +43,7 @@ def run(order: dict[str, Any]) -> dict[str, float]:
     )
     cpu_before = cpu_seconds()
     started = time.perf_counter()
-    manifest, _ = stage_batch(request)
+    manifest = stage_batch(request).manifest
     seconds = time.perf_counter() - started
     return {
         "seconds": seconds,

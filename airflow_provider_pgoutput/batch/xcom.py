@@ -21,6 +21,19 @@ _MOST_SCHEMA_CHANGES = 100
 _MOST_SCHEMA_CHANGES_OF_ALL = 1000
 
 
+class SlotXCom(TypedDict):
+    """How the slot stood when the stage task began."""
+
+    #: WAL that the server kept for the slot. None: the server had removed it.
+    retained_bytes: int | None
+    #: ``reserved``, ``extended``, ``unreserved`` or ``lost``.
+    wal_status: str | None
+    #: Bytes that could still be written before the slot was in danger; None: no limit.
+    safe_wal_size_bytes: int | None
+    #: ``max_slot_wal_keep_size``; None: no limit.
+    wal_limit_bytes: int | None
+
+
 class BatchXCom(TypedDict):
     """What ``PgoutputStageOperator`` returns."""
 
@@ -51,6 +64,15 @@ class BatchXCom(TypedDict):
     #: By ``schema.table`` whose copy was asked for and is not in the batch: why, and what to do. At most 200
     #: tables. Left out if there are none.
     refused_copies: NotRequired[dict[str, str]]
+    #: Left out if the run made the slot.
+    slot: NotRequired[SlotXCom]
+    #: The pipeline as an asset of Airflow: ``pgoutput://host:port/database/slot``.
+    asset_uri: NotRequired[str]
+    #: Once the batch is applied, the lake has every transaction that had committed by then, ISO 8601 in UTC.
+    #: Left out if it is not known.
+    complete_until: NotRequired[str]
+    #: How long it took to stage the batch.
+    stage_seconds: NotRequired[float]
 
 
 def table_counts(manifest: Manifest) -> dict[str, dict[str, int]]:
@@ -79,8 +101,11 @@ def totals(tables: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return found
 
 
-def batch_xcom(manifest: Manifest, manifest_uri: str) -> BatchXCom:
-    """Describe a sealed batch in few bytes."""
+def batch_xcom(manifest: Manifest, manifest_uri: str, slot: SlotXCom | None = None) -> BatchXCom:
+    """Describe a sealed batch in few bytes.
+
+    :param slot: how the slot stood when the batch was begun; None: there was no slot yet.
+    """
     counts = table_counts(manifest)
     batch = BatchXCom(
         schema_version=SCHEMA_VERSION,
@@ -112,6 +137,8 @@ def batch_xcom(manifest: Manifest, manifest_uri: str) -> BatchXCom:
     refused_copies = {each.table_name: str(each) for each in manifest.refused_copies}
     if refused_copies:
         batch["refused_copies"] = dict(islice(refused_copies.items(), MOST_TABLES))
+    if slot is not None:
+        batch["slot"] = slot
     return batch
 
 

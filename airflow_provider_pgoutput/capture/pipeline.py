@@ -15,10 +15,11 @@ the target. A run goes five steps:
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_provider_pgoutput.batch.answers import COPY
 from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.xcom import SlotXCom
 from airflow_provider_pgoutput.capture.fallback import Tries
 from airflow_provider_pgoutput.capture.membership import (
     begins_a_lake,
@@ -78,7 +79,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.request import CaptureRequest
     from airflow_provider_pgoutput.capture.run import RowSource, Source
-    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable
+    from airflow_provider_pgoutput.capture.source.catalog import PublishedTable, Server
     from airflow_provider_pgoutput.capture.source.slot_facts import SlotFacts
     from airflow_provider_pgoutput.capture.start import Start
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
@@ -86,13 +87,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def stage_batch(request: CaptureRequest) -> tuple[Manifest, str]:
+class StagedBatch(NamedTuple):
+    """A sealed batch, and the slot that it was read from."""
+
+    manifest: Manifest
+    manifest_uri: str
+    #: How the slot stood when the run began; None: there was none.
+    slot: SlotXCom | None
+    #: Where the server was when the run began.
+    source_lsn: Lsn
+
+
+def stage_batch(request: CaptureRequest) -> StagedBatch:
     """Stage the next batch of a slot, or find the one that an earlier attempt sealed.
 
     When the server cannot give the batch in the way that was asked for, another way is tried; see
     ``fallback.py``.
 
-    :returns: the manifest of the sealed batch and its URI.
     :raises PgoutputError: see ``errors.py``. No batch was sealed, and the slot was not moved. One exception:
         with ``advance="after_stage"`` the error may come after the seal. The next run then finds the sealed
         batch.
@@ -108,7 +119,7 @@ def stage_batch(request: CaptureRequest) -> tuple[Manifest, str]:
             return sealed
 
 
-def _stage_once(request: CaptureRequest) -> tuple[Manifest, str]:
+def _stage_once(request: CaptureRequest) -> StagedBatch:
     area = StagingArea(request.staging_uri)
     with (
         of_slot(request.slot_name),
@@ -124,7 +135,7 @@ def _stage_once(request: CaptureRequest) -> tuple[Manifest, str]:
         return stage_in(source, ServerRows(source))
 
 
-def stage_in(source: Source, rows: RowSource) -> tuple[Manifest, str]:
+def stage_in(source: Source, rows: RowSource) -> StagedBatch:
     """Do the five steps; see the head of this file.
 
     :param rows: says how changes and copies are read.
@@ -138,7 +149,18 @@ def stage_in(source: Source, rows: RowSource) -> tuple[Manifest, str]:
     run = Run(source, rows, facts, slot, confirmed, refused)
     sealed = _sealed(run)
     _confirm(source, sealed)
-    return sealed
+    state = None if slot is None else _slot_xcom(slot, source.server)
+    return StagedBatch(*sealed, state, source.server.flush_lsn)
+
+
+def _slot_xcom(slot: SlotFacts, server: Server) -> SlotXCom:
+    kept_from = slot.restart_lsn
+    return SlotXCom(
+        retained_bytes=None if kept_from is None else max(server.flush_lsn - kept_from, 0),
+        wal_status=slot.wal_status,
+        safe_wal_size_bytes=slot.safe_wal_size,
+        wal_limit_bytes=slot.keep_size,
+    )
 
 
 def _sealed(run: Run) -> tuple[Manifest, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from airflow_provider_pgoutput.airflow_versions import AirflowNotFoundException, BaseHook
 from airflow_provider_pgoutput.capture.source import pinned
@@ -25,6 +26,8 @@ _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _VERIFIED = ("verify-ca", "verify-full")
 #: The extra that names the connection past a pooler.
 DIRECT_CONN_ID = "direct_conn_id"
+#: Of a pipeline as an asset of Airflow.
+ASSET_SCHEME = "pgoutput://"
 #: Parameters of libpq whose values are secrets.
 _SECRETS = (
     "password",
@@ -49,6 +52,22 @@ def get_connection(conn_id: str) -> Connection:
             advice="nothing, if the API server or a secrets backend did not answer; otherwise create the"
             " connection (Admin > Connections) or name another one.",
         ) from error
+
+
+def asset_uri(connection: Connection, slot_name: str) -> str:
+    """The name of a pipeline as an asset of Airflow: ``pgoutput://host:port/database/slot``.
+
+    Nothing but host, port and database is taken from the connection. What the connection does not say is
+    ``localhost``, 5432 and ``postgres``.
+    """
+    host = str(connection.host or "localhost").split(",")[0]
+    if host.startswith("/"):
+        # The folder of a socket.
+        host = "localhost"
+    elif ":" in host:
+        host = f"[{host}]"
+    database = quote(str(connection.schema or "postgres"), safe="")
+    return f"{ASSET_SCHEME}{host}:{connection.port or 5432}/{database}/{slot_name}"
 
 
 def libpq_parameters(connection: Connection, extra: dict[str, Any]) -> dict[str, str]:

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import Asset
+from airflow.sdk import AssetAlias
 
 from airflow_provider_pgoutput.batch.answers import FAIL
 from airflow_provider_pgoutput.batch.jobs import ApplyJob
-from airflow_provider_pgoutput.batch.xcom import (
-    MOST_TABLES,
-    batch_xcom,
-    largest,
-    table_counts,
-    totals,
-)
+from airflow_provider_pgoutput.batch.xcom import MOST_TABLES, batch_xcom, table_counts
 from airflow_provider_pgoutput.errors import LakeDenied, LakeUnavailable
 from airflow_provider_pgoutput.spark_submit.operator import SparkApplyOperator
-from airflow_provider_pgoutput.tasks import arguments
+from airflow_provider_pgoutput.tasks import arguments, metrics
 from airflow_provider_pgoutput.tasks.lake import Lake
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
 from airflow_provider_pgoutput.tasks.received_batch import ReceivedBatch, moves_checkpoint_only
+from airflow_provider_pgoutput.tasks.run_event import ALIAS, RunFacts, tell_assets
 from airflow_provider_pgoutput.tasks.set_aside import log_set_aside
-from airflow_provider_pgoutput.tasks.task_run import log_group, log_tables, refuse_backfill
+from airflow_provider_pgoutput.tasks.task_run import (
+    log_group,
+    log_tables,
+    refuse_backfill,
+    summary,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 #: Up to so many changed and copied rows in a batch, Java's optimising compiler costs more than it saves.
 _ROWS_OF_A_SHORT_JOB = 100_000
-_MOST_TABLES_OF_AN_EVENT = 10
 
 
 class PgoutputApplyOperator(SparkApplyOperator):
@@ -46,7 +46,13 @@ class PgoutputApplyOperator(SparkApplyOperator):
     checkpoint, and succeeds only if the checkpoint holds the batch. The other arguments are those of
     ``SparkApplyOperator``.
 
+    One of its outlets is the asset alias ``pgoutput``. While the task runs, it adds the pipeline as an asset,
+    ``pgoutput://host:port/database/slot``. The asset's event has the facts of the run; see
+    ``docs/events.md``.
+
     :param batch: the batch as ``PgoutputStageOperator`` returned it. (templated)
+    :param table_assets: also add an asset for each table that got rows,
+        ``iceberg://catalog/namespace/table``, of 200 at most.
     :param on_table_refused: the batch cannot be applied to one table. ``fail``: the task fails, and the batch
         is not applied. ``set_aside``: it is applied to the others, and the task ends well, with a warning.
         The table stays as it is. It gets no later batch either, until ``PgoutputReplayOperator`` or a copy
@@ -63,9 +69,19 @@ class PgoutputApplyOperator(SparkApplyOperator):
         "batch": "json",
     }
 
-    def __init__(self, *, batch: Any, on_table_refused: str = FAIL, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        batch: Any,
+        table_assets: bool = False,
+        on_table_refused: str = FAIL,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
+        if AssetAlias(ALIAS) not in self.outlets:
+            self.outlets = [*self.outlets, AssetAlias(ALIAS)]
         self.batch = batch
+        self.table_assets = table_assets
         self.on_table_refused = on_table_refused
         arguments.check_answers(self)
 
@@ -84,10 +100,13 @@ class PgoutputApplyOperator(SparkApplyOperator):
                     batch.end_lsn,
                     before.end_lsn,
                 )
+                set_aside = log_set_aside(before)
                 # An earlier try applied it, and may have ended before it told Airflow about the assets.
                 known = batch.tables if batch.tables_left_out == 0 else None
-                self._describe_outlets(context, batch, batch.changes, batch.tables, known)
-                set_aside = log_set_aside(before)
+                facts = RunFacts(
+                    batch, lake.namespace, known, batch.changes, set_aside=len(set_aside)
+                )
+                self._tell_assets(context, lake, facts)
                 return _result(
                     batch,
                     batch.changes,
@@ -110,6 +129,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
             )
             self._warn_of_unknown(job, manifest)
             result: dict[str, Any] = {}
+            started = time.monotonic()
             if not (
                 before is not None
                 and moves_checkpoint_only(manifest, before)
@@ -120,12 +140,26 @@ class PgoutputApplyOperator(SparkApplyOperator):
                     done = self.run_job(context, area, lake, job, batch.batch_id, is_short=is_short)
                     result = done or {}
             set_aside = log_set_aside(batch.demand_applied(lake.checkpoint(slot_name)))
+            seconds = time.monotonic() - started
         counts = table_counts(manifest)
         log_tables(counts)
-        self._describe_outlets(context, batch, manifest.changes, counts, counts)
+        published = result.get("published", {})
+        facts = RunFacts(
+            batch,
+            lake.namespace,
+            counts,
+            manifest.changes,
+            staged_bytes=sum(manifest.sizes),
+            apply_seconds=round(seconds, 3),
+            snapshots=published,
+            set_aside=len(set_aside),
+        )
+        self._tell_assets(context, lake, facts)
+        self.log.info("%s", summary("Applied", manifest, seconds))
+        metrics.of_applied(slot_name, batch.complete_until, seconds)
         shown = batch_xcom(manifest, batch.manifest_uri)
         left_out = shown.get("tables_left_out", 0)
-        snapshots = dict(islice(result.get("published", {}).items(), MOST_TABLES))
+        snapshots = dict(islice(published.items(), MOST_TABLES))
         return _result(
             batch,
             manifest.changes,
@@ -159,28 +193,14 @@ class PgoutputApplyOperator(SparkApplyOperator):
         self.log.info("The batch changes no table: only the checkpoint was written, without Spark.")
         return True
 
-    def _describe_outlets(
-        self,
-        context: Context,
-        batch: ReceivedBatch,
-        changes: int | None,
-        tables: Mapping[str, Mapping[str, int]] | None,
-        every_table: Mapping[str, Mapping[str, int]] | None,
-    ) -> None:
-        """Write into the events of the task's assets which batch the lake holds now.
-
-        :param every_table: the counts of all tables; None: some are not known.
-        """
-        extra: dict[str, Any] = {
-            "slot_name": batch.slot_name,
-            "end_lsn": str(batch.end_lsn),
-            "changes": changes,
-            "tables": largest(tables or {}, _MOST_TABLES_OF_AN_EVENT),
-            "totals": None if every_table is None else totals(every_table.values()),
-        }
-        for outlet in self.outlets:
-            if isinstance(outlet, Asset):
-                context["outlet_events"][outlet].extra = extra
+    def _tell_assets(self, context: Context, lake: Lake, facts: RunFacts) -> None:
+        tell_assets(
+            context,
+            self.outlets,
+            facts,
+            catalog=lake.catalog.name,
+            table_assets=self.table_assets,
+        )
 
 
 def _rows(manifest: Manifest) -> int:

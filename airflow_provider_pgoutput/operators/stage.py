@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.xcom import batch_xcom, table_counts
+from airflow_provider_pgoutput.hooks.connections import asset_uri, get_connection
 from airflow_provider_pgoutput.spark_submit.copy_engine import CopyingOperator
-from airflow_provider_pgoutput.tasks import arguments
+from airflow_provider_pgoutput.tasks import arguments, metrics
 from airflow_provider_pgoutput.tasks.lake import Lake
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
 from airflow_provider_pgoutput.tasks.schedule import longest_seconds_between_runs
@@ -15,6 +18,7 @@ from airflow_provider_pgoutput.tasks.task_run import (
     log_tables,
     new_attempt,
     refuse_backfill,
+    summary,
 )
 
 if TYPE_CHECKING:
@@ -257,19 +261,28 @@ class PgoutputStageOperator(CopyingOperator):
             from airflow_provider_pgoutput.capture.pipeline import stage_batch
 
             request = self._request(context)
+            begun_at, started = datetime.now(UTC), time.monotonic()
             with log_group(f"Stage slot {request.slot_name}"):
-                manifest, manifest_uri = stage_batch(request)
-            batch = batch_xcom(manifest, manifest_uri)
+                staged = stage_batch(request)
+            seconds = time.monotonic() - started
+        manifest = staged.manifest
+        batch = batch_xcom(manifest, staged.manifest_uri, staged.slot)
+        reaches_source = manifest.end_lsn >= staged.source_lsn
+        until = begun_at.isoformat() if reaches_source else manifest.last_commit_time
+        if until is not None:
+            batch["complete_until"] = until
+        batch["stage_seconds"] = round(seconds, 3)
+        connection = get_connection(self.postgres_conn_id)
+        batch["asset_uri"] = asset_uri(connection, request.slot_name)
         log_tables(table_counts(manifest))
         self.log.info(
-            "Batch %s of slot %s: %s to %s, %s changes, sealed at %s",
+            "Batch %s of slot %s is sealed at %s.",
             batch["batch_id"][:16],
             batch["slot_name"],
-            batch["start_lsn"],
-            batch["end_lsn"],
-            f"{batch['changes']:,}",
-            manifest_uri,
+            staged.manifest_uri,
         )
+        self.log.info("%s", summary("Staged", manifest, seconds, staged.source_lsn))
+        metrics.of_staged(batch)
         return batch
 
     def _request(self, context: Context) -> CaptureRequest:

@@ -63,7 +63,8 @@ def pgoutput_to_iceberg(
         ``PgoutputApplyOperator``. (templated)
     :param fail_when_set_aside: end with a ``PgoutputCheckTablesOperator``. It fails while a table is set
         aside.
-    :param outlets: assets that the apply task updates. Their events have ``end_lsn``.
+    :param outlets: further assets that the apply task updates. ``docs/events.md`` says what their events
+        tell.
     :param sensor_options: further arguments of ``PgoutputChangesSensor``.
     :param stage_options: further arguments of ``PgoutputStageOperator``.
     :param apply_options: further arguments of ``PgoutputApplyOperator``.

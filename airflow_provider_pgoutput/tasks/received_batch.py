@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.batch.checkpoint import refuse_gap
@@ -14,6 +15,8 @@ from airflow_provider_pgoutput.errors import BatchRefused, ConfigurationError, L
 from airflow_provider_pgoutput.tasks.arguments import mapping
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.capture.staging.area import StagingArea
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
@@ -36,6 +39,10 @@ class ReceivedBatch:
     tables: dict[str, dict[str, int]] | None = None
     #: How many tables are not in ``tables``.
     tables_left_out: int = 0
+    #: See ``BatchXCom``; None: it is not known.
+    complete_until: datetime | None = None
+    #: ``BatchXCom`` as it arrived, for the facts that people read in the event of the pipeline's asset.
+    told: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
     def optional(cls, value: Any, slot_name: str) -> ReceivedBatch | None:
@@ -79,6 +86,8 @@ class ReceivedBatch:
                 changes=changes if isinstance(changes, int) else None,
                 tables=_counts_or_none(body.get("tables")),
                 tables_left_out=left_out if isinstance(left_out, int) else 0,
+                complete_until=_time_or_none(body.get("complete_until")),
+                told=body,
             )
             folder, _, name = batch.manifest_uri.rpartition("/")
         except (KeyError, AttributeError, ConfigurationError) as error:
@@ -143,6 +152,15 @@ class ReceivedBatch:
                 advice="make sure that the iceberg connection and Spark's conf name the same catalog.",
             )
         return checkpoint
+
+
+def _time_or_none(value: Any) -> datetime | None:
+    """A time with its zone; None: the value is something else."""
+    try:
+        found = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        return None
+    return found if found.tzinfo is not None else None
 
 
 def _counts_or_none(value: Any) -> dict[str, dict[str, int]] | None:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
+    from airflow_provider_pgoutput.batch.lsn import Lsn
+    from airflow_provider_pgoutput.batch.manifest import Manifest
+
 log = logging.getLogger(__name__)
 
 _MOST_LOGGED = 50
@@ -50,6 +53,51 @@ def log_group(title: str) -> Iterator[None]:
         yield
     finally:
         log.info("::endgroup::")
+
+
+def summary(what: str, manifest: Manifest, seconds: float, source_lsn: Lsn | None = None) -> str:
+    """Say in a sentence what a task did with a batch.
+
+    Example: ``Staged 42,544 changes of 4 tables, 0/A226EF8 to 0/A7FA798, in 5.2 s (8,182 rows/s). The source
+    is 1.2 MB ahead.``
+
+    :param source_lsn: where the server was; None: it is not known.
+    """
+    copied = sum(table.counts.copied for table in manifest.tables)
+    counts = [
+        f"{count:,} {noun if count == 1 else plural}"
+        for count, noun, plural in (
+            (manifest.changes, "change", "changes"),
+            (copied, "copied row", "copied rows"),
+            (manifest.logical_messages, "message", "messages"),
+        )
+        if count
+    ]
+    tables = f" of {_number(len(manifest.tables), 'table')}" if manifest.tables else ""
+    rows = manifest.changes + copied
+    rate = f" ({rows / seconds:,.0f} rows/s)" if rows and seconds >= 0.1 else ""
+    text = (
+        f"{what} {' and '.join(counts) or 'no changes'}{tables}, {manifest.start_lsn} to"
+        f" {manifest.end_lsn}, in {seconds:,.1f} s{rate}."
+    )
+    if source_lsn is not None and source_lsn > manifest.end_lsn:
+        text += f" The source is {_bytes(source_lsn - manifest.end_lsn)} ahead."
+    return text
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _bytes(count: int) -> str:
+    if count < 1000:
+        return _number(count, "byte")
+    size, unit = count / 1000, "kB"
+    for larger in ("MB", "GB"):
+        if size < 1000:
+            break
+        size, unit = size / 1000, larger
+    return f"{size:,.1f} {unit}"
 
 
 def log_tables(tables: Mapping[str, Mapping[str, int]]) -> None:

@@ -75,9 +75,14 @@ class OutletEvents:
     """What a task writes into ``context["outlet_events"]``."""
 
     events: dict[Any, SimpleNamespace] = field(default_factory=dict)
+    #: Names of assets that were added to an alias, and what their events tell.
+    added: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
-    def __getitem__(self, asset: Any) -> SimpleNamespace:
-        return self.events.setdefault(asset, SimpleNamespace(extra=None))
+    def __getitem__(self, outlet: Any) -> SimpleNamespace:
+        return self.events.setdefault(outlet, SimpleNamespace(extra=None, add=self._add))
+
+    def _add(self, asset: Any, *, extra: dict[str, Any]) -> None:
+        self.added.append((asset.uri, extra))
 
 
 @pytest.fixture

@@ -10,13 +10,15 @@ import json
 import logging
 import os
 import stat
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from airflow.sdk import Asset
+from airflow.sdk import Asset, AssetAlias
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from airflow_provider_pgoutput import airflow_versions
 from airflow_provider_pgoutput.batch.jobs import ApplyJob, job_from_json
 from airflow_provider_pgoutput.batch.manifest import SkippedTransaction
 from airflow_provider_pgoutput.batch.membership import PublishedSet, TableMembership
@@ -64,13 +66,59 @@ def test_it_applies_and_returns_what_was_done(workshop: Workshop, task_context: 
         "tables": {"public.orders": counts},
         "snapshots": {"shop.orders": 12},
     }
-    assert task_context["outlet_events"][outlet].extra == {
-        "slot_name": SLOT,
-        "end_lsn": "0/20",
-        "changes": 4,
-        "tables": {"public.orders": counts},
-        "totals": counts,
-    }
+    told = task_context["outlet_events"][outlet].extra["pgoutput"]
+    assert (told["slot_name"], told["end_lsn"], told["changes"]) == (SLOT, "0/20", 4)
+    assert told["tables"] == {"public.orders": {"inserts": 3, "deletes": 1}}
+    assert told["totals"] == {"inserts": 3, "deletes": 1}
+    assert told["apply_seconds"] > 0
+
+
+def test_it_adds_the_pipeline_and_its_tables_as_assets(
+    workshop: Workshop, task_context: Any
+) -> None:
+    workshop.behave(result={"status": "applied", "published": {"shop.orders": 12}})
+    uri = "pgoutput://db:5432/app/shop"
+    workshop.batch["asset_uri"] = uri
+    operator = workshop.operator(table_assets=True)
+    assert operator.outlets == [AssetAlias("pgoutput")]
+    operator.execute(task_context)
+    (pipeline, told), (table, told_of_table) = task_context["outlet_events"].added
+    assert (pipeline, told["pgoutput"]["end_lsn"]) == (uri, "0/20")
+    assert table == "iceberg://iceberg_default/shop/orders"
+    assert told_of_table["pgoutput"]["snapshot_id"] == 12
+
+    task_context["outlet_events"].added.clear()
+    workshop.lake.record(SLOT, "0/30")
+    workshop.operator().execute(task_context)
+    # An earlier try may have ended before it told.
+    assert [name for name, _ in task_context["outlet_events"].added] == [uri]
+
+
+def test_its_numbers_go_to_airflows_metrics(
+    workshop: Workshop, task_context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: dict[str, float] = {}
+
+    def gauge(name: str, value: float, *, tags: dict[str, str]) -> None:
+        assert tags == {"slot": SLOT}
+        sent[name] = value
+
+    monkeypatch.setattr(airflow_versions.Stats, "gauge", gauge)
+    workshop.behave(result={"status": "applied"})
+    until = datetime.now(UTC) - timedelta(seconds=90)
+    workshop.batch["complete_until"] = until.isoformat()
+    workshop.operator().execute(task_context)
+    assert 90 <= sent["pgoutput.freshness_seconds"] < 150
+    assert sent["pgoutput.apply_seconds"] > 0
+
+
+@pytest.mark.parametrize("until", ["yesterday", 7, "2026-11-26T10:00:00"])
+def test_a_time_that_was_edited_stops_nothing(
+    workshop: Workshop, task_context: Any, until: Any
+) -> None:
+    workshop.behave(result={"status": "applied"})
+    workshop.batch["complete_until"] = until
+    assert workshop.operator().execute(task_context)["applied"]
 
 
 def test_it_tells_what_is_set_aside(
@@ -331,14 +379,10 @@ def test_a_batch_that_the_lake_has_already_is_not_given_to_spark(
     assert result["snapshots"] is None
     assert not workshop.was_started
     # That one may have ended before Airflow knew of its event.
-    counts = workshop.batch["tables"]["public.orders"]
-    assert task_context["outlet_events"][outlet].extra == {
-        "slot_name": SLOT,
-        "end_lsn": "0/20",
-        "changes": 4,
-        "tables": {"public.orders": counts},
-        "totals": counts,
-    }
+    told = task_context["outlet_events"][outlet].extra["pgoutput"]
+    assert (told["end_lsn"], told["changes"]) == ("0/20", 4)
+    assert told["totals"] == told["tables"]["public.orders"] == {"inserts": 3, "deletes": 1}
+    assert "apply_seconds" not in told
 
 
 def test_totals_of_tables_that_did_not_arrive_are_left_open(
@@ -349,9 +393,11 @@ def test_totals_of_tables_that_did_not_arrive_are_left_open(
     outlet = Asset("orders")
     result = workshop.operator(outlets=[outlet]).execute(task_context)
     assert (result["tables"], result["tables_left_out"]) == (workshop.batch["tables"], 7)
-    extra = task_context["outlet_events"][outlet].extra
-    assert (extra["changes"], extra["totals"]) == (4, None)
-    assert extra["tables"] == workshop.batch["tables"]
+    told = task_context["outlet_events"][outlet].extra["pgoutput"]
+    assert told["changes"] == 4
+    assert "totals" not in told
+    assert told["tables"] == {"public.orders": {"inserts": 3, "deletes": 1}}
+    assert told["tables_left_out"] == 7
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ One test follows one pipeline through its life, because every apply costs a star
 from __future__ import annotations
 
 import base64
+import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.submit
-def test_a_pipeline_from_its_first_run_to_a_cleared_old_one(pipeline: Pipeline) -> None:
+def test_a_pipeline_from_its_first_run_to_a_cleared_old_one(
+    pipeline: Pipeline, task_context: Any
+) -> None:
     with psycopg.connect(pipeline.conninfo, autocommit=True) as session:
         with ProcessWatch() as processes:
             first = pipeline.run()
@@ -54,7 +56,7 @@ def test_a_pipeline_from_its_first_run_to_a_cleared_old_one(pipeline: Pipeline) 
         assert (again["batches"], again["end_lsn"]) == (2, second["stage"]["end_lsn"])
         assert pipeline.lake_rows("again") == pipeline.source_rows()
 
-        cleared_old_run_is_a_no_op(pipeline, first["stage"])
+        cleared_old_run_is_a_no_op(pipeline, first["stage"], task_context)
         pipeline.assert_equal()
         assert confirmed(session) == second["advance"]["confirmed_flush_lsn"]
 
@@ -62,22 +64,41 @@ def test_a_pipeline_from_its_first_run_to_a_cleared_old_one(pipeline: Pipeline) 
         assert idle["stage"]["changes"] == 0
         assert idle["advance"]["confirmed_flush_lsn"] == idle["stage"]["end_lsn"]
 
+    told = [each["pgoutput"] for each in events_of(first["stage"]["asset_uri"])]
+    assert [each["end_lsn"] for each in told] == [
+        run["stage"]["end_lsn"] for run in (first, second, idle)
+    ]
+    assert [each["changes"] for each in told] == [0, second["stage"]["changes"], 0]
+    assert told[0]["tables"]["public.orders"] == {"copied": 500}
+    assert told[1]["slot"]["retained_bytes"] > 0
+    # It left its name to the asset that the DAG file names.
+    assert events_of("pgoutput_to_iceberg") == [{"pgoutput": each} for each in told]
+
     assert "public.orders: 500 copied" in pipeline.log
     assert "::group::Stage slot shop" in pipeline.log
     nothing_leaked(pipeline, processes)
 
 
-def cleared_old_run_is_a_no_op(pipeline: Pipeline, old_batch: dict[str, Any]) -> None:
+def cleared_old_run_is_a_no_op(
+    pipeline: Pipeline, old_batch: dict[str, Any], task_context: Any
+) -> None:
     """F16: the apply and advance tasks of the first run again, after the second; no staging is left."""
     shutil.rmtree(Path(pipeline.staging_uri.removeprefix("file://")) / "shop" / "data")
-    context: Any = {
-        "ti": SimpleNamespace(try_number=2, max_tries=2),
-        "dag_run": SimpleNamespace(dag_id="d", run_id="r", run_type="manual"),
-    }
     common: dict[str, Any] = {"batch": old_batch, "slot_name": "shop", "namespace": "shop"}
     apply = PgoutputApplyOperator(task_id="apply", staging_uri=pipeline.staging_uri, **common)
-    assert apply.execute(context)["applied"] is False
-    PgoutputAdvanceSlotOperator(task_id="advance", **common).execute(context)
+    assert apply.execute(task_context)["applied"] is False
+    PgoutputAdvanceSlotOperator(task_id="advance", **common).execute(task_context)
+
+
+def events_of(asset_name: str) -> list[dict[str, Any]]:
+    """What the events of an asset tell, the oldest first."""
+    with metadata_database() as database:
+        rows = database.execute(
+            "SELECT e.extra FROM asset_event e JOIN asset a ON a.id = e.asset_id WHERE a.name = ?"
+            " ORDER BY e.timestamp, e.id",
+            (asset_name,),
+        ).fetchall()
+    return [json.loads(extra) for (extra,) in rows]
 
 
 def confirmed(session: Session) -> str:

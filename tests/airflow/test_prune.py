@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from airflow.sdk import DAG, Asset
+from airflow.sdk import DAG, Asset, AssetAlias
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_pgoutput.batch.lsn import Lsn
@@ -93,4 +93,5 @@ def test_options_of_the_apply_task_win_over_the_group() -> None:
             apply_options=options,
         )
     task: Any = dag.get_task("pgoutput_to_iceberg.apply")
-    assert (task.outlets, task.slot_name, task.conn_id) == (outlets, "other", "other_spark")
+    assert task.outlets == [*outlets, AssetAlias("pgoutput")]
+    assert (task.slot_name, task.conn_id) == ("other", "other_spark")

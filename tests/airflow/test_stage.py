@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,29 @@ def test_the_first_run_copies_and_the_next_stages_what_is_new(
     assert second["start_lsn"] == first["end_lsn"]
     counts = second["tables"]["public.orders"]
     assert (counts["updates"], counts["deletes"], second["changes"]) == (1, 1, 2)
+
+    # The first run made the slot.
+    assert "slot" not in first
+    assert second["slot"]["wal_status"] == "reserved"
+    assert second["slot"]["retained_bytes"]
+    for batch in (first, second):
+        port = source.info.port
+        assert batch["asset_uri"] == f"pgoutput://127.0.0.1:{port}/{source.info.dbname}/stage_test"
+        assert datetime.fromisoformat(batch["complete_until"]) < datetime.now(UTC)
+        assert batch["stage_seconds"] > 0
+
+
+def test_a_limit_tells_how_far_the_lake_gets(
+    source: Session, lake: TestLake, tmp_path: Path, task_context: Any
+) -> None:
+    record(lake, stage(tmp_path).execute(task_context))
+    source.execute("INSERT INTO orders VALUES (3, 'x')")
+    source.execute("INSERT INTO orders VALUES (4, 'x')")
+    before = datetime.now(UTC)
+    batch = stage(tmp_path, max_changes=1).execute(task_context)
+    # The commit time of its last transaction, because the server has more.
+    assert batch["changes"] == 1
+    assert datetime.fromisoformat(batch["complete_until"]) < before
 
 
 def test_each_session_takes_a_token_of_its_own(
@@ -159,7 +183,7 @@ def test_its_xcom_is_small_json_that_the_next_tasks_accept(
     assert len(text) < 1000
     assert set(batch) == {
         "schema_version", "slot_name", "batch_id", "start_lsn", "end_lsn", "manifest_uri", "changes",
-        "tables",
+        "tables", "complete_until", "stage_seconds", "asset_uri",
     }  # fmt: skip
     received = ReceivedBatch.required(text, "stage_test")
     assert received.manifest_uri == batch["manifest_uri"]

@@ -131,7 +131,7 @@ class Source:
         )
 
     def stage(self, **options: Any) -> Manifest:
-        manifest, uri = stage_batch(self.request(**options))
+        manifest, uri, *_ = stage_batch(self.request(**options))
         assert uri.endswith(".json")
         return manifest
 

@@ -40,7 +40,7 @@ def stage(body: dict[str, Any]) -> dict[str, Any]:
     policy = {name: options.pop(name) for name in body["policy"]}
     if "message_prefixes" in stream:
         stream["message_prefixes"] = tuple(stream["message_prefixes"])
-    manifest, uri = stage_batch(
+    manifest, uri, *_ = stage_batch(
         CaptureRequest(
             checkpoint=_checkpoint(body),
             options=StreamOptions(**stream),

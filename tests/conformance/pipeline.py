@@ -79,7 +79,7 @@ class Pipeline:
             "checkpoint": self.checkpoint(),
         }
         return Batch(
-            *stage_batch(CaptureRequest(**{**arguments, **self.capture_options, **options}))
+            *stage_batch(CaptureRequest(**{**arguments, **self.capture_options, **options}))[:2]
         )
 
     def plan(self, batch: Batch) -> ApplyJob:

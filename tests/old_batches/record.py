@@ -54,7 +54,7 @@ except ImportError:
     from airflow_provider_pgoutput.capture.pipeline import CaptureRequest
 conninfo, slot, staging, *known = sys.argv[1:]
 checkpoint = Checkpoint(Lsn.parse(known[0]), known[1]) if known else None
-manifest, _ = pipeline.stage_batch(CaptureRequest(conninfo, slot, ("p",), staging, checkpoint))
+manifest = pipeline.stage_batch(CaptureRequest(conninfo, slot, ("p",), staging, checkpoint))[0]
 print(manifest.end_lsn, manifest.system_identifier)
 """
 

@@ -137,7 +137,7 @@ class World:
             advance=advance,
         )
         server = self.source.server()
-        return batch_xcom(*staging.stage_in(SimulatedSource(self, request, server), Rows(self)))
+        return batch_xcom(*staging.stage_in(SimulatedSource(self, request, server), Rows(self))[:3])
 
     def apply(self, xcom: Any) -> None:
         """``PgoutputApplyOperator`` and the job that it starts."""

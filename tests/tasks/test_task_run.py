@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import Any
 
-from airflow_provider_pgoutput.tasks.task_run import log_tables
+import pytest
 
-if TYPE_CHECKING:
-    import pytest
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.batch.manifest import Manifest, Table
+from airflow_provider_pgoutput.batch.table_version import Counts
+from airflow_provider_pgoutput.tasks.task_run import log_tables, summary
 
 
 def said(caplog: pytest.LogCaptureFixture, number: int) -> list[str]:
@@ -33,3 +35,54 @@ def test_of_many_tables_one_line_sums_up_the_rest(caplog: pytest.LogCaptureFixtu
     assert lines[0] == "public.t3950: 39,500 inserts"
     assert lines[-2] == f"3,950 more tables: {10 * sum(range(3_950)):,} inserts, 1,975 rejected"
     assert lines[-1].startswith("3,950 more tables: 1,975 value(s) did not fit")
+
+
+def batch_of(**changed: Any) -> Manifest:
+    counts = {"inserts": changed.pop("inserts", 0), "copied": changed.pop("copied", 0)}
+    table = Table(1, "public", "orders", (), Counts(**counts))
+    fields: dict[str, Any] = {
+        "slot_name": "s",
+        "system_identifier": "7",
+        "timeline": 1,
+        "database": "app",
+        "publication_names": ("p",),
+        "start_lsn": Lsn(0x10),
+        "end_lsn": Lsn(0x20),
+        "tables": (table,) if any(counts.values()) else (),
+    }
+    return Manifest(**fields | changed)
+
+
+@pytest.mark.parametrize(
+    ("batch", "seconds", "sentence"),
+    [
+        (batch_of(), 0.04, "Staged no changes, 0/10 to 0/20, in 0.0 s."),
+        (batch_of(inserts=1), 0.04, "Staged 1 change of 1 table, 0/10 to 0/20, in 0.0 s."),
+        (
+            batch_of(inserts=42_544, copied=2),
+            5.2,
+            "Staged 42,544 changes and 2 copied rows of 1 table, 0/10 to 0/20, in 5.2 s (8,182 rows/s).",
+        ),
+    ],
+)
+def test_a_task_says_in_a_sentence_what_it_did(
+    batch: Manifest, seconds: float, sentence: str
+) -> None:
+    assert summary("Staged", batch, seconds) == sentence
+    assert summary("Staged", batch, seconds, batch.end_lsn) == sentence
+
+
+@pytest.mark.parametrize(
+    ("ahead_bytes", "words"),
+    [
+        (1, "1 byte"),
+        (999, "999 bytes"),
+        (1_234_567, "1.2 MB"),
+        (999_999, "1,000.0 kB"),
+        (7 * 10**12, "7,000.0 GB"),
+    ],
+)
+def test_the_sentence_says_how_far_the_source_is_ahead(ahead_bytes: int, words: str) -> None:
+    batch = batch_of()
+    sentence = summary("Staged", batch, 1, Lsn(batch.end_lsn + ahead_bytes))
+    assert sentence.endswith(f" The source is {words} ahead.")

@@ -207,7 +207,7 @@ def _stage(request: dict[str, Any], before: Batch | None = None) -> Batch:
             **request,
             "checkpoint": Checkpoint(manifest.end_lsn, manifest.system_identifier),
         }
-    return Batch(*stage_batch(CaptureRequest(**request)))
+    return Batch(*stage_batch(CaptureRequest(**request))[:2])
 
 
 @pytest.fixture(scope="session")

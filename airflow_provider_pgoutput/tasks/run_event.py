@@ -1,0 +1,143 @@
+"""What an apply task tells Airflow's assets: which batch the lake holds now, in the event's ``extra``.
+
+An event has at most 2 KB, because Airflow keeps every one of them in its database. If there is more to tell,
+tables are left out, those with the fewest changes first. ``docs/events.md`` is the schema for users.
+
+Source: https://airflow.apache.org/docs/apache-airflow/stable/authoring-and-scheduling/asset-scheduling.html
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Asset, AssetAlias
+
+from airflow_provider_pgoutput.batch.xcom import MOST_TABLES, largest, totals
+from airflow_provider_pgoutput.hooks.connections import ASSET_SCHEME
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_pgoutput.tasks.received_batch import ReceivedBatch
+
+SCHEMA_VERSION = 1
+#: The key in ``extra``.
+KEY = "pgoutput"
+#: Each apply task has this alias among its outlets. While it runs, it adds the assets whose names a DAG file
+#: does not know.
+ALIAS = "pgoutput"
+MOST_BYTES = 2048
+_MOST_TABLES_OF_AN_EVENT = 20
+_MOST_SCHEMA_CHANGES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What the apply task knows of a run."""
+
+    batch: ReceivedBatch
+    namespace: str
+    #: Counts of all tables. None: an earlier try applied the batch, and the stage task did not name all.
+    tables: Mapping[str, Mapping[str, int]] | None
+    changes: int | None
+    staged_bytes: int | None = None
+    #: None: an earlier try applied the batch.
+    apply_seconds: float | None = None
+    #: Snapshots of the tables of the lake that the task published, by ``namespace.table``.
+    snapshots: Mapping[str, int] = field(default_factory=dict)
+    set_aside: int = 0
+
+
+def tell_assets(
+    context: Context, outlets: list[Any], facts: RunFacts, *, catalog: str, table_assets: bool
+) -> None:
+    """Write the facts of a run into the events of the task's assets.
+
+    :param outlets: of the task. Each asset among them gets the facts. The alias gets the pipeline's asset.
+    :param catalog: name of the lake's catalog.
+    :param table_assets: the alias also gets an asset for each table that the task published,
+        ``iceberg://catalog/namespace/table``, of 200 at most.
+    """
+    extra: dict[str, Any] = {KEY: run_extra(facts)}
+    events = context["outlet_events"]
+    for outlet in outlets:
+        if isinstance(outlet, Asset):
+            events[outlet].extra = extra
+    uri = facts.batch.told.get("asset_uri")
+    if not any(isinstance(outlet, AssetAlias) and outlet.name == ALIAS for outlet in outlets):
+        return
+    alias = events[AssetAlias(ALIAS)]
+    if isinstance(uri, str) and uri.startswith(ASSET_SCHEME):
+        alias.add(Asset(name=uri, uri=uri), extra=extra)
+    if table_assets:
+        for name in sorted(facts.snapshots)[:MOST_TABLES]:
+            table = f"iceberg://{catalog}/{name.replace('.', '/')}"
+            alias.add(Asset(name=table, uri=table), extra={KEY: _table_extra(facts, name)})
+
+
+def run_extra(facts: RunFacts) -> dict[str, Any]:
+    """The facts of a run as JSON, in at most ``MOST_BYTES`` bytes."""
+    told = facts.batch.told
+    counts = facts.tables if facts.tables is not None else facts.batch.tables or {}
+    shown = {
+        name: _above_zero(each) for name, each in largest(counts, _MOST_TABLES_OF_AN_EVENT).items()
+    }
+    unnamed = facts.batch.tables_left_out if facts.tables is None else 0
+    body: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "slot_name": facts.batch.slot_name,
+        "namespace": facts.namespace,
+        "batch_id": facts.batch.batch_id[:16],
+        "start_lsn": str(facts.batch.start_lsn),
+        "end_lsn": str(facts.batch.end_lsn),
+        "complete_until": told.get("complete_until"),
+        "changes": facts.changes,
+        "staged_bytes": facts.staged_bytes,
+        "stage_seconds": told.get("stage_seconds"),
+        "apply_seconds": facts.apply_seconds,
+        "slot": told.get("slot"),
+        "totals": None if facts.tables is None else _above_zero(totals(facts.tables.values())),
+        "schema_changes": _schema_changes(told.get("schema_changes")),
+        "set_aside": facts.set_aside or None,
+        "tables": shown,
+        "tables_left_out": len(counts) - len(shown) + unnamed,
+    }
+    body = {name: value for name, value in body.items() if value is not None}
+    while len(json.dumps(body).encode()) > MOST_BYTES and _left_something_out(body):
+        pass
+    return body
+
+
+def _left_something_out(body: dict[str, Any]) -> bool:
+    """Leave out what is missed least. False: nothing is left that could be."""
+    if body["tables"]:
+        body["tables"].popitem()
+        body["tables_left_out"] += 1
+        return True
+    return body.pop("schema_changes", None) is not None
+
+
+def _schema_changes(told: Any) -> dict[str, list[str]] | None:
+    """Some schema changes of some tables."""
+    if not isinstance(told, Mapping) or not told:
+        return None
+    return {
+        name: list(words)[:_MOST_SCHEMA_CHANGES]
+        for name, words in list(told.items())[:_MOST_SCHEMA_CHANGES]
+    }
+
+
+def _table_extra(facts: RunFacts, name: str) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "slot_name": facts.batch.slot_name,
+        "end_lsn": str(facts.batch.end_lsn),
+        "snapshot_id": facts.snapshots[name],
+    }
+
+
+def _above_zero(counts: Mapping[str, int]) -> dict[str, int]:
+    return {name: count for name, count in counts.items() if count}

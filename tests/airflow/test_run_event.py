@@ -1,0 +1,75 @@
+"""The facts of a run in an asset's event: small, and complete while there is room."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.hooks.connections import asset_uri
+from airflow_provider_pgoutput.tasks.received_batch import ReceivedBatch
+from airflow_provider_pgoutput.tasks.run_event import MOST_BYTES, RunFacts, run_extra
+
+SLOT_STATE = {
+    "retained_bytes": 10**12,
+    "wal_status": "reserved",
+    "safe_wal_size_bytes": 10**12,
+    "wal_limit_bytes": 10**12,
+}
+
+
+def received(**told: Any) -> ReceivedBatch:
+    return ReceivedBatch("shop", "b" * 64, Lsn(16), Lsn(32), "file:///shop/manifests/x", told=told)
+
+
+def test_tables_without_changes_of_a_kind_tell_only_the_others() -> None:
+    facts = RunFacts(received(), "lake", {"public.a": {"inserts": 2, "deletes": 0}}, 2)
+    told = run_extra(facts)
+    assert told["tables"] == {"public.a": {"inserts": 2}}
+    assert told["tables_left_out"] == 0
+    # What is not known has no name.
+    assert "slot" not in told
+    assert "apply_seconds" not in told
+
+
+@pytest.mark.parametrize("length", [1, 20, 60])
+@pytest.mark.parametrize("tables", [1, 19, 400])
+def test_an_event_stays_small(tables: int, length: int) -> None:
+    counts = {
+        f"public.{'ü' * length}{number}": dict.fromkeys(
+            ("inserts", "updates", "deletes", "truncates", "copied", "rejected"), 10**9 + number
+        )
+        for number in range(tables)
+    }
+    words = {name: ["column added: " + "x" * 60] * 100 for name in list(counts)[:50]}
+    facts = RunFacts(
+        received(slot=SLOT_STATE, schema_changes=words, stage_seconds=1.5), "lake", counts, 7
+    )
+    told = run_extra(facts)
+    assert len(json.dumps(told).encode()) <= MOST_BYTES
+    assert len(told["tables"]) + told["tables_left_out"] == tables
+    assert told["slot"] == SLOT_STATE
+    assert told["totals"]["inserts"] == sum(each["inserts"] for each in counts.values())
+    # Those with the most changes stay.
+    last = f"public.{'ü' * length}{tables - 1}"
+    assert not told["tables"] or last in told["tables"]
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "schema", "expected"),
+    [
+        ("db.example.com", 6432, "app", "db.example.com:6432/app"),
+        ("a,b", None, "app", "a:5432/app"),
+        ("/run/postgresql", None, None, "localhost:5432/postgres"),
+        (None, None, "my app/x", "localhost:5432/my%20app%2Fx"),
+        ("::1", 5432, "app", "[::1]:5432/app"),
+    ],
+)
+def test_a_pipeline_has_a_name_as_an_asset(
+    host: str | None, port: int | None, schema: str | None, expected: str
+) -> None:
+    connection: Any = SimpleNamespace(host=host, port=port, schema=schema, password="secret")
+    assert asset_uri(connection, "shop") == f"pgoutput://{expected}/shop"
