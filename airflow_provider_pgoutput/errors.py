@@ -31,6 +31,7 @@ PgoutputError
 |   |__ TableRefused              the target table is not what the pipeline left there
 |   |__ TableRolledBack           the target table is older than the checkpoint says
 |   |__ LakeDiffers               a verification found rows that lake and source do not share
+|   |__ LimitPassed               a check found the WAL, the lake or its proof past a limit of the user's
 |   |__ ValueRefused              a value does not fit its column and the policy is ``fail``
 |__ CopyAgainError              the stream alone cannot repair this         -> fail; copy the tables again
     |__ SlotLost                  the server removed WAL that the slot needed
@@ -248,6 +249,10 @@ class TableRolledBack(FatalError):
 
 class LakeDiffers(FatalError):
     """A verification compared lake and source at one LSN, and they are not equal."""
+
+
+class LimitPassed(FatalError):
+    """A check of the pipeline's health found something past a limit that the user set."""
 
 
 class ValueRefused(FatalError):

@@ -44,6 +44,7 @@ def get_provider_info() -> dict[str, Any]:
                     f"{_PACKAGE}.operators.stage",
                     f"{_PACKAGE}.operators.apply",
                     f"{_PACKAGE}.operators.advance",
+                    f"{_PACKAGE}.operators.check_health",
                     f"{_PACKAGE}.operators.check_tables",
                     f"{_PACKAGE}.operators.prune",
                     f"{_PACKAGE}.operators.replay",

@@ -27,7 +27,7 @@ STAGE_SECONDS = "pgoutput.stage_seconds"
 APPLY_SECONDS = "pgoutput.apply_seconds"
 #: How far the lake is behind the source when an apply ends.
 FRESHNESS_SECONDS = "pgoutput.freshness_seconds"
-#: How long ago all tables were last proven equal.
+#: How long ago the newest verification ended.
 PROOF_AGE_SECONDS = "pgoutput.proof_age_seconds"
 
 

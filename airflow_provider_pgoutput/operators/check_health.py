@@ -1,0 +1,209 @@
+"""The operator that fails when a pipeline passes a limit, so that Airflow's alerts fire."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from airflow_provider_pgoutput.errors import ConfigurationError, LimitPassed
+from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
+from airflow_provider_pgoutput.tasks import arguments, metrics
+from airflow_provider_pgoutput.tasks.lake import Lake
+from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from airflow.sdk import Context
+    from pyiceberg.catalog import Catalog
+
+#: Tables that a message names.
+_MOST_NAMES = 10
+
+
+class PgoutputCheckHealthOperator(BaseOperator):
+    """Fail if the source keeps too much WAL, the lake is too old, or no proof is young enough.
+
+    Put it into a DAG of its own. So it also fires while the pipeline is paused, or its scheduler is stuck. It
+    changes nothing. It always fails if the slot is lost or does not exist, or if the newest verification
+    found a difference.
+
+    :param slot_name: the replication slot. (templated)
+    :param namespace: namespace of the Iceberg tables. It also holds the checkpoint. (templated)
+    :param max_retained_bytes: the server may keep so many bytes of WAL for the slot; None: any number.
+        (templated)
+    :param max_age: so long ago the newest batch may have been applied, as ``timedelta`` or in seconds; None:
+        any time. (templated)
+    :param max_proof_age: so long ago the newest verification may have ended, as ``timedelta`` or in seconds;
+        None: any time, or never. (templated)
+    :param on_limit_passed: ``fail``: the task fails. ``warn``: the log has a warning. (templated)
+    :param postgres_conn_id: the source, a connection of type ``postgres``. (templated)
+    :param iceberg_conn_id: the lake's catalog, a connection of type ``iceberg``. (templated)
+    :param catalog_name: name of the catalog; None: the name of its connection. (templated)
+    """
+
+    template_fields: Sequence[str] = (
+        "slot_name",
+        "namespace",
+        "max_retained_bytes",
+        "max_age",
+        "max_proof_age",
+        "on_limit_passed",
+        "postgres_conn_id",
+        "iceberg_conn_id",
+        "catalog_name",
+    )
+    ui_color = "#f5d0d0"
+
+    def __init__(
+        self,
+        *,
+        slot_name: str,
+        namespace: str,
+        max_retained_bytes: int | str | None = None,
+        max_age: timedelta | float | str | None = None,
+        max_proof_age: timedelta | float | str | None = None,
+        on_limit_passed: str = "fail",
+        postgres_conn_id: str = "postgres_default",
+        iceberg_conn_id: str = "iceberg_default",
+        catalog_name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.slot_name = slot_name
+        self.namespace = namespace
+        self.max_retained_bytes = max_retained_bytes
+        self.max_age = max_age
+        self.max_proof_age = max_proof_age
+        self.on_limit_passed = on_limit_passed
+        self.postgres_conn_id = postgres_conn_id
+        self.iceberg_conn_id = iceberg_conn_id
+        self.catalog_name = catalog_name
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Look at the slot, the checkpoint table and the record of verifications.
+
+        :returns: ``retained_bytes``, ``age_seconds`` and ``proof_age_seconds``. None: it is not known.
+        """
+        with airflow_outcome(context):
+            slot_name = arguments.required_text(self.slot_name, "slot_name")
+            warns = _warns(self.on_limit_passed)
+            seen: dict[str, Any] = {}
+            passed = [*self._of_slot(slot_name, seen), *self._of_lake(slot_name, seen)]
+            numbers = {
+                metrics.RETAINED_BYTES: seen["retained_bytes"],
+                metrics.PROOF_AGE_SECONDS: seen["proof_age_seconds"],
+            }
+            metrics.send(slot_name, numbers)
+            if passed and not warns:
+                raise LimitPassed(
+                    " ".join(passed),
+                    slot=slot_name,
+                    advice="run the pipeline, or see why its runs fail or wait; pgoutput doctor compares slot"
+                    " and lake.",
+                )
+            for each in passed:
+                self.log.warning("Slot %s: %s", slot_name, each)
+            if not passed:
+                self.log.info("Slot %s is within all limits: %s", slot_name, seen)
+        return seen
+
+    def _of_slot(self, slot_name: str, seen: dict[str, Any]) -> Iterator[str]:
+        """What is wrong with the slot, a sentence for each.
+
+        :param seen: gets ``retained_bytes``.
+        :raises SlotLost: the server removed WAL that the slot needed.
+        """
+        status = PgoutputHook(self.postgres_conn_id).direct().slot(slot_name)
+        status.check()
+        kept_from = status.slot.restart_lsn if status.slot is not None else None
+        retained = None if kept_from is None else max(status.current_lsn - kept_from, 0)
+        seen["retained_bytes"] = retained
+        if status.slot is None:
+            yield "The slot does not exist."
+        limit = arguments.whole_number(self.max_retained_bytes, "max_retained_bytes")
+        if limit is not None and retained is not None and retained > limit:
+            yield f"The server keeps {retained:,} bytes of WAL for it; the limit is {limit:,}."
+
+    def _of_lake(self, slot_name: str, seen: dict[str, Any]) -> Iterator[str]:
+        """What is wrong with the lake.
+
+        :param seen: gets ``age_seconds`` and ``proof_age_seconds``.
+        """
+        from airflow_provider_pgoutput.lake.state import open_catalog
+
+        lake = Lake.open(self.iceberg_conn_id, self.catalog_name, self.namespace)
+        catalog = open_catalog(lake.catalog.name, lake.catalog.pyiceberg_properties)
+        yield from self._of_batches(catalog, lake.namespace, slot_name, seen)
+        yield from self._of_proofs(catalog, lake.namespace, slot_name, seen)
+
+    def _of_batches(
+        self, catalog: Catalog, namespace: str, slot_name: str, seen: dict[str, Any]
+    ) -> Iterator[str]:
+        from airflow_provider_pgoutput.lake.state import read_recorded
+
+        recorded = read_recorded(catalog, namespace, slot_name)
+        applied = max((row.applied_at for row in recorded if row.applied_at), default=None)
+        age = seen["age_seconds"] = _age_seconds(applied)
+        limit = _seconds(self.max_age, "max_age")
+        if limit is None:
+            return
+        if age is None:
+            yield "No batch was applied yet."
+        elif age > limit:
+            yield f"The newest batch was applied {_words(age)} ago; the limit is {_words(limit)}."
+
+    def _of_proofs(
+        self, catalog: Catalog, namespace: str, slot_name: str, seen: dict[str, Any]
+    ) -> Iterator[str]:
+        from airflow_provider_pgoutput.proof.record import newest_proofs
+
+        proofs = newest_proofs(catalog, namespace, slot_name)
+        newest = max((each.verified_at for each in proofs.values()), default=None)
+        age = seen["proof_age_seconds"] = _age_seconds(newest)
+        differ = sorted(name for name, each in proofs.items() if each.is_equal is False)
+        if differ:
+            more = f" and {len(differ) - _MOST_NAMES} more" if len(differ) > _MOST_NAMES else ""
+            yield f"The newest verification found differences in {', '.join(differ[:_MOST_NAMES])}{more}."
+        limit = _seconds(self.max_proof_age, "max_proof_age")
+        if limit is None:
+            return
+        if age is None:
+            yield "The lake was never verified."
+        elif age > limit:
+            yield f"The newest verification ended {_words(age)} ago; the limit is {_words(limit)}."
+
+
+def _warns(on_limit_passed: str) -> bool:
+    if on_limit_passed not in ("fail", "warn"):
+        raise ConfigurationError(
+            f"Unknown on_limit_passed {on_limit_passed!r}.", advice="use 'fail' or 'warn'."
+        )
+    return on_limit_passed == "warn"
+
+
+def _seconds(limit: Any, name: str) -> float | None:
+    """A limit in seconds. A template makes it a text."""
+    if limit is None or limit in ("", "None"):
+        return None
+    if isinstance(limit, timedelta):
+        return limit.total_seconds()
+    try:
+        return float(limit)
+    except (TypeError, ValueError):
+        raise ConfigurationError(
+            f"{name} is neither a timedelta nor a number of seconds.",
+            advice="give a timedelta, or seconds like 3600.",
+        ) from None
+
+
+def _age_seconds(time: datetime | None) -> float | None:
+    if time is None:
+        return None
+    return round(max((datetime.now(UTC) - time).total_seconds(), 0), 1)
+
+
+def _words(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))

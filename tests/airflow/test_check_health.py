@@ -1,0 +1,106 @@
+"""The operator that fires when a pipeline passes a limit, also while the pipeline is paused."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_provider_pgoutput.batch.lsn import Lsn
+from airflow_provider_pgoutput.lake.state import open_catalog
+from airflow_provider_pgoutput.operators.check_health import PgoutputCheckHealthOperator
+from airflow_provider_pgoutput.proof.digest import Digest
+from airflow_provider_pgoutput.proof.record import record_proof
+from airflow_provider_pgoutput.proof.report import Proof, TableProof
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import psycopg
+
+    from tests.airflow.conftest import TestLake
+
+
+def check(slot: str, **limits: Any) -> PgoutputCheckHealthOperator:
+    return PgoutputCheckHealthOperator(task_id="check", slot_name=slot, namespace="shop", **limits)
+
+
+def test_without_limits_it_only_tells_what_it_saw(
+    slot: str, lake: TestLake, task_context: Any
+) -> None:
+    seen = check(slot).execute(task_context)
+    assert seen["retained_bytes"] >= 0
+    assert (seen["age_seconds"], seen["proof_age_seconds"]) == (None, None)
+
+
+def test_wal_that_the_server_keeps(
+    slot: str, source: psycopg.Connection[Any], lake: TestLake, task_context: Any
+) -> None:
+    for _ in range(3):
+        source.execute("SELECT pg_logical_emit_message(true, 't', repeat('x', 100000))")
+    passed = check(slot, max_retained_bytes="200000")
+    with pytest.raises(
+        AirflowFailException, match=r"LimitPassed: The server keeps 3\d\d,\d{3} bytes of WAL"
+    ):
+        passed.execute(task_context)
+    assert check(slot, max_retained_bytes=1 << 30).execute(task_context)["retained_bytes"] > 300000
+    warned = check(slot, max_retained_bytes=200000, on_limit_passed="warn")
+    assert warned.execute(task_context)["retained_bytes"] > 300000
+
+
+def test_a_slot_that_is_lost_or_gone(
+    slot: str, lose_slot: Callable[[], None], lake: TestLake, task_context: Any
+) -> None:
+    with pytest.raises(AirflowFailException, match="LimitPassed: The slot does not exist"):
+        check("nobody_made_it").execute(task_context)
+    lose_slot()
+    with pytest.raises(AirflowFailException, match="SlotLost"):
+        check(slot).execute(task_context)
+
+
+def test_the_newest_batch_is_too_old(slot: str, lake: TestLake, task_context: Any) -> None:
+    with pytest.raises(AirflowFailException, match="No batch was applied yet"):
+        check(slot, max_age=3600).execute(task_context)
+    lake.record(slot, "0/20", start_lsn="0/10")
+    assert check(slot, max_age=timedelta(hours=1)).execute(task_context)["age_seconds"] < 600
+    with pytest.raises(AirflowFailException, match="The newest batch was applied 0:0"):
+        check(slot, max_age="0").execute(task_context)
+
+
+def test_the_newest_proof_is_too_old_or_differs(
+    slot: str, lake: TestLake, task_context: Any
+) -> None:
+    lake.record(slot, "0/20", start_lsn="0/10")
+    with pytest.raises(AirflowFailException, match="The lake was never verified"):
+        check(slot, max_proof_age=3600).execute(task_context)
+    verify(lake, slot, Digest(1, 7))
+    seen = check(slot, max_proof_age=timedelta(hours=1)).execute(task_context)
+    assert seen["proof_age_seconds"] < 600
+    with pytest.raises(AirflowFailException, match="The newest verification ended 0:0"):
+        check(slot, max_proof_age="0").execute(task_context)
+    verify(lake, slot, Digest(1, 8))
+    with pytest.raises(AirflowFailException, match=r"found differences in public\.t\."):
+        check(slot).execute(task_context)
+
+
+def verify(lake: TestLake, slot: str, found: Digest) -> None:
+    """Record a verification that found these rows in the lake."""
+    table = TableProof("public.t", "shop.t", source=Digest(1, 7), lake=found)
+    catalog = open_catalog(lake.catalog_name, lake.properties)
+    record_proof(catalog, lake.namespace, Proof(slot, lake.system_identifier, Lsn(32), (table,)))
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"on_limit_passed": "ring"}, "Unknown on_limit_passed 'ring'"),
+        ({"max_age": "an hour"}, "max_age is neither a timedelta nor a number of seconds"),
+    ],
+)
+def test_a_wrong_argument_is_refused(
+    slot: str, lake: TestLake, task_context: Any, limits: dict[str, str], said: str
+) -> None:
+    with pytest.raises(AirflowFailException, match=said):
+        check(slot, **limits).execute(task_context)
