@@ -39,6 +39,7 @@ CELL = Cell(
     also=("pyiceberg[sql-postgres,glue,hive]", "pymysql"),
 )
 CATALOG = "lake"
+_MYSQL_PASSWORD = "secret-of-lake"
 _DAYS = 24 * 60 * 60
 _OLD_SECONDS = 3 * _DAYS
 _OPEN_PARENT = "/var/tmp"  # noqa: S108 - a new folder in it, which the server's own account enters
@@ -54,6 +55,8 @@ class Lake:
     :ivar spark: settings of Spark.
     :ivar staging_uri: None: a local folder.
     :ivar files: the folder in which the files of the tables can be found; None: they are in memory.
+    :ivar secrets: what no log may have.
+    :ivar is_nested: whether a namespace may be in another one.
     """
 
     properties: dict[str, str]
@@ -62,6 +65,8 @@ class Lake:
     spark: dict[str, str] = field(default_factory=dict)
     staging_uri: str | None = None
     files: Path | None = None
+    secrets: tuple[str, ...] = ()
+    is_nested: bool = False
 
     def for_pyiceberg(self) -> dict[str, str]:
         """What ``pyiceberg.catalog.load_catalog`` takes."""
@@ -111,6 +116,13 @@ class LakePlace(Place):
 
     def catalog(self) -> tuple[str, dict[str, str]]:
         return CATALOG, self.its_lake.for_pyiceberg()
+
+    @property
+    def replayed(self) -> str:
+        return "of_others.again" if self.its_lake.is_nested else super().replayed
+
+    def secrets(self) -> set[str]:
+        return set(self.its_lake.secrets)
 
     def leave_orphan(self) -> Path | None:
         if self.its_lake.files is None:
@@ -174,7 +186,13 @@ def _rest(home: Path, spark_home: Path) -> Iterator[Lake]:
             "oauth2-server-uri": f"{login.url}/v1/oauth/tokens",
             "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
         }
-        yield Lake(properties, login=(login.client, login.secret), files=store.folder)
+        yield Lake(
+            properties,
+            login=(login.client, login.secret),
+            files=store.folder,
+            secrets=(login.secret, store.secret_key),
+            is_nested=True,
+        )
 
 
 @contextlib.contextmanager
@@ -191,7 +209,8 @@ def _sql_postgresql(home: Path, spark_home: Path) -> Iterator[Lake]:
         login = f"postgres:{server.password}@127.0.0.1:{server.port}"
         uri = f"postgresql+psycopg2://{login}/catalog"
         where = {"type": "sql", "uri": uri, "warehouse": _warehouse()}
-        yield _staged_on(store, {**where, **store.for_iceberg()})
+        properties = {**where, **store.for_iceberg()}
+        yield _staged_on(store, properties, secrets=(str(server.password),), is_nested=True)
 
 
 @contextlib.contextmanager
@@ -201,15 +220,26 @@ def _sql_mysql(home: Path, spark_home: Path) -> Iterator[Lake]:
     warehouse.mkdir()
     statements = (
         "CREATE DATABASE catalog",
-        "CREATE USER lake@'%' IDENTIFIED BY 'secret-of-lake'",
+        f"CREATE USER lake@'%' IDENTIFIED BY '{_MYSQL_PASSWORD}'",
         "GRANT ALL ON catalog.* TO lake@'%'",
     )
     with mariadb(home, *statements) as port:
-        uri = f"mysql+pymysql://lake:secret-of-lake@127.0.0.1:{port}/catalog"
-        yield Lake({"type": "sql", "uri": uri, "warehouse": warehouse.as_uri()}, files=warehouse)
+        uri = f"mysql+pymysql://lake:{_MYSQL_PASSWORD}@127.0.0.1:{port}/catalog"
+        yield Lake(
+            {"type": "sql", "uri": uri, "warehouse": warehouse.as_uri()},
+            files=warehouse,
+            secrets=(_MYSQL_PASSWORD,),
+            is_nested=True,
+        )
 
 
-def _staged_on(store: Store, properties: dict[str, str]) -> Lake:
+def _staged_on(
+    store: Store,
+    properties: dict[str, str],
+    *,
+    secrets: tuple[str, ...] = (),
+    is_nested: bool = False,
+) -> Lake:
     """A lake whose batches are in the store of its tables."""
     return Lake(
         properties,
@@ -217,6 +247,8 @@ def _staged_on(store: Store, properties: dict[str, str]) -> Lake:
         spark=store.for_hadoop(),
         staging_uri=f"s3://{BUCKET}/staging",
         files=store.folder,
+        secrets=(store.secret_key, *secrets),
+        is_nested=is_nested,
     )
 
 

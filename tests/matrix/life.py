@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pyarrow as pa
+from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_pgoutput.errors import SourceError
 from quickstart.dag_runs import prepare_airflow, run_dag
@@ -97,6 +98,15 @@ class Place(DemoPlace):
         """The catalog's name and its properties, for pyiceberg."""
         return self.lake.catalog_name, self.lake.pyiceberg_properties()
 
+    @property
+    def replayed(self) -> str:
+        """The namespace of the tables that a replay makes."""
+        return "again"
+
+    def secrets(self) -> set[str]:
+        """What no log may have, beside the password of the source."""
+        return set()
+
     def leave_orphan(self) -> Path | None:
         """Put an old file among those of a table, which maintenance has to remove; None: it removes none."""
         return None
@@ -151,23 +161,26 @@ class _Life:
         self._compare(NAMESPACE)
         given = {name: self._place.dag_conf()[name] for name in ("slot_name", "staging_uri")}
         pipeline = {**given, "namespace": NAMESPACE}
-        into_another = {"from_lsn": first.start_lsn, "target_namespace": "again"}
+        again = self._place.replayed
+        into_another = {"from_lsn": first.start_lsn, "target_namespace": again}
         self._run("pgoutput_replay", "replay", **pipeline, **into_another)
-        self._compare("again")
+        self._compare(again)
         self._replay_in_version_3({**pipeline, "from_lsn": first.start_lsn})
         orphan = self._place.leave_orphan()
         self._run("pgoutput_maintenance", "maintenance", **pipeline)
         self._compare(NAMESPACE)
         assert orphan is None or not orphan.exists(), "maintenance removes orphaned files"
         self._commands()
+        self._find_no_secret()
 
     def _replay_in_version_3(self, pipeline: dict[str, object]) -> None:
         """Replay into tables of Iceberg's format version 3, whose deletes are deletion vectors."""
         version_3 = {"properties": {"format-version": "3"}}
         options = {f"public.{table}": version_3 for table in _TABLES}
-        into_another = {"target_namespace": "again_3", "table_options": options}
+        again = f"{self._place.replayed}_3"
+        into_another = {"target_namespace": again, "table_options": options}
         self._run("pgoutput_replay", "replay in format version 3", **pipeline, **into_another)
-        facts = self._compare("again_3").values()
+        facts = self._compare(again).values()
         assert {each["format_version"] for each in facts} == {3}
         formats = {name for each in facts for name in each["delete_formats"]}
         assert formats == {_PUFFIN}, "deletes are deletion vectors"
@@ -241,6 +254,24 @@ class _Life:
             assert _rows(found) == [], found
         say(f"  commands: {time.monotonic() - began:.0f} s")
 
+    def _find_no_secret(self) -> None:
+        """No log has a password or a key: neither those of the tasks nor what the programs printed."""
+        files = [
+            each
+            for folder in (self._place.logs, self._place.airflow_home / "logs")
+            for each in folder.rglob("*")
+            if each.is_file()
+        ]
+        assert files, "there are logs to look into"
+        secrets = {each.encode() for each in self._secrets()}
+        for file in files:
+            text = file.read_bytes()
+            assert not any(each in text for each in secrets), f"{file} has a secret"
+
+    def _secrets(self) -> set[str]:
+        password = conninfo_to_dict(self._conninfo)["password"]
+        return {str(password), *self._place.secrets()}
+
     def _output(self, *command: str, given: str = "") -> str:
         result = subprocess.run(
             command,
@@ -252,6 +283,8 @@ class _Life:
         )
         if result.returncode != 0:
             raise SourceError(f"{command} failed: {result.stdout[-3000:]}{result.stderr[-3000:]}")
+        printed = result.stdout + result.stderr
+        assert not any(each in printed for each in self._secrets()), f"{command} printed a secret"
         return result.stdout
 
 

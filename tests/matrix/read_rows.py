@@ -19,7 +19,7 @@ def main() -> None:
     catalog = load_catalog(request["catalog"], **request["properties"])
     facts = {}
     for name in request["tables"]:
-        table = catalog.load_table((request["namespace"], name))
+        table = catalog.load_table((*request["namespace"].split("."), name))
         rows = table.scan().to_arrow()
         path = Path(request["folder"]) / f"{name}.arrow"
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, rows.schema) as writer:
