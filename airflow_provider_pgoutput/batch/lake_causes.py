@@ -9,6 +9,7 @@ Sources:
 https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
 https://docs.aws.amazon.com/glue/latest/webapi/CommonErrors.html
 https://github.com/apache/arrow/blob/main/cpp/src/arrow/filesystem/s3_internal.h (S3ErrorToString)
+https://learn.microsoft.com/rest/api/storageservices/blob-service-error-codes
 https://www.postgresql.org/docs/current/errcodes-appendix.html
 https://dev.mysql.com/doc/mysql-errors/8.4/en/server-error-reference.html
 https://www.sqlite.org/rescode.html
@@ -40,12 +41,16 @@ _AWS_DENIED = frozenset(
     }
 )
 _AWS_OTHER_REGION = frozenset({"permanentredirect", "authorizationheadermalformed"})
+#: Azure calls a bucket so, and over its other interface a file system.
+_AZURE_NO_BUCKET = frozenset({"ContainerNotFound", "FilesystemNotFound"})
 #: Temporary credentials ran out. A retry takes new ones.
 _EXPIRED = re.compile("expired", re.IGNORECASE)
 _HTTP_DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
-#: What Arrow says of an answer of S3, which has no class there.
+#: What Arrow says of an answer of S3.
 _ARROW = re.compile(r"AWS Error (\w+)(?: \(HTTP status (\d+)\))?")
+#: The same of Azure.
+_ARROW_AZURE = re.compile(r"Azure Error: \[(\w*)\] (\d+)")
 _ARROW_NO_BUCKET = re.compile(r"^Bucket '.*' not found")
 _ARROW_OTHER_REGION = re.compile(r"PermanentRedirect|AuthorizationHeaderMalformed")
 
@@ -106,9 +111,17 @@ def of_aws(code: str, status: int | None) -> Cause | None:
         return Cause.NO_BUCKET
     if plain in _AWS_OTHER_REGION or status == HTTPStatus.MOVED_PERMANENTLY:
         return Cause.OTHER_REGION
-    if plain in _AWS_DENIED or status in _HTTP_DENIED:
-        return Cause.DENIED
-    return None
+    return Cause.DENIED if plain in _AWS_DENIED else of_http(status)
+
+
+def of_azure(code: str, status: int) -> Cause | None:
+    """The cause of an answer of Azure's store."""
+    return Cause.NO_BUCKET if code in _AZURE_NO_BUCKET else of_http(status)
+
+
+def of_http(status: int | None) -> Cause | None:
+    """The cause of an answer of which only the HTTP status is known."""
+    return Cause.DENIED if status in _HTTP_DENIED else None
 
 
 def of_arrow(error: Exception) -> Cause | None:
@@ -123,6 +136,8 @@ def of_arrow(error: Exception) -> Cause | None:
         return Cause.NO_BUCKET
     if _ARROW_OTHER_REGION.search(text):
         return Cause.OTHER_REGION
+    if azure := _ARROW_AZURE.search(text):
+        return of_azure(azure[1], int(azure[2]))
     answer = _ARROW.search(text)
     # A code that Arrow does not know is in the rest of the text.
     if answer is None or _EXPIRED.search(text):

@@ -45,10 +45,15 @@ _NO_KEYS = (
     "if it lasts, set client.access-key-id and client.secret-access-key in the iceberg connection, or give"
     " the worker an IAM role."
 )
+_BOTOCORE = "botocore.exceptions"
 #: Classes of botocore: what the client lacks before it asks.
-_NO_REGION = ("NoRegionError",)
 _NO_CREDENTIALS = ("NoCredentialsError", "CredentialRetrievalError")
-_HALF_A_LOGIN = ("PartialCredentialsError", "ProfileNotFound")
+_HALF_A_LOGIN = "give both keys, or a profile that the worker has, in the iceberg connection."
+_LACKS = {
+    "NoRegionError": "set client.region in the iceberg connection, or AWS_REGION for the worker.",
+    "PartialCredentialsError": _HALF_A_LOGIN,
+    "ProfileNotFound": _HALF_A_LOGIN,
+}
 
 
 @contextlib.contextmanager
@@ -70,6 +75,21 @@ def lake_failure(error: Exception, what: str, table: str | None = None) -> Pgout
 
     :param what: the beginning of a sentence: what cannot be done.
     """
+    text = f"{what} ({type(error).__name__})."
+    if named := _of_pyiceberg(error, text, table):
+        return named
+    for each in _chain(error):
+        if named := _of_botocore(each, text, table):
+            return named
+        if cause := _cause_of_azure(each):
+            return _named(cause, text, table, _STORE_LOGIN)
+        if cause := _cause_of_database(each):
+            return _named(cause, text, table, _SQL_LOGIN)
+    return _named(lake_causes.of_arrow(error), text, table, _STORE_LOGIN)
+
+
+def _of_pyiceberg(error: Exception, text: str, table: str | None) -> PgoutputError | None:
+    """The error for one of pyiceberg's own classes, or for a module that it cannot import."""
     from pyiceberg.exceptions import (  # noqa: PLC0415
         ForbiddenError,
         NotInstalledError,
@@ -77,20 +97,15 @@ def lake_failure(error: Exception, what: str, table: str | None = None) -> Pgout
         UnauthorizedError,
     )
 
-    text = f"{what} ({type(error).__name__})."
-    if isinstance(error, NotInstalledError):
-        # pyiceberg itself wrote this text. It says what to install.
-        return ConfigurationError(text, table=table, advice=f"on the workers: {error}.")
     if isinstance(error, (ForbiddenError, OAuthError, UnauthorizedError)):
         return LakeDenied(text, table=table, advice=_LOGIN)
-    for each in _chain(error):
-        if _is_botocores(each, "ClientError"):
-            return _of_answer(each, text, table)
-        if named := _of_client(each, text, table):
-            return named
-        if cause := _cause_of_database(each):
-            return _named(cause, text, table, _SQL_LOGIN)
-    return _named(lake_causes.of_arrow(error), text, table, _STORE_LOGIN)
+    # The driver of a database, or the client of a store.
+    lacking = next((each for each in _chain(error) if isinstance(each, ModuleNotFoundError)), None)
+    advice = f"install the Python module {lacking.name} on the workers." if lacking else ""
+    if isinstance(error, NotInstalledError):
+        # pyiceberg itself wrote this text. It names an extra, but not always that of the module.
+        return ConfigurationError(text, table=table, advice=f"{advice} pyiceberg says: {error}.")
+    return ConfigurationError(text, table=table, advice=advice) if lacking else None
 
 
 def _chain(error: BaseException) -> Iterator[Any]:
@@ -101,41 +116,33 @@ def _chain(error: BaseException) -> Iterator[Any]:
         cause = getattr(cause, "orig", None) or cause.__cause__
 
 
-def _is_botocores(error: Any, *names: str) -> bool:
-    """Whether an exception is of a class of botocore, or of a subclass. Nobody needs to have botocore."""
-    return any(
-        each.__module__ == "botocore.exceptions" and each.__name__ in names
-        for each in type(error).__mro__
-    )
+def _is_of(error: Any, module: str, *names: str) -> bool:
+    """Whether an exception is of a class of a module, or of a subclass. Nobody needs to have the module."""
+    return any(each.__module__ == module and each.__name__ in names for each in type(error).__mro__)
 
 
-def _of_answer(error: Any, text: str, table: str | None) -> PgoutputError:
-    """The error for an answer of AWS."""
-    code = str(error.response.get("Error", {}).get("Code", ""))
-    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    said = f"{text[:-1]}: {code or '?'}, HTTP {status}."
-    cause = lake_causes.of_aws(code, status)
-    return _named(cause, said, table, _AWS_LOGIN)
-
-
-def _of_client(error: Any, text: str, table: str | None) -> PgoutputError | None:
-    """What botocore lacks before it asks."""
-    if _is_botocores(error, *_NO_REGION):
-        return ConfigurationError(
-            text,
-            table=table,
-            advice="set client.region in the iceberg connection, or AWS_REGION for the worker.",
-        )
-    if _is_botocores(error, *_HALF_A_LOGIN):
-        return ConfigurationError(
-            text,
-            table=table,
-            advice="give both keys, or a profile that the worker has, in the iceberg connection.",
-        )
-    if _is_botocores(error, *_NO_CREDENTIALS):
+def _of_botocore(error: Any, text: str, table: str | None) -> PgoutputError | None:
+    """What AWS answered, or what its client lacks before it asks; None: this is none of its errors."""
+    if _is_of(error, _BOTOCORE, "ClientError"):
+        code = str(error.response.get("Error", {}).get("Code", ""))
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        said = f"{text[:-1]}: {code or '?'}, HTTP {status}."
+        return _named(lake_causes.of_aws(code, status), said, table, _AWS_LOGIN)
+    if _is_of(error, _BOTOCORE, *_NO_CREDENTIALS):
         # The service that hands out a machine's credentials may be slow.
         return LakeUnavailable(text, table=table, advice=_NO_KEYS)
-    return None
+    advice = next(
+        (advice for name, advice in _LACKS.items() if _is_of(error, _BOTOCORE, name)), None
+    )
+    return ConfigurationError(text, table=table, advice=advice) if advice else None
+
+
+def _cause_of_azure(error: Any) -> Cause | None:
+    """The cause of an exception of Azure's own client, which pyiceberg uses if Arrow is not asked for."""
+    if not _is_of(error, "azure.core.exceptions", "HttpResponseError"):
+        return None
+    status, code = error.status_code, getattr(error, "error_code", None)
+    return None if status is None else lake_causes.of_azure(str(code), status)
 
 
 def _cause_of_database(error: Any) -> Cause | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_pgoutput.errors import LakeDenied
+from airflow_provider_pgoutput.errors import ConfigurationError, LakeDenied
 from airflow_provider_pgoutput.lake.checkpoint_rows import append_rows
 from airflow_provider_pgoutput.lake.state import open_catalog, read_recorded
 
@@ -24,3 +24,15 @@ def test_a_sql_catalog_that_may_only_be_read(tmp_path: Path) -> None:
     with pytest.raises(LakeDenied, match="cannot be written"):
         append_rows(reader, "n", [{"slot_name": "slot"}])
     append_rows(writer, "n", [{"slot_name": "slot"}])
+
+
+def test_a_client_that_the_worker_lacks_is_named(tmp_path: Path) -> None:
+    """The tests' Python has neither a driver of MySQL nor the client of Azure."""
+    uri = "mysql+pymysql://lake:canary@127.0.0.1:1/catalog"
+    with pytest.raises(ConfigurationError, match="Python module pymysql on the workers"):
+        open_catalog("lake", {"type": "sql", "uri": uri, "warehouse": "/nowhere"})
+    where = {"uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": "abfs://box@a.example/folder"}
+    catalog = open_catalog("lake", {"type": "sql", **where})
+    catalog.create_namespace("n")
+    with pytest.raises(ConfigurationError, match="Python module adlfs on the workers"):
+        append_rows(catalog, "n", [{"slot_name": "slot"}])

@@ -89,6 +89,23 @@ def python_with(name: str, *packages: str) -> Path:
     return folder / "bin"
 
 
+def npm_program(name: str, package: str) -> Path:
+    """A program of one of npm's packages.
+
+    :param package: with its version.
+    :raises Unavailable: there is no npm, or the package cannot be installed.
+    """
+    npm = shutil.which("npm")
+    if npm is None:
+        raise Unavailable(f"There is no npm, which installs {package}.")
+    folder = FOLDER / "npm" / package
+    if not (folder / "complete").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _run(npm, "install", "--prefix", str(folder), "--no-audit", "--no-fund", package)
+        (folder / "complete").touch()
+    return folder / "node_modules" / ".bin" / name
+
+
 def compiled(source: Path, class_path: Sequence[Path]) -> Path:
     """The folder with the classes of a Java source.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import shutil
@@ -15,7 +16,15 @@ from pyarrow import fs
 from quickstart.jars import SQLITE_JDBC, cache_folder, fetch_jars
 from quickstart.java import java_home
 from tests.debian import NotHere, unpacked
-from tests.lakes.programs import Unavailable, compiled, free_port, jars, python_with, running
+from tests.lakes.programs import (
+    Unavailable,
+    compiled,
+    free_port,
+    jars,
+    npm_program,
+    python_with,
+    running,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +32,7 @@ if TYPE_CHECKING:
 BUCKET = "lake"
 REGION = "us-east-1"
 _MOTO = "moto[server]==5.2.5"
+_AZURITE = "azurite@3.35.0"
 _S3PROXY = "org.gaul:s3proxy:4.1.0:jar-with-dependencies"
 _REST = (
     "org.apache.iceberg:iceberg-core:1.10.1",
@@ -180,6 +190,47 @@ def mariadb(home: Path, *statements: str) -> Iterator[int]:
     command = [*program, *listens, f"--init-file={start}"]
     with running(command, port, home / "mariadb.log", environment=environment):
         yield port
+
+
+@dataclass(frozen=True)
+class AzureStore:
+    """A server that speaks Azure's protocol of blobs, and its account."""
+
+    port: int
+    account: str
+    key: str
+
+    def file_system(self, key: str | None = None) -> fs.AzureFileSystem:
+        """Arrow's client.
+
+        :param key: another one than that of the account.
+        """
+        where = f"127.0.0.1:{self.port}"
+        return fs.AzureFileSystem(
+            self.account,
+            account_key=key or self.key,
+            blob_storage_authority=where,
+            blob_storage_scheme="http",
+            dfs_storage_authority=where,
+            dfs_storage_scheme="http",
+        )
+
+
+@contextlib.contextmanager
+def azurite(home: Path) -> Iterator[AzureStore]:
+    """Microsoft's own emulator. It checks keys, and has no second interface of file systems (DFS).
+
+    :raises Unavailable: npm does not install it.
+    """
+    key = base64.b64encode(b"the key of a test").decode()
+    store = AzureStore(free_port(), "account", key)
+    program = npm_program("azurite-blob", _AZURITE)
+    folder = home / "azurite"
+    command = [str(program), "--silent", "--disableTelemetry", "--skipApiVersionCheck"]
+    command += ["--location", str(folder), "--blobPort", str(store.port)]
+    environment = {"AZURITE_ACCOUNTS": f"{store.account}:{key}"}
+    with running(command, store.port, home / "azurite.log", environment=environment):
+        yield store
 
 
 @contextlib.contextmanager

@@ -85,10 +85,8 @@ def _refusal(name: str, exception: Any, table: str | None) -> PgoutputError | No
     """A refusal by the catalog or a store, a missing bucket, or no credentials or region of AWS."""
     if name.endswith(_NO_BUCKET):
         return _no_bucket(name, table)
-    if name.startswith((_AWS, _AWS_1)):
+    if name.startswith((_AWS, _AWS_1, _AWS_CLIENT)):
         return _of_aws(name, exception, table)
-    if name == _AWS_CLIENT:
-        return _of_aws_client(_message(exception), table)
     if name.endswith(_DENIED_FILES):
         return _denied("The store", "the files", name, table)
     if name.endswith(_DENIED):
@@ -126,7 +124,9 @@ def _denied(what: str, of: str, java_class: str, table: str | None) -> LakeDenie
 
 
 def _of_aws(name: str, exception: Any, table: str | None) -> PgoutputError | None:
-    """What a service of AWS answered: a refusal, a missing bucket, or something else (None)."""
+    """What a service of AWS answered, or what its client lacks: a sure cause, or something else (None)."""
+    if name == _AWS_CLIENT:
+        return _of_aws_client(_message(exception), table)
     if not (_is_a(exception, _AWS_ANSWER) or _is_a(exception, _AWS_1_ANSWER)):
         return None  # It is no answer, so it has no status.
     if name.startswith(_AWS):

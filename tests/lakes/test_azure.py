@@ -1,0 +1,138 @@
+"""What Azure's store refuses is told from its silence, by Arrow and by Azure's own client.
+
+Java's client was not to be had: the registry lacks ``iceberg-azure-bundle``.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_pgoutput.capture.staging.storage_errors import storage_errors
+from airflow_provider_pgoutput.errors import ConfigurationError, LakeDenied, LakeUnavailable
+from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
+from airflow_provider_pgoutput.lake.checkpoint_rows import append_rows
+from airflow_provider_pgoutput.lake.failures import lake_errors
+from airflow_provider_pgoutput.lake.state import open_catalog
+from tests.lakes.programs import ROOT, Unavailable, free_port, python_with
+from tests.lakes.servers import AzureStore, azurite
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_HERE = Path(__file__).parent
+_BOX = "container"
+_WRONG = base64.b64encode(b"canary-0xC0FFEE").decode()
+_CATALOG = "lake"
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="pgoutput-lakes-", dir="/var/tmp") as path:
+        yield Path(path)
+
+
+@pytest.fixture(scope="module")
+def store(home: Path) -> Iterator[AzureStore]:
+    """A store with the checkpoint table of another slot."""
+    try:
+        with azurite(home) as found:
+            found.file_system().create_dir(_BOX)
+            catalog = open_catalog(_CATALOG, _by_arrow(home, found, found.key))
+            catalog.create_namespace("n")
+            append_rows(catalog, "n", [{"slot_name": "another"}])
+            yield found
+    except Unavailable as error:
+        pytest.skip(str(error))
+
+
+def _catalog(home: Path, box: str = _BOX) -> dict[str, str]:
+    return {
+        "type": "sql",
+        "uri": f"sqlite:///{home}/catalog.db",
+        "warehouse": f"abfs://{box}/warehouse",
+    }
+
+
+def _by_arrow(home: Path, store: AzureStore, key: str, box: str = _BOX) -> dict[str, str]:
+    where = f"127.0.0.1:{store.port}"
+    return {
+        **_catalog(home, box),
+        "py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO",
+        "adls.account-name": store.account,
+        "adls.account-key": key,
+        "adls.blob-storage-authority": where,
+        "adls.blob-storage-scheme": "http",
+        "adls.dfs-storage-authority": where,
+        "adls.dfs-storage-scheme": "http",
+    }
+
+
+def _by_azures_client(home: Path, store: AzureStore, key: str) -> dict[str, str]:
+    """pyiceberg takes it if nobody asks for another one."""
+    where = f"http://127.0.0.1:{store.port}/{store.account}"
+    login = f"AccountName={store.account};AccountKey={key};BlobEndpoint={where};"
+    return {
+        **_catalog(home),
+        "adls.account-name": store.account,
+        "adls.connection-string": f"DefaultEndpointsProtocol=http;{login}",
+    }
+
+
+@pytest.mark.slow
+def test_the_staging_area(store: AzureStore) -> None:
+    with pytest.raises(LakeDenied), storage_errors("write"):
+        store.file_system(_WRONG).open_output_stream(f"{_BOX}/a")
+    with pytest.raises(LakeDenied), storage_errors("list"):
+        store.file_system(_WRONG).get_file_info(f"{_BOX}/a")
+    with pytest.raises(ConfigurationError), storage_errors("write"):
+        store.file_system().open_output_stream("not-there/a")
+    gone = AzureStore(free_port(), store.account, store.key)
+    with pytest.raises(LakeUnavailable), storage_errors("write"):
+        gone.file_system().open_output_stream(f"{_BOX}/a")
+
+
+@pytest.mark.slow
+def test_the_worker(home: Path, store: AzureStore) -> None:
+    with pytest.raises(LakeDenied):
+        read_checkpoint(_CATALOG, _by_arrow(home, store, _WRONG), "n", "slot")
+    elsewhere = open_catalog(_CATALOG, _by_arrow(home, store, store.key, "not-there"))
+    with pytest.raises(ConfigurationError), lake_errors("written"):
+        elsewhere.create_table("n.u", pa.schema([("a", pa.int32())]))
+
+
+@pytest.mark.slow
+def test_a_worker_with_azures_own_client(home: Path, store: AzureStore) -> None:
+    try:
+        python = python_with("azure", "pyiceberg[adlfs,pyarrow,sql-sqlite]") / "python"
+    except Unavailable as error:
+        pytest.skip(str(error))
+    keys = {"right": store.key, "wrong": _WRONG}
+    asked = {name: {"properties": _by_azures_client(home, store, keys[name])} for name in keys}
+    answers = _answers([python, _HERE / "ask_worker.py"], asked)
+    assert answers["right"] is None
+    assert answers["wrong"] is not None
+    assert answers["wrong"][0] == "LakeDenied", answers
+
+
+def _answers(program: Sequence[Path], given: object) -> dict[str, list[str] | None]:
+    done = subprocess.run(
+        program,
+        input=json.dumps(given),
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert _WRONG not in done.stdout
+    found: dict[str, list[str] | None] = json.loads(done.stdout.splitlines()[-1])
+    return found
