@@ -214,7 +214,7 @@ def _sql_postgresql(home: Path, spark_home: Path) -> Iterator[Lake]:
 
 
 @contextlib.contextmanager
-def _sql_mysql(home: Path, spark_home: Path) -> Iterator[Lake]:
+def sql_mysql(home: Path, spark_home: Path) -> Iterator[Lake]:
     """A SQL catalog in MariaDB, with all files in local folders."""
     warehouse = home / "warehouse"
     warehouse.mkdir()
@@ -261,5 +261,5 @@ LAKES: dict[str, Callable[[Path, Path], contextlib.AbstractContextManager[Lake]]
     "glue": _glue,
     "rest": _rest,
     "sql-postgresql": _sql_postgresql,
-    "sql-mysql": _sql_mysql,
+    "sql-mysql": sql_mysql,
 }
