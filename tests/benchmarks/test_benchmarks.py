@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_pgoutput.batch.manifest import Manifest
-from benchmarks import connections, report, run
+from benchmarks import report, run
 from benchmarks.staging import CONTENDERS, Measurement, median
 from benchmarks.synthetic_batch import OLD_ROWS, BatchWriter
 from benchmarks.synthetic_keys import KEYS, key_arrays
@@ -136,7 +136,7 @@ def test_keys_of_different_rows_differ_and_are_what_postgresql_would_send() -> N
 @pytest.mark.parametrize(
     ("module", "arguments", "figures"),
     [
-        (
+        pytest.param(
             "growth",
             [
                 "--kinds",
@@ -146,6 +146,7 @@ def test_keys_of_different_rows_differ_and_are_what_postgresql_would_send() -> N
                 "--changes=100",
             ],
             {"recent uuid v7": {"2000"}, "random text pair": {"2000"}},
+            marks=pytest.mark.exhaustive,
         ),
         (
             "published_tables",
@@ -158,7 +159,7 @@ def test_keys_of_different_rows_differ_and_are_what_postgresql_would_send() -> N
             ["--tables=2", "--rows=1000", "--warm-up=0"],
             {way: {"seconds", "cpu_seconds"} for way in ("apply", "apply_by_spark", "merge")},
         ),
-        (
+        pytest.param(
             "file_health",
             [
                 "--rows=4000",
@@ -169,16 +170,18 @@ def test_keys_of_different_rows_differ_and_are_what_postgresql_would_send() -> N
                 "--format-versions=3",
             ],
             {"health_3": {"1", "2"}},
+            marks=pytest.mark.exhaustive,
         ),
         (
             "connections",
-            ["--scale=0.002"],
-            {case: {"automatic", "one", "two"} for case in connections.CASES},
+            ["--scale=0.002", "--cases", "busy cores"],
+            {"busy cores": {"automatic", "one", "two"}},
         ),
-        (
+        pytest.param(
             "tiny_batch",
             ["--rows=4000", "--warm-up=0"],
             {run: {"seconds", "cpu_seconds", "times_as_long"} for run in ("empty", "batch")},
+            marks=pytest.mark.exhaustive,
         ),
     ],
 )
