@@ -9,7 +9,7 @@ export PYTHON
 # Where it is set, each process that a test starts would compile all of its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup classes test quick check lint types demo airflow bench engines fuzz sweep torture chaos soak simulate values matrix lakes readme sbom clean
+.PHONY: help setup classes test quick check lint types demo airflow bench engines fuzz sweep torture chaos soak simulate values matrix browser-test lakes readme sbom clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -110,6 +110,9 @@ readme: setup ## Do what README.md says in a new environment, by pip alone, and 
 
 bench: setup ## Measure against pg_recvlogical and a bare MERGE
 	@$(BIN)/python -m benchmarks
+
+browser-test: setup ## Look at the page inside Airflow with a real browser (needs Debian's package chromium)
+	@$(BIN)/python -m pytest -n0 -rs $(PYTEST_ARGS) tests/browser
 
 engines: setup ## Read the tables with other engines, each in its own environment, and compare (writes docs/engines.md)
 	@$(BIN)/python -m tests.engines --page docs/engines.md

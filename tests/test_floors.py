@@ -63,6 +63,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("doctor",),
     # The doors.
     ("airflow_versions",),
+    ("page",),
     ("hooks",),
     ("tasks",),
     ("spark_submit",),

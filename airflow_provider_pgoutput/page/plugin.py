@@ -1,0 +1,76 @@
+"""Puts the page into Airflow: one entry in the navigation, and a tab on each DAG.
+
+Airflow does not authenticate the apps of plugins. So this app has files only, and they hold nothing. In the
+browser they ask Airflow's own REST API, which knows the user by the session's cookie and shows what the user
+may read. ``[pgoutput] page = False`` takes the page out.
+
+Source: https://airflow.apache.org/docs/apache-airflow/stable/administration-and-deployment/plugins.html
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from airflow.plugins_manager import AirflowPlugin
+
+from airflow_provider_pgoutput.airflow_versions import conf
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+URL_PREFIX = "/pgoutput"
+STATIC = Path(__file__).with_name("static")
+#: Scripts, styles and requests of this host only. Airflow's own pages may show the page in a frame.
+HEADERS = {
+    b"content-security-policy": b"default-src 'self'; frame-ancestors 'self'; base-uri 'none'",
+    b"referrer-policy": b"same-origin",
+    b"x-content-type-options": b"nosniff",
+    b"cache-control": b"no-cache",
+}
+
+
+def page_app() -> ASGIApp:
+    """The app that serves the static files."""
+    from fastapi import FastAPI  # noqa: PLC0415 - only Airflow's API server needs it
+    from fastapi.staticfiles import StaticFiles  # noqa: PLC0415
+
+    app = FastAPI(title="pgoutput", openapi_url=None)
+    app.mount("/", StaticFiles(directory=STATIC, html=True))
+    return _with_headers(app)
+
+
+def _with_headers(app: ASGIApp) -> ASGIApp:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *HEADERS.items()]
+            await send(message)
+
+        await app(scope, receive, send_with_headers)
+
+    return answer
+
+
+class PgoutputPlugin(AirflowPlugin):
+    """Airflow finds it by the entry point ``airflow.plugins``."""
+
+    name = "pgoutput"
+
+    if conf.getboolean("pgoutput", "page", fallback=True):
+        fastapi_apps = [{"app": page_app(), "url_prefix": URL_PREFIX, "name": "pgoutput"}]
+        external_views = [
+            {
+                "name": "PostgreSQL to Iceberg",
+                "href": f"{URL_PREFIX}/",
+                "destination": "nav",
+                "category": "browse",
+                "url_route": "pgoutput",
+            },
+            {
+                "name": "PostgreSQL to Iceberg",
+                "href": f"{URL_PREFIX}/?dag_id={{DAG_ID}}",
+                "destination": "dag",
+                "url_route": "pgoutput_pipeline",
+            },
+        ]

@@ -1,0 +1,71 @@
+// Airflow's REST API, asked with the user's own rights. The cookie of the session goes along by itself.
+
+const API = new URL("../api/v2/", document.baseURI);
+const EVENTS = 100;
+
+export class NotAllowed extends Error {}
+class NotFound extends Error {}
+
+async function ask(path, parameters = {}) {
+  const url = new URL(path, API);
+  for (const [name, value] of Object.entries(parameters)) url.searchParams.set(name, value);
+  const answer = await fetch(url, { headers: { accept: "application/json" } });
+  if (answer.status === 401 || answer.status === 403) throw new NotAllowed(url.pathname);
+  if (answer.status === 404) throw new NotFound(`Airflow does not know ${url.pathname}.`);
+  if (!answer.ok) throw new Error(`Airflow answered ${answer.status} to ${url.pathname}.`);
+  return answer.json();
+}
+
+// The pipelines that the user may see, as assets.
+export async function pipelines() {
+  const found = await ask("assets", { uri_pattern: "pgoutput://%", only_active: "false", limit: 100 });
+  return found.assets.filter((asset) => asset.uri.startsWith("pgoutput://"));
+}
+
+// What the newest runs told, the oldest first.
+export async function events(assetId, limit = EVENTS) {
+  const found = await ask("assets/events", { asset_id: assetId, order_by: "-timestamp", limit });
+  return found.asset_events.map(readable).filter((event) => event.facts).reverse();
+}
+
+// The assets that a DAG told something about.
+export async function assetsOfDag(dagId) {
+  const parameters = { source_dag_id: dagId, order_by: "-timestamp", limit: EVENTS };
+  const found = await ask("assets/events", parameters);
+  const told = found.asset_events.filter((event) => event.uri?.startsWith("pgoutput://"));
+  return [...new Map(told.map((event) => [event.asset_id, { id: event.asset_id, uri: event.uri }])).values()];
+}
+
+// The newest run of a DAG; null: there is none, the user may not see it, or the DAG was deleted.
+export async function newestRun(dagId) {
+  try {
+    const path = `dags/${encodeURIComponent(dagId)}/dagRuns`;
+    const found = await ask(path, { order_by: "-run_after", limit: 1 });
+    return found.dag_runs[0] ?? null;
+  } catch (error) {
+    if (error instanceof NotAllowed || error instanceof NotFound) return null;
+    throw error;
+  }
+}
+
+// Why a run failed, in the lines that our task wrote before its traceback; empty: nothing is known.
+export async function reasonOf(run) {
+  const path = `dags/${encodeURIComponent(run.dag_id)}/dagRuns/${encodeURIComponent(run.dag_run_id)}/taskInstances`;
+  const tasks = (await ask(path, { limit: 100 })).task_instances;
+  const failed = tasks.find((task) => task.state === "failed");
+  if (!failed) return [];
+  const log = await ask(`${path}/${encodeURIComponent(failed.task_id)}/logs/${failed.try_number}`);
+  const entries = Array.isArray(log.content) ? log.content : [];
+  const ours = entries.filter((entry) => entry.logger === "airflow_provider_pgoutput.tasks.outcome");
+  return [`Task ${failed.task_id} failed.`, ...ours.map((entry) => String(entry.event))];
+}
+
+function readable(event) {
+  const facts = event.extra?.pgoutput;
+  return {
+    time: new Date(event.timestamp),
+    dagId: event.source_dag_id,
+    runId: event.source_run_id,
+    facts: facts?.schema_version === 1 ? facts : null,
+  };
+}

@@ -1,0 +1,263 @@
+// The two views: all pipelines, and one of them.
+
+import { assetsOfDag, events, newestRun, NotAllowed, pipelines, reasonOf } from "./api.js";
+import { barChart, lineChart } from "./charts.js";
+import { bytes, clock, count, freshness, lag, seconds, stateOf } from "./words.js";
+
+const COLOURS = ["good", "watch", "bad"];
+const COUNTS = ["inserts", "updates", "deletes", "truncates", "copied", "rejected"];
+const SHOWN_TABLES = 200;
+const page = document.getElementById("page");
+
+function element(name, text = "", className = "") {
+  const made = document.createElement(name);
+  made.textContent = text;
+  if (className) made.className = className;
+  return made;
+}
+
+function show(...parts) {
+  page.replaceChildren(...parts);
+  page.setAttribute("aria-busy", "false");
+}
+
+function dark() {
+  // Airflow's own choice, if the page stands in its frame.
+  try {
+    const outer = window.parent.document.documentElement;
+    if (outer !== document.documentElement) return outer.classList.contains("dark");
+  } catch {
+    // Another site's frame does not tell.
+  }
+  return window.matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+const nameOf = (asset) => asset.uri.slice("pgoutput://".length);
+
+// Rows as a table; columns: [{title, cell(row) -> text or node, number, value(row) for sorting}].
+function table(columns, rows, sorted = null) {
+  const wrapper = element("div", "", "scroll");
+  const made = element("table");
+  const head = made.createTHead().insertRow();
+  const body = made.createTBody();
+  let order = sorted;
+  const fill = () => {
+    const ordered = [...rows];
+    if (order) {
+      const { value } = columns[order.column];
+      ordered.sort((a, b) => (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0) * order.sign);
+    }
+    body.replaceChildren(
+      ...ordered.slice(0, SHOWN_TABLES).map((row) => {
+        const line = element("tr");
+        for (const column of columns) {
+          const cell = element("td", "", column.number ? "number" : "name");
+          const content = column.cell(row);
+          cell.append(content instanceof Node ? content : String(content));
+          line.append(cell);
+        }
+        return line;
+      }),
+    );
+    if (ordered.length > SHOWN_TABLES) {
+      const line = body.insertRow();
+      const cell = line.insertCell();
+      cell.colSpan = columns.length;
+      cell.className = "soft";
+      cell.textContent = `${count(ordered.length - SHOWN_TABLES)} more. Search to see them.`;
+    }
+  };
+  columns.forEach((column, i) => {
+    const cell = element("th", "", column.number ? "number" : "");
+    cell.scope = "col";
+    if (column.value) {
+      const button = element("button", column.title);
+      button.type = "button";
+      button.addEventListener("click", () => {
+        order = { column: i, sign: order?.column === i ? -order.sign : column.number ? -1 : 1 };
+        fill();
+      });
+      cell.append(button);
+    } else cell.textContent = column.title;
+    head.append(cell);
+  });
+  fill();
+  wrapper.append(made);
+  return { wrapper, refill: (other) => { rows = other; fill(); } };
+}
+
+async function summary(asset) {
+  const told = await events(asset.id, 2);
+  const last = told.at(-1);
+  const run = last ? await newestRun(last.dagId) : null;
+  return { asset, last, state: stateOf(told, run) };
+}
+
+async function allPipelines() {
+  const found = await Promise.all((await pipelines()).map(summary));
+  if (!found.length) {
+    show(
+      element("h1", "PostgreSQL to Iceberg"),
+      element("p", "There is no pipeline yet, or none that you may see. A pipeline appears after its first run."),
+    );
+    return;
+  }
+  found.sort((a, b) => b.state.level - a.state.level || nameOf(a.asset).localeCompare(nameOf(b.asset)));
+  const rate = ({ last }) => {
+    const took = (last?.facts.stage_seconds ?? 0) + (last?.facts.apply_seconds ?? 0);
+    return last && took ? (last.facts.changes + (last.facts.totals?.copied ?? 0)) / took : 0;
+  };
+  const columns = [
+    { title: "Pipeline", cell: ({ asset }) => link(nameOf(asset), { asset_id: asset.id }) },
+    {
+      title: "State",
+      cell: ({ state }) => {
+        const made = element("span", state.word, COLOURS[state.level]);
+        made.title = state.sentence;
+        return made;
+      },
+    },
+    { title: "The lake", cell: ({ last }) => freshness(last) },
+    {
+      title: "WAL kept", number: true,
+      cell: ({ last }) => bytes(last?.facts.slot?.retained_bytes),
+    },
+    { title: "Rows/s", number: true, cell: (row) => count(Math.round(rate(row))) },
+  ];
+  show(element("h1", "PostgreSQL to Iceberg"), table(columns, found).wrapper);
+}
+
+function link(text, parameters) {
+  const made = element("a", text);
+  made.href = `?${new URLSearchParams(parameters)}`;
+  return made;
+}
+
+async function onePipeline(asset) {
+  const told = await events(asset.id);
+  const last = told.at(-1);
+  const run = last ? await newestRun(last.dagId) : null;
+  const state = stateOf(told, run);
+  const parts = [
+    element("h1", nameOf(asset)),
+    element("p", state.sentence, COLOURS[state.level]),
+    element("p", freshness(last), "soft"),
+  ];
+  if (run?.state === "failed") {
+    for (const line of await reasonOf(run)) parts.push(element("p", line, "bad"));
+  }
+  if (last) parts.push(charts(told), ...tables(told), ...schemaChanges(told));
+  show(...parts);
+}
+
+function charts(told) {
+  const made = element("div", "", "charts");
+  const points = (value) =>
+    told.map((event) => ({ time: event.time, value: value(event) })).filter((point) => Number.isFinite(point.value));
+  const limit = told.at(-1).facts.slot?.wal_limit_bytes ?? null;
+  const behind = (event) =>
+    event.facts.complete_until ? lag(new Date(event.facts.complete_until), event.time) : NaN;
+  made.append(
+    lineChart("Behind the source when a run ended", points(behind), seconds),
+    lineChart("WAL that the server kept", points((event) => event.facts.slot?.retained_bytes ?? NaN), bytes, limit),
+    barChart(
+      "Rows of each run",
+      ["changed", "copied"],
+      told.map((event) => ({
+        time: event.time, values: [event.facts.changes ?? 0, event.facts.totals?.copied ?? 0],
+      })),
+      count,
+    ),
+    barChart(
+      "Time of each run",
+      ["to stage", "to apply"],
+      told.map((event) => ({
+        time: event.time, values: [event.facts.stage_seconds ?? 0, event.facts.apply_seconds ?? 0],
+      })),
+      seconds,
+    ),
+  );
+  return made;
+}
+
+function tables(told) {
+  const sums = new Map();
+  let leftOut = 0;
+  for (const event of told) {
+    leftOut += event.facts.tables_left_out ?? 0;
+    for (const [name, counts] of Object.entries(event.facts.tables ?? {})) {
+      const sum = sums.get(name) ?? { name, time: event.time, ...Object.fromEntries(COUNTS.map((each) => [each, 0])) };
+      for (const each of COUNTS) sum[each] += counts[each] ?? 0;
+      sum.time = event.time;
+      sums.set(name, sum);
+    }
+  }
+  const rows = [...sums.values()];
+  const columns = [
+    { title: "Table", cell: (row) => row.name, value: (row) => row.name },
+    ...COUNTS.map((each) => ({
+      title: each, number: true, cell: (row) => count(row[each]), value: (row) => row[each],
+    })),
+    { title: "last change", cell: (row) => clock(row.time), value: (row) => row.time },
+  ];
+  const made = table(columns, rows, { column: 0, sign: 1 });
+  const search = element("input");
+  search.type = "search";
+  search.placeholder = "Search a table";
+  search.setAttribute("aria-label", "Search a table");
+  search.addEventListener("input", () => {
+    const wanted = search.value.toLowerCase();
+    made.refill(rows.filter((row) => row.name.toLowerCase().includes(wanted)));
+  });
+  const runs = told.length === 1 ? "the newest run" : `the newest ${told.length} runs`;
+  const note = leftOut ? " Runs with many tables tell only of those with the most changes." : "";
+  return [element("h2", "Tables"), element("p", `Rows of ${runs}.${note}`, "soft"), search, made.wrapper];
+}
+
+function schemaChanges(told) {
+  const found = [];
+  for (const event of told) {
+    for (const [name, words] of Object.entries(event.facts.schema_changes ?? {})) {
+      for (const word of words) found.push({ time: event.time, name, word });
+    }
+  }
+  if (!found.length) return [];
+  const columns = [
+    { title: "Run", cell: (row) => clock(row.time) },
+    { title: "Table", cell: (row) => row.name },
+    { title: "Change", cell: (row) => row.word },
+  ];
+  return [element("h2", "Changes of schemas"), table(columns, found.reverse()).wrapper];
+}
+
+async function start() {
+  document.documentElement.classList.toggle("dark", dark());
+  const asked = new URLSearchParams(window.location.search);
+  if (asked.has("dag_id")) {
+    const assets = await assetsOfDag(asked.get("dag_id"));
+    if (assets.length === 1) return onePipeline(assets[0]);
+    const text = assets.length
+      ? "This DAG has several pipelines."
+      : "No run of this DAG has applied a batch yet, or you may not see its events.";
+    const list = element("ul");
+    for (const asset of assets) {
+      const item = element("li");
+      item.append(link(nameOf(asset), { asset_id: asset.id }));
+      list.append(item);
+    }
+    return show(element("p", text), list);
+  }
+  if (asked.has("asset_id")) {
+    const asset = (await pipelines()).find((each) => String(each.id) === asked.get("asset_id"));
+    if (asset) return onePipeline(asset);
+    return show(element("p", "There is no such pipeline, or you may not see it."));
+  }
+  return allPipelines();
+}
+
+start().catch((error) => {
+  const text = error instanceof NotAllowed
+    ? "You may not see this. You may have to log in to Airflow again, or need the right to read assets."
+    : `The page could not be filled: ${error.message}`;
+  show(element("p", text, "bad"));
+});

@@ -1,0 +1,57 @@
+// Numbers and states in words.
+
+const number = new Intl.NumberFormat("en");
+
+export const count = (value) => number.format(value);
+
+export function bytes(value) {
+  if (value === null || value === undefined) return "not known";
+  let size = value;
+  for (const unit of ["bytes", "kB", "MB", "GB"]) {
+    if (size < 1000) return `${unit === "bytes" ? size : size.toFixed(1)} ${unit}`;
+    size /= 1000;
+  }
+  return `${size.toFixed(1)} TB`;
+}
+
+export function seconds(value) {
+  if (value < 1) return `${value.toFixed(2)} s`;
+  if (value < 60) return `${value.toFixed(1)} s`;
+  if (value < 3600) return `${Math.round(value / 60)} min`;
+  if (value < 172800) return `${(value / 3600).toFixed(1)} h`;
+  return `${Math.round(value / 86400)} days`;
+}
+
+export const clock = (time) => time.toLocaleString();
+
+export const lag = (from, to) => Math.max((to - from) / 1000, 0);
+
+// How a pipeline is: level 0 is well, 1 is to be watched, 2 is bad.
+export function stateOf(events, run, now = new Date()) {
+  const last = events.at(-1);
+  if (run?.state === "failed") return { level: 2, word: "failed", sentence: "The newest run failed." };
+  if (!last) return { level: 1, word: "no batch", sentence: "No batch was applied yet." };
+  const facts = last.facts;
+  const slot = facts.slot;
+  if (slot?.wal_status === "lost" || slot?.wal_status === "unreserved") {
+    return { level: 2, word: "slot in danger", sentence: `The slot's wal_status was ${slot.wal_status}.` };
+  }
+  if (slot?.wal_limit_bytes && slot.retained_bytes > slot.wal_limit_bytes / 2) {
+    return { level: 1, word: "much WAL", sentence: "The server keeps more than half of the WAL that it may keep." };
+  }
+  if (facts.set_aside) {
+    const tables = facts.set_aside === 1 ? "1 table is" : `${facts.set_aside} tables are`;
+    return { level: 1, word: "set aside", sentence: `${tables} set aside.` };
+  }
+  if (run?.state === "running" || run?.state === "queued") {
+    return { level: 0, word: run.state, sentence: `A run is ${run.state}.` };
+  }
+  return { level: 0, word: "well", sentence: `The newest run ended ${seconds(lag(last.time, now))} ago.` };
+}
+
+export function freshness(event) {
+  if (!event?.facts.complete_until) return "It is not known up to which time the lake is complete.";
+  const until = new Date(event.facts.complete_until);
+  const behind = seconds(lag(until, event.time));
+  return `The lake is at ${clock(until)}, ${event.facts.end_lsn}. When that run ended, it was ${behind} behind the source.`;
+}
