@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.source_code import parsed
 
 #: Passed only where a slot is lost (``test_lost_slot_crashes.py``), by large transactions (F08 in
-#: ``tests/capture/test_streaming.py``), and by repairs (``tests/proof/test_repair.py``).
+#: ``tests/capture/test_streaming.py``), and by repairs (``tests/proof/test_row_repair.py``).
 ELSEWHERE = {
     "stage.after_drop",
     "stage.after_repair_read",
