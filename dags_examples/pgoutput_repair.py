@@ -12,17 +12,10 @@ set ``schedule="@weekly"``.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
-from airflow.providers.standard.operators.hitl import ApprovalOperator
-from airflow.sdk import DAG, Param, task
+from airflow.sdk import DAG, Param
 
-from airflow_provider_pgoutput.operators.verify import PgoutputVerifyOperator
-
-_TABLES = """{% for each in ti.xcom_pull(task_ids="verify")["tables"] if each["is_equal"] == false %}
-* `{{ each["table_name"] }}`: {{ each["missing"] }} missing, {{ each["surplus"] }} surplus,
-  {{ each["different"] }} different rows
-{% endfor %}"""
+from airflow_provider_pgoutput.task_groups.verification import APPROVED, verify_lake
 
 with DAG(
     dag_id="pgoutput_repair",
@@ -67,37 +60,14 @@ with DAG(
         ),
     },
 ) as dag:
-    of_pipeline: dict[str, Any] = {
-        "slot_name": "{{ params.slot_name }}",
-        "publication_names": "{{ params.publication_names | tojson }}",
-        "staging_uri": "{{ params.staging_uri }}",
-        "namespace": "{{ params.namespace }}",
-        "wait_seconds": "{{ params.wait_seconds }}",
-    }
-
-    verify = PgoutputVerifyOperator(
-        task_id="verify",
-        tables="{{ params.tables | tojson }}",
-        on_difference="succeed",
-        **of_pipeline,
+    verify_lake(
+        slot_name="{{ params.slot_name }}",
+        publication_names="{{ params.publication_names | tojson }}",
+        staging_uri="{{ params.staging_uri }}",
+        namespace="{{ params.namespace }}",
+        repair=APPROVED,
+        verify_options={
+            "tables": "{{ params.tables | tojson }}",
+            "wait_seconds": "{{ params.wait_seconds }}",
+        },
     )
-
-    @task.short_circuit
-    def differing(found: dict[str, Any]) -> list[str]:
-        """The tables that differ. If there are none, the run ends here."""
-        return [each["table_name"] for each in found["tables"] if each["is_equal"] is False]
-
-    approve = ApprovalOperator(
-        task_id="approve",
-        subject="Repair tables of {{ params.namespace }}?",
-        body=_TABLES,
-    )
-
-    repair = PgoutputVerifyOperator(
-        task_id="repair",
-        tables="{{ ti.xcom_pull(task_ids='differing') | tojson }}",
-        on_difference="repair",
-        **of_pipeline,
-    )
-
-    differing(verify.output) >> approve >> repair

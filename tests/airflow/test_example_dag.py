@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.operators.advance import PgoutputAdvanceSlotOperator
 from airflow_provider_pgoutput.operators.apply import PgoutputApplyOperator
 from airflow_provider_pgoutput.operators.maintain import PgoutputMaintenanceOperator
@@ -86,7 +87,8 @@ def test_the_replay_gets_what_was_given(dags: Any) -> None:
 def test_a_repair_waits_for_an_approval(dags: Any) -> None:
     dag = dags["pgoutput_repair"]
     order = ["verify", "differing", "approve", "repair"]
-    assert [task.task_id for task in dag.topological_sort()] == order
+    names = [task.task_id.removeprefix("verify_lake.") for task in dag.topological_sort()]
+    assert names == order
     verify, differing, approve, repair = (
         task.prepare_for_execution() for task in dag.topological_sort()
     )
@@ -106,20 +108,42 @@ def test_a_repair_waits_for_an_approval(dags: Any) -> None:
     assert not differing.python_callable({"tables": found[:1]})
 
     class Pulls:
-        def xcom_pull(self, task_ids: str) -> Any:
-            return {"verify": {"tables": found}, "differing": different}[task_ids]
+        def xcom_pull(self, task_ids: str, **_: Any) -> Any:
+            given = {"verify": {"tables": found}, "differing": different}
+            return given[task_ids.removeprefix("verify_lake.")]
 
     defaults = {
         each: dag.params.get_param(each).value for each in dag.params if each != "staging_uri"
     }
     params = {**defaults, "staging_uri": "s3://lake/staging"}
     for task in (verify, approve, repair):
-        task.render_template_fields({"params": params, "dag": dag, "task": task, "ti": Pulls()})
+        context = {"params": params, "dag": dag, "task": task, "ti": Pulls()}
+        task.render_template_fields(context)
     assert (verify.on_difference, repair.on_difference) == ("succeed", "repair")
     assert arguments.optional_text_list(verify.tables, "tables") == ()
     assert arguments.optional_text_list(repair.tables, "tables") == ("public.it's",)
+    assert approve.subject == "Repair tables of pgoutput?"
     assert "`public.it's`: 1 missing, 2 surplus" in approve.body
     assert "public.a" not in approve.body
+
+
+@pytest.mark.parametrize(("repair", "answer"), [("never", "fail"), ("always", "repair")])
+def test_a_verification_without_approval_is_one_task(repair: str, answer: str) -> None:
+    from airflow.sdk import DAG
+
+    from airflow_provider_pgoutput.task_groups.verification import verify_lake
+
+    given: dict[str, Any] = {"slot_name": "s", "publication_names": "p"}
+    given |= {"staging_uri": "u", "namespace": "n"}
+    with DAG("verify", schedule=None) as dag:
+        verify_lake(**given, repair=repair, verify_options={"keys_shown": 3})
+    (task,) = dag.topological_sort()
+    assert (task.task_id, task.on_difference, task.keys_shown) == ("verify_lake.verify", answer, 3)
+    with (
+        DAG("wrong", schedule=None),
+        pytest.raises(ConfigurationError, match="Unknown repair 'perhaps'"),
+    ):
+        verify_lake(**given, repair="perhaps")
 
 
 def test_parameters_reach_the_tasks_as_they_were_given(dag: Any) -> None:

@@ -58,10 +58,11 @@ def doors() -> list[type]:
 
 
 def described() -> list[Any]:
-    """What has arguments of its own: the task group, and the doors after the bases that they share."""
+    """What has arguments of its own: the task groups, and the doors after the bases that they share."""
     from airflow_provider_pgoutput.task_groups.pipeline import pgoutput_to_iceberg
+    from airflow_provider_pgoutput.task_groups.verification import verify_lake
 
-    found: list[Any] = [pgoutput_to_iceberg]
+    found: list[Any] = [pgoutput_to_iceberg, verify_lake]
     for door in doors():
         ours = [each for each in door.__mro__ if each.__module__.startswith(PACKAGE)]
         found += [each for each in reversed(ours) if each not in found]
