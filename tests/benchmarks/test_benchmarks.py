@@ -178,6 +178,16 @@ def test_keys_of_different_rows_differ_and_are_what_postgresql_would_send() -> N
             {"busy cores": {"automatic", "one", "two"}},
         ),
         pytest.param(
+            "proof",
+            ["--rows=4000"],
+            dict.fromkeys(
+                ("narrow", "trips"),
+                {"rows", "copy", "psql_server_cpu_seconds", "proof", "drill_down_seconds"}
+                | {"peak_mib", "targets"},
+            ),
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(
             "tiny_batch",
             ["--rows=4000", "--warm-up=0"],
             {run: {"seconds", "cpu_seconds", "times_as_long"} for run in ("empty", "batch")},

@@ -1,0 +1,233 @@
+r"""``python -m benchmarks.proof``: a verification beside a full copy of the same tables, in one run.
+
+A table of 6 columns and one of 19. Each is copied and applied in processes of their own, read by psql's
+``\copy ... (FORMAT binary)`` to ``/dev/null``, and verified. Then three rows are deleted in the lake, and it
+is verified again: what that takes more is the drill down. CPU time counts on both sides, because it depends
+less on the load of the machine than seconds do. Prints figures and targets as JSON. ``--rows 200000`` is a
+short form, which shows that all of it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from airflow_provider_pgoutput.batch.jobs import ApplyJob
+from benchmarks.copy import SCHEMA as COPY_SCHEMA
+from benchmarks.lake import say
+from benchmarks.staging import stage_once
+from benchmarks.tiny_batch import Submitter
+from benchmarks.workloads import DATABASE, Source
+from quickstart.spark import LocalLake, class_archive_option
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROWS = 5_000_000
+_NAMESPACE = "proven"
+_NARROW = """
+CREATE TABLE narrow (id int8 PRIMARY KEY, customer int4, amount numeric(12,2), created timestamptz, note text,
+                     paid bool);
+INSERT INTO narrow
+SELECT g, g % 100000, (g % 1000000) / 100.0, timestamptz '2024-01-01Z' + g * interval '1.3 s',
+       'note ' || md5(g::text), g % 3 = 0
+  FROM generate_series(1, {}) g
+"""
+#: Least rows that the lake's side reads and hashes in a CPU second.
+_RATES = {"narrow": 3_000_000, "trips": 1_500_000}
+#: The kernel counts CPU time in ticks of so many seconds.
+_TICK = 0.01
+_MOST_OF_COPY, _MOST_DRILL_SECONDS, _MOST_MIB = 0.2, 2.0, 512
+
+
+class Cost(NamedTuple):
+    """What something took."""
+
+    seconds: float
+    #: Of our processes, and of the server's.
+    cpu_seconds: float
+    server_cpu_seconds: float
+
+    @property
+    def both(self) -> float:
+        """CPU seconds of both sides."""
+        return self.cpu_seconds + self.server_cpu_seconds
+
+
+def make_tables(source: Source, rows: int) -> dict[str, int]:
+    """Make both tables with their publications; the rows of each."""
+    trips = next(
+        each for each in COPY_SCHEMA.read_text().split(";\n") if "CREATE TABLE trips" in each
+    )
+    counts = {"narrow": rows, "trips": rows * 3 // 5}
+    source.connection.execute(_NARROW.format(counts["narrow"]).encode())
+    source.connection.execute(trips.replace(":rows", str(counts["trips"])).encode())
+    source.connection.execute("ALTER TABLE trips ADD id int8 GENERATED ALWAYS AS IDENTITY")
+    source.connection.execute("ALTER TABLE trips DROP airport_fee, ADD PRIMARY KEY (id)")
+    for name in counts:
+        source.connection.execute(f"VACUUM (FREEZE, ANALYZE) {name}".encode())
+        source.connection.execute(f"CREATE PUBLICATION p_{name} FOR TABLE {name}".encode())
+    source.connection.execute("CHECKPOINT")
+    return counts
+
+
+class Case:
+    """One table: its copy, its reading by psql, and its verifications."""
+
+    def __init__(self, source: Source, lake: LocalLake, table: str, folder: Path) -> None:
+        self.source, self.lake, self.table, self.staging = source, lake, table, folder / table
+        self.order: dict[str, Any] = {
+            "conninfo": source.conninfo,
+            "slot": f"bench_{table}",
+            "publication": f"p_{table}",
+            "staging_uri": str(self.staging),
+            "namespace": f"{_NAMESPACE}_{table}",
+            "catalog_properties": lake.pyiceberg_properties(),
+        }
+
+    def copy(self, submitter: Submitter) -> Cost:
+        """The first run of a pipeline: all rows are staged and applied."""
+
+        def staged() -> tuple[float, float]:
+            more = {"transport": "sql", "options": {}, "copy_connections": 2}
+            one = stage_once(self.source.conninfo, self.staging, self.order | more)
+            return one.seconds, one.cpu_seconds or 0.0
+
+        stage = self._timed(staged)
+        (manifest,) = self.staging.glob("*/manifests/*.json")
+        job = ApplyJob(
+            manifest_uri=manifest.as_uri(),
+            staging_uri=self.staging.as_uri(),
+            catalog_name="lake",
+            namespace=self.order["namespace"],
+        )
+        path = manifest.with_suffix(".job")
+        path.write_text(job.to_json())
+        apply = submitter.apply(path)
+        return Cost(
+            stage.seconds + apply.seconds,
+            stage.cpu_seconds + apply.cpu_seconds,
+            stage.server_cpu_seconds,
+        )
+
+    def read_with_psql(self) -> Cost:
+        """Receive and drop."""
+
+        def read() -> tuple[float, float]:
+            command = f"\\copy {self.table} TO '/dev/null' WITH (FORMAT binary)"
+            self.source.run_program("psql", "-qXc", command, f"--dbname={DATABASE}")
+            return 0.0, 0.0
+
+        return self._timed(read)
+
+    def verify(self) -> tuple[Cost, dict[str, Any]]:
+        """Verify in a process of its own; the cost, and what it says."""
+        found: dict[str, Any] = {}
+
+        def verified() -> tuple[float, float]:
+            done = subprocess.run(
+                [sys.executable, "-m", "benchmarks.proof_once"],
+                input=json.dumps(self.order),
+                check=False,
+                capture_output=True,
+                text=True,
+            )
+            if done.returncode:
+                raise RuntimeError(f"verifying failed:\n{done.stderr[-4000:]}")
+            found.update(json.loads(done.stdout.splitlines()[-1]))
+            return found["seconds"], found["cpu_seconds"]
+
+        return self._timed(verified), found
+
+    def delete_three_rows(self, rows: int) -> None:
+        """Delete rows of three ranges of keys in the lake."""
+        from pyiceberg.catalog import load_catalog  # noqa: PLC0415 - it takes a second
+
+        catalog = load_catalog("lake", **self.lake.pyiceberg_properties())
+        table = catalog.load_table((self.order["namespace"], self.table))
+        table.delete(f"id IN (1, {rows // 2}, {rows})")
+
+    def _timed(self, work: Callable[[], tuple[float, float]]) -> Cost:
+        before = self.source.cpu_seconds()
+        seconds, cpu = work()
+        after = self.source.cpu_seconds()
+        if before is None or after is None:
+            raise RuntimeError("This system does not tell the CPU time of other processes.")
+        return Cost(seconds, cpu, after - before)
+
+
+def measure(case: Case, submitter: Submitter, rows: int, repetitions: int) -> dict[str, Any]:
+    """The figures of one table."""
+    copy = case.copy(submitter)
+    say(f"{case.table}: copy and apply {copy.both:.1f} CPU s")
+    psql = statistics.median(case.read_with_psql().server_cpu_seconds for _ in range(repetitions))
+    proofs = [case.verify() for _ in range(repetitions)]
+    say(f"{case.table}: proof {proofs[-1][0].both:.1f} CPU s")
+    case.delete_three_rows(rows)
+    drills = [case.verify() for _ in range(repetitions)]
+    if any(found["different_rows"] for _, found in proofs) or any(
+        found["different_rows"] != 3 for _, found in drills
+    ):
+        raise RuntimeError("A verification did not find what is there.")
+    proof = Cost(*(statistics.median(each) for each in zip(*(c for c, _ in proofs), strict=True)))
+    drill = statistics.median(cost.seconds for cost, _ in drills) - proof.seconds
+    peak = max(found["peak_mib"] for _, found in (*proofs, *drills))
+    return {
+        "rows": rows,
+        "copy": copy._asdict(),
+        "psql_server_cpu_seconds": psql,
+        "proof": proof._asdict(),
+        "drill_down_seconds": drill,
+        "peak_mib": peak,
+        "targets": [
+            _target("proof of copy, CPU of both sides", proof.both / copy.both, _MOST_OF_COPY),
+            _target(
+                "source's CPU, of a binary COPY's", proof.server_cpu_seconds / max(psql, _TICK), 1.0
+            ),
+            _target("drill down, seconds", drill, _MOST_DRILL_SECONDS),
+            _target("worker, MiB", peak, _MOST_MIB),
+            _target(
+                "CPU seconds for a million rows of the lake",
+                proof.cpu_seconds / rows * 1e6,
+                1e6 / _RATES[case.table],
+            ),
+        ],
+    }
+
+
+def _target(name: str, measured: float, most: float) -> dict[str, Any]:
+    return {"target": name, "measured": measured, "at_most": most, "met": measured <= most}
+
+
+def run(folder: Path, rows: int, repetitions: int) -> dict[str, Any]:
+    """The figures of both tables."""
+    lake = LocalLake(folder / "lake").create()
+    submitter = Submitter(lake, class_archive_option())
+    with Source(folder / "server", pgbench_scale=1) as source:
+        counts = make_tables(source, rows)
+        return {
+            table: measure(Case(source, lake, table, folder), submitter, count, repetitions)
+            for table, count in counts.items()
+        }
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.proof", description=__doc__)
+    parser.add_argument("--rows", type=int, default=ROWS, help="of the table with 6 columns")
+    parser.add_argument("--repetitions", type=int, default=3, help="of all but the copy")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="pgoutput-proof-", dir="/var/tmp") as folder:
+        # The server may run as another user.
+        Path(folder).chmod(0o755)
+        print(json.dumps(run(Path(folder), options.rows, options.repetitions), indent=1))
+
+
+if __name__ == "__main__":
+    main()
