@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgoutput.apply.iceberg.table import IcebergTable, discard
 from airflow_provider_pgoutput.apply.rows import prepare as preparing
+from airflow_provider_pgoutput.apply.rows.quarantine import record
 from airflow_provider_pgoutput.apply.table.target import Start, start
 from airflow_provider_pgoutput.batch.checkpoint import BRANCH_PREFIX
 from airflow_provider_pgoutput.crash_points import reach
@@ -58,6 +59,8 @@ def publish(
                 waiting = preparing.prepare(spark, batch, target, again, kind)
                 if waiting is None:
                     return None
+            if waiting.notes is not None:
+                record(spark, batch, target, waiting.notes)
             return _publish_once(spark, batch, waiting)
         except PublishRefused as refusal:
             if waiting is not None:

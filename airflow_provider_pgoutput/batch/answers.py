@@ -17,6 +17,8 @@ COPY = "copy"
 #: Of ``on_table_refused`` only: the table is left as it is, and the others go on. Another argument that says
 #: ``fail`` about one table refuses that table; then ``on_table_refused`` decides.
 SET_ASIDE = "set_aside"
+#: Of ``on_row_refused`` only: the row is not written, and noted in a table. The table's other rows go on.
+QUARANTINE = "quarantine"
 #: Of ``on_unknown_default`` only: older rows get the default that the column has now.
 DEFAULT = "default"
 
@@ -24,6 +26,7 @@ DEFAULT = "default"
 ANSWERS = {
     "on_new_table": (COPY, IGNORE, FAIL),
     "on_recreated_table": (FAIL, COPY),
+    "on_row_refused": (FAIL, QUARANTINE),
     "on_slot_lost": (FAIL, COPY),
     "on_table_refused": (FAIL, SET_ASIDE),
     "on_type_change": (FAIL, COPY),

@@ -55,8 +55,33 @@ CHECKPOINT_TABLE = "pgoutput_checkpoint"
 REJECTED_TABLE = "pgoutput_rejected_values"
 MESSAGES_TABLE = "pgoutput_messages"
 PROOFS_TABLE = "pgoutput_proofs"
+QUARANTINE_TABLE = "pgoutput_quarantine"
 #: The pipeline's own tables in a namespace. No table of the source may have such a target.
-OWN_TABLES = frozenset({CHECKPOINT_TABLE, REJECTED_TABLE, MESSAGES_TABLE, PROOFS_TABLE})
+OWN_TABLES = frozenset(
+    {CHECKPOINT_TABLE, REJECTED_TABLE, MESSAGES_TABLE, PROOFS_TABLE, QUARANTINE_TABLE}
+)
+
+#: Name and lake type of the columns of ``QUARANTINE_TABLE``, see ``apply/rows/quarantine.py``.
+QUARANTINE = (
+    ("slot_name", "string"),
+    ("system_identifier", "string"),
+    ("relation_oid", "long"),
+    #: The source's ``schema.table``.
+    ("table_name", "string"),
+    ("target", "string"),
+    #: The key columns as JSON.
+    ("key", "string"),
+    #: Of the newest change of the row in the batch; ``seq`` is NULL for a copied row.
+    ("commit_lsn", "long"),
+    ("seq", "long"),
+    ("op", "string"),
+    #: The class of the error.
+    ("error", "string"),
+    #: The columns of the row as JSON, as far as the batch has them.
+    ("change", "string"),
+    ("batch_id", "string"),
+    ("quarantined_at", "timestamptz"),
+)
 
 #: Name and lake type of the checkpoint table's columns. In one commit, a batch writes a row for each table
 #: that it changed, and one row for the whole batch, with NULL for ``table_name``. The slot's checkpoint is

@@ -147,6 +147,8 @@ class WriteJob(TunedJob):
     metadata_columns: tuple[str, ...] = ()
     #: A deleted row stays, marked by ``_pgoutput_op`` = ``D``.
     soft_delete: bool = False
+    #: What to do if a row of a table in upsert mode cannot be written, see ``batch/answers.py``.
+    on_row_refused: str = FAIL
 
     def target_name(self, schema_name: str, table_name: str) -> str:
         """Name of the Iceberg table for a source table, without the namespace.
@@ -162,6 +164,7 @@ class WriteJob(TunedJob):
     def check(self) -> None:
         """See ``Job``."""
         TunedJob.check(self)
+        check_answer("on_row_refused", self.on_row_refused)
         for table, options in self.table_options.items():
             _check_types(options, f"table_options[{table}].")
         modes = {self.mode, *(each.mode for each in self.table_options.values() if each.mode)}

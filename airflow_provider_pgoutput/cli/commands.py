@@ -21,6 +21,7 @@ from airflow_provider_pgoutput.errors import PgoutputError
 from airflow_provider_pgoutput.hooks.iceberg import resolve_lake_catalog
 from airflow_provider_pgoutput.hooks.pgoutput import PgoutputHook
 from airflow_provider_pgoutput.lake.batches_at import batches_around
+from airflow_provider_pgoutput.lake.quarantine import incomplete_tables
 from airflow_provider_pgoutput.lake.state import open_catalog, read_recorded, tables_set_aside
 from airflow_provider_pgoutput.proof.record import newest_proofs, proven, record_proof
 from airflow_provider_pgoutput.proof.repair import after_repair, repair
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_pgoutput.batch.set_aside import SetAside
     from airflow_provider_pgoutput.doctor.findings import Finding, Observed
+    from airflow_provider_pgoutput.lake.quarantine import Incomplete
     from airflow_provider_pgoutput.lake.state import Recorded
     from airflow_provider_pgoutput.proof.record import NewestProof
 
@@ -51,6 +53,7 @@ def status(args: Namespace) -> None:
         catalog = _catalog(args)
         recorded = read_recorded(catalog, args.namespace, args.slot_name)
         proofs = newest_proofs(catalog, args.namespace, args.slot_name)
+        incomplete = incomplete_tables(catalog, args.namespace, args.slot_name)
     newest: dict[str, Recorded] = {}
     for row in recorded:
         if row.target is not None or row.table_name is None:
@@ -59,7 +62,10 @@ def status(args: Namespace) -> None:
     if not newest and args.output in _FOR_PEOPLE:
         print(f"No batch of slot {args.slot_name} was applied to namespace {args.namespace} yet.")
         return
-    rows = [_status_row(target, row, set_aside, proofs) for target, row in sorted(newest.items())]
+    rows = [
+        _status_row(target, row, set_aside, proofs, incomplete)
+        for target, row in sorted(newest.items())
+    ]
     AirflowConsole().print_as(
         [*rows, *(_never_applied(each) for each in set_aside.values())], output=args.output
     )
@@ -192,6 +198,7 @@ def _status_row(
     row: Recorded,
     set_aside: dict[int, SetAside],
     proofs: Mapping[str, NewestProof],
+    incomplete: Mapping[int, Incomplete],
 ) -> dict[str, Any]:
     """A line of ``status``.
 
@@ -206,6 +213,7 @@ def _status_row(
         "applied_at": "" if row.applied_at is None else row.applied_at.isoformat(),
         "batch": row.batch_id[:16],
         "set_aside": "" if waits is None else _why(waits),
+        "incomplete": str(incomplete.get(row.relation_oid or 0, "")),
         "verified": "" if proof is None else str(proof),
     }
 
@@ -213,7 +221,8 @@ def _status_row(
 def _never_applied(waits: SetAside) -> dict[str, Any]:
     """The line of a table to which no batch was applied yet."""
     line = dict.fromkeys(("target", "lsn", "applied_at", "batch"), "")
-    return {"table": waits.table_name, **line, "set_aside": _why(waits), "verified": ""}
+    found = {"table": waits.table_name, **line, "set_aside": _why(waits), "incomplete": ""}
+    return {**found, "verified": ""}
 
 
 def _why(waits: SetAside) -> str:

@@ -18,7 +18,7 @@ from airflow_provider_pgoutput.tasks.lake import Lake
 from airflow_provider_pgoutput.tasks.outcome import airflow_outcome
 from airflow_provider_pgoutput.tasks.received_batch import ReceivedBatch, moves_checkpoint_only
 from airflow_provider_pgoutput.tasks.run_event import ALIAS, RunFacts, tell_assets
-from airflow_provider_pgoutput.tasks.set_aside import log_set_aside
+from airflow_provider_pgoutput.tasks.set_aside import log_incomplete, log_set_aside
 from airflow_provider_pgoutput.tasks.task_run import (
     log_group,
     log_tables,
@@ -103,8 +103,14 @@ class PgoutputApplyOperator(SparkApplyOperator):
                 set_aside = log_set_aside(before)
                 # An earlier try applied it, and may have ended before it told Airflow about the assets.
                 known = batch.tables if batch.tables_left_out == 0 else None
+                incomplete = self._incomplete(lake, slot_name)
                 facts = RunFacts(
-                    batch, lake.namespace, known, batch.changes, set_aside=len(set_aside)
+                    batch,
+                    lake.namespace,
+                    known,
+                    batch.changes,
+                    set_aside=len(set_aside),
+                    incomplete=len(incomplete),
                 )
                 self._tell_assets(context, lake, facts)
                 return _result(
@@ -113,6 +119,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
                     batch.tables,
                     batch.tables_left_out,
                     set_aside=set_aside,
+                    incomplete=incomplete,
                     applied=False,
                 )
             from airflow_provider_pgoutput.capture.staging.area import StagingArea
@@ -140,6 +147,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
                     done = self.run_job(context, area, lake, job, batch.batch_id, is_short=is_short)
                     result = done or {}
             set_aside = log_set_aside(batch.demand_applied(lake.checkpoint(slot_name)))
+            incomplete = self._incomplete(lake, slot_name)
             seconds = time.monotonic() - started
         counts = table_counts(manifest)
         log_tables(counts)
@@ -153,6 +161,7 @@ class PgoutputApplyOperator(SparkApplyOperator):
             apply_seconds=round(seconds, 3),
             snapshots=published,
             set_aside=len(set_aside),
+            incomplete=len(incomplete),
         )
         self._tell_assets(context, lake, facts)
         self.log.info("%s", summary("Applied", manifest, seconds))
@@ -167,8 +176,15 @@ class PgoutputApplyOperator(SparkApplyOperator):
             left_out,
             snapshots,
             set_aside=set_aside,
+            incomplete=incomplete,
             applied=True,
         )
+
+    def _incomplete(self, lake: Lake, slot_name: str) -> dict[str, Any]:
+        """What XCom says about tables with rows in the quarantine. Nobody looks if it is not used."""
+        if self.on_row_refused == FAIL:
+            return {}
+        return log_incomplete(lake.incomplete(slot_name))
 
     def _warn_of_unknown(self, job: ApplyJob, manifest: Manifest) -> None:
         """Warn of tables that have options and are not published. Most likely their names are misspelt."""
@@ -215,11 +231,12 @@ def _result(
     snapshots: Mapping[str, int] | None = None,
     *,
     set_aside: Mapping[str, Any],
+    incomplete: Mapping[str, Any],
     applied: bool,
 ) -> dict[str, Any]:
     """What the task returns. None: an earlier try applied the batch, and only that try knew the value.
 
-    :param set_aside: left out of the result if it is empty.
+    :param set_aside: left out of the result if it is empty. So is ``incomplete``.
     """
     found = {
         "schema_version": 1,
@@ -236,4 +253,6 @@ def _result(
         found["tables_left_out"] = tables_left_out
     if set_aside:
         found["set_aside"] = set_aside
+    if incomplete:
+        found["incomplete"] = incomplete
     return found

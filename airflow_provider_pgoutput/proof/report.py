@@ -6,6 +6,8 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.batch.checkpoint import QUARANTINE_TABLE
+
 if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.lsn import Lsn
     from airflow_provider_pgoutput.capture.staging.repairs import KeysOfTable
@@ -29,12 +31,15 @@ class Differences:
     ranges_looked_at: int
     #: Keys as JSON, as many as were asked for.
     keys: tuple[str, ...] = ()
+    #: Keys of the table that are in the quarantine.
+    quarantined: int = 0
 
     def __str__(self) -> str:
         least = "at least " if self.ranges_looked_at < self.ranges else ""
+        known = f"; {self.quarantined} keys are in {QUARANTINE_TABLE}" if self.quarantined else ""
         return (
             f"{least}{self.missing} missing, {self.surplus} surplus and {self.different} different rows"
-            f" in {self.ranges} of {self.of_ranges} ranges of keys"
+            f" in {self.ranges} of {self.of_ranges} ranges of keys{known}"
         )
 
 

@@ -37,6 +37,7 @@ from airflow_provider_pgoutput.errors import (
 )
 from airflow_provider_pgoutput.lake.checkpoint import read_checkpoint
 from airflow_provider_pgoutput.lake.failures import lake_errors
+from airflow_provider_pgoutput.lake.quarantine import incomplete_tables
 from airflow_provider_pgoutput.lake.state import (
     open_catalog,
     read_recorded,
@@ -421,6 +422,7 @@ class _Comparison:
             of_ranges=count,
             ranges_looked_at=len(looked_at),
             keys=self._keys(lake, key_names, key_hash, found) if has_key else (),
+            quarantined=self._quarantined(),
         )
         proof = dataclasses.replace(proof, differences=differences)
         if self.request.on_difference != REPAIR:
@@ -436,6 +438,12 @@ class _Comparison:
             return dataclasses.replace(proof, to_repair=keys)
         except Irreparable as why:
             return dataclasses.replace(proof, not_repaired=str(why))
+
+    def _quarantined(self) -> int:
+        """How many keys of the table are in the quarantine."""
+        found = incomplete_tables(self.catalog, self.request.namespace, self.request.slot_name)
+        incomplete = found.get(self.table.relation_oid)
+        return 0 if incomplete is None else len(incomplete.keys)
 
     def _keys(
         self, lake: LakeRows, names: Sequence[str], key_hash: RowHash, found: DifferentKeys

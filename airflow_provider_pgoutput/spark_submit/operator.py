@@ -12,6 +12,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 
 from airflow_provider_pgoutput.airflow_versions import AirflowException
 from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.answers import FAIL
 from airflow_provider_pgoutput.batch.jobs import UPSERT
 from airflow_provider_pgoutput.errors import ConfigurationError
 from airflow_provider_pgoutput.hooks.connections import get_connection
@@ -41,6 +42,7 @@ _OF_JOB: dict[str, Converter] = {
     "mode": arguments.required_text,
     "metadata_columns": arguments.optional_text_list,
     "soft_delete": arguments.flag,
+    "on_row_refused": arguments.answer,
     "table_options": table_options,
 }
 
@@ -260,6 +262,10 @@ class SparkApplyOperator(LakeJobOperator):
     :param metadata_columns: metadata columns of tables in upsert mode, ``["_pgoutput_commit_lsn"]``; see
         ``docs/apply.md``. A change log has all of them. (templated)
     :param soft_delete: keep deleted rows, and mark them as deleted. (templated)
+    :param on_row_refused: a row of a table in mode ``upsert`` cannot be written: an update leaves out values
+        that the lake does not have, or the lake's type does not hold a value of its key. ``fail``: the table
+        is refused. ``quarantine``: the row is left out of the table and noted in ``pgoutput_quarantine``, and
+        the other rows go on. (templated)
     :param table_options: options of single tables by their names at the source, for instance
         ``{"schema.table": {"target": "orders", "partitioned_by": ["days(made_at)"]}}``. ``docs/apply.md`` has
         all of them. The apply task warns of a name that is not published. A replay in place needs those of
@@ -267,6 +273,8 @@ class SparkApplyOperator(LakeJobOperator):
     :param plan_options: options of all tables, for instance ``{"write_mode": "copy-on-write"}``.
         ``docs/apply.md`` has all of them. (templated)
     """
+
+    on_row_refused: str
 
     template_fields: Sequence[str] = (
         *LakeJobOperator.template_fields,
@@ -285,6 +293,7 @@ class SparkApplyOperator(LakeJobOperator):
         mode: str = UPSERT,
         metadata_columns: Sequence[str] | str | None = None,
         soft_delete: bool | str = False,
+        on_row_refused: str = FAIL,
         table_options: Mapping[str, Mapping[str, Any]] | str | None = None,
         plan_options: Mapping[str, Any] | str | None = None,
         **kwargs: Any,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from airflow_provider_pgoutput.batch.manifest import Manifest
     from airflow_provider_pgoutput.hooks.lake_catalog import LakeCatalog
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
+    from airflow_provider_pgoutput.lake.quarantine import Incomplete
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,17 @@ class Lake:
         return read_checkpoint(
             self.catalog.name, self.catalog.pyiceberg_properties, self.namespace, slot_name
         )
+
+    def incomplete(self, slot_name: str) -> dict[int, Incomplete]:
+        """The tables with rows in the quarantine, by OID.
+
+        :raises LakeUnavailable: the catalog or the table cannot be read.
+        """
+        from airflow_provider_pgoutput.lake.quarantine import incomplete_tables
+        from airflow_provider_pgoutput.lake.state import open_catalog
+
+        catalog = open_catalog(self.catalog.name, self.catalog.pyiceberg_properties)
+        return incomplete_tables(catalog, self.namespace, slot_name)
 
     def record_empty_batch(self, job: ApplyJob, manifest: Manifest) -> None:
         """Move the checkpoint past a batch that changes no table, without Spark.

@@ -49,6 +49,8 @@ class RunFacts:
     #: Snapshots of the tables of the lake that the task published, by ``namespace.table``.
     snapshots: Mapping[str, int] = field(default_factory=dict)
     set_aside: int = 0
+    #: Tables with rows in the quarantine.
+    incomplete: int = 0
 
 
 def tell_assets(
@@ -102,6 +104,7 @@ def run_extra(facts: RunFacts) -> dict[str, Any]:
         "totals": None if facts.tables is None else _above_zero(totals(facts.tables.values())),
         "schema_changes": _schema_changes(told.get("schema_changes")),
         "set_aside": facts.set_aside or None,
+        "incomplete": facts.incomplete or None,
         "tables": shown,
         "tables_left_out": len(counts) - len(shown) + unnamed,
     }

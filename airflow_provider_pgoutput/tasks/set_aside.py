@@ -1,4 +1,4 @@
-"""What tasks say about the tables that are set aside: in their logs, and in XCom."""
+"""What tasks say about tables that are set aside, and about incomplete ones: in their logs, and in XCom."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgoutput.batch.xcom import MOST_TABLES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from airflow_provider_pgoutput.lake.checkpoint import Checkpoint
+    from airflow_provider_pgoutput.lake.quarantine import Incomplete
 
 log = logging.getLogger(__name__)
 
@@ -38,4 +41,20 @@ def log_set_aside(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
             "reason": str(each.refusal),
         }
         for each in waiting[:MOST_TABLES]
+    }
+
+
+def log_incomplete(tables: Mapping[int, Incomplete]) -> dict[str, dict[str, Any]]:
+    """Warn of the tables with rows in the quarantine, in one line each, and return what XCom says about them.
+
+    :returns: by the source's ``schema.table``: ``keys`` (how many) and ``since_lsn``; 200 tables at most.
+    """
+    found = sorted(tables.values(), key=lambda each: each.table_name)
+    for each in found[:_MOST_LINES]:
+        log.warning("%s is incomplete: %s.", each.table_name, each)
+    if len(found) > _MOST_LINES:
+        log.warning("%d more tables are incomplete.", len(found) - _MOST_LINES)
+    return {
+        each.table_name: {"keys": len(each.keys), "since_lsn": str(each.since_lsn)}
+        for each in found[:MOST_TABLES]
     }

@@ -127,6 +127,22 @@ class TestLake:
     catalog_name: str = "iceberg_default"
     system_identifier: str = "7"
 
+    def quarantine(self, slot_name: str, table: str, relation_oid: int) -> None:
+        """Write entries of two keys, as an apply leaves them for rows that it cannot write."""
+        from pyiceberg.catalog import load_catalog
+
+        from airflow_provider_pgoutput.batch.checkpoint import QUARANTINE, QUARANTINE_TABLE
+        from airflow_provider_pgoutput.lake.own_tables import append_to_own_table
+
+        catalog = load_catalog(self.catalog_name, **self.properties)
+        catalog.create_namespace_if_not_exists(self.namespace)
+        row = {"slot_name": slot_name, "relation_oid": relation_oid, "table_name": table}
+        rows = [
+            {**row, "key": f'{{"a":{key}}}', "commit_lsn": lsn}
+            for key, lsn in ((1, 0x12), (2, 0x11), (1, 0x13))
+        ]
+        append_to_own_table(catalog, self.namespace, QUARANTINE_TABLE, QUARANTINE, rows)
+
     def record(
         self,
         slot_name: str,

@@ -136,6 +136,21 @@ def test_it_tells_what_is_set_aside(
     assert workshop.operator().execute(task_context)["set_aside"] == waits
 
 
+def test_it_tells_which_tables_are_incomplete(
+    workshop: Workshop, lake: TestLake, task_context: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    lake.quarantine(SLOT, "public.orders", 1)
+    lake.quarantine("another", "public.customers", 2)
+    workshop.behave(result={"status": "applied"})
+    result = workshop.operator(on_row_refused="quarantine").execute(task_context)
+    assert result["incomplete"] == {"public.orders": {"keys": 2, "since_lsn": "0/11"}}
+    assert "public.orders is incomplete: 2 keys in pgoutput_quarantine" in caplog.text
+    # An earlier try applied the batch.
+    again = workshop.operator(on_row_refused="quarantine").execute(task_context)
+    assert again["incomplete"] == result["incomplete"]
+    assert "incomplete" not in workshop.operator().execute(task_context)
+
+
 def test_another_answer_is_refused_when_the_dag_is_parsed(workshop: Workshop) -> None:
     with pytest.raises(ConfigurationError, match="Unknown on_table_refused 'copy'"):
         workshop.operator(on_table_refused="copy")
@@ -235,6 +250,7 @@ def test_every_option_reaches_the_job(workshop: Workshop, task_context: Any) -> 
         soft_delete="true",
         plan_options=json.dumps(options),
         on_table_refused="set_aside",
+        on_row_refused="quarantine",
     ).execute(task_context)
     job = job_from_json(workshop.seen()["job"])
     assert isinstance(job, ApplyJob)

@@ -191,8 +191,10 @@ def test_every_question_has_its_answers_on_the_page() -> None:
     assert told == ANSWERS
     from airflow_provider_pgoutput.operators.apply import PgoutputApplyOperator
     from airflow_provider_pgoutput.operators.stage import PgoutputStageOperator
+    from airflow_provider_pgoutput.spark_submit.operator import SparkApplyOperator
 
-    asked = {**signature(PgoutputStageOperator), **signature(PgoutputApplyOperator)}
+    operators = (PgoutputStageOperator, PgoutputApplyOperator, SparkApplyOperator)
+    asked = {name: each for kind in operators for name, each in signature(kind).items()}
     assert {name: answers[0] for name, answers in ANSWERS.items()} == {
         name: asked[name].default for name in asked if name.startswith("on_")
     }

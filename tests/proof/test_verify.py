@@ -9,9 +9,11 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from airflow_provider_pgoutput.batch import layout
+from airflow_provider_pgoutput.batch.checkpoint import QUARANTINE, QUARANTINE_TABLE
 from airflow_provider_pgoutput.batch.jobs import TableOptions
 from airflow_provider_pgoutput.capture.staging.area import StagingArea
 from airflow_provider_pgoutput.errors import ConfigurationError, LakeUnavailable
+from airflow_provider_pgoutput.lake.own_tables import append_to_own_table
 from airflow_provider_pgoutput.proof.verify import verify
 from tests.conformance.pipeline import CATALOG
 
@@ -163,6 +165,15 @@ def damaged(world: World, before: dict[str, TableProof]) -> dict[str, TableProof
         spark.sql(statement.format(f"lake.{namespace}.many"))
     spark.sql(f"INSERT INTO lake.{namespace}.twice VALUES (2, 'y')")
     catalog = load_catalog(CATALOG, **world.pipeline.catalog_properties)
+    # An apply left two rows out, and said so.
+    table = before["items"].table
+    checkpoint = world.pipeline.checkpoint()
+    assert checkpoint is not None
+    assert checkpoint.tables is not None
+    (oid,) = [oid for oid, name in checkpoint.tables.items() if name == table]
+    entry = {"slot_name": world.pipeline.slot_name, "relation_oid": oid, "table_name": table}
+    entries = [{**entry, "key": f'{{"id":{key}}}', "commit_lsn": 1} for key in (3, 4, 4)]
+    append_to_own_table(catalog, namespace, QUARANTINE_TABLE, QUARANTINE, entries)
     rolled = catalog.load_table((namespace, "rolled"))
     first = min(rolled.snapshots(), key=lambda each: each.sequence_number or 0)
     spark.sql(f"CALL lake.system.rollback_to_snapshot('{namespace}.rolled', {first.snapshot_id})")
@@ -174,6 +185,8 @@ def test_each_damaged_row_is_found_and_its_key_is_named(damaged: dict[str, Table
     found = damaged["items"].differences
     assert found is not None
     assert (found.missing, found.surplus, found.different) == (1, 2, len(MUTATIONS) + 2)
+    assert "2 keys are in pgoutput_quarantine" in str(damaged["items"])
+    assert "pgoutput_quarantine" not in str(damaged["many"])
     named = [json.loads(each)["id"] for each in found.keys]
     assert sorted(named) == sorted([*MUTATIONS, 3, 4, 11, 12, 5000])
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from airflow_provider_pgoutput.apply.iceberg.sql import quote
-from airflow_provider_pgoutput.apply.rows import change_log, key_ranges
+from airflow_provider_pgoutput.apply.rows import change_log, key_ranges, quarantine
 from airflow_provider_pgoutput.apply.rows.fill_missing import (
     keep_not_in_batch,
     keep_unsent,
@@ -55,8 +56,23 @@ def apply(preparation: TableState, segment: Segment, changes: DataFrame, is_last
     """Apply a segment's changes to the branch.
 
     :raises RowMissing: an update leaves out values of a row that the target does not have.
+    :raises ValueRefused: a row has no key, because the lake does not hold its value.
     :raises BatchRefused: the folded rows are not unique by key.
     """
+    notes, moves = preparation.notes, preparation.counts.old_tuples and not segment.full
+    if notes is not None and moves and quarantine.leaves_no_key(changes, segment):
+        changes = quarantine.without_keyless(notes, changes, segment)
+    try:
+        _apply(preparation, segment, changes, is_last)
+    except ValueRefused:
+        # It was raised before anything was written.
+        if notes is None:
+            raise
+        changes = quarantine.without_keyless(notes, changes, segment)
+        _apply(preparation, segment, changes, is_last)
+
+
+def _apply(preparation: TableState, segment: Segment, changes: DataFrame, is_last: bool) -> None:
     soft_delete, counts = preparation.soft_delete, preparation.counts
     folded, missing = fold(changes, segment, counts, keep_gone=soft_delete)
     # Read twice: first its keys are deleted, then its rows are appended.
@@ -66,13 +82,25 @@ def apply(preparation: TableState, segment: Segment, changes: DataFrame, is_last
         if not facts.keys:
             return
         ranges = _ranges(preparation, segment, folded, facts)
-        rows = folded
+        rows, lost = folded, None
+        notes, entries = preparation.notes, preparation.entries()
         if facts.incomplete:
             _refuse_moved_in_load(preparation, segment)
             held, converted = preparation.writer().rows(), preparation.layout.converted
-            rows = resolve(
-                folded, held, segment, missing, converted, is_large=_is_large(preparation)
+            rows, lost = resolve(
+                folded,
+                held,
+                segment,
+                missing,
+                converted,
+                is_large=_is_large(preparation),
+                keeps_lost=notes is not None,
             )
+        if notes is not None:
+            notes.settle(folded, lost, segment, entries)
+        if notes is not None and lost is not None:
+            count = notes.add(lost, segment.columns, segment.key, RowMissing.__name__)
+            facts = dataclasses.replace(facts, live=facts.live - count)
         extra = change_log.of_folded()
         not_in_batch = preparation.layout.not_in_batch
         if (

@@ -38,7 +38,8 @@ def resolve(
     converted: frozenset[int] = frozenset(),
     *,
     is_large: bool = False,
-) -> DataFrame:
+    keeps_lost: bool = False,
+) -> tuple[DataFrame, DataFrame | None]:
     """Fill the columns in ``missing`` from the target's rows, under the keys that ``held_under`` names.
 
     A deleted row that the target does not have is left out.
@@ -47,6 +48,8 @@ def resolve(
     :param target: the target's rows in the columns ``n<i>``.
     :param converted: see ``Layout``.
     :param is_large: the target is so large that it pays to look at the keys more closely, and to read less.
+    :param keeps_lost: whether rows that cannot be filled are given back, instead of refusing the table.
+    :return: the filled rows; and those that cannot be filled, if there are any.
     :raises RowMissing: the target has no row under such a key.
     :raises TableRefused: the target has several, or it has the value only from before a change of its type.
     """
@@ -55,13 +58,16 @@ def resolve(
     # Spark's JVM.
     rows = folded.join(held, F.col(HELD_UNDER) == F.col(_HELD), "left")
     lost = f"({HELD_UNDER} IS NOT NULL AND {_HELD} IS NULL)"
-    if not rows.where(f"{LIVE} AND {lost}").isEmpty():
+    missed = rows.where(f"{LIVE} AND {lost}").select(*folded.columns)
+    has_missed = not missed.isEmpty()
+    if has_missed and not keeps_lost:
         raise RowMissing(
             "An update leaves out an unchanged value of a row that the target does not hold.",
             table=segment.table,
             advice=f"copy the table again (copy_tables=[{segment.table!r}]). REPLICA IDENTITY FULL sends"
             " all values from then on.",
         )
+    rows = rows.where(f"NOT {lost}")
     for i in missing:
         if i in segment.unchanged and segment.columns[i].attribute_number in converted:
             _refuse_unconverted(rows, segment, i)
@@ -69,7 +75,7 @@ def resolve(
         staged.new(i): F.expr(f"CASE WHEN {lacks(i)} THEN {_held(i)} ELSE {staged.new(i)} END")
         for i in missing
     }
-    return rows.where(f"{LIVE} OR NOT {lost}").withColumns(filled).select(*folded.columns)
+    return rows.withColumns(filled).select(*folded.columns), missed if has_missed else None
 
 
 def _refuse_unconverted(rows: DataFrame, segment: Segment, i: int) -> None:

@@ -21,6 +21,7 @@ from airflow_provider_pgoutput.apply.rows import (
     apply_keyed,
     apply_keyless,
     change_log,
+    quarantine,
     user_columns,
 )
 from airflow_provider_pgoutput.apply.rows import segments as versions
@@ -37,7 +38,7 @@ from airflow_provider_pgoutput.crash_points import reach
 from airflow_provider_pgoutput.errors import PgoutputError, PublishRefused
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from airflow_provider_pgoutput.apply.rows.branch import Preparation, Prepared
     from airflow_provider_pgoutput.apply.rows.staged_files import StagedBatch
@@ -123,6 +124,10 @@ class TablePreparation(TableState):
     def _copy(self) -> None:
         """Replace the table's rows by the copied rows."""
         rows = versions.read_copy(self.spark, self.batch, self.layout.table, self.columns)
+        if self.notes is not None:
+            self.notes.begins_anew = True
+        if rows is not None and self.counts.rejected and self.key:
+            rows = self._with_keys(rows)
         writer = self.writer()
         # If the source's key is new, no row of the target can be found by it.
         held_key = self.key if set(self.key) <= set(self.layout.existing) else ()
@@ -142,19 +147,26 @@ class TablePreparation(TableState):
                 writer.delete_all()
             self.empty = True
         if rows is not None:
-            if self.counts.rejected and self.key:
-                at = {each.name: staged.new(i) for i, each in enumerate(self.columns)}
-                key = {at[name]: name for name in self.key}
-                apply_keyed.refuse_null_keys(rows, self.target.source.name, key)
             extra = change_log.of_copy(self.start.floor, numbered=self.target.is_log)
             writer.append(rows, extra | kept)
             self.counted["appended"] += self.counts.copied
             self.empty = False
         reach("apply.after_copy")
 
+    def _with_keys(self, rows: DataFrame) -> DataFrame:
+        """The copied rows. Those without a key are refused, or go to the quarantine."""
+        at = {each.name: i for i, each in enumerate(self.columns)}
+        if self.notes is not None:
+            key = [at[name] for name in self.key]
+            floor = int(self.start.floor)
+            return quarantine.copied_with_key(self.notes, rows, self.columns, key, floor)
+        names = {staged.new(at[name]): name for name in self.key}
+        apply_keyed.refuse_null_keys(rows, self.target.source.name, names)
+        return rows
+
     def _apply(self, segments: list[versions.Segment]) -> None:
         """Apply the segments in order. A truncate makes all changes before it irrelevant."""
-        if apply_few.apply(self, segments):
+        if self.entries() is None and apply_few.apply(self, segments):
             return
         truncated = self._last_truncate(segments) if self.counts.truncates else None
         if truncated is None:
@@ -164,6 +176,8 @@ class TablePreparation(TableState):
         if self.soft_delete:
             # With soft delete, truncated rows stay with the last values that they had.
             self._apply_each(segments[: number + 1], until=_beside(Sql("<"), lsn, seq))
+        if self.notes is not None:
+            self.notes = quarantine.Notes(begins_anew=True)
         self._empty_target()
         self._apply_each(segments[number:], since=_beside(Sql(">"), lsn, seq))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgoutput.apply.iceberg.causes import sure_cause
@@ -50,6 +50,8 @@ class StagedBatch:
 
     job: WriteJob
     manifest: Manifest
+    #: OIDs of the tables that have entries in the quarantine, once somebody asked; see ``quarantine.py``.
+    quarantined: list[frozenset[int]] = field(default_factory=list, compare=False)
 
     def path(self, file: StagedFile) -> str:
         """The URI of a staged file."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgoutput.apply.rows import quarantine
 from airflow_provider_pgoutput.apply.rows import segments as versions
 from airflow_provider_pgoutput.apply.rows.branch import Preparation
 from airflow_provider_pgoutput.apply.rows.branch_writer import BranchWriter
@@ -40,6 +41,12 @@ class TableState(Preparation):
         self.layout = Layout(target.source)
         #: True: the branch holds no rows for sure, so there is nothing to delete.
         self.empty = False
+
+    def entries(self) -> DataFrame | None:
+        """The keys of the table's entries in the quarantine; None: there are none."""
+        if self.notes is None:
+            return None
+        return quarantine.entries(self.spark, self.batch, self.target.source.relation_oid)
 
     def read(self, segment: versions.Segment) -> DataFrame:
         """The segment's changes at or past the floor. If they are few, they are in one partition."""

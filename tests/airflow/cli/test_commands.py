@@ -94,6 +94,19 @@ def test_status_shows_what_is_set_aside(
     ]
 
 
+def test_status_shows_incomplete_tables(
+    lake: TestLake, slot: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake.record(slot, "0/20", start_lsn="0/10", tables={"public.t": 7, "public.u": 8})
+    lake.quarantine(slot, "public.t", 7)
+    _, rows = run(capsys, "status", "--slot-name", slot, "--namespace", "shop")
+    assert [(row["table"], row["incomplete"]) for row in rows] == [
+        ("(all)", ""),
+        ("public.t", "2 keys in pgoutput_quarantine since LSN 0/11"),
+        ("public.u", ""),
+    ]
+
+
 def test_status_shows_what_the_newest_verification_of_each_table_found(
     lake: TestLake, slot: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
