@@ -73,6 +73,13 @@ _GONE = (
 )
 
 EXPECTED = (
+    # What the stage task set aside, it did not stage. So neither a replay nor a copy brings it into a log.
+    Expected(
+        "TableRefused",
+        "The change log lacks batches, and a copy does not bring them",
+        (),
+        ((OTHER_TARGET, "set its target to a new name"),),
+    ),
     Expected("Ended", "signal 6", (CRASH,), ((RETRY, ""),)),
     Expected(
         "TableRefused",
